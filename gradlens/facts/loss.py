@@ -1,81 +1,36 @@
-"""Labels and losses of single samples, from the node of the loss in its graph."""
+"""Labels and losses of single samples, from the loss function's node."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from string import digits
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
-from gradlens.graph.kinds import Node, kind, kind_of
-from gradlens.graph.loss import PASSED, errors_of
-from gradlens.graph.torch_private import is_saved_elsewhere, saved, signed
+from gradlens.graph.kinds import kind, kind_of
+from gradlens.graph.loss import Loss
+from gradlens.graph.torch_private import saved, signed
 from gradlens.numerics.precision import accumulable
 from gradlens.stateful import State
 
 Floats = NDArray[np.float64]
-
-WITHIN = 32
-"""A loss has so many nodes between itself and the node of its loss function, at most."""
-
-_PASSED = {"DivBackward", "MeanBackward", "SumBackward", *PASSED}
-"""Kinds of nodes between a loss and its loss function."""
 
 MOST_LABELS = 4096
 """Labels of a step are kept if there are no more."""
 
 
 @dataclass(frozen=True)
-class LossNode:
-    """The node of a loss function, and its kind without digits."""
-
-    node: Node
-    kind: str
-
-
-def loss_node(loss: Tensor) -> LossNode | None:
-    """The node of the loss function that a loss was computed by; ``None`` if it isn't known.
-
-    A loss that is computed by several of them has none, nor has one whose tensors hooks store
-    elsewhere or compute again, as in a checkpoint: reading these would run the hooks.
-    """
-    waiting: list[Node | None] = [loss.grad_fn]
-    found: list[LossNode] = []
-    visited = 0
-    while waiting and visited < WITHIN:
-        node = waiting.pop()
-        if node is None:
-            continue
-        visited += 1
-        name = kind(node).rstrip(digits)
-        if name in LOSSES and is_saved_elsewhere(node):
-            return None
-        if name in LOSSES:
-            found.append(LossNode(node, name))
-        elif name in _PASSED or kind_of(kind(node)).is_view:
-            waiting += [child for child, _ in node.next_functions]
-    return found[0] if len(found) == 1 else None
-
-
-def is_weighted(found: LossNode) -> bool:
-    """Whether a loss function was given weights of classes or samples."""
-    weights = (saved(found.node, name, None) for name in ("weight", "pos_weight"))
-    return any(each is not None for each in weights)
-
-
-@dataclass(frozen=True)
 class LossRows:
     """What a loss function was called with, and its values, for each row of the targets ``[M]``.
 
-    ``labels`` and ``classes`` are those of a classification, in which rows whose label is
-    ``ignored`` have no loss; ``variance`` is that of the targets of a regression.
+    Weights of classes and samples don't count. ``labels`` and ``classes`` are those of a
+    classification, in which rows whose label is ``ignored`` have no loss; ``variance`` is that of
+    the targets of a regression.
     """
 
     losses: Tensor | None = None
@@ -87,67 +42,30 @@ class LossRows:
 
 
 @torch.no_grad()
-def loss_rows(found: LossNode) -> LossRows:
-    if not saved(found.node, "target").numel():
+def loss_rows(loss: Loss) -> LossRows:
+    """The rows of a loss; none where it isn't known which function has computed it."""
+    if loss.targets is None or not loss.targets.numel():
         return LossRows()
-    return LOSSES[found.kind](found.node)
-
-
-def _classes(node: Node) -> LossRows:
-    log_probabilities, labels = saved(node, "self").detach(), saved(node, "target").detach()
-    axis = 1 if log_probabilities.dim() > 1 else 0
-    classes = log_probabilities.shape[axis]
-    if labels.numel() > MOST_LABELS or labels.dim() != 1:
-        return LossRows(count=labels.numel(), classes=classes)
-    places = labels.clamp(0, classes - 1)[:, None]  # an ignored label may be any number
+    targets = torch.atleast_1d(loss.targets)  # a number alone is one row
+    of = kind_of(kind(loss.function)).targets
+    is_single = targets.numel() == len(targets)  # several labels of a row are none
+    count = len(targets) if of == "numbers" else targets.numel()
+    is_known = count <= MOST_LABELS and (of != "classes" or targets.dim() == 1)
     return LossRows(
-        -accumulable(log_probabilities.gather(1, places)).squeeze(1),
-        labels.clone(),
-        signed(saved(node, "ignore_index")),
-        classes,
-        len(labels),
+        loss.values(weighted=False) if is_known else None,
+        targets.reshape(-1).clone() if is_known and is_single and of != "numbers" else None,
+        signed(saved(loss.function, "ignore_index")) if of == "classes" else None,
+        _classes(saved(loss.function, "self"), of),
+        count,
+        accumulable(targets).var(correction=0) if of == "numbers" else None,
     )
 
 
-def _probabilities(node: Node) -> LossRows:
-    """Of a binary classification; labels that are no classes, or several for each row, are none."""
-    # A number alone is one row.
-    logits, targets = (torch.atleast_1d(saved(node, n).detach()) for n in ("self", "target"))
-    if targets.numel() > MOST_LABELS:
-        return LossRows(count=targets.numel(), classes=2)
-    function = functional.binary_cross_entropy
-    if "Logits" in kind(node):
-        function = functional.binary_cross_entropy_with_logits
-    losses = function(accumulable(logits), accumulable(targets), reduction="none")
-    single = targets.numel() == len(targets)
-    return LossRows(
-        losses.reshape(len(targets), -1).mean(1),
-        targets.reshape(-1).clone() if single else None,
-        classes=2,
-        count=targets.numel(),
-    )
-
-
-def _errors(node: Node) -> LossRows:
-    errors = errors_of(node, kind(node))
-    assert errors is not None
-    targets = torch.atleast_1d(accumulable(saved(node, "target").detach()))
-    losses = errors.reshape(len(targets), -1).mean(1)
-    return LossRows(losses if len(losses) <= MOST_LABELS else None, count=len(targets),
-                    variance=targets.var(correction=0))  # fmt: skip
-
-
-LOSSES: Mapping[str, Any] = {
-    "NllLossBackward": _classes,
-    "NllLoss2DBackward": _classes,
-    "BinaryCrossEntropyBackward": _probabilities,
-    "BinaryCrossEntropyWithLogitsBackward": _probabilities,
-    "MseLossBackward": _errors,
-    "SmoothL1LossBackward": _errors,
-    "HuberLossBackward": _errors,
-    "SoftMarginLossBackward": _errors,
-}
-"""What reads the rows of a node, by its kind."""
+def _classes(outputs: Tensor, of: str) -> int:
+    """The number of classes; 0 of a regression."""
+    if of == "classes":
+        return outputs.shape[1 if outputs.dim() > 1 else 0]
+    return 2 if of == "probabilities" else 0
 
 
 def known_rows(losses: Floats, labels: Floats, ignored: int | None) -> tuple[Floats, Floats]:

@@ -6,71 +6,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from string import digits
 
 import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import CASTS, LEAF, kind_of
+from gradlens.graph.kinds import LEAF, called, kind_of
+from gradlens.graph.loss import Loss
 from gradlens.graph.torch_private import output_metadata, saved_by_name, saved_where_they_are
-
-ACTIVATIONS: Mapping[str, str] = {
-    "ReluBackward": "relu",
-    "LeakyReluBackward": "leaky_relu",
-    "PreluKernelBackward": "prelu",
-    "EluBackward": "elu",
-    "GeluBackward": "gelu",
-    "SiluBackward": "silu",
-    "MishBackward": "mish",
-    "SoftplusBackward": "softplus",
-    "HardtanhBackward": "hardtanh",
-    "HardswishBackward": "hardswish",
-    "TanhBackward": "tanh",
-    "SigmoidBackward": "sigmoid",
-    "ThresholdBackward": "threshold",
-}
-"""Names of activations by the kinds of their nodes, without digits."""
-
-AFFINE = {"AddmmBackward", "MmBackward", "ConvolutionBackward", "BmmBackward", "LinearBackward"}
-"""Kinds of nodes that multiply data by a weight."""
-
-CHANNELS_FIRST = {"ConvolutionBackward", "NativeBatchNormBackward", "CudnnBatchNormBackward"}
-"""Kinds of nodes of layers whose units are along axis 1 of ``[N, C, ...]``."""
-
-AVERAGES = {"MeanBackward", "AvgPool2DBackward", "AvgPool3DBackward", "AdaptiveAvgPool2DBackward"}
-
-LINEAR = AFFINE | AVERAGES | {"AddBackward", "SubBackward", "NegBackward", "SumBackward"}
-"""Kinds of nodes that are linear in the data, besides views."""
-
-PROBABILITIES: Mapping[str, str] = {
-    "SoftmaxBackward": "softmax",
-    "LogSoftmaxBackward": "log_softmax",
-    "SigmoidBackward": "sigmoid",
-}
-
-NORMALISING = {
-    "LogSoftmaxBackward", "LogSigmoidBackward", "BinaryCrossEntropyWithLogitsBackward",
-}  # fmt: skip
-"""Kinds of nodes of a loss that make logarithms of probabilities of scores."""
-
-DIFFERENCES = {"SubBackward", "RsubBackward"}
-PRODUCTS = {"MulBackward", "DivBackward"}
-COMPARING = DIFFERENCES | PRODUCTS | {"ExpandBackward"}
-"""Kinds of nodes that compare predictions with targets, and broadcast them for loss functions."""
-
-OF_EXPANDED = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward", "SubBackward"}
-"""Kinds of nodes of the functions that expand what they compare; an L1 loss is a difference."""
-
-MASKING = {"MulBackward", "DivBackward", "MaskedFillBackward", "WhereBackward"}
-"""Kinds of nodes that mask a weight or scale it."""
-
-OF_SPECTRA = {"MvBackward", "DotBackward", "VdotBackward"}
-"""Kinds of nodes that compute the largest singular value of a weight from two constant vectors.
-They don't multiply weights by samples, which are rows of a matrix."""
-
-GUARDS = {"AddBackward", "ClampBackward", "ClampMinBackward"}
-"""Kinds of nodes that keep the logarithm of a probability finite."""
 
 WITHIN = 64
 """Nodes of a loss function that are looked at, at most, from the loss on."""
@@ -94,7 +37,7 @@ class Network:
 
     def __init__(self, graph: Graph, names: Mapping[int, str]) -> None:
         self._graph = graph
-        self._kinds = [each.rstrip(digits) for each in graph.kinds]
+        self._kinds = [kind_of(each) for each in graph.kinds]
         self._names = names
 
     @cached_property
@@ -114,7 +57,7 @@ class Network:
         waiting, seen = [number], {number}
         while waiting:
             for consumer, _, _ in self._graph.consumers[waiting.pop()]:
-                if not (self._is_view(consumer) or passed[consumer]):
+                if not (self._kinds[consumer].is_view or passed[consumer]):
                     yield consumer
                 elif consumer not in seen:
                     seen.add(consumer)
@@ -139,12 +82,12 @@ class Network:
 
     def _multiplies(self, number: int, passed: Sequence[bool]) -> bool:
         """Whether data is multiplied by what views and ``passed`` nodes make of a tensor."""
-        return any(self._kinds[user] in AFFINE for user in self._users(number, passed))
+        return any(self._kinds[user].is_affine for user in self._users(number, passed))
 
     @cached_property
     def activations(self) -> list[Activation]:
         """All activations, from input to output, each by the layer before it."""
-        nodes = [n for n, kind in enumerate(self._kinds) if kind in ACTIVATIONS]
+        nodes = [n for n, kind in enumerate(self._kinds) if kind.is_activation]
         return [found for n in nodes if (found := self._activation(n)) is not None]
 
     def _activation(self, node: int) -> Activation | None:
@@ -156,9 +99,9 @@ class Network:
                 return None
             if child in self._weights:
                 layer = _module_of(self._weights[child][0])
-                axis = 1 if units and self._kinds[child] in CHANNELS_FIRST else None
-                return Activation(node, ACTIVATIONS[self._kinds[node]], layer, axis)
-            number, units = child, units and not self._is_view(child)
+                axis = 1 if units and self._kinds[child].rows > 0 else None
+                return Activation(node, called(self._graph.kinds[node]), layer, axis)
+            number, units = child, units and not self._kinds[child].is_view
         return None
 
     def _data_of(self, number: int) -> Iterator[int]:
@@ -173,19 +116,22 @@ class Network:
         return self._graph.of_parameters_alone(self._is_masking)
 
     def _is_masking(self, number: int, weight: Edge) -> bool:
-        """Whether a node multiplies a weight by constants, such as a mask of its shape."""
-        if self._kinds[number] in OF_SPECTRA:
+        """Whether a node multiplies a weight by constants, such as a mask of its shape.
+
+        Constant vectors give the largest singular value of a weight; samples are rows of a matrix.
+        """
+        if self._kinds[number].of_vectors:
             return True
         shape = self._graph.shape(weight)
         same = self._graph.shape((number, 0)) == shape
-        return self._kinds[number] in MASKING and len(shape) > 1 and same
+        return self._kinds[number].is_product and len(shape) > 1 and same
 
     @property
     def linear_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of layers with nothing but views and averages between."""
+        """Pairs of layers with nothing but linear nodes between, such as views and averages."""
         found: list[tuple[str, str]] = []
         for number, names in sorted(self._weights.items()):
-            before = self._affine_before(number) if self._kinds[number] in AFFINE else None
+            before = self._affine_before(number) if self._kinds[number].is_affine else None
             if before is not None:
                 found.append((_module_of(self._weights[before][0]), _module_of(names[0])))
         return tuple(dict.fromkeys(found))
@@ -195,21 +141,28 @@ class Network:
         data = [*self._data_of(number)]
         while len(data) == 1:
             kind = self._kinds[data[0]]
-            if kind in AFFINE:
+            if kind.is_affine:
                 return data[0] if data[0] in self._weights else None
-            adds = kind == "AddBackward" and data[0] in self._weights  # a bias
-            if not (kind_of(self._graph.kinds[data[0]]).is_view or kind in AVERAGES or adds):
+            if not kind.is_linear:
                 return None
             data = [*self._data_of(data[0])]
         return None
 
-    def is_linear(self, loss: int | None) -> bool:
-        """Whether the loss's node is computed from the parameters by linear nodes alone."""
-        if loss is None:
+    def is_linear(self, loss: Loss) -> bool:
+        """Whether a loss function's inputs are computed from the parameters by linear nodes alone.
+
+        A softmax in front of it belongs to the loss.
+        """
+        if loss.function is None:
             return False
-        below = self._graph.below([loss]) - {loss}
-        kinds = {self._kinds[n] for n in below} - {"LogSoftmaxBackward"}
-        return all(k == LEAF or k in LINEAR or kind_of(k).is_view for k in kinds)
+        number = self._graph.nodes.index(loss.function)
+        below = self._graph.below([number]) - {number}
+        return all(self._is_linear(n) for n in below if self._graph.kinds[n] != LEAF)
+
+    def _is_linear(self, number: int) -> bool:
+        kind = self._kinds[number]
+        is_softmax = kind.takes_scores and kind.makes_probabilities
+        return kind.is_affine or kind.is_linear or is_softmax
 
     @property
     def before_loss(self) -> str:
@@ -219,8 +172,8 @@ class Network:
         """
         for number in self._of_loss():
             scores = self._scores(number)
-            if scores is not None and self._kinds[scores] in PROBABILITIES:
-                return PROBABILITIES[self._kinds[scores]]
+            if scores is not None and self._kinds[scores].makes_probabilities:
+                return called(self._graph.kinds[scores])
         return ""
 
     def broadcast(self, samples: int) -> str:
@@ -232,7 +185,7 @@ class Network:
         """
         for number in self._of_loss() if samples > 1 else ():
             known = [edge for edge in self._graph.children[number] if edge is not None]
-            if self._kinds[number] not in COMPARING or len(known) != 1:
+            if not self._compares(number) or len(known) != 1:
                 continue
             shape, given = self._graph.shape((number, 0)), self._graph.shape(known[0])
             column, row = (samples, 1), (samples,)
@@ -241,16 +194,23 @@ class Network:
                 return f"{[*given]} and {[*(row if given == column else column)]}"
         return ""
 
+    def _compares(self, number: int) -> bool:
+        """Whether a node compares predictions with targets, or repeats them for a loss function."""
+        kind = self._kinds[number]
+        return kind.is_difference or kind.is_product or self._repeats(number)
+
+    def _repeats(self, number: int) -> bool:
+        return self._kinds[number].repeats and len(self._graph.children[number]) == 1
+
     def _compares_vectors(self, number: int, samples: int) -> bool:
         """Whether what predictions are compared with may have one number for each sample.
 
         A matrix of all pairs of samples, such as who is at risk at whose time, is no mistake.
         """
-        kind = self._kinds[number]
-        if kind == "ExpandBackward":
-            consumers = {self._kinds[consumer] for consumer, _, _ in self._graph.consumers[number]}
-            return bool(consumers & OF_EXPANDED)
-        if kind in DIFFERENCES:
+        if self._repeats(number):
+            consumers = {consumer for consumer, _, _ in self._graph.consumers[number]}
+            return any(self._kinds[each].is_difference for each in consumers)
+        if self._kinds[number].is_difference:
             return True
         is_first = self._graph.children[number][0] is not None
         tensors = dict(saved_by_name(self._graph.nodes[number]))
@@ -265,7 +225,7 @@ class Network:
             if not waiting:
                 return
             number = waiting.popleft()
-            if self._kinds[number] in AFFINE:
+            if self._kinds[number].is_affine:
                 continue
             yield number
             behind = [child for child in self._data_of(number) if child not in seen]
@@ -274,38 +234,33 @@ class Network:
 
     def _scores(self, number: int) -> int | None:
         """The node of the scores whose probabilities' logarithms a node computes, if it does."""
-        if self._kinds[number] in NORMALISING:
+        if self._kinds[number].takes_scores:
             return self._behind_views(number)
-        if self._kinds[number] != "LogBackward":
+        if not self._kinds[number].is_logarithm:
             return None
         of = self._behind_views(number)
-        while of is not None and self._kinds[of] in GUARDS:
+        while of is not None and self._guards(of):
             of = self._behind_views(of)
-        is_probability = of is not None and self._kinds[of] in (
-            "SoftmaxBackward",
-            "SigmoidBackward",
-        )
+        is_probability = of is not None and self._kinds[of].makes_probabilities
         return self._behind_views(of) if of is not None and is_probability else None
+
+    def _guards(self, number: int) -> bool:
+        """Whether a node may keep the logarithm of a probability finite."""
+        kind = self._kinds[number]
+        return kind.clamps or (kind.is_arithmetic and kind.is_linear)
 
     def _behind_views(self, number: int) -> int | None:
         """The node that made a node's data, whatever views and casts are between."""
         found = next(self._data_of(number), None)
-        while found is not None and self._is_view(found):
+        while found is not None and self._kinds[found].is_view:
             found = next(self._data_of(found), None)
         return found
-
-    def _is_view(self, number: int) -> bool:
-        kind = self._graph.kinds[number]
-        return kind_of(kind).is_view or kind in CASTS
-
-    def number_of(self, node: object) -> int | None:
-        """The number of a node in the graph."""
-        return next((n for n, each in enumerate(self._graph.nodes) if each is node), None)
 
     @property
     def has_half(self) -> bool:
         """Whether a node's output is in float16."""
-        nodes = (n for n, kind in zip(self._graph.nodes, self._kinds, strict=True) if kind != LEAF)
+        pairs = zip(self._graph.nodes, self._graph.kinds, strict=True)
+        nodes = (node for node, kind in pairs if kind != LEAF)
         return any(out.dtype == torch.float16 for node in nodes for out in output_metadata(node))
 
     def output_of(self, activation: Activation) -> Tensor | None:

@@ -11,9 +11,6 @@ from torch import Tensor
 from gradlens.facts.batch import BatchRows, Rows
 from gradlens.facts.loss import (
     LabelCounts,
-    LossNode,
-    LossRows,
-    loss_node,
     loss_rows,
 )
 from gradlens.facts.network import Network, activation_share, by_layer
@@ -32,7 +29,7 @@ from gradlens.facts.step_facts import StepFacts, read
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
-from gradlens.graph.loss import reduction
+from gradlens.graph.loss import Loss, read_loss
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 from gradlens.observers.stale_gradient import StaleGradient
 from gradlens.stateful import State
@@ -92,18 +89,18 @@ class FactRecorder(Observer):
             self._steps += 1
         self._read_batch(self._present)
         self._present.ids += info.get("ids", ())
-        loss = info.get("loss")
-        node = None
-        if loss is not None and loss.grad_fn is not None:
-            node = loss_node(loss)
-            if loss.numel() == 1:
-                self._read_loss(self._present, loss, node, info)
+        given = info.get("loss")
+        loss = None
+        if given is not None and given.grad_fn is not None:
+            loss = read_loss(given, _count(self._present.rows), loss_scale(info))
+            if given.numel() == 1:
+                self._read_loss(self._present, loss, info)
         optimizer = info.get("optimizer")
         if optimizer is not None:
             self._optimizer.follow(optimizer)
             self._present.numbers["lr"] = learning_rate(optimizer)
         if self._present.of_layers is not None and not self._goes_on:
-            self._read_network(self._present, loss, node, info)
+            self._read_network(self._present, loss, info)
 
     def skip(self) -> None:
         """The last update is over."""
@@ -118,14 +115,11 @@ class FactRecorder(Observer):
         if rows is not None:
             facts.rows.append(rows)
 
-    def _read_loss(
-        self, facts: StepFacts, loss: Tensor, node: LossNode | None, info: Mapping[str, Any]
-    ) -> None:
-        found = LossRows() if node is None else loss_rows(node)
-        scale = loss_scale(info)
-        value = loss.detach().reshape(()).float().clone()
+    def _read_loss(self, facts: StepFacts, loss: Loss, info: Mapping[str, Any]) -> None:
+        found, scale = loss_rows(loss), loss_scale(info)
+        value = loss.value.detach().reshape(()).float().clone()
         facts.parts.append((value / scale, scale != 1, found.count or _count(facts.rows)))
-        if node is None:
+        if loss.function is None:
             return
         facts.loss_rows.append(found)
         facts.numbers["labels"] = found.count + float(facts.numbers.get("labels", 0.0))
@@ -133,21 +127,12 @@ class FactRecorder(Observer):
         if found.variance is not None:
             facts.numbers["target_variance"] = found.variance
 
-    def _read_network(
-        self,
-        facts: StepFacts,
-        loss: Tensor | None,
-        node: LossNode | None,
-        info: Mapping[str, Any],
-    ) -> None:
-        network = number = None
-        reduced = ""
-        if loss is not None and loss.grad_fn is not None:
-            reduced = reduction(loss, _count(facts.rows), loss_scale(info))
-            network = Network(Graph(loss), self._setting.names)
-            number = None if node is None else network.number_of(node.node)
+    def _read_network(self, facts: StepFacts, loss: Loss | None, info: Mapping[str, Any]) -> None:
+        network = None
+        if loss is not None:
+            network = Network(Graph(loss.value), self._setting.names)
             facts.of_layers = self._activations(network)
-        setup = setup_of(self._setting, info, network, node, number, reduced, facts.rows)
+        setup = setup_of(self._setting, info, network, loss, facts.rows)
         self._run.record_setup(facts.step, setup)
 
     def _activations(self, network: Network) -> dict[str, Tensor]:

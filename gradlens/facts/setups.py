@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from gradlens.facts.batch import Rows
-from gradlens.facts.loss import LossNode, is_weighted
 from gradlens.facts.network import Network
 from gradlens.facts.optimizers import groups
 from gradlens.gradients.gradients import Setting
+from gradlens.graph.loss import Loss
 from gradlens.graph.torch_private import ChannelNorm
 from gradlens.history.setup import Layer, ParameterGroup, Setup
 
@@ -23,12 +23,10 @@ def setup_of(
     setting: Setting,
     info: Mapping[str, Any],
     network: Network | None,
-    node: LossNode | None,
-    number: int | None,
-    loss_reduction: str,
+    loss: Loss | None,
     rows: Sequence[Rows],
 ) -> Setup:
-    """The setup; ``node`` is that of the loss, with its ``number`` in the network's graph."""
+    """The setup; the ``network`` is what the ``loss`` was computed by."""
     optimizer = info.get("optimizer")
     names = {id(p): name for name, p in setting.parameters.items()}
     found = () if optimizer is None else groups(optimizer, names)
@@ -38,9 +36,9 @@ def setup_of(
         groups=found,
         missed=_missed(setting, found) if found else (),
         frozen=_frozen(setting),
-        loss="" if node is None else node.kind,
-        loss_reduction=loss_reduction,
-        loss_weighted=node is not None and is_weighted(node),
+        loss="" if loss is None else loss.name,
+        loss_reduction="" if loss is None else loss.reduction,
+        loss_weighted=loss is not None and loss.is_weighted,
         declared_reduction=setting.loss_reduction,
         layers={} if setting.model is None else _layers(setting.model),
         activations={} if network is None else {a.layer: a.kind for a in network.activations},
@@ -49,7 +47,7 @@ def setup_of(
         before_loss="" if network is None else network.before_loss,
         broadcast="" if network is None or not rows else network.broadcast(len(rows[-1])),
         linear_pairs=() if network is None else network.linear_pairs,
-        is_linear=network is not None and network.is_linear(number),
+        is_linear=network is not None and loss is not None and network.is_linear(loss),
         half=network is not None and network.has_half,
         scaler=scaler is not None and scaler.is_enabled(),
         dtypes=tuple(sorted({_dtype(p) for p in setting.parameters.values()})),

@@ -18,7 +18,7 @@ from gradlens.graph.data_parallel import Replica
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
-from gradlens.graph.loss import Batch, LossReduction, loss_node
+from gradlens.graph.loss import Batch, LossReduction, read_loss
 from gradlens.graph.model_calls import Given, ModelCall, calls_behind
 from gradlens.graph.torch_private import BatchNorm, sequence_number, without_exchange
 from gradlens.numerics.shards import is_distributed
@@ -236,7 +236,7 @@ def samples_of_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -
     graph = Graph(loss)
     if _is_divided(graph):
         return None
-    node = loss_node(loss)
+    node = read_loss(loss).function
     number = None if node is None else graph.by_sequence_number.get(sequence_number(node))
     edges = [] if number is None else [each for each in graph.children[number] if each is not None]
     if not edges:

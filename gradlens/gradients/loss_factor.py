@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import on_gradient
-from gradlens.graph.kinds import kind, kind_of
+from gradlens.graph.kinds import is_linear
 from gradlens.graph.torch_private import outside_modes
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -131,13 +131,7 @@ def is_multiple(root: Tensor, loss: Tensor) -> bool:
         node, output = waiting.pop()
         if node is loss.grad_fn and output == loss.output_nr:
             continue
-        if node is None:
-            return False
-        name = kind(node)
-        if not (kind_of(name).is_linear or kind_of(name).is_product):
-            return False
-        known = [edge[0] is not None for edge in node.next_functions]
-        if kind_of(name).is_product and (all(known) or (name == "DivBackward0" and not known[0])):
+        if node is None or not is_linear(node, up_to_constant=True):
             return False
         if node not in seen:
             seen.add(node)

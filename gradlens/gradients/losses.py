@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.graph import Graph
-from gradlens.graph.loss import Batch
+from gradlens.graph.loss import Batch, contributions
 from gradlens.graph.torch_private import backward_pass_id, outside_modes
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.samples.loss_terms import contributions
 from gradlens.samples.plan import LossTerm, Plan
 from gradlens.samples.rows import LabelledEdge
 
@@ -70,16 +69,14 @@ class GraphLosses:
             with outside_modes(), torch.no_grad(), autocast_off(gradient):
                 self._found[term.node] = self._by_sample(term, gradient.detach())
         except Exception as error:  # the user's backward pass goes on
-            self._reason = FAILED.format(kind=self._name(term), error=first_line(error))
+            kind = self._graph.kinds[term.node]
+            self._reason = FAILED.format(kind=kind, error=first_line(error))
 
     def _by_sample(self, term: LossTerm, gradient: Tensor) -> Tensor:
-        found = contributions(self._graph.nodes[term.node], self._name(term), gradient)
+        found = contributions(self._graph.nodes[term.node], gradient)
         ((output, rows),) = term.rows.rows.items()
         edge = LabelledEdge((term.node, output), term.rows.features[output])
         return rows.sum(edge.rows(found).sum(-1))
-
-    def _name(self, term: LossTerm) -> str:
-        return self._graph.kinds[term.node]
 
 
 FAILED = "per-sample losses can't be computed from {kind} ({error})"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from string import digits
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph, Link, Use, is_python_function
-from gradlens.graph.kinds import CASTS, TRANSPOSE, Node, kind_of, positive
+from gradlens.graph.kinds import CASTS, TRANSPOSE, Node, kind_of, plain_name, positive
 from gradlens.graph.layer_rules import layer_call
 from gradlens.graph.passes import call, outputs_of
 from gradlens.graph.torch_private import saved, storage_number
@@ -439,7 +438,7 @@ def _dense(found: NodeGradient, gradients: Tensor) -> Dense:
 def _handed_on_by(found: NodeGradient, link: Link, gradients: Tensor) -> Sequence[Tensor]:
     """Gradients ``[N, ...]`` at a link's inputs, from those at its output."""
     graph, number = found.graph, link.node
-    name = graph.kinds[number].rstrip(digits).removesuffix("Backward")
+    name = plain_name(graph.kinds[number])
     shapes = [() if edge is None else graph.shape(edge) for edge in graph.children[number]]
     if name == "Stack":
         dim = positive(saved(graph.nodes[number], "dim"), gradients.dim() - 1)[0]

@@ -9,13 +9,19 @@ sample at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from string import digits
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from gradlens.graph.torch_private import function_name, saved
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradlens.graph.torch_private import function_name, saved, signed
+from gradlens.numerics.precision import accumulable
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
@@ -47,6 +53,18 @@ IN_PLACE = "CopySlices"
 SYNCHRONISED = "torch.nn.modules._functions.SyncBatchNorm"
 """Normalisation with the statistics of all processes."""
 
+
+def plain_name(kind_: str) -> str:
+    """The name of an operation, such as ``"Addmm"``, from that of its kind."""
+    return kind_.rstrip(digits).removesuffix("Backward")
+
+
+def called(kind_: str) -> str:
+    """What functions and activations are called, such as ``"leaky_relu"``, by their kinds."""
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", plain_name(kind_)).lower()
+    return words.removesuffix("_kernel")
+
+
 TRANSPOSE = "TBackward0"
 CASTS = frozenset({"ToCopyBackward0", "AliasBackward0"})
 """Kinds whose output has the elements of their only input in the same places."""
@@ -76,6 +94,9 @@ axis alone, whatever the numbers are.
 
 Dim: TypeAlias = Callable[[Step], "list[int]"]
 
+Values: TypeAlias = Callable[[Node, bool], Tensor]
+"""The values of a node, from what it has saved; the flag says whether weights are to count."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -87,13 +108,24 @@ class Kind:
     ``features`` are the axes of a matrix product's output that belong to one row, by the number of
     the input that is a parameter; other kinds have their ``rows`` counted by the first axis (1),
     the first two (2), or all but the last one (-1), which it always has if it ``is_table``. It
-    ``is_layer`` if it computes with parameters
-    and data, unless only parameters enter, and ``is_view`` if its output has nothing but the
-    elements of its only input. It ``repeats`` a smaller input for each row, ``brings_data`` or the
-    number of samples without an edge for it, ``joins`` tensors, ``parts`` one, or ``selects`` rows
-    of it. It ``is_linear`` in all of its inputs together, or ``is_product``, linear in each. It
-    ``normalises_channels``, in train mode with the statistics of the batch. If it
-    ``is_recurrent``, it computes with the steps ``[T, N, ...]`` of sequences one after the other.
+    ``is_layer`` if it computes with parameters and data, unless only parameters enter, and
+    ``is_view`` if its output has nothing but the elements of its only input. It ``repeats`` a
+    smaller input for each row, ``brings_data`` or the number of samples without an edge for it,
+    ``joins`` tensors, or ``selects`` rows of one. It ``is_linear`` in all of its inputs together,
+    or ``is_product``, linear in each. It ``normalises_channels``, in train mode with the statistics
+    of the batch. If it ``is_recurrent``, it computes with the steps ``[T, N, ...]`` of sequences
+    one after the other.
+
+    Of networks: it ``is_affine`` if it multiplies data by a weight, ``is_activation``, and
+    ``stays_finite`` if its input does. It ``makes_probabilities`` or their logarithms, or
+    ``takes_scores`` to compute these; it ``is_logarithm``, or ``clamps``. It ``is_arithmetic`` of
+    two tensors, ``is_division``, ``is_difference`` of predictions and targets, or a product
+    ``of_vectors``.
+
+    Of losses: it reduces by a ``reduction``, or has known ``values``, of the shape of its output.
+    Those of a loss function, which compares its input with ``targets`` and may reduce them itself,
+    have the shape of its inputs. ``row_axis`` is the name under which it saves an axis that belongs
+    to a row.
     """
 
     axes: AxisRule | None = None
@@ -108,12 +140,26 @@ class Kind:
     repeats: bool = False
     brings_data: bool = False
     joins: bool = False
-    parts: bool = False
     selects: bool = False
     is_linear: bool = False
     is_product: bool = False
     normalises_channels: bool = False
     is_recurrent: bool = False
+    is_affine: bool = False
+    is_activation: bool = False
+    stays_finite: bool = False
+    makes_probabilities: bool = False
+    takes_scores: bool = False
+    is_logarithm: bool = False
+    clamps: bool = False
+    is_arithmetic: bool = False
+    is_division: bool = False
+    is_difference: bool = False
+    of_vectors: bool = False
+    reduction: Literal["", "mean", "sum"] = ""
+    values: Values | None = None
+    targets: Literal["", "classes", "probabilities", "numbers"] = ""
+    row_axis: str = ""
 
     def feature_axes(self, index: int, dims: int) -> tuple[int, ...]:
         """The axes of the output that belong to one row; the others count rows.
@@ -133,11 +179,20 @@ def kind_of(name: str) -> Kind:
 
     The derivative of what computes each element from one element does that, too.
     """
-    known = _KINDS.get(name.rstrip(digits).removesuffix("Backward"))
+    known = _KINDS.get(plain_name(name))
     if known is None and name.rstrip(digits).endswith("BackwardBackward"):
-        of = kind_of(name.rstrip(digits).removesuffix("Backward"))
+        of = kind_of(plain_name(name))
         return Kind(axes=from_the_right) if of.axes is from_the_right else _UNKNOWN
     return known or _UNKNOWN
+
+
+def is_linear(node: Node, up_to_constant: bool = False) -> bool:
+    """Whether a node's output is linear in those of its inputs that depend on the parameters."""
+    known = [child is not None for child, _ in node.next_functions]
+    its = kind_of(kind(node))
+    if its.is_product:
+        return sum(known) == 1 and (known[0] or not its.is_division)
+    return its.is_linear and any(known) and (up_to_constant or all(known))
 
 
 # How axes go on ---------------------------------------------------------------------------------
@@ -240,6 +295,37 @@ def _recurrent(step: Step, axis: int) -> int | None:
     return step.inputs - 2 if axis == step.outputs - 2 and step.place in (0, 5, 6) else None
 
 
+# Values of losses -------------------------------------------------------------------------------
+
+
+def _result(name: str = "result") -> Values:
+    return lambda node, weighted: saved(node, name)
+
+
+def _of_saved(function: Callable[..., Tensor], *names: str) -> Values:
+    return lambda node, weighted: function(*(saved(node, name) for name in names))
+
+
+def _of_errors(function: Callable[..., Tensor], *options: str) -> Values:
+    """A loss function of ``self`` and ``target``, which are saved with its options."""
+
+    def values(node: Node, weighted: bool) -> Tensor:
+        given = {name: saved(node, name) for name in options if weighted or name not in WEIGHTS}
+        for name in WEIGHTS & given.keys():
+            given[name] = None if given[name] is None else accumulable(given[name])
+        if "ignore_index" in given:
+            given["ignore_index"] = signed(given["ignore_index"])
+        inputs = accumulable(saved(node, "self"))
+        targets = accumulable(saved(node, "target"))
+        return function(inputs, targets, reduction="none", **given)
+
+    return values
+
+
+WEIGHTS = frozenset({"weight", "pos_weight"})
+"""Names under which loss functions save weights of classes and samples."""
+
+
 # The table --------------------------------------------------------------------------------------
 
 _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
@@ -311,10 +397,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("MkldnnRnnLayer", {"axes": _recurrent}),
     # Log-probabilities [R] and entropies [R] of rows [R, F], by tiles of the logits.
     ("trl.kernels.chunked_logprob.ChunkedLogProbFunction", {"axes": _by_input({0: {0: 0}})}),
-    (
-        "View UnsafeView ReshapeAlias Alias ToCopy Clone Squeeze Unsqueeze",
-        {"in_order": True},
-    ),
+    ("View UnsafeView ReshapeAlias Alias ToCopy Clone Squeeze Unsqueeze", {"in_order": True}),
     # Which inputs they have, and what counts their rows.
     ("Addmm", {"weights": (0, 1, 2), "data": "mat1", "features": {0: (1,), 1: (0,), 2: (1,)}}),
     ("Mm", {"weights": (0, 1), "data": "self", "features": {0: (0,), 1: (1,)}}),
@@ -324,8 +407,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("Embedding EmbeddingBag", {"weights": (0,), "data": "indices"}),
     ("NativeLayerNorm", {"weights": (1, 2), "data": "input"}),
     ("NativeGroupNorm NativeBatchNorm", {"weights": (1, 2)}),
-    ("MkldnnRnnLayer CudnnRnn", {"data": "input"}),
-    ("MkldnnRnnLayer CudnnRnn", {"is_recurrent": True}),
+    ("MkldnnRnnLayer CudnnRnn", {"data": "input", "is_recurrent": True}),
     ("Mul", {"data": "self"}),
     ("Embedding", {"is_table": True}),
     ("Convolution ConvolutionOverrideable NativeGroupNorm", {"rows": 1}),
@@ -348,7 +430,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
         "Slice Select Split SplitWithSizes Unbind AsStrided Diagonal Detach Neg Flip Roll",
         {"is_view": True, "is_linear": True},
     ),
-    ("Add Sub Mul Div Expand Repeat Where Maximum Minimum", {"repeats": True}),
+    ("Add Sub Rsub Mul Div Expand Repeat Where Maximum Minimum", {"repeats": True}),
     (
         "Index IndexAdd IndexCopy IndexFill IndexPut IndexReduce IndexSelect Embedding "
         "EmbeddingBag Gather Scatter ScatterAdd ScatterReduce MaskedFill MaskedScatter "
@@ -357,17 +439,58 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
         {"brings_data": True},
     ),
     ("Stack Cat", {"joins": True}),
-    (
-        "Select Unbind Split UnsafeSplit SplitWithSizes UnsafeSplitWithSizes Slice",
-        {"parts": True},
-    ),
     ("Index IndexSelect MaskedSelect Gather Take Topk Kthvalue Median", {"selects": True}),
     (
         "Add Sub Rsub Mean Sum Stack Cat NllLoss NllLoss2D MaskedFill Gather Index IndexSelect "
-        "MaskedSelect Expand Reshape Nansum",
+        "MaskedSelect Expand Repeat Reshape Nansum AvgPool2D AvgPool3D AdaptiveAvgPool2D "
+        "AdaptiveAvgPool3D",
         {"is_linear": True},
     ),
     ("Div Dot Mul", {"is_product": True}),
+    ("Div", {"is_division": True}),
+    ("Add Sub Mul Div", {"is_arithmetic": True}),
+    ("Mv Dot Vdot", {"of_vectors": True}),
+    # What they are in networks.
+    ("Addmm Mm Convolution Bmm Linear", {"is_affine": True}),
+    (
+        "Elu Gelu Hardswish Hardtanh LeakyRelu Mish PreluKernel Relu Sigmoid Silu Softplus Tanh "
+        "Threshold",
+        {"is_activation": True, "stays_finite": True},
+    ),
+    ("LogSoftmax Sigmoid Softmax", {"makes_probabilities": True, "stays_finite": True}),
+    ("BinaryCrossEntropyWithLogits LogSigmoid LogSoftmax", {"takes_scores": True}),
+    (
+        "AdaptiveAvgPool2D AdaptiveAvgPool3D AvgPool2D AvgPool3D LogSigmoid MaxPool2D "
+        "MaxPool2DWithIndices MaxPool3DWithIndices Mean NativeDropout",
+        {"stays_finite": True},
+    ),
+    ("Log", {"is_logarithm": True}),
+    ("Clamp ClampMin", {"clamps": True}),
+    # What they are in losses. Functions of a pair expand it, an L1 loss is a difference.
+    ("Sub MseLoss SmoothL1Loss HuberLoss", {"is_difference": True}),
+    ("Mean", {"reduction": "mean"}),
+    ("Sum", {"reduction": "sum"}),
+    ("Exp LinalgVectorNorm LogSoftmax Logsumexp Sqrt", {"values": _result()}),
+    ("LogSoftmax", {"row_axis": "dim"}),
+    ("CtcLoss", {"values": _result("result0")}),
+    ("Abs", {"values": _of_saved(torch.abs, "self")}),
+    ("Log", {"values": _of_saved(torch.log, "self")}),
+    ("LogSigmoid", {"values": _of_saved(functional.logsigmoid, "self")}),
+    ("Pow", {"values": _of_saved(torch.pow, "self", "exponent")}),
+    ("Softplus", {"values": _of_saved(functional.softplus, "self", "beta", "threshold")}),
+    ("NllLoss NllLoss2D", {"targets": "classes"}),
+    ("NllLoss NllLoss2D", {"values": _of_errors(functional.nll_loss, "weight", "ignore_index")}),
+    ("BinaryCrossEntropy BinaryCrossEntropyWithLogits", {"targets": "probabilities"}),
+    ("BinaryCrossEntropy", {"values": _of_errors(functional.binary_cross_entropy, "weight")}),
+    (
+        "BinaryCrossEntropyWithLogits",
+        {"values": _of_errors(functional.binary_cross_entropy_with_logits, *WEIGHTS)},
+    ),
+    ("HuberLoss MseLoss SmoothL1Loss SoftMarginLoss", {"targets": "numbers"}),
+    ("HuberLoss", {"values": _of_errors(functional.huber_loss, "delta")}),
+    ("MseLoss", {"values": _of_errors(functional.mse_loss)}),
+    ("SmoothL1Loss", {"values": _of_errors(functional.smooth_l1_loss, "beta")}),
+    ("SoftMarginLoss", {"values": _of_errors(functional.soft_margin_loss)}),
 )
 """Properties of kinds, by their names without ``Backward`` and the number behind it."""
 

@@ -1,4 +1,4 @@
-"""What the nodes of a loss say of it: its rows' losses, and how it is reduced over the batch.
+"""What the nodes of a loss say of it: its functions, how it is reduced, and what it is a sum of.
 
 Reading them takes some microseconds, and neither a plan of the graph nor a backward pass.
 """
@@ -6,28 +6,48 @@ Reading them takes some microseconds, and neither a plan of the graph nor a back
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from string import digits
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from gradlens.graph.kinds import Node, kind, kind_of
-from gradlens.graph.torch_private import is_saved_elsewhere, output_metadata, saved, signed
-from gradlens.numerics.precision import accumulable
-
-_SCALAR = frozenset(
-    f"{name}Backward{n}"
-    for name in ("Mean", "Sum", "Mul", "Div", "ToCopy", "Alias", "View", "Squeeze")
-    for n in (0, 1)
+from gradlens.graph.checkpoints import read_again
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import WEIGHTS, Kind, Node, is_linear, kind, kind_of
+from gradlens.graph.torch_private import (
+    hands_gradients_on,
+    is_saved_elsewhere,
+    output_metadata,
+    saved,
 )
-"""Kinds that sum up all rows with one weight, or multiply the sum."""
-_LIKELIHOODS = ("NllLossBackward0", "NllLoss2DBackward0")
-_MOST_NODES = 8
-"""Scalar nodes that are followed; losses have three at most in the loops of the tests."""
+from gradlens.numerics.precision import accumulable
+from gradlens.numerics.unavailable import UnavailableError
+
+LossReduction: TypeAlias = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch of one backward pass.
+
+    ``samples`` is N, ``None`` where it isn't known, and ``known_by`` how it is known, or why it
+    isn't. ``loss_reduction`` is whether the loss is a mean or a sum over the samples, and
+    ``factor`` the ratio of the tensor that backward is called on to the loss.
+    """
+
+    samples: int | None = None
+    known_by: str = ""
+    loss_reduction: LossReduction = "mean"
+    factor: float = 1.0
+
+    @property
+    def scale(self) -> float:
+        """The factor that makes gₙ of a sample's contribution to the gradient."""
+        samples = (self.samples or 1) if self.loss_reduction == "mean" else 1
+        return samples / self.factor
 
 
 class Rows(NamedTuple):
@@ -42,77 +62,70 @@ class Rows(NamedTuple):
     outputs: Tensor
 
 
-def loss_node(loss: Tensor) -> Node | None:
-    """The node of the loss function that a loss is a multiple of; ``None`` if there is none."""
-    node = loss.grad_fn
-    for _ in range(_MOST_NODES):
-        if node is None:
-            return None
-        name = kind(node)
-        if name in _LIKELIHOODS or (name not in _SCALAR and len(node.next_functions) != 1):
-            return node
-        if name not in _SCALAR or output_metadata(node)[0].shape:
-            return node
-        edges = [each for each, _ in node.next_functions if each is not None]
-        node = edges[0] if len(edges) == 1 else None
-    return None
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """What is known of a loss by the nodes between it and its loss functions.
 
-
-def row_losses(loss: Tensor, loss_reduction: LossReduction, scale: float = 1.0) -> Rows | None:
-    """The losses of the rows of a batch; ``None`` where they can't be had in this way.
-
-    ``scale`` is the factor between the step's loss and ``loss``. The rows are those of the first
-    axis: whether they are the samples is for the caller to know.
+    ``functions`` are the nodes of these. ``reduction`` is ``"mean"`` or ``"sum"`` if all terms are
+    reduced so over the batch, else empty. If it ``is_multiple``, the values of a single function
+    add up to a multiple of the loss.
     """
-    node = loss_node(loss)
-    if node is None or is_saved_elsewhere(node):
-        return None
-    with torch.no_grad():
-        values = _values(node)
-        if values is None or not values.dim() or not values.numel():
+
+    value: Tensor
+    functions: tuple[Node, ...]
+    reduction: str
+    is_multiple: bool
+
+    @cached_property
+    def function(self) -> Node | None:
+        """The loss function's node; ``None`` if there are several, or none.
+
+        ``None``, too, if hooks store its tensors elsewhere or compute them again, as in a
+        checkpoint: reading these would run the hooks.
+        """
+        only = self.functions[0] if len(self.functions) == 1 else None
+        return None if only is None or is_saved_elsewhere(only) else only
+
+    @property
+    def name(self) -> str:
+        """The kind of the loss function without digits; empty if there is none."""
+        return "" if self.function is None else kind(self.function).rstrip(digits)
+
+    @property
+    def targets(self) -> Tensor | None:
+        """What the loss function compares the outputs with."""
+        return None if self.function is None else saved(self.function, "target").detach()
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the loss function was given weights of classes or samples."""
+        return any(saved(self.function, name, None) is not None for name in WEIGHTS)
+
+    @torch.no_grad()
+    def values(self, weighted: bool = True) -> Tensor:
+        """The function's value at each row of the targets ``[M]``, a mean over its elements."""
+        values = torch.atleast_1d(_values(self.function, weighted))
+        return values.reshape(len(values), -1).mean(1)
+
+    def rows(self, loss_reduction: LossReduction, scale: float = 1.0) -> Rows | None:
+        """The losses of the rows of a batch; ``None`` where they can't be had in this way.
+
+        ``scale`` is the factor between the step's loss and this one. The rows are those of the
+        first axis: whether they are the samples is for the caller to know.
+        """
+        targets = self.targets
+        if targets is None or not (self.is_multiple and targets.dim() and targets.numel()):
             return None
-        rows = values.reshape(len(values), -1).sum(1)
-        return Rows(
-            rows * _weight(rows, loss.detach() / scale, loss_reduction),
-            saved(node, "target"),
-            saved(node, "self"),
-        )
-
-
-def _values(node: Node) -> Tensor | None:
-    name = kind(node)
-    if name not in _LIKELIHOODS:
-        return errors_of(node, name)
-    return functional.nll_loss(
-        accumulable(saved(node, "self")),
-        saved(node, "target"),
-        _single(saved(node, "weight")),
-        ignore_index=signed(saved(node, "ignore_index")),
-        reduction="none",
-    )
-
-
-def _single(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else accumulable(weight)
-
-
-def _weight(rows: Tensor, loss: Tensor, loss_reduction: LossReduction) -> Tensor:
-    """What the rows' values are multiplied by, so that they are ℓₙ and add up to the loss.
-
-    Where that isn't finite, they are taken as they are.
-    """
-    samples = len(rows) if loss_reduction == "mean" else 1
-    ratio = loss.to(rows) * samples / rows.sum()
-    return torch.where(ratio.isfinite(), ratio, 1.0)
+        values = self.values()
+        samples = len(values) if loss_reduction == "mean" else 1
+        ratio = self.value.detach().to(values) / scale * samples / values.sum()
+        # Where that isn't finite, the values are taken as they are.
+        losses = values * torch.where(ratio.isfinite(), ratio, 1.0)
+        return Rows(losses, targets, saved(self.function, "self"))
 
 
 REDUCTIONS = ("", "mean", "sum")
 """Of loss functions, by the numbers that torch's nodes save."""
-REDUCING = {"MeanBackward": "mean", "SumBackward": "sum"}
-PASSED = {
-    "AddBackward", "SubBackward", "NegBackward", "MulBackward", "StackBackward", "CatBackward",
-}  # fmt: skip
-"""Kinds of nodes that are passed on the way to the terms. What multiplies a term is its weight."""
 
 WITHIN = 64
 """Nodes of a loss that are looked at, at most."""
@@ -121,31 +134,55 @@ SHARE = 0.5
 the last one of an epoch, and smaller than what a loop divides by."""
 
 
-def reduction(loss: Tensor, samples: int, scale: float = 1.0) -> str:
-    """``"mean"`` or ``"sum"`` if all terms of a loss are reduced so over the batch, else empty.
+class _Way(NamedTuple):
+    """A node on the way from a loss to its terms.
+
+    ``divisor`` is what they were divided by so far, ``None`` once they are reduced.
+    """
+
+    node: Node | None
+    divisor: float | None
+
+
+def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
+    """What the nodes of a loss say, which is followed by sums, multiples, means and views.
 
     ``samples`` is their number, or 0 if it isn't known. A sum that is divided by it is a mean;
     ``scale``, by which the loss was multiplied as a part of a step's, has no part in that.
     """
-    waiting: list[tuple[Node | None, float]] = [(loss.grad_fn, min(scale, 1.0))]
-    found: set[str] = set()
+    ways = [_Way(loss.grad_fn, min(scale, 1.0))]
+    ends: list[Node] = []
+    reductions: set[str] = set()
+    is_multiple = True
     for _ in range(WITHIN):
-        if not waiting:
+        if not ways:
             break
-        node, divisor = waiting.pop()
+        node, divisor = ways.pop()
         if node is None:
             continue
-        name = kind(node).rstrip(digits)
-        own = REDUCTIONS[saved(node, "reduction", 0)]
-        if own or (name in REDUCING and _is_over_samples(node, samples)):
-            found.add(_divided(own or REDUCING[name], divisor, samples))
+        its = kind_of(kind(node))
+        how = REDUCTIONS[saved(node, "reduction", 0)]
+        if its.reduction and _is_over_samples(node, samples):
+            how = its.reduction
+        if how and divisor is not None:
+            reductions.add(_divided(how, divisor, samples))
+            divisor = None
+        if its.targets or not _is_passed(its):
+            ends.append(node)
             continue
-        if name == "DivBackward":
+        is_multiple = is_multiple and is_linear(node) and not output_metadata(node)[0].shape
+        if its.is_division and divisor is not None:
             divisor *= _divisor(node)
-        elif not (name in PASSED or name in REDUCING or kind_of(kind(node)).is_view):
-            continue
-        waiting += [(child, divisor) for child, _ in node.next_functions]
-    return found.pop() if len(found) == 1 else ""
+        ways += [_Way(child, divisor) for child, _ in node.next_functions]
+    functions = tuple(node for node in ends if kind_of(kind(node)).targets)
+    is_multiple = is_multiple and len(functions) == len(ends) == 1 and not ways
+    how = reductions.pop() if len(reductions) == 1 else ""
+    return Loss(loss, functions, how, is_multiple)
+
+
+def _is_passed(its: Kind) -> bool:
+    """Whether a kind is passed on the way to the terms. What multiplies a term is its weight."""
+    return its.is_view or its.is_arithmetic or its.joins or bool(its.reduction)
 
 
 def _is_over_samples(node: Node, samples: int) -> bool:
@@ -173,96 +210,65 @@ def _divided(how: str, divisor: float, samples: int) -> str:
     return "mean" if divisor >= SHARE * samples else "sum"
 
 
-LossReduction: TypeAlias = Literal["mean", "sum"]
+# Terms ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The batch of one backward pass.
+def terms(graph: Graph) -> list[int]:
+    """The numbers of the nodes that the loss is a weighted sum of the values of.
 
-    ``samples`` is N, ``None`` where it isn't known, and ``known_by`` how it is known, or why it
-    isn't. ``loss_reduction`` is whether the loss is a mean or a sum over the samples, and
-    ``factor`` the ratio of the tensor that backward is called on to the loss.
+    The contribution of a row to the loss is its value times the gradient there.
+    ``UnavailableError`` if the loss is another function, or if a term depends on another one.
     """
+    found: list[int] = []
+    visited: set[Edge] = set()
+    waiting = [graph.root]
+    while waiting:
+        edge = waiting.pop()
+        if edge in visited:
+            continue
+        visited.add(edge)
+        number = edge[0]
+        its = kind_of(graph.kinds[number])
+        if is_linear(graph.nodes[number]):
+            waiting += graph.descend(edge)
+        elif its.values is not None and (its.targets or graph.shape((number, 0))):
+            found.append(number)
+        elif hands_gradients_on(graph.nodes[number]):
+            waiting += [each for each in [graph.children[number][edge[1]]] if each is not None]
+        else:
+            raise _no_sum(graph, number)
+    behind = graph.below(e[0] for n in found for e in graph.children[n] if e is not None)
+    for number in found:
+        if number in behind:
+            raise _no_sum(graph, number)
+    return list(dict.fromkeys(found))
 
-    samples: int | None = None
-    known_by: str = ""
-    loss_reduction: LossReduction = "mean"
-    factor: float = 1.0
 
-    @property
-    def scale(self) -> float:
-        """The factor that makes gₙ of a sample's contribution to the gradient."""
-        samples = (self.samples or 1) if self.loss_reduction == "mean" else 1
-        return samples / self.factor
+def contributions(node: Node, gradient: Tensor) -> Tensor:
+    """What each of a term's values contributes to the loss, of the shape of the values.
 
-
-@dataclass(frozen=True)
-class LossKind:
-    """A kind of node with known values, of the shape of its output.
-
-    ``reduces`` says that the node itself may sum them up or take their mean; they have the shape of
-    its inputs then. ``dim`` is the name under which the node saves an axis that belongs to a row.
+    ``gradient`` is that at the node's output.
     """
-
-    values: Callable[[Node], Tensor]
-    reduces: bool = False
-    dim: str = ""
-
-
-def errors_of(node: Node, name: str) -> Tensor | None:
-    """The values of a loss function's node before it reduces them; ``None`` of other kinds."""
-    found = KINDS.get(name.rstrip(digits))
-    return found.values(node) if found is not None and found.reduces else None
+    with read_again(node):
+        values = accumulable(_values(node))
+    weights = accumulable(gradient)
+    if REDUCTIONS[saved(node, "reduction", 0)] == "mean":
+        weights = weights / values.numel()
+    # Values without a gradient may be infinite, such as the logarithm of zero.
+    return torch.where(weights == 0, 0, weights * values)
 
 
-def _saved(name: str) -> Callable[[Node], Tensor]:
-    return lambda node: saved(node, name)
+def _values(node: Node, weighted: bool = True) -> Tensor:
+    values = kind_of(kind(node)).values
+    assert values is not None
+    return values(node, weighted)
 
 
-def _of_saved(
-    function: Callable[..., Tensor], *names: str, **options: Any
-) -> Callable[[Node], Tensor]:
-    return lambda node: function(*(saved(node, name) for name in names), **options)
+def _no_sum(graph: Graph, number: int) -> UnavailableError:
+    return UnavailableError(NO_SUM.format(kind=graph.kinds[number].rstrip(digits)))
 
 
-def _of_errors(function: Callable[..., Tensor], **names: str) -> Callable[[Node], Tensor]:
-    """A loss function of ``self`` and ``target``, whose options are saved under ``names``."""
-
-    def values(node: Node) -> Tensor:
-        options = {option: saved(node, name) for option, name in names.items()}
-        pair = (accumulable(saved(node, "self")), saved(node, "target"))
-        return function(*pair, reduction="none", **options)
-
-    return values
-
-
-KINDS: Mapping[str, LossKind] = {
-    "LogSoftmaxBackward": LossKind(_saved("result"), dim="dim"),
-    "CtcLossBackward": LossKind(_saved("result0")),
-    "AbsBackward": LossKind(_of_saved(torch.abs, "self")),
-    "PowBackward": LossKind(_of_saved(torch.pow, "self", "exponent")),
-    "LogBackward": LossKind(_of_saved(torch.log, "self")),
-    "LogSigmoidBackward": LossKind(_of_saved(functional.logsigmoid, "self")),
-    "SoftplusBackward": LossKind(_of_saved(functional.softplus, "self", "beta", "threshold")),
-    "ExpBackward": LossKind(_saved("result")),
-    "SqrtBackward": LossKind(_saved("result")),
-    "LogsumexpBackward": LossKind(_saved("result")),
-    "LinalgVectorNormBackward": LossKind(_saved("result")),
-    "MseLossBackward": LossKind(_of_errors(functional.mse_loss), reduces=True),
-    "SmoothL1LossBackward": LossKind(
-        _of_errors(functional.smooth_l1_loss, beta="beta"), reduces=True
-    ),
-    "HuberLossBackward": LossKind(_of_errors(functional.huber_loss, delta="delta"), reduces=True),
-    "SoftMarginLossBackward": LossKind(_of_errors(functional.soft_margin_loss), reduces=True),
-    "BinaryCrossEntropyBackward": LossKind(
-        _of_errors(functional.binary_cross_entropy, weight="weight"), reduces=True
-    ),
-    "BinaryCrossEntropyWithLogitsBackward": LossKind(
-        _of_errors(
-            functional.binary_cross_entropy_with_logits, weight="weight", pos_weight="pos_weight"
-        ),
-        reduces=True,
-    ),
-}
-"""Kinds whose values follow from what their nodes have saved."""
+NO_SUM = (
+    "the contributions of single samples to the loss can't be read off its graph, in which "
+    "{kind} comes where only sums, means and losses are followed"
+)

@@ -16,9 +16,8 @@ from torch.optim import SGD
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
-from gradlens.graph.loss import loss_node, row_losses
+from gradlens.graph.loss import read_loss
 from gradlens.graph.model_calls import calls_behind
-from gradlens.graph.torch_private import is_saved_elsewhere, saved
 from gradlens.history.history import History
 from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
 from gradlens.observers.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
@@ -261,14 +260,16 @@ def _ratio(sizes: Tensor | None, index: int) -> float:
 
 def _evidence(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> Evidence:
     """Look at the parameters, at what the model was called with, and at the graph."""
-    loss: Tensor = info["loss"]
-    graph = Graph(loss)
-    rows = row_losses(loss, setting.loss_reduction, loss_scale(info))
+    graph = Graph(info["loss"])
+    loss = read_loss(info["loss"])
+    rows = loss.rows(setting.loss_reduction, loss_scale(info))
     known = info.get("individual_losses")
     losses = known if known is not None else None if rows is None else rows.losses
     samples = 0 if losses is None else len(losses)
     inputs = _inputs(graph, setting, samples or len(info.get("ids") or ()))
-    targets = _targets(loss)
+    targets = loss.targets
+    if targets is not None and not (targets.is_floating_point() and targets.dim()):
+        targets = None
     found = Evidence(
         _on_host(losses),
         _root_mean_squares(inputs),
@@ -298,15 +299,6 @@ def _inputs(graph: Graph, setting: Setting, samples: int) -> Tensor | None:
     given = (each.reference() for call in calls for each in call.inputs if each.is_real)
     known = (each for each in given if each is not None and each.dim())
     return next((each for each in known if len(each) == samples or not samples), None)
-
-
-def _targets(loss: Tensor) -> Tensor | None:
-    """What a loss function compares the outputs with, if that is real."""
-    node = loss_node(loss)
-    is_here = node is not None and not is_saved_elsewhere(node)
-    found: Tensor | None = saved(node, "target", None) if is_here else None
-    is_real = found is not None and found.is_floating_point() and found.dim()
-    return found if is_real else None
 
 
 def _root_mean_squares(tensor: Tensor | None) -> Tensor | None:

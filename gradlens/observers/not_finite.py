@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -11,17 +10,11 @@ from torch import Tensor, nn
 
 from gradlens.gradients.gradients import layer_of
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF
+from gradlens.graph.kinds import LEAF, kind_of, plain_name
 from gradlens.graph.torch_private import saved_by_name, sequence_number
 
 _RESULTS = ("result", "result0", "output", "out", "logsumexp")
 """Names under which nodes save what they have computed, and not what they compute with."""
-
-_HARMLESS = re.compile(
-    r"^(Relu|LeakyRelu|Tanh|Sigmoid|Hardtanh|Gelu|Silu|Elu|Softplus|LogSoftmax|Softmax|LogSigmoid"
-    r"|MaxPool\d|NativeDropout|AvgPool\d|Mean)"
-)
-"""Kinds whose output is finite if their input is."""
 
 
 class Place(NamedTuple):
@@ -65,7 +58,7 @@ def first_place(graph: Graph, names: Mapping[int, str], samples: int) -> Place |
             if bool((tensor.isfinite() | tensor.isneginf()).all()) and name not in _RESULTS:
                 continue
             at = number if name in _RESULTS else _source(graph, number)
-            while _HARMLESS.match(graph.kinds[at]) and _source(graph, at) != at:
+            while kind_of(graph.kinds[at]).stays_finite and _source(graph, at) != at:
                 at = _source(graph, at)
             has_rows = tensor.dim() > 0 and len(tensor) == samples
             return Place(_place(graph, at, names), bad_rows(tensor) if has_rows else None)
@@ -97,7 +90,7 @@ def _place(graph: Graph, number: int, names: Mapping[int, str]) -> str:
     own = next(_own_names(graph, number, names), "")
     if own:
         return layer_of(own)
-    kind = graph.kinds[number].rstrip("0123456789").removesuffix("Backward")
+    kind = plain_name(graph.kinds[number])
     before = sorted(graph.below([number]) - {number}, reverse=True)
     layer = next((n for each in before for n in _own_names(graph, each, names)), "")
     return f"{kind} behind {layer_of(layer)}" if layer else kind

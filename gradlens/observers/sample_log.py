@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradlens.gradients.gradients import Setting, samples_of_losses
 from gradlens.gradients.loss_factor import loss_scale
-from gradlens.graph.loss import Rows, row_losses
+from gradlens.graph.loss import Rows, read_loss
 from gradlens.history.samples import MOST_SAMPLES, Samples
 from gradlens.history.spikes import SampleId
 from gradlens.observers.autopsy import norms_of
@@ -81,7 +81,7 @@ class SampleLog(Observer):
         return Rows(known.detach(), *rest)
 
     def _by_loss_function(self, loss: Tensor, info: Mapping[str, Any]) -> Rows | None:
-        found = row_losses(loss, self._setting.loss_reduction, loss_scale(info))
+        found = read_loss(loss).rows(self._setting.loss_reduction, loss_scale(info))
         samples = None if found is None else samples_of_losses(self._setting, loss, info)
         if found is None or samples is None or len(samples) != len(found.losses):
             return None

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF, kind_of
+from gradlens.graph.kinds import LEAF, is_linear, kind_of
 from gradlens.graph.torch_private import sequence_number
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.loss_terms import is_linear
 from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
 from gradlens.samples.rows import NO_SAMPLE, Source
@@ -208,7 +207,7 @@ def loss_edges(
             continue
         below = list(graph.descend(edge))
         is_number, is_row = prod(graph.shape(edge)) == 1, are_rows(edge)
-        is_passed = is_linear(graph, edge[0]) if is_number == is_row else is_number
+        is_passed = is_linear(graph.nodes[edge[0]]) if is_number == is_row else is_number
         if below and is_passed:
             waiting += below
         else:
@@ -301,7 +300,7 @@ def meeting_edges(graph: Graph, labels: Mapping[Edge, Tensor]) -> list[Edge]:
     """The edges of which one node combines rows of different samples, as squared errors do."""
     for number in {consumer for edge in labels for consumer, _, _ in graph.consumers[edge[0]]}:
         both = [edge for edge in graph.descend((number, 0)) if edge in labels]
-        if len(both) > 1 and not is_linear(graph, number):
+        if len(both) > 1 and not is_linear(graph.nodes[number]):
             first, *others = (labels[edge] for edge in both)
             if any(not _agree(first, other) for other in others):
                 return both

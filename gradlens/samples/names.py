@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from functools import reduce
 from math import prod
-from string import digits
 
 import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import AxisRule, Step, from_the_right, kind_of
+from gradlens.graph.kinds import AxisRule, Step, from_the_right, kind_of, plain_name
 from gradlens.graph.torch_private import hands_gradients_on, saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.model_inputs import Named
@@ -194,7 +193,7 @@ class Names:
         return found
 
     def _name(self, number: int) -> str:
-        return self._graph.kinds[number].rstrip(digits).removesuffix("Backward")
+        return plain_name(self._graph.kinds[number])
 
     def _selects(self, above: Edge, below: Edge) -> bool:
         """Whether a node selects rows, rather than entries of rows."""

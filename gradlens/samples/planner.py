@@ -22,6 +22,7 @@ from gradlens.graph.kinds import (
     SYNCHRONISED,
     kind_of,
 )
+from gradlens.graph.loss import terms
 from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.passes import is_elementwise
 from gradlens.graph.torch_private import hands_gradients_on
@@ -47,7 +48,6 @@ from gradlens.samples.count import (
     meeting_edges,
     readings,
 )
-from gradlens.samples.loss_terms import rows_of, term_nodes
 from gradlens.samples.model_inputs import (
     ModelInputs,
     Named,
@@ -57,7 +57,7 @@ from gradlens.samples.model_inputs import (
 )
 from gradlens.samples.names import Names
 from gradlens.samples.plan import LabelledUse, LossTerm, Plan
-from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, RowIndex, Source
+from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, RowIndex, Source, rows_of_values
 from gradlens.samples.rule_checks import disagreements
 from gradlens.samples.selections import Selection
 from gradlens.samples.structure import Structure
@@ -452,9 +452,9 @@ class _Planner:
     def with_terms(self, plan: Plan) -> Plan:
         """The plan with the terms of the loss, or the reason why they aren't known."""
         try:
-            terms = [(node, rows_of(self._graph, node)) for node in term_nodes(self._graph)]
-            edges = {edge for _, sizes in terms for each in sizes for edge in each}
-            found = tuple(self._term(node, sizes) for node, sizes in terms)
+            rows = {node: rows_of_values(self._graph, node) for node in terms(self._graph)}
+            edges = {edge for sizes in rows.values() for each in sizes for edge in each}
+            found = tuple(self._term(node, sizes) for node, sizes in rows.items())
         except UnavailableError as reason:
             return replace(plan, without_losses=str(reason))
         return replace(plan, terms=found, holds=plan.holds and self._labels.last(edges))

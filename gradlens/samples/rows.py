@@ -8,7 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gradlens.graph.graph import Edge
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import kind_of, positive
+from gradlens.graph.torch_private import saved
 
 NO_SAMPLE = -1
 """Label of a row without gradient, which belongs to no sample."""
@@ -35,6 +37,23 @@ class LabelledEdge:
         rest = [axis for axis in range(gradient.dim()) if axis not in self.features]
         moved = gradient.permute((*rest, *self.features))
         return moved.flatten(len(rest)) if self.features else moved[..., None]
+
+
+def rows_of_values(graph: Graph, number: int) -> list[list[LabelledEdge]]:
+    """The edges whose rows are those of the values of a loss's term: large rows, and smaller ones.
+
+    All edges of the node's inputs have the same rows.
+    """
+    its = kind_of(graph.kinds[number])
+    edges = [(number, 0)]
+    if its.targets:
+        edges = [edge for edge in graph.children[number] if edge is not None]
+    dims = len(graph.shape(edges[0]))
+    if its.row_axis:
+        axis = positive(saved(graph.nodes[number], its.row_axis), dims)
+        return [[LabelledEdge(edges[0], tuple(axis))]]
+    sizes = [tuple(range(1, dims)), ()] if dims > 1 else [()]
+    return [[LabelledEdge(edge, features) for edge in edges] for features in sizes]
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from math import prod
-from string import digits
 
 import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph, is_python_function
-from gradlens.graph.kinds import COMPILED, HIDING, LEAF, AxisRule, Step, from_the_right, kind_of
+from gradlens.graph.kinds import (
+    COMPILED,
+    HIDING,
+    LEAF,
+    AxisRule,
+    Step,
+    from_the_right,
+    kind_of,
+    plain_name,
+)
 from gradlens.graph.passes import RefusedNodeError
 from gradlens.graph.torch_private import hands_gradients_on, saved
 from gradlens.numerics.unavailable import UnavailableError
@@ -225,7 +233,7 @@ class Structure:
             return torch.full([1] * len(below), only)
         if hands_gradients_on(self.graph.nodes[node]):
             return labels if output == place else torch.full([1] * len(below), NO_SAMPLE)
-        name = self.graph.kinds[node].rstrip(digits).removesuffix("Backward")
+        name = plain_name(self.graph.kinds[node])
         kind = kind_of(name)
         if kind.axes is None and is_python_function(self.graph.nodes[node]):
             # It may do anything.
@@ -249,7 +257,8 @@ class Structure:
                 return labels.reshape([1] * len(below))
             if kind.axes is None:
                 return None
-            mixed = self.samples + 1 if name in _ADDING else None
+            # It adds up the gradients of all entries that one was repeated for.
+            mixed = self.samples + 1 if kind.repeats and kind.is_linear else None
             return _moved(kind.axes, between.step, labels, below, mixed)
         except UnavailableError:  # of tensors that can't be read now
             return None
@@ -360,10 +369,6 @@ def _moved(
             return None
         moved = joined.squeeze(axis)
     return moved
-
-
-_ADDING = frozenset({"Add", "Sub", "Rsub", "Expand", "Repeat"})
-"""Kinds that add up the gradients of all entries that one of an input was repeated for."""
 
 
 def _of_sequences(graph: Graph, labelled: LabelledEdge, labels: Tensor) -> Tensor:

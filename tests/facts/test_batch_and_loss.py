@@ -21,13 +21,12 @@ from gradlens.facts.batch import RowNumbers, batch_columns, distinct, joined, ro
 from gradlens.facts.loss import (
     LabelCounts,
     counts_of,
-    is_weighted,
     known_rows,
     label_columns,
     loss_columns,
-    loss_node,
     loss_rows,
 )
+from gradlens.graph.loss import read_loss
 
 Floats = NDArray[np.float64]
 
@@ -149,10 +148,8 @@ def test_losses_of_a_classification(reduction: str, wrap: str) -> None:
         "scaled": lambda: 3 * functional.cross_entropy(x, CLASSES, reduction=reduction) / 7,
         "viewed": lambda: functional.cross_entropy(x, CLASSES, reduction=reduction).reshape(1),
     }[wrap]()
-    node = loss_node(loss)
-    assert node is not None
-    assert node.kind == "NllLossBackward"
-    found = loss_rows(node)
+    assert read_loss(loss).name == "NllLossBackward"
+    found = loss_rows(read_loss(loss))
     assert found.classes == 3
     assert found.count == 6
     assert found.losses is not None
@@ -175,18 +172,15 @@ def test_weights_of_a_loss(loss: str, weighted: bool) -> None:
             x.sigmoid(), targets[:, None].expand(6, 3), weight=weight
         ),
     }[loss]()
-    node = loss_node(found)
-    assert node is not None
-    assert is_weighted(node) == weighted
+    assert read_loss(found).is_weighted == weighted
 
 
 @pytest.mark.parametrize("ignored", [-100, -1, 255, 3])
 def test_ignored_labels_have_neither_loss_nor_class(ignored: int) -> None:
     targets = CLASSES.clone()
     targets[1] = targets[4] = ignored
-    node = loss_node(functional.cross_entropy(scores(6, 3), targets, ignore_index=ignored))
-    assert node is not None
-    found = loss_rows(node)
+    loss = functional.cross_entropy(scores(6, 3), targets, ignore_index=ignored)
+    found = loss_rows(read_loss(loss))
     assert found.losses is not None
     assert found.labels is not None
     losses, labels = known_rows(
@@ -206,9 +200,7 @@ def test_losses_of_two_classes(with_logits: bool, shape: tuple[int, ...]) -> Non
         else functional.binary_cross_entropy
     )
     x = x if with_logits else x.sigmoid()
-    node = loss_node(function(x, targets))
-    assert node is not None
-    found = loss_rows(node)
+    found = loss_rows(read_loss(function(x, targets)))
     assert found.losses is not None
     assert found.labels is not None
     expected = function(x, targets, reduction="none").reshape(6)
@@ -219,9 +211,7 @@ def test_losses_of_two_classes(with_logits: bool, shape: tuple[int, ...]) -> Non
 @pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 4), (6, 2, 3)])
 def test_losses_of_a_regression(shape: tuple[int, ...]) -> None:
     x, targets = scores(*shape), torch.randn(shape)
-    node = loss_node(functional.mse_loss(x, targets))
-    assert node is not None
-    found = loss_rows(node)
+    found = loss_rows(read_loss(functional.mse_loss(x, targets)))
     assert found.losses is not None
     assert found.variance is not None
     expected = (x - targets).square().reshape(6, -1).mean(1)
@@ -240,7 +230,7 @@ def test_other_losses_have_no_rows(loss: str) -> None:
         "no graph": lambda: x.detach().sum(),
         "of probabilities": lambda: functional.cross_entropy(x, torch.full((6, 3), 1 / 3)),
     }[loss]()
-    assert loss_node(other) is None
+    assert read_loss(other).function is None
 
 
 @pytest.mark.parametrize("labels", [[0], [0, 0, 1], [3, 1, 2, 2], [-1, 1, 0]])
@@ -317,6 +307,5 @@ def test_losses_of_an_empty_batch(name: str) -> None:
 
 @pytest.mark.parametrize("loss_function", [nn.MSELoss(), nn.BCEWithLogitsLoss()])
 def test_a_loss_of_one_number(loss_function: nn.Module) -> None:
-    found = loss_node(loss_function(torch.randn((), requires_grad=True), torch.tensor(1.0)))
-    assert found is not None
-    assert loss_rows(found).count == 1
+    loss = loss_function(torch.randn((), requires_grad=True), torch.tensor(1.0))
+    assert loss_rows(read_loss(loss)).count == 1

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradlens.facts.loss import loss_node
 from gradlens.facts.network import Activation, Network, activation_share
 from gradlens.graph.graph import Graph
+from gradlens.graph.loss import read_loss
 
 
-def network(model: nn.Module, loss: Tensor) -> tuple[Network, int | None]:
-    found = Network(Graph(loss), {id(p): name for name, p in model.named_parameters()})
-    node = loss_node(loss)
-    return found, None if node is None else found.number_of(node.node)
+def network(model: nn.Module, loss: Tensor) -> Network:
+    return Network(Graph(loss), {id(p): name for name, p in model.named_parameters()})
 
 
 def classified(model: nn.Module, *shape: int) -> Tensor:
@@ -36,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 def test_activations_have_the_names_of_the_layers_before(kind: str) -> None:
     layers = [nn.Linear(5, 4), ACTIVATIONS[kind](), nn.Linear(4, 4), nn.LayerNorm(4)]
     model = nn.Sequential(*layers, ACTIVATIONS[kind](), nn.Linear(4, 3))
-    found, _ = network(model, classified(model, 5))
+    found = network(model, classified(model, 5))
     assert [(each.layer, each.kind) for each in found.activations] == [("0", kind), ("3", kind)]
     names = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias", "5.weight", "5.bias"]
     assert {*found.order} == {*names}
@@ -87,7 +85,7 @@ def test_weights_that_are_computed_from_parameters(kind: str) -> None:
     embedded = nn.Sequential(nn.Embedding(9, 5), nn.Flatten())
     model = nn.Sequential(embedded, layer(10, 6), nn.ReLU(), layer(6, 4), layer(4, 3))
     loss = functional.cross_entropy(model(torch.randint(9, (7, 2))), torch.randint(3, (7,)))
-    found, _ = network(model, loss)
+    found = network(model, loss)
     assert [*dict.fromkeys(name.partition(".")[0] for name in found.order)] == ["0", "1", "3", "4"]
     assert len(found.order) == len([*model.parameters()])
     assert [pair[0][:1] + pair[1][:1] for pair in found.linear_pairs] == ["34"]
@@ -137,9 +135,10 @@ PAIRS: dict[str, tuple[nn.Module, tuple[int, ...], list[tuple[str, str]], bool]]
 @pytest.mark.parametrize("name", PAIRS)
 def test_linear_pairs(name: str) -> None:
     model, shape, pairs, is_linear = PAIRS[name]
-    found, loss = network(model, classified(model, *shape))
+    loss = classified(model, *shape)
+    found = network(model, loss)
     assert [*found.linear_pairs] == pairs
-    assert found.is_linear(loss) == is_linear
+    assert found.is_linear(read_loss(loss)) == is_linear
 
 
 BEFORE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
@@ -187,7 +186,7 @@ def test_what_comes_before_the_loss(name: str, loss: str) -> None:
     function, expected = BEFORE[name]
     model = nn.Linear(5, 4)
     outputs = function(model(torch.randn(6, 5)))
-    found, _ = network(model, LOSSES[loss](outputs))
+    found = network(model, LOSSES[loss](outputs))
     assert found.before_loss == expected
 
 
@@ -204,7 +203,7 @@ def test_a_softmax_that_belongs_there() -> None:
         functional.kl_div(outputs.log_softmax(1), SOFT, reduction="batchmean"),
         -(outputs.softmax(1) * outputs.log_softmax(1)).mean(),
     ):
-        found, _ = network(model, loss)
+        found = network(model, loss)
         assert found.before_loss == ""
 
 
@@ -240,7 +239,7 @@ def test_predictions_that_are_compared_with_all_targets(loss: str, samples: int)
         (outputs, torch.tensor(0.5), ""),
         (outputs.expand(-1, 3), targets[:, None], ""),
     ):
-        found, _ = network(model, function(predicted, true))
+        found = network(model, function(predicted, true))
         assert found.broadcast(samples) == expected
 
 
@@ -262,15 +261,15 @@ def test_samples_that_are_compared_with_each_other() -> None:
         (outputs.squeeze(1).exp() * (fixed[:, 0] > fixed[:, :1])).sum(1).log().mean(),
         (outputs / (1 + torch.rand(7, 7))).square().mean(),
     ):
-        assert network(model, loss)[0].broadcast(7) == ""
+        assert network(model, loss).broadcast(7) == ""
 
 
 def test_half_precision() -> None:
     model = nn.Linear(5, 4)
-    found, _ = network(model, classified(model, 5))
+    found = network(model, classified(model, 5))
     assert not found.has_half
     half = model.to(torch.float16)
-    found, _ = network(half, half(torch.randn(6, 5).half()).float().sum())
+    found = network(half, half(torch.randn(6, 5).half()).float().sum())
     assert found.has_half
 
 
@@ -323,7 +322,7 @@ def test_units_of_sequences(name: str) -> None:
     model = LAYERS[name]()
     with torch.no_grad():
         [*model.parameters()][-1][:3] = -1e3  # the last parameter is a bias
-    found, _ = network(model, model(torch.randn(5, 4, 9)).square().mean())
+    found = network(model, model(torch.randn(5, 4, 9)).square().mean())
     (activation,) = found.activations
     output = found.output_of(activation)
     assert output is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gradlens.graph.loss import reduction
+from gradlens.graph.loss import read_loss
 
 SAMPLES = 6
 OUTPUTS = torch.linspace(-1, 1, 18).reshape(SAMPLES, 3)
@@ -43,7 +43,7 @@ TERMS: dict[str, Callable[[Tensor, str], Tensor]] = {
 @pytest.mark.parametrize("name", TERMS)
 def test_of_all_terms(name: str, how: str) -> None:
     x = OUTPUTS.clone().requires_grad_()
-    assert reduction(TERMS[name](x, how), SAMPLES) == how
+    assert read_loss(TERMS[name](x, how), SAMPLES).reduction == how
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,17 @@ def test_of_all_terms(name: str, how: str) -> None:
     ],
 )
 def test_of_divided_and_mixed_terms(loss: Callable[[Tensor], Tensor], expected: str) -> None:
-    assert reduction(loss(OUTPUTS.clone().requires_grad_()), SAMPLES) == expected
+    assert read_loss(loss(OUTPUTS.clone().requires_grad_()), SAMPLES).reduction == expected
 
 
 def test_of_a_part_of_a_step() -> None:
     """The division by the number of parts is none by the number of samples."""
     loss = entropy(OUTPUTS.clone().requires_grad_(), "sum") / 8
-    assert reduction(loss, SAMPLES) == "mean"
-    assert reduction(loss, SAMPLES, scale=1 / 8) == "sum"
+    assert read_loss(loss, SAMPLES).reduction == "mean"
+    assert read_loss(loss, SAMPLES, scale=1 / 8).reduction == "sum"
 
 
 def test_without_a_number_of_samples() -> None:
     x = OUTPUTS.clone().requires_grad_()
-    assert reduction(entropy(x, "sum"), 0) == reduction(x.sum(), 0) == "sum"
+    for loss in (entropy(x, "sum"), x.sum()):
+        assert read_loss(loss).reduction == "sum"
