@@ -14,7 +14,6 @@ from gradlens.graph.torch_private import backward_pass_id, outside_modes
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.plan import LossTerm, Plan
-from gradlens.samples.rows import LabelledEdge
 
 
 class GraphLosses:
@@ -67,16 +66,11 @@ class GraphLosses:
             self._backward_pass, self._found = backward_pass_id(), {}
         try:
             with outside_modes(), torch.no_grad(), autocast_off(gradient):
-                self._found[term.node] = self._by_sample(term, gradient.detach())
+                found = contributions(self._graph.nodes[term.node], gradient.detach())
+                self._found[term.node] = term.rows.sum(term.edge.rows(found).sum(-1))
         except Exception as error:  # the user's backward pass goes on
             kind = self._graph.kinds[term.node]
             self._reason = FAILED.format(kind=kind, error=first_line(error))
-
-    def _by_sample(self, term: LossTerm, gradient: Tensor) -> Tensor:
-        found = contributions(self._graph.nodes[term.node], gradient)
-        ((output, rows),) = term.rows.rows.items()
-        edge = LabelledEdge((term.node, output), term.rows.features[output])
-        return rows.sum(edge.rows(found).sum(-1))
 
 
 FAILED = "per-sample losses can't be computed from {kind} ({error})"

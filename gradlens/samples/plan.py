@@ -32,11 +32,12 @@ class LabelledUse:
 class LossTerm:
     """A node whose values the loss is a weighted sum of, with the samples of their rows.
 
-    The rows are those of its output, or of its input.
+    The rows are those of an edge: its output, or its input.
     """
 
     node: int
-    rows: LabelledUse
+    edge: LabelledEdge
+    rows: RowIndex
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Plan:
             return replace(use, rows={o: part_of(index) for o, index in use.rows.items()})
 
         uses = {name: tuple(map(part_of_use, labelled)) for name, labelled in self.uses.items()}
-        terms = tuple(replace(term, rows=part_of_use(term.rows)) for term in self.terms)
+        terms = tuple(replace(term, rows=part_of(term.rows)) for term in self.terms)
         return replace(self, samples=samples, uses=uses, terms=terms)
 
 

@@ -472,10 +472,7 @@ class _Planner:
             known = self._labels.rows(first)
             same = all(torch.equal(self._labels.rows(each), known) for each in others)
             if same and not bool((known < NO_SAMPLE).any()):
-                rows = RowIndex(known, self._reading.samples)
-                use = Use(first.edge[0], 0, (), ())
-                output = first.edge[1]
-                return LossTerm(node, LabelledUse(use, {output: rows}, {output: first.features}))
+                return LossTerm(node, first, RowIndex(known, self._reading.samples))
         raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
 
     def _labelled(self, use: Use, indices: dict[LabelledEdge, RowIndex]) -> LabelledUse:
