@@ -99,7 +99,7 @@ class Cockpit:
     ``resume``
         Continue the file ``run`` if it exists. Without it, an existing file is an error.
     ``steps_in_memory``
-        The number of latest steps whose values are kept in memory if there is a file. Earlier ones
+        The number of latest steps whose arrays are kept in memory if there is a file. Earlier ones
         are read from the file when they are needed. ``None`` keeps all of them.
     ``sinks``
         Where each record is also sent, such as to TensorBoard (``gradlens.sinks``).
@@ -432,12 +432,7 @@ class Cockpit:
 
     def get_output(self) -> dict[int, dict[str, Any]]:
         """All values so far: global step -> name -> value."""
-        history = self.history.whole()
-        series = {name: history[name] for name in history.names}
-        return {
-            step: {name: one[step] for name, one in series.items() if step in one}
-            for step in history.steps
-        }
+        return {step: self.history[step] for step in self.history}
 
     def write(self, path: str | Path) -> Path:
         """Write everything recorded so far as a run file, and return where it is.
@@ -447,7 +442,7 @@ class Cockpit:
         With ``Cockpit(..., run=...)`` values are on disk without it.
         """
         file = path if Path(path).suffix == ".jsonl" else f"{path}.jsonl"
-        return self._files.write(file, self.history.whole().json_lines())
+        return self._files.write(file, self.history.json_lines())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later values depend on, to be saved with the model and the optimizer.

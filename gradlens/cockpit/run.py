@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from gradlens.history.coverage import Coverage
 from gradlens.history.facts import finding_record, rows_record, setup_record
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
-from gradlens.history.json_lines import Value
+from gradlens.history.json_lines import Value, encoded, line_of, to_line
 from gradlens.history.records import (
     LeftOutWarning,
     Note,
@@ -49,7 +50,7 @@ class Run:
     """A history, and a file to which each entry is written as it comes.
 
     ``path`` is that of the file. An existing one is continued with ``resume``, and otherwise is a
-    ``FileExistsError``. Only one process ``writes``. With a file, values of the latest
+    ``FileExistsError``. Only one process ``writes``. With a file, arrays of the latest
     ``steps_in_memory`` are in memory, or all if this is ``None``. The process that writes passes
     each record on to ``sinks``.
     """
@@ -71,7 +72,6 @@ class Run:
         self._aggregation = aggregation
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self.history = History(aggregation.sources(quantities), shapes)
-        self._steps_in_memory = steps_in_memory
         self._publisher = Publisher(sinks if writes else (), self._report)
         dropped = self._resume(Path(path), writes) if path is not None and resume else ""
         self._names_at_last_step = self._resumed_names()
@@ -79,9 +79,12 @@ class Run:
         """The last step of each series that has values."""
         self._step = self.history.steps[-1] if self.history.steps else 0
         opens = path is not None and writes
-        self._file = RunFile(path, self.history, resume) if path is not None and opens else None
+        self._file = RunFile(path, resume) if path is not None and opens else None
+        self._latest: deque[tuple[int, int]] = deque(maxlen=steps_in_memory)
+        """The steps recorded last, with the number of arrays before each."""
+        self._steps_in_memory = steps_in_memory
         if self._file is not None and steps_in_memory is not None:
-            self.history.keep_in(self._file)
+            self.history.content.leave(self.history.content.arrays, self._file)
         self._write(self.history.header())
         if dropped:
             self.note(self._step, f"{path} is continued: {dropped}")
@@ -93,13 +96,14 @@ class Run:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LeftOutWarning)  # a note says it
             past = History.load(path)
-        self.history.sources = past.sources | self.history.sources
-        self.history.notes.extend(past.notes)
-        self.history.coverages |= past.coverages
-        self.history.facts = past.facts
-        self.history.spikes |= past.spikes
-        self.history.samples = past.samples
-        self.history.hold(past.stored)
+        self.history = replace(
+            past,
+            sources=past.sources | self.history.sources,
+            parameters=self.history.parameters,
+            truncated=False,
+            broken_lines={},
+            spending=None,
+        )
         cut = mend(path, past.truncated) if writes else ""
         return "; ".join(filter(None, [cut, past.damage]))
 
@@ -233,7 +237,7 @@ class Run:
         self._publisher.close()
         self._is_closed = True
         if self._file is not None and self._file.waiting:
-            self._write_waiting(self._file)
+            self._write_line()
         file, self._file = self._file, None
         if file is not None and file.waiting:
             # It stays open, as what it has may be found nowhere else.
@@ -265,32 +269,41 @@ class Run:
             self._write(rewind_record(self._step, ends))
 
     def _write(self, record: Mapping[str, Value]) -> None:
-        if self._file is not None:
-            self._file.add(record)
-            self._write_waiting(self._file)
+        self._write_line(f"{to_line(record)}\n".encode())
 
-    def _write_waiting(self, file: RunFile) -> None:
-        """Write what can be written; note that this fails from now on, or works again."""
-        before, lost = file.failure, file.has_lost
-        file.write()
+    def _write_line(self, line: bytes = b"") -> None:
+        """Write a line, and those that wait; note that this fails from now on, or works again."""
+        file = self._file
+        if file is None:
+            return
+        before = file.failure
+        file.write(line)
         if bool(before) != bool(file.failure):
-            text = FAILED if file.failure else AGAIN_IN_PART if file.has_lost else AGAIN
+            text = FAILED if file.failure else AGAIN
             self.note(self._step, text.format(file=file, step=self._step))
-        elif file.has_lost and not lost:
-            self.note(self._step, ERASED.format(file=file))
 
     def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
         if not values:
             return
         if self._is_closed:
             self.note(global_step, CLOSED)
-        self.history.append(global_step, values)
+        stored, arrays = encoded(values), self.history.content.arrays
+        self.history.add(global_step, stored)
         for name in values:
             self._ends[name] = max(global_step, self._ends.get(name, global_step))
-        self._write(step_record(global_step, values))
-        if self._file is not None and not self._file.waiting and self._steps_in_memory is not None:
-            self.history.keep_latest(self._steps_in_memory)
+        line = f"{line_of(step_record(global_step, stored))}\n".encode()
+        if self._file is not None and self._steps_in_memory is not None:
+            self.history.content.locate(line, self._file.end)
+            if not self._latest or self._latest[-1][0] != global_step:
+                self._latest.append((global_step, arrays))
+        self._write_line(line)
+        self._leave_arrays()
         self._publisher.record(global_step, values, self.history.sources, self.history.parameters)
+
+    def _leave_arrays(self) -> None:
+        """Leave the arrays of all but the latest steps to the file, if it has them."""
+        if self._file is not None and self._latest and not self._file.waiting:
+            self.history.content.leave(self._latest[0][1], self._file)
 
     def _report(self, what: str, error: Exception) -> None:
         """Note that something between records and sinks has failed."""
@@ -303,7 +316,7 @@ class Run:
 
     def _add_source(self, name: str, source: Source) -> None:
         if name not in self.history.sources:
-            self.history.sources[name] = source
+            self.history.add_sources({name: source})
             self._write(self.history.header())
 
     def _is_pushed(self, name: str) -> bool:
@@ -331,11 +344,6 @@ FAILED = (
     "again. cockpit.history.write(path) saves everything elsewhere"
 )
 AGAIN = "{file.path} can be written again from step {step} on, and lacks nothing"
-ERASED = (
-    "another program has erased {file.path}, which has no more than the latest steps now "
-    "(Cockpit(..., steps_in_memory=None) would have kept all)"
-)
-AGAIN_IN_PART = f"{{file.path}} can be written again from step {{step}} on: {ERASED}"
 LACKING = (
     "{file.path} lacks the last {file.waiting} records, since it can't be written "
     "({file.failure}): save everything elsewhere by cockpit.history.write(path)"

@@ -47,10 +47,10 @@ def unasked(run: Run, rules: Sequence[Rule] = RULES) -> dict[str, tuple[str, ...
 
 
 def history_of(run: Run) -> History:
-    """The history of a run, with everything in memory."""
+    """The history of a run."""
     if isinstance(run, (str, PathLike)):
         return load_run(str(run))
-    return (run if isinstance(run, History) else run.history).whole()
+    return run if isinstance(run, History) else run.history
 
 
 def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:

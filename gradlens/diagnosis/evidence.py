@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio, smallest
 from gradlens.history.facts import OF_SAMPLES
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, entry, field_line, line, lines
+from gradlens.history.lines import Floats, Line, field_line, line, lines
 from gradlens.history.setup import Layer, Setup
 from gradlens.history.spikes import Suspect
 
@@ -328,7 +328,7 @@ class Evidence:
         if not names:
             return ByName(np.zeros(0, dtype=np.int64), {})
         records = self.history[names[0]]
-        nested = entry(records, "parameters")
+        nested = records.having("parameters")
         found = lines(nested or records)
         shapes = self.history.parameters
         roots = {n: math.sqrt(max(math.prod(shapes[n]), 1)) for n in found if n in shapes}

@@ -9,25 +9,22 @@ from __future__ import annotations
 import json
 import struct
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, final
 
 import numpy as np
 
+from gradlens.history.content import Content
 from gradlens.history.json_lines import (
     DEEPEST,
     MARKS,
     TOO_DEEP,
-    Room,
     Value,
     array_bytes,
     array_of,
     check_size,
-    inflated,
     unmarked,
     value_of,
 )
@@ -38,34 +35,6 @@ EXACT = 2**53
 
 RECORD = 2
 """Levels of a record around its values."""
-
-RECENT = 64
-"""So many texts of arrays are kept for a comparison, since the edges of histograms recur."""
-
-
-@dataclass
-class Content:
-    """The numbers of values, in the order of the values, and the texts of their arrays.
-
-    ``room`` is what the arrays may take.
-    """
-
-    room: Room
-    numbers: array[float] = field(default_factory=lambda: array("d"))
-    texts: list[str] = field(default_factory=list)
-    _recent: dict[tuple[Array, str], int] = field(default_factory=dict)
-
-    def add_array(self, form: Array, text: str) -> None:
-        """Add an array; ``ValueError`` if its text is damaged, or there is no room."""
-        self.room.take(form.size)
-        key = (form, text)
-        if key not in self._recent:
-            inflated(text, form.size)  # which fails now rather than when it is asked for
-            if len(self._recent) == RECENT:
-                self._recent.clear()
-            self._recent[key] = len(self.texts)
-            self.texts.append(text)
-        self.numbers.append(self._recent[key])
 
 
 class Form(ABC):
@@ -84,7 +53,7 @@ class Form(ABC):
     def take(self, stored: Any, content: Content) -> bool:
         """Add a value as JSON has it. False if it has another form; a part may be added then.
 
-        ``ValueError`` if it has an array that is damaged, or for which there is no room.
+        ``ValueError`` if it has an array that is damaged.
         """
 
     @abstractmethod
@@ -159,11 +128,11 @@ class Array(Form):
             return False
         if type(entry[-1]) is not str:
             return False
-        content.add_array(self, entry[-1])
+        content.add(entry[-1], self.size)
         return True
 
     def value(self, content: Content, start: int) -> Value:
-        return array_of(self.dtype, self.shape, content.texts[int(content.numbers[start])])
+        return array_of(self.dtype, self.shape, content.bytes_of(content.numbers[start], self.size))
 
 
 class _Collection(Form):
@@ -253,7 +222,7 @@ def form_of(stored: Any, depth: int = RECORD) -> Form:
         size = array_bytes(stored[mark])
         return Array(stored[mark][0], stored[mark][1], size)
     if mark:
-        return Constant(stored, value_of(stored, Room(0)))
+        return Constant(stored, value_of(stored))
     if kind is list:
         return List(tuple(form_of(one, depth + 1) for one in stored))
     return Dict(tuple(stored), tuple(form_of(one, depth + 1) for one in stored.values()))

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gradlens.history.lines import Floats, Records, ordered
+from gradlens.history.lines import Floats
+from gradlens.history.series import Series
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
-def ends(records: Records) -> list[Histogram]:
+def ends(records: Series) -> list[Histogram]:
     """The first and the last recorded histogram that aren't empty, or the only one."""
-    found = ordered(records)
-    first = _first_filled(found, [*found])
-    last = _first_filled(found, [*found][::-1])
+    first = _first_filled(records, records)
+    last = _first_filled(records, reversed(records))
     return [*first, *(one for one in last if one.step != first[0].step)]
 
 
-def _first_filled(records: Records, steps: Iterable[int]) -> list[Histogram]:
+def _first_filled(records: Series, steps: Iterable[int]) -> list[Histogram]:
     values = ((step, records[step]) for step in steps)
     read = (histogram(step, value) for step, value in values if isinstance(value, Mapping))
     one = next((one for one in read if one.counts.any()), None)
@@ -98,9 +98,9 @@ def by_parameter(step: int, value: Mapping[str, Any]) -> dict[str, Histogram]:
     return {name: histogram(step, part, value["edges"]) for name, part in parts.items()}
 
 
-def latest(records: Records, part: str = "") -> tuple[int, Mapping[str, Any]] | None:
+def latest(records: Series, part: str = "") -> tuple[int, Mapping[str, Any]] | None:
     """Step and value of the last record that is a dict; with ``part``, of one that has this key."""
-    values = ((step, records[step]) for step in sorted(records, reverse=True))
+    values = ((step, records[step]) for step in reversed(records))
     found = ((step, value) for step, value in values if isinstance(value, Mapping))
     return next(((step, value) for step, value in found if not part or value.get(part)), None)
 

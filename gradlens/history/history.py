@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from gradlens.history.content import Content
 from gradlens.history.coverage import Coverage, few
 from gradlens.history.facts import Facts
-from gradlens.history.frame import frame
 from gradlens.history.html import count, in_short, table
-from gradlens.history.json_lines import Value, to_line
-from gradlens.history.lines import durations, line, number_lines
+from gradlens.history.json_lines import Value, encoded, to_line, unmarked
+from gradlens.history.lines import durations, frame, line, number_lines
 from gradlens.history.new_file import new_file
 from gradlens.history.reading import BUFFER, Reading
 from gradlens.history.records import (
@@ -59,19 +56,6 @@ ELSEWHERE = {
 """Names that tables and mappings have, with a history's own, for error messages."""
 
 
-class Archive(ABC):
-    """Has the values of a history that aren't in memory."""
-
-    @abstractmethod
-    def series(self) -> Mapping[str, Series]:
-        """Everything in it, read now; ``OSError`` if that isn't possible."""
-
-    @property
-    @abstractmethod
-    def waiting(self) -> int:
-        """How many records it lacks."""
-
-
 @dataclass
 class History:
     """A run's values by name and step, independent of torch and of the network.
@@ -89,7 +73,7 @@ class History:
     a file, ``truncated`` says whether the last line was cut off, and ``broken_lines`` has the
     numbers of lines that could not be read, with the reasons.
 
-    The history of a cockpit with a run's file has the latest steps in memory
+    The history of a cockpit with a run's file has the arrays of the latest steps in memory
     (``Cockpit(..., steps_in_memory=...)``), and reads earlier ones from the file when they are
     needed. ``OSError`` if the file doesn't exist any more.
     """
@@ -104,32 +88,23 @@ class History:
     facts: Facts = field(default_factory=Facts, repr=False)
     spikes: dict[int, Spike] = field(default_factory=dict)
     samples: Samples | None = None
-    _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
-    """What was appended."""
-    _stored: dict[str, Series] = field(default_factory=dict, repr=False)
-    """What was read from a file."""
-    _archive: Archive | None = field(default=None, repr=False)
-    """What has everything; ``None`` if that is in memory."""
-    _latest: OrderedDict[int, None] = field(default_factory=OrderedDict, repr=False)
-    """Steps with values in memory, by when they were recorded, if there is an archive."""
-    _has_dropped: bool = field(default=False, repr=False)
+    _series: dict[str, Series] = field(default_factory=dict, repr=False)
+    content: Content = field(default_factory=Content, repr=False)
 
     def __post_init__(self) -> None:
-        self.hold({})
+        self.add_sources({})
 
     if not TYPE_CHECKING:  # type checkers find unknown names themselves
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):  # there are none of these while a copy is made
                 raise AttributeError(name)
-            series = {each: f"history[{each!r}]" for each in self._values}
+            series = {each: f"history[{each!r}]" for each in self._series}
             raise unknown_attribute(self, name, series | ELSEWHERE)
 
     def __repr__(self) -> str:
-        """The number of series and the latest step in one line, without reading a file."""
-        appended = (max(one) for one in self._values.values() if one)
-        stored = (int(max(one.steps)) for one in self._stored.values() if len(one))
-        latest = max((*appended, *stored), default=None)
+        """The number of series and the latest step in one line."""
+        latest = max((max(one) for one in self._series.values() if one), default=None)
         end = "no steps" if latest is None else f"latest step {latest}"
         return f"History({count(len(self.names), 'series')}, {end})"
 
@@ -144,13 +119,13 @@ class History:
 
         The latest value of ``Time`` is the time per step, as in figures.
         """
-        whole = self.whole()
-        return [_latest(name, whole[name], name in self.of_kind("Time")) for name in self.names]
+        times = self.of_kind("Time")
+        return [_latest(name, one, name in times) for name, one in self._series.items()]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all series, in the order of the quantities."""
-        return tuple(self._values)
+        return tuple(self._series)
 
     def __len__(self) -> int:
         """The number of steps."""
@@ -163,11 +138,11 @@ class History:
     def __contains__(self, which: object) -> bool:
         """Whether there is a series of this name, or anything at this step."""
         if isinstance(which, int):
-            return any(which in self[name] for name in self.names)
-        return which in self._values
+            return any(which in one for one in self._series.values())
+        return which in self._series
 
     @overload
-    def __getitem__(self, which: str) -> Mapping[int, Value]: ...
+    def __getitem__(self, which: str) -> Series: ...
 
     @overload
     def __getitem__(self, which: int) -> dict[str, Value]: ...
@@ -175,7 +150,7 @@ class History:
     @overload
     def __getitem__(self, which: slice) -> History: ...
 
-    def __getitem__(self, which: str | int | slice) -> Mapping[Any, Value] | History:
+    def __getitem__(self, which: str | int | slice) -> Series | dict[str, Value] | History:
         """A series by its name, a step's values by its number, or the history of some steps.
 
         ``history["Loss"]`` are values by step, ``history[100]`` values by name, and
@@ -186,19 +161,10 @@ class History:
         if isinstance(which, slice):
             return self._sliced(which)
         if isinstance(which, str):
-            return self._series(which)
+            if which not in self._series:
+                raise KeyError(f"no series {which!r} in this history{near(which, self._series)}")
+            return self._series[which]
         return self._at(operator.index(which))
-
-    def _series(self, name: str) -> Mapping[int, Value]:
-        if name not in self._values:
-            raise KeyError(f"no series {name!r} in this history{near(name, self._values)}")
-        appended = self._values[name]
-        if self._archive is not None and self._has_dropped:
-            return MappingProxyType(_Chain(appended, _Archived(name, self._archive)))
-        if name not in self._stored:
-            return MappingProxyType(appended)
-        stored = self._stored[name]
-        return MappingProxyType(_Chain(appended, stored)) if appended else stored
 
     def of_kind(self, kind: str) -> tuple[str, ...]:
         """Names of the series of quantities of class ``kind`` or of a class derived from it."""
@@ -207,20 +173,10 @@ class History:
     @property
     def steps(self) -> tuple[int, ...]:
         """All steps for which anything was recorded, ascending."""
-        stored = self.whole()._stored.values()
-        appended = {step for series in self._values.values() for step in series}
-        if not stored:
-            return tuple(sorted(appended))
         # Most series have the same steps, and need no sorting.
-        columns = {found.tobytes(): found for found in (one.steps for one in stored)}
-        found = np.unique(np.concatenate([*columns.values(), [*appended]]))
+        columns = {found.tobytes(): found for found in (one.steps for one in self._series.values())}
+        found = np.unique(np.concatenate([np.zeros(0), *columns.values()]))
         return tuple(found.astype(np.int64).tolist())
-
-    def hold(self, stored: Mapping[str, Series]) -> None:
-        """Take in series that were read, and the names of all sources."""
-        self._stored |= stored
-        for name in (*self.sources, *self._stored):
-            self._values.setdefault(name, {})
 
     def coverage(self, name: str, step: int) -> Coverage:
         """Which parameters a record is about; all of them unless it has to do with samples."""
@@ -231,47 +187,38 @@ class History:
         return self.coverages[max(known)] if known else Coverage()
 
     def append(self, step: int, values: Mapping[str, Value]) -> None:
-        """Add one step's values by name."""
-        for name, value in values.items():
-            self._values.setdefault(name, {})[step] = value
-        if self._archive is not None:
-            self._latest[step] = None
-            self._latest.move_to_end(step)
+        """Add one step's values by name; ``TypeError`` for what a file can't hold."""
+        self.add(step, encoded(values))
 
-    def keep_in(self, archive: Archive) -> None:
-        """Leave what was read to an archive, and what is appended as soon as it is dropped."""
-        self._archive = archive
-        self._has_dropped = bool(self._stored)
-        self._stored = {}
+    def add(self, step: int, stored: Mapping[str, Any]) -> None:
+        """Add a step's values as a file has them; with a ``ValueError``, none of them is added."""
+        numbers, arrays = len(self.content.numbers), self.content.arrays
+        new: dict[str, Series] = {}
+        added: list[Series] = []
+        try:
+            for key, value in stored.items():
+                name = unmarked(key)
+                if name not in self._series:
+                    new[name] = Series(self.content)
+                one = new[name] if name in new else self._series[name]
+                one.add(step, value)
+                added.append(one)
+        except ValueError:
+            for one in added:
+                one.drop_last()
+            self.content.cut(numbers, arrays)
+            raise
+        self._series |= new
 
-    def keep_latest(self, count: int) -> None:
-        """Drop the values of all but the ``count`` steps recorded last, which an archive has."""
-        while len(self._latest) > count:
-            step, _ = self._latest.popitem(last=False)
-            for series in self._values.values():
-                series.pop(step, None)
-            self._has_dropped = True
-
-    @property
-    def stored(self) -> Mapping[str, Series]:
-        """The series that were read from a file, without what was appended later."""
-        return self._stored
-
-    @property
-    def is_in_part(self) -> bool:
-        """Whether values were dropped from memory, and are in an archive alone."""
-        return self._has_dropped
-
-    def whole(self) -> History:
-        """The same history with everything in memory."""
-        if self._archive is None or not self._has_dropped:
-            return self
-        stored = dict(self._archive.series())
-        values = self._values if self._archive.waiting else {name: {} for name in self._values}
-        return replace(self, _values=values, _stored=stored, _archive=None)
+    def add_sources(self, sources: Mapping[str, Source]) -> None:
+        """Say what records series, which may have no values yet."""
+        self.sources |= sources
+        for name in self.sources:
+            if name not in self._series:
+                self._series[name] = Series(self.content)
 
     def _at(self, step: int) -> dict[str, Value]:
-        found = {name: self[name][step] for name in self.names if step in self[name]}
+        found = {name: one[step] for name, one in self._series.items() if step in one}
         if not found:
             steps = self.steps
             known = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
@@ -280,9 +227,6 @@ class History:
         return found
 
     def _sliced(self, bounds: slice) -> History:
-        whole = self.whole()
-        if whole is not self:
-            return whole[bounds]
         if min(number or 0 for number in (bounds.start, bounds.stop, bounds.step)) < 0:
             raise ValueError(
                 "slices of a history are by the numbers of steps, from 0 on: the last hundred are "
@@ -291,17 +235,12 @@ class History:
         first = -math.inf if bounds.start is None else bounds.start
         end = math.inf if bounds.stop is None else bounds.stop
         steps = [step for step in self.steps if first <= step < end][:: bounds.step]
-        chosen = {*steps}
         return replace(
             self,
             notes=[note for note in self.notes if first <= note.step < end],
             facts=self.facts.between(first, end),
             spikes={at: each for at, each in self.spikes.items() if first <= at < end},
-            _values={
-                name: {at: value for at, value in series.items() if at in chosen}
-                for name, series in self._values.items()
-            },
-            _stored={name: series.only(steps) for name, series in self._stored.items()},
+            _series={name: series.only(steps) for name, series in self._series.items()},
         )
 
     def scalars(self) -> tuple[Scalar, ...]:
@@ -312,11 +251,10 @@ class History:
         are described by their entries or, where these are many, by the extremes; what single
         numbers can't describe is left out.
         """
-        whole = self.whole()
         return tuple(
             scalar
-            for name in whole.names
-            for scalar in scalars_of(name, whole[name], self.sources.get(name), self.parameters)
+            for name, series in self._series.items()
+            for scalar in scalars_of(name, series, self.sources.get(name), self.parameters)
         )
 
     def to_dataframe(self, name: str | None = None) -> pandas.DataFrame:
@@ -328,24 +266,22 @@ class History:
         values are nested. Numbers that don't exist are NaN; other arrays, lists and texts are left
         out. ``ValueError`` if nothing remains.
         """
-        whole = self.whole()
         if name is None:
-            return frame({one.name: one.line for one in whole.scalars()}, whole.steps)
-        columns = number_lines(whole[name], elements=True)
-        if whole[name] and not columns:
+            return frame({one.name: one.line for one in self.scalars()}, self.steps)
+        columns = number_lines(self[name], elements=True)
+        if self[name] and not columns:
             raise ValueError(f"the values of {name!r} are no numbers: read history[{name!r}]")
-        return frame({part or name: line for part, line in columns.items()}, sorted(whole[name]))
+        return frame({part or name: line for part, line in columns.items()}, [*self[name]])
 
     def rewind(self, step: int, ends: Mapping[str, int]) -> None:
         """Remove what came after a step, at which the series ended at ``ends``.
 
-        A series without an end had no values. What an archive has isn't changed.
+        A series without an end had no values.
         """
-        for name, series in self._values.items():
-            late = [at for at in series if name not in ends or at > ends[name]]
-            for at in late:
-                del series[at]
-        self._stored = {n: s.until(ends[n]) for n, s in self._stored.items() if n in ends}
+        self._series = {
+            name: one.until(ends[name]) if name in ends else Series(self.content)
+            for name, one in self._series.items()
+        }
         self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
         self.facts.rewind(step)
         self.spikes = {at: each for at, each in self.spikes.items() if at <= step}
@@ -355,21 +291,20 @@ class History:
 
         ``OSError`` if it can't be written as a whole; then no part of it is left.
         """
-        whole = self.whole()
         new_file(path).close()
         try:
             with Path(path).open("wb") as file:
-                file.writelines(whole.json_lines())
+                file.writelines(self.json_lines())
         except BaseException:
             Path(path).unlink(missing_ok=True)
             raise
 
     def json_lines(self) -> Iterator[bytes]:
-        """The lines of a run's file that has what is in memory."""
+        """The lines of a run's file with everything."""
         return (to_line(record).encode() + b"\n" for record in self.records())
 
     def records(self) -> Iterator[dict[str, Value]]:
-        """The records of a run's file that has what is in memory, the header first."""
+        """The records of a run's file with everything, the header first."""
         yield self.header()
         yield from map(note_record, self.notes)
         yield from self.facts.records()
@@ -381,11 +316,8 @@ class History:
             yield spike_record(step, spike)
         if self.samples is not None:
             yield samples_record(self.samples.step, self.samples)
-        whole = replace(self, _archive=None)
-        series = {name: whole[name] for name in self.names}
-        for step in whole.steps:
-            values = {name: one[step] for name, one in series.items() if step in one}
-            yield step_record(step, values)
+        for step in self.steps:
+            yield step_record(step, self[step])
 
     def header(self) -> dict[str, Value]:
         """The record that says what the series come from, as far as it is known by now."""
@@ -420,9 +352,7 @@ LATEST = ("series", "values", "latest step", "latest value")
 """Headings of ``History.latest_values``."""
 
 
-def _latest(
-    name: str, series: Mapping[int, Value], is_time: bool
-) -> tuple[str, int, int | str, str]:
+def _latest(name: str, series: Series, is_time: bool) -> tuple[str, int, int | str, str]:
     if not series:
         return name, 0, "", ""
     step = max(series)
@@ -430,53 +360,8 @@ def _latest(
     return name, len(series), step, shown
 
 
-def _time_per_step(stamps: Mapping[int, Value]) -> str:
-    last = {step: stamps[step] for step in sorted(stamps)[-2:]}
-    if len(last) < 2:
+def _time_per_step(stamps: Series) -> str:
+    if len(stamps) < 2:
         return "needs two records"
-    found = durations(line(last)).latest
-    return f"{in_short(found)} s/step" if found > 0 else in_short(stamps[max(last)])
-
-
-class _Archived(Mapping[int, Value]):
-    """A series in an archive, which is read when a value is asked for."""
-
-    def __init__(self, name: str, archive: Archive) -> None:
-        self._name = name
-        self._archive = archive
-
-    @property
-    def _series(self) -> Mapping[int, Value]:
-        return self._archive.series().get(self._name, {})
-
-    def __len__(self) -> int:
-        return len(self._series)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._series)
-
-    def __getitem__(self, step: int) -> Value:
-        return self._series[step]
-
-    def __contains__(self, step: object) -> bool:
-        return step in self._series
-
-
-class _Chain(Mapping[int, Value]):
-    """Values by ascending step, of which those in memory come first."""
-
-    def __init__(self, appended: Mapping[int, Value], others: Mapping[int, Value]) -> None:
-        self._appended = appended
-        self._others = others
-
-    def __len__(self) -> int:
-        return len({*self._others, *self._appended})
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(sorted({*self._others, *self._appended}))
-
-    def __getitem__(self, step: int) -> Value:
-        return self._appended[step] if step in self._appended else self._others[step]
-
-    def __contains__(self, step: object) -> bool:
-        return step in self._appended or step in self._others
+    found = durations(line(stamps)).latest
+    return f"{in_short(found)} s/step" if found > 0 else in_short(stamps[max(stamps)])

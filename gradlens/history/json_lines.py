@@ -50,17 +50,17 @@ INFLATION = 100
 
 def to_line(record: Mapping[str, Value]) -> str:
     """One line of strict JSON, without the line break; ``TypeError`` for what can't be stored."""
-    return json.dumps(_encode(record), allow_nan=False, separators=(",", ":"))
+    return line_of(encoded(record))
 
 
-def from_line(line: str, room: Room | None = None) -> dict[str, Value]:
-    """The record that ``to_line`` was given; ``ValueError`` if the line is not one.
+def line_of(stored: Mapping[str, Any]) -> str:
+    """One line of strict JSON with a record that has been ``encoded``."""
+    return json.dumps(stored, allow_nan=False, separators=(",", ":"))
 
-    ``room`` is what arrays may take; all lines of a file share it.
-    """
-    record = stored_record(line)
-    _check(record, 0)
-    return record_of(record, room or Room(len(line)))
+
+def from_line(line: str) -> dict[str, Value]:
+    """The record that ``to_line`` was given; ``ValueError`` if the line is not one."""
+    return record_of(stored_record(line, Room(len(line))))
 
 
 class Room:
@@ -91,17 +91,15 @@ def parsed(text: str, constant: Callable[[str], Any] = float) -> Any:
     return found
 
 
-def stored_record(line: str) -> dict[str, Any]:
-    """A record as JSON has it; ``ValueError`` if it is none.
-
-    Its values are checked where their forms are found (``gradlens.history.forms``).
-    """
+def stored_record(line: str, room: Room) -> dict[str, Any]:
+    """A record as JSON has it; ``ValueError`` if it is none, or there is no room for its arrays."""
     record = _parsed(line, _STRICT)
     if not isinstance(record, dict):
         raise ValueError("a record is a JSON object")
-    # Looking for one character first is much faster, and few lines have it.
-    if "\\" in line and ("\\ud" in line or "\\uD" in line):  # halves of characters
-        _check(record, 0)
+    # The numbers and the depth of values are checked where their forms are found
+    # (``gradlens.history.forms``). Looking for a character first is much faster.
+    if "values" not in record or "$array" in line or "\\" in line:
+        room.take(_check(record, 0))
     return record
 
 
@@ -118,22 +116,24 @@ def _parsed(text: str, decoder: json.JSONDecoder) -> Any:
 TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
 
 
-def _check(value: Any, depth: int) -> None:
+def _check(value: Any, depth: int) -> int:
+    """The bytes of the arrays in it; ``ValueError`` if a part of it is none of a record."""
     kind = type(value)
     if kind is str:
         _check_text(value)
     elif kind is int:
         check_size(value)
-    elif kind is list or kind is dict:
-        if depth == DEEPEST:
-            raise ValueError(TOO_DEEP)
-        if kind is dict:
-            for key in value:
-                _check_text(key)
-            value = value.values()
-        for entry in value:
-            if type(entry) is not float:
-                _check(entry, depth + 1)
+    if kind is not list and kind is not dict:
+        return 0
+    if depth == DEEPEST:
+        raise ValueError(TOO_DEEP)
+    if kind is dict:
+        if [*value] == ["$array"]:
+            return array_bytes(value["$array"])
+        for key in value:
+            _check_text(key)
+        value = value.values()
+    return sum(_check(entry, depth + 1) for entry in value if type(entry) is not float)
 
 
 def check_size(number: int) -> None:
@@ -157,7 +157,8 @@ def _refuse_constant(name: str) -> Any:
 _STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _encode(value: Value, depth: int = 0) -> Any:
+def encoded(value: Value, depth: int = 0) -> Any:
+    """A value as JSON has it; ``TypeError`` for what can't be stored."""
     if depth > DEEPEST - 3:  # an array has three levels
         raise TypeError(f"{TOO_DEEP}, which can't be stored in a run")
     if isinstance(value, Undefined):
@@ -173,11 +174,11 @@ def _encode(value: Value, depth: int = 0) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, (np.ndarray, np.generic)):
-        return _encode_array(value) if np.ndim(value) else _encode(value.item())
+        return _encode_array(value) if np.ndim(value) else encoded(value.item())
     if isinstance(value, Mapping):
-        return {_key(key): _encode(entry, depth + 1) for key, entry in value.items()}
+        return {_key(key): encoded(entry, depth + 1) for key, entry in value.items()}
     if isinstance(value, Sequence):
-        return [_encode(entry, depth + 1) for entry in value]
+        return [encoded(entry, depth + 1) for entry in value]
     raise TypeError(
         f"a {type(value).__name__} can't be stored in a run: return a number, a string, an array "
         "or tensor, or lists and dicts of these"
@@ -204,16 +205,16 @@ def _encode_array(array: Any) -> Any:
     return {"$array": [array.dtype.str, list(array.shape), data]}
 
 
-def record_of(stored: Mapping[str, Any], room: Room) -> dict[str, Value]:
+def record_of(stored: Mapping[str, Any]) -> dict[str, Value]:
     """The record that JSON has in this form."""
-    return {unmarked(key): value_of(value, room) for key, value in stored.items()}
+    return {unmarked(key): value_of(value) for key, value in stored.items()}
 
 
-def value_of(value: Any, room: Room) -> Value:
+def value_of(value: Any) -> Value:
     """The value that JSON has in this form; ``ValueError`` if there is none."""
     kind = type(value)
     if kind is list:
-        return [value_of(entry, room) for entry in value]
+        return [value_of(entry) for entry in value]
     if kind is not dict:
         return value
     if len(value) == 1:
@@ -223,8 +224,8 @@ def value_of(value: Any, room: Room) -> Value:
         if key == "$undefined":
             return _decode_undefined(entry)
         if key == "$array":
-            return _decode_array(entry, room)
-    return {unmarked(key): value_of(entry, room) for key, entry in value.items()}
+            return _decode_array(entry)
+    return {unmarked(key): value_of(entry) for key, entry in value.items()}
 
 
 def unmarked(key: str) -> str:
@@ -244,9 +245,10 @@ def _decode_undefined(reason: Any) -> Undefined:
     return Undefined(reason)
 
 
-def _decode_array(entry: Any, room: Room) -> Value:
-    room.take(array_bytes(entry))
-    return array_of(*entry)
+def _decode_array(entry: Any) -> Value:
+    size = array_bytes(entry)
+    dtype, shape, text = entry
+    return array_of(dtype, shape, inflated(text, size))
 
 
 def array_bytes(entry: Any) -> int:
@@ -257,10 +259,9 @@ def array_bytes(entry: Any) -> int:
     return array_size(dtype, shape) * np.dtype(dtype).itemsize
 
 
-def array_of(dtype: str, shape: Sequence[int], data: str) -> NDArray[Any]:
-    """An array from its data; ``ValueError`` if these are damaged."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    array = np.frombuffer(inflated(data, size), dtype).reshape(shape)
+def array_of(dtype: str, shape: Sequence[int], content: bytes) -> NDArray[Any]:
+    """An array from its bytes."""
+    array = np.frombuffer(content, dtype).reshape(shape)
     return array.astype(array.dtype.newbyteorder("="))
 
 
@@ -274,7 +275,7 @@ def array_size(dtype: Any, shape: Any) -> int:
     return math.prod(shape)
 
 
-def inflated(data: str, size: int, wbits: int = zlib.MAX_WBITS) -> bytes:
+def inflated(data: str | bytes, size: int, wbits: int = zlib.MAX_WBITS) -> bytes:
     """The ``size`` bytes that were deflated and are given in base 64; else ``ValueError``."""
     try:
         inflater = zlib.decompressobj(wbits)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.history.series import Series, SeriesValues
+from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
 
+if TYPE_CHECKING:
+    import pandas
+
 Floats = NDArray[np.float64]
-Records = Mapping[int, Any]
 
 CHUNK = 2**22
 PLAIN = {float, int, bool, Undefined}
-"""Types that numpy converts to numbers quickly."""
+"""Types of numbers."""
 
 
 @dataclass(frozen=True)
@@ -42,103 +44,43 @@ class Line:
         return float(self.values[-1]) if self.values.size else float("nan")
 
 
-def ordered(records: Records) -> Records:
-    """The same records by ascending step."""
-    if isinstance(records, Series):
-        return records
-    steps = sorted(records)
-    if steps == [*records]:
-        return dict(records)
-    return {step: records[step] for step in steps}
-
-
-def line(records: Records) -> Line:
+def line(series: Series) -> Line:
     """A series of numbers; other values become NaN."""
-    if isinstance(records, Series):
-        return Line(records.steps, records.numbers(), records.reason)
-    entries = ordered(records)
-    return line_through(_array(entries), list(entries.values()))
+    return Line(series.steps, series.numbers(), series.reason)
 
 
 def line_through(steps: Floats, values: Sequence[Any]) -> Line:
     """Values at ascending ``steps``; those that aren't numbers become NaN."""
-    return Line(steps, _numbers(values), reason(values))
+    return Line(steps, np.array([number(value) for value in values]), reason(values))
 
 
-def field_line(records: Records, name: str) -> Line:
+def field_line(series: Series, name: str) -> Line:
     """The entry ``name`` of each dict; a record that isn't a dict is a NaN with its reason."""
-    if isinstance(records, Series):
-        return line(records.column(name))
-    found = ordered(records)
-    return line_through(_array(found), column(found.values(), name))
+    return line(series.column(name))
 
 
-def network_line(records: Records) -> Line:
+def network_line(series: Series) -> Line:
     """The number of the whole network: a record itself, or its entry ``"value"`` if it has more."""
-    return field_line(records, "value")
+    return field_line(series, "value")
 
 
-def lines(records: Records, field: str = "") -> dict[str, Line]:
+def lines(series: Series, field: str = "") -> dict[str, Line]:
     """A series of dicts of numbers as one line per key; steps without the key are NaN.
 
     With ``field``, they are dicts of dicts that have this entry.
     """
-    if isinstance(records, Series):
-        names = records.names_of_entries
-        floats = records.table() if not field else None
-        if floats is not None:
-            return {name: Line(records.steps, one) for name, one in zip(names, floats, strict=True)}
-        found = {name: records.column(name) for name in names}
-        return {name: field_line(one, field) if field else line(one) for name, one in found.items()}
-    entries = ordered(records)
-    names = keys(entries)
-    table = _table(list(entries.values()), names, field)
+    names = series.entries
+    table = series.table() if not field else None
     if table is not None:
-        steps = _array(entries)
-        return {name: Line(steps, values) for name, values in zip(names, table.T, strict=True)}
-    return _by_key(entries, _numbers, field)
+        return {name: Line(series.steps, one) for name, one in zip(names, table, strict=True)}
+    found = {name: series.column(name) for name in names}
+    return {name: field_line(one, field) if field else line(one) for name, one in found.items()}
 
 
-def rms_lines(records: Records) -> dict[str, Line]:
+def rms_lines(series: Series) -> dict[str, Line]:
     """A series of dicts of arrays as one line of root mean squares per key."""
-    return _by_key(ordered(records), rms)
-
-
-def _table(values: Sequence[Any], names: tuple[str, ...], field: str) -> Floats | None:
-    """Dicts with the same keys and nothing but numbers as ``[K, R]``; ``None`` for others.
-
-    Almost all records are of this kind, for which this is much faster than ``_by_key``.
-    """
-    if types(values) != {dict} or {*map(tuple, values)} != {names}:
-        return None
-    cells = [cell for value in values for cell in value.values()]
-    if field:
-        cells = [cell.get(field) for cell in cells] if types(cells) == {dict} else [None]
-    if not types(cells) <= PLAIN - {Undefined}:
-        return None
-    return np.array(cells, dtype=np.float64).reshape(len(values), len(names))
-
-
-def _by_key(
-    entries: Records, numbers: Callable[[Sequence[Any]], Floats], field: str = ""
-) -> dict[str, Line]:
-    steps = _array(entries)
-    found = {key: column(entries.values(), key) for key in keys(entries)}
-    if field:
-        found = {key: column(values, field) for key, values in found.items()}
-    return {key: Line(steps, numbers(values), reason(values)) for key, values in found.items()}
-
-
-def column(records: Collection[Any], key: str) -> list[Any]:
-    """One entry of each dict, ``None`` where there is none.
-
-    A record that isn't a dict is returned itself, because it may be an ``Undefined`` with a reason.
-    """
-    if isinstance(records, SeriesValues):
-        return [*records.series.column(key).values()]
-    if types(records) <= {dict}:
-        return [value.get(key) for value in records]
-    return [v.get(key) if isinstance(v, Mapping) else v for v in records]
+    found = {name: series.column(name) for name in series.entries}
+    return {name: Line(one.steps, rms([*one.values()]), one.reason) for name, one in found.items()}
 
 
 def rows(arrays: Sequence[Any], most: int | None = None) -> Floats:
@@ -155,13 +97,11 @@ def rows(arrays: Sequence[Any], most: int | None = None) -> Floats:
     return table
 
 
-def quantile_lines(records: Records, shares: Sequence[float]) -> tuple[Line, ...]:
+def quantile_lines(series: Series, shares: Sequence[float]) -> tuple[Line, ...]:
     """A series of arrays as one line per quantile of the array's finite elements."""
-    entries = ordered(records)
-    why = reason(entries.values())
-    table = np.array([_quantiles(value, shares) for value in entries.values()])
-    table = table.reshape(len(entries), len(shares))
-    return tuple(Line(_array(entries), column, why) for column in table.T)
+    table = np.array([quantiles(value, shares) for value in series.values()])
+    table = table.reshape(len(series), len(shares))
+    return tuple(Line(series.steps, column, series.reason) for column in table.T)
 
 
 def durations(stamps: Line) -> Line:
@@ -171,70 +111,49 @@ def durations(stamps: Line) -> Line:
     return Line(stamps.steps[1:], seconds, stamps.reason)
 
 
-def entry(records: Records, name: str) -> Records:
-    """One entry of a series of dicts, at the steps that have it."""
-    if isinstance(records, Series):
-        return records.having(name)
-    found = {step: v for step, v in ordered(records).items() if isinstance(v, Mapping)}
-    return {step: value[name] for step, value in found.items() if name in value}
-
-
-def number_lines(records: Records, *, elements: bool = False) -> dict[str, Line]:
+def number_lines(series: Series, *, elements: bool = False) -> dict[str, Line]:
     """Each number of a series by its place in the values, such as ``layers/0/norm``.
 
     The place of values that are numbers themselves is empty. With ``elements``, those of arrays of
     one axis have their index as place. Texts, lists and other arrays are left out.
     """
-    names = keys(records)
-    if not names:
-        found = _element_lines(records) if elements else {}
-        return found or ({"": line(records)} if types(records.values()) & PLAIN else {})
+    if not series.entries:
+        found = _element_lines(series) if elements else {}
+        return found or ({"": line(series)} if series.kinds & PLAIN else {})
     return {
         f"{name}/{place}".removesuffix("/"): one
-        for name in names
-        for place, one in number_lines(entry(records, name), elements=elements).items()
+        for name in series.entries
+        for place, one in number_lines(series.having(name), elements=elements).items()
     }
 
 
-def _element_lines(records: Records) -> dict[str, Line]:
+def _element_lines(series: Series) -> dict[str, Line]:
     """Each element of a series of arrays of one axis; none for other values."""
-    if np.ndarray not in types(records.values()):
+    if np.ndarray not in series.kinds:
         return {}
-    entries = ordered(records)
-    values = [*entries.values()]
-    usable = [_is_numeric(value) and np.ndim(value) == 1 for value in values]
-    table = rows([value if one else None for value, one in zip(values, usable, strict=True)])
-    steps, why = _array(entries), reason(values)
-    return {str(place): Line(steps, one, why) for place, one in enumerate(table.T)}
+    usable = [one if _is_numeric(one) and np.ndim(one) == 1 else None for one in series.values()]
+    table = rows(usable).T
+    return {str(n): Line(series.steps, one, series.reason) for n, one in enumerate(table)}
 
 
-def keys(records: Records) -> tuple[str, ...]:
-    """Keys of a series of dicts, in the order of their first appearance."""
-    if isinstance(records, Series):
-        return records.names_of_entries
-    if types(records.values()) <= PLAIN:
-        return ()
-    dicts = (value for value in ordered(records).values() if isinstance(value, Mapping))
-    # Most records have the same ones.
-    different = dict.fromkeys(map(tuple, dicts))
-    return tuple(dict.fromkeys(key for found in different for key in found))
+def frame(columns: Mapping[str, Line], steps: Sequence[int]) -> pandas.DataFrame:
+    """A row for each step and a column for each line, NaN where it has no number."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("a DataFrame needs pandas: pip install 'gradlens[pandas]'") from error
+    index = pandas.Index(steps, dtype=np.int64, name="step")
+    found = {
+        name: pandas.Series(line.values, line.steps.astype(np.int64))
+        for name, line in columns.items()
+    }
+    return pandas.DataFrame(found, index)
 
 
 def reason(values: Iterable[Any]) -> str:
     """The reason of the latest value that has one; empty if none has."""
-    if isinstance(values, SeriesValues):
-        return values.series.reason
-    found = [*values]
-    if Undefined not in types(found):
-        return ""
-    return next(value.reason for value in reversed(found) if isinstance(value, Undefined))
-
-
-def types(values: Iterable[Any]) -> set[type]:
-    """The types of some values, which are found much faster than what each value is."""
-    if isinstance(values, SeriesValues):
-        return values.series.kinds
-    return {*map(type, values)}
+    reasons = [value.reason for value in values if isinstance(value, Undefined)]
+    return reasons[-1] if reasons else ""
 
 
 def number(value: Any) -> float:
@@ -271,7 +190,8 @@ def _rms_of_equal_shapes(arrays: Sequence[NDArray[Any]]) -> Floats:
     return np.sqrt(means)
 
 
-def _quantiles(value: Any, shares: Sequence[float]) -> Floats:
+def quantiles(value: Any, shares: Sequence[float]) -> Floats:
+    """Quantiles ``[S]`` of an array's finite elements; NaN without any."""
     elements = np.asarray(value, dtype=np.float64) if _is_numeric(value) else np.array([])
     elements = elements[np.isfinite(elements)]
     if not elements.size:
@@ -284,13 +204,3 @@ def _is_numeric(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(isinstance(element, (int, float)) for element in value)
     return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-
-
-def _numbers(values: Sequence[Any]) -> Floats:
-    if types(values) <= PLAIN:
-        return np.array(values, dtype=np.float64)
-    return np.array([number(value) for value in values], dtype=np.float64)
-
-
-def _array(entries: Mapping[int, Any]) -> Floats:
-    return np.array(list(entries), dtype=np.float64)

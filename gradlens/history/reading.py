@@ -9,14 +9,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar, get_args
 
+from gradlens.history.content import Content
 from gradlens.history.coverage import COUPLING, Coverage
 from gradlens.history.facts import Facts
-from gradlens.history.forms import Content
-from gradlens.history.json_lines import Room, from_line, stored_record, unmarked
+from gradlens.history.json_lines import Room, record_of, stored_record
 from gradlens.history.records import FORMAT, LeftOutWarning, Note, Source
 from gradlens.history.samples import SAMPLES, Samples
 from gradlens.history.schema import Either, Fields, Is, ListOf, MapOf, OneOf, Whole
-from gradlens.history.series import Series
 from gradlens.history.spending import Spending
 from gradlens.history.spikes import SPIKE, Spike
 from gradlens.history.view import Group, View, YScale
@@ -47,14 +46,14 @@ class Readable(Protocol):
     facts: Facts
     spikes: dict[int, Spike]
     samples: Samples | None
+    content: Content
 
     @property
     def damage(self) -> str: ...
 
-    @property
-    def stored(self) -> Mapping[str, Series]: ...
+    def add_sources(self, sources: Mapping[str, Source]) -> None: ...
 
-    def hold(self, stored: Mapping[str, Series]) -> None: ...
+    def add(self, step: int, stored: Mapping[str, Any]) -> None: ...
 
     def rewind(self, step: int, ends: Mapping[str, int]) -> None: ...
 
@@ -72,8 +71,6 @@ class Reading(Generic[H]):
         """``history`` is an empty one."""
         self.history = history
         self._path = path
-        self._series: dict[str, Series] = {}
-        """By their keys in the file."""
         self._room = Room(0)
         self._place = 0
         """Where the next line begins."""
@@ -118,32 +115,19 @@ class Reading(Generic[H]):
                 self.history.truncated = True
                 return
             self.history.broken_lines[self._lines + 1] = str(error)
+        else:
+            self.history.content.locate(line, self._place)
         self._place, self._last = self._place + len(line), line
         self._lines += 1
 
     def _take_in(self, line: str) -> None:
         """Add a record; ``ValueError`` if it isn't one."""
-        stored = stored_record(line)
-        if not OTHERS.isdisjoint(stored):
-            self._take_in_other(from_line(line, self._room))
-            return
-        VALUES.check(stored, "the record")
-        self._add(stored["step"], stored["values"])
-
-    def _add(self, step: int, values: Mapping[str, Any]) -> None:
-        added: dict[str, Series] = {}
-        try:
-            for key, stored in values.items():
-                one = self._series.get(key)
-                added[key] = one = Series(Content(self._room)) if one is None else one
-                one.add(step, stored)
-        except ValueError:
-            for one in [*added.values()][:-1]:  # the last one has refused its value
-                one.drop_last()
-            raise
-        if not added.keys() <= self._series.keys():
-            self._series |= added
-            self.history.hold({unmarked(key): one for key, one in added.items()})
+        stored = stored_record(line, self._room)
+        if "values" in stored or OTHERS.isdisjoint(stored):
+            VALUES.check(stored, "the record")
+            self.history.add(stored["step"], stored["values"])
+        else:
+            self._take_in_other(record_of(stored))
 
     def _take_in_other(self, record: Mapping[str, Any]) -> None:
         history = self.history
@@ -152,18 +136,15 @@ class Reading(Generic[H]):
                 raise OtherFormatError(record["gradlens_run"])
             HEADER.check(record, "the header")
             # A run that was resumed has several headers, perhaps with other quantities.
-            history.sources |= _sources(record)
+            history.add_sources(_sources(record))
             shapes = {name: tuple(shape) for name, shape in record["parameters"].items()}
             history.parameters = {**history.parameters, **shapes}
-            history.hold({})
         elif "note" in record:
             NOTE.check(record, "the record")
             history.notes.append(Note(record["step"], record["note"]))
         elif "rewind" in record:
             REWIND.check(record, "the record")
             history.rewind(record["step"], record["rewind"])
-            stored = history.stored
-            self._series = {k: stored[n] for k in self._series if (n := unmarked(k)) in stored}
         elif not OF_FACTS.isdisjoint(record):
             history.facts.take_in(record)
         elif "spending" in record:

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from gradlens.history.histograms import histogram
-from gradlens.history.lines import Line, Records, durations, keys, line, number, quantile_lines, rms
+from gradlens.history.lines import (
+    PLAIN,
+    Line,
+    durations,
+    line,
+    line_through,
+    number,
+    quantiles,
+    rms,
+)
 from gradlens.history.records import NOUNS, Source
 from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
@@ -19,6 +28,9 @@ from gradlens.history.view import GROUPS_OF_LOGGED, View
 
 FEW = 6
 """Up to so many entries of a dict are numbers of their own."""
+
+SIZES = {*PLAIN, np.ndarray}
+"""Types of values that a number describes."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Scalar:
 
 
 def scalars_of(
-    name: str, records: Records, source: Source | None, parameters: Collection[str]
+    name: str, records: Series, source: Source | None, parameters: Collection[str]
 ) -> tuple[Scalar, ...]:
     """All numbers per step of a series; see ``History.scalars``.
 
@@ -76,32 +88,26 @@ class Part:
         return self.read or partial(_entry, self.key)
 
 
-def _parts(kinds: Sequence[str], records: Records, parameters: set[str]) -> dict[str, Line]:
+def _parts(kinds: Sequence[str], records: Series, parameters: set[str]) -> dict[str, Line]:
     if "Time" in kinds:
         return {"s/step": durations(line(records))} if records else {}
-    found = keys(records)
+    found = records.entries
     known = next((KNOWN[kind] for kind in kinds if found and kind in KNOWN), None)
-    parts = _of_each(records, found, parameters) if known is None else known
+    parts = _of_each(records, parameters) if known is None else known
     chosen = [part for part in parts if not part.key or part.key in found]
     fitting = Mapping if found else object
     return {part.name: _read(records, part, fitting) for part in chosen}
 
 
-def _of_each(records: Records, names: tuple[str, ...], parameters: set[str]) -> tuple[Part, ...]:
-    values = list(records.values())
-    entries = {name: [v[name] for v in values if _has(v, name)] for name in names}
-    named = [name for name, found in entries.items() if any(_has_size(value) for value in found)]
+def _of_each(records: Series, parameters: set[str]) -> tuple[Part, ...]:
+    named = [name for name in records.entries if records.having(name).kinds & SIZES]
     if len(named) > FEW or parameters & {*named}:
         return (Part("least", read=_least), Part("most", read=_most))
     if named:
         return tuple(Part(name, name) for name in named)
-    if any(_is_array(value) for value in values):
+    if np.ndarray in records.kinds:
         return (Part("median", read=_median),)
-    return (Part(read=number),) if any(_has_size(value) for value in values) else ()
-
-
-def _has(value: Any, key: str) -> bool:
-    return isinstance(value, Mapping) and key in value
+    return (Part(read=number),) if records.kinds & SIZES else ()
 
 
 def _has_size(value: Any) -> bool:
@@ -112,14 +118,15 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
 
 
-def _read(records: Records, part: Part, fitting: type) -> Line:
-    if part.read is None and isinstance(records, Series):
+def _read(records: Series, part: Part, fitting: type) -> Line:
+    if part.read is None:
         numbers = records.column(part.key)
         if np.ndarray not in numbers.kinds:
             return line(numbers)
     reader = part.reader
     # What doesn't fit is a NaN, which may have a reason.
-    return line({step: reader(v) if _fits(v, fitting) else v for step, v in records.items()})
+    values = [reader(value) if _fits(value, fitting) else value for value in records.values()]
+    return line_through(records.steps, values)
 
 
 def _fits(value: Any, fitting: type) -> bool:
@@ -167,7 +174,7 @@ def _norm_of_elements(value: Mapping[str, Any]) -> float:
 
 
 def _median(value: Any) -> float:
-    return float(quantile_lines({0: value}, (0.5,))[0].values[0])
+    return float(quantiles(value, (0.5,))[0])
 
 
 def _clipped(value: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""The values of one series of a run's file, in little memory."""
+"""The values of one series, in little memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from gradlens.history.forms import FLOAT, Constant, Content, Dict, Form, Number, form_of
-from gradlens.history.json_lines import Value
+from gradlens.history.content import Content
+from gradlens.history.forms import FLOAT, Constant, Dict, Form, Number, form_of
+from gradlens.history.json_lines import Value, encoded
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -42,6 +43,14 @@ class Series(Mapping[int, Value]):
         """For each value the place of its first number in the content."""
         self._is_ordered = True
 
+    @classmethod
+    def of(cls, values: Mapping[int, Value]) -> Series:
+        """A series with these values by step; ``TypeError`` for what can't be stored."""
+        found = cls(Content())
+        for step, value in values.items():
+            found.add(step, encoded(value))
+        return found
+
     # As a mapping --------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -66,7 +75,7 @@ class Series(Mapping[int, Value]):
 
     def values(self) -> ValuesView[Value]:
         """All values, each made when it is its turn."""
-        return SeriesValues(self)
+        return _Values(self)
 
     def items(self) -> ItemsView[int, Value]:
         """All steps and values, each value made when it is its turn."""
@@ -87,18 +96,14 @@ class Series(Mapping[int, Value]):
     # Adding values -------------------------------------------------------------------------
 
     def add(self, step: int, stored: Any) -> None:
-        """Add a value as JSON has it; ``ValueError`` for what is none, and nothing is added."""
+        """Add a value as JSON has it; ``ValueError`` for what is none."""
         numbers = self._content.numbers
         start = len(numbers)
         place = self._form[-1] if self._form else 0
-        try:
-            if not self._forms[place].take(stored, self._content):
-                del numbers[start:]
-                place = self._place_of(form_of(stored))
-                self._forms[place].take(stored, self._content)
-        except ValueError:
+        if not self._forms[place].take(stored, self._content):
             del numbers[start:]
-            raise
+            place = self._place_of(form_of(stored))
+            self._forms[place].take(stored, self._content)
         if self._steps and step <= self._steps[-1]:
             self._is_ordered = False
         self._steps.append(step)
@@ -107,9 +112,8 @@ class Series(Mapping[int, Value]):
 
     def drop_last(self) -> None:
         """Drop the value that was added last, before any are read."""
-        self._steps.pop()
-        self._form.pop()
-        del self._content.numbers[self._start.pop() :]
+        for column in (self._steps, self._form, self._start):
+            column.pop()
 
     def _place_of(self, form: Form) -> int:
         place = self._places.setdefault(form, len(self._forms))
@@ -205,7 +209,7 @@ class Series(Mapping[int, Value]):
         return {form.kind for form in self._used()}
 
     @property
-    def names_of_entries(self) -> tuple[str, ...]:
+    def entries(self) -> tuple[str, ...]:
         """The keys of all dicts, in the order of their first appearance."""
         dicts = (form for form in self._used() if isinstance(form, Dict))
         return tuple(dict.fromkeys(key for form in dicts for key in form.places))
@@ -248,15 +252,13 @@ def _entry(form: Form, name: str, whole: bool) -> tuple[Form, int]:
 
 
 @final
-class SeriesValues(ValuesView[Value]):
-    """The values of ``series``."""
-
+class _Values(ValuesView[Value]):
     def __init__(self, series: Series) -> None:
         super().__init__(series)
-        self.series = series
+        self._series = series
 
     def __iter__(self) -> Iterator[Value]:
-        return self.series.each()
+        return self._series.each()
 
 
 @final

@@ -9,17 +9,8 @@ that read series as arrays (``line``, ``field_line``, ...), that draw and explai
 
 from typing import TYPE_CHECKING
 
-from gradlens.history.lines import (
-    Line,
-    Records,
-    entry,
-    field_line,
-    keys,
-    line,
-    lines,
-    quantile_lines,
-    rms_lines,
-)
+from gradlens.history.lines import Line, field_line, line, lines, quantile_lines, rms_lines
+from gradlens.history.series import Series
 from gradlens.instruments.activation import ActivationInstrument
 from gradlens.instruments.aggregate import AggregateInstrument
 from gradlens.instruments.alpha import AlphaInstrument
@@ -217,8 +208,8 @@ __all__ = [
     "Options",
     "OverlapInstrument",
     "ParametersInstrument",
-    "Records",
     "Scale",
+    "Series",
     "SpectralDensityInstrument",
     "StabilityInstrument",
     "StepAxis",

@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, Records, line_through, ordered, reason
+from gradlens.history.lines import Line, line_through
 from gradlens.history.records import NOUNS
+from gradlens.history.series import Series
 from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
@@ -44,7 +45,7 @@ class AggregateInstrument(Instrument):
     together: ClassVar[bool] = False
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        records = ordered(history[self.names[0]])
+        records = history[self.names[0]]
         view = self.view(history)
         heading = self.heading(history)
         leaves = _leaves(records)
@@ -64,14 +65,13 @@ class AggregateInstrument(Instrument):
         ax: Axes,
         axis: StepAxis,
         shown: Leaves,
-        records: Records,
+        records: Series,
     ) -> Artists:
         axis.apply(ax)
         middles = {" ".join(path[-1:]): _middle(found) for path, found in shown.items()}
         if not any_finite(list(middles.values())):
-            steps = np.array([*records], dtype=np.float64)
             why = next((one.reason for one in middles.values() if one.reason), "")
-            nothing = Line(steps, np.full(steps.size, np.nan), why or reason(records.values()))
+            nothing = Line(records.steps, np.full(len(records), np.nan), why or records.reason)
             return explain_empty(ax, [nothing])
         if len(middles) == 1:
             title(ax, heading, *readout(next(iter(middles.values()))))
@@ -91,7 +91,7 @@ class AggregateInstrument(Instrument):
         return artists | missing(ax, axis, list(middles.values()))
 
 
-def _leaves(records: Records) -> Leaves:
+def _leaves(records: Series) -> Leaves:
     """A line for each statistic of each number in the records."""
     values: dict[tuple[str, ...], dict[int, Mapping[str, Any]]] = {}
     for step, record in records.items():

@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, Records, column, field_line, ordered, reason, rows
+from gradlens.history.lines import Line, field_line, rows
+from gradlens.history.series import Series
 from gradlens.instruments.drawing import Artists, curves, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_wide
@@ -50,16 +51,14 @@ class CovarianceRanksInstrument(Instrument):
         return curves(ax, axis, lines, [BLUE, ORANGE], scale)
 
 
-def eigenvalue_lines(records: Records, most: int = MOST) -> dict[str, Line]:
+def eigenvalue_lines(records: Series, most: int = MOST) -> dict[str, Line]:
     """The largest eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where a record has fewer.
 
     An eigenvalue below the rounding error of the largest one is a NaN, because it is noise that
     would take up most of a logarithmic axis.
     """
-    found = ordered(records)
-    steps = np.array(list(found), dtype=np.float64)
-    table = rows(column(found.values(), "eigenvalues"), most)
+    table = rows([*records.column("eigenvalues").values()], most)
     largest = np.nanmax(np.abs(table), axis=1, initial=0.0, keepdims=True)
     table = np.where(table > 1e-6 * largest, table, np.nan)
-    columns = [Line(steps, values, reason(found.values())) for values in table.T]
+    columns = [Line(records.steps, values, records.reason) for values in table.T]
     return {f"λ{n}": one for n, one in enumerate(columns, start=1) if one.finite.any()}

@@ -11,17 +11,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from gradlens.history.history import History
-from gradlens.history.lines import (
-    Floats,
-    Line,
-    Records,
-    column,
-    entry,
-    field_line,
-    ordered,
-    reason,
-    rows,
-)
+from gradlens.history.lines import Floats, Line, field_line, reason, rows
+from gradlens.history.series import Series
 from gradlens.instruments.drawing import (
     Artists,
     curves,
@@ -138,16 +129,15 @@ class OverlapInstrument(Instrument):
         return artists | {"subtitle": subtitle(ax, _words(records))}
 
 
-def ratios(records: Records, name: str) -> Ratios:
+def ratios(records: Series, name: str) -> Ratios:
     """One of the entries ``"gradient_snr"`` and ``"curvature_snr"`` of a series."""
-    found = ordered(records)
-    lists = column(found.values(), name)
-    why = reason(found.values()) or reason(v for one in lists if isinstance(one, list) for v in one)
-    return Ratios(np.array([*found], dtype=np.float64), rows(lists), why)
+    lists = [*records.column(name).values()]
+    why = records.reason or reason(v for one in lists if isinstance(one, list) for v in one)
+    return Ratios(records.steps, rows(lists), why)
 
 
-def _words(records: Records) -> str:
-    count = rows([*entry(records, "eigenvalues").values()]).shape[1]
+def _words(records: Series) -> str:
+    count = rows([*records.having("eigenvalues").values()]).shape[1]
     return f"{count} directions of largest curvature"
 
 

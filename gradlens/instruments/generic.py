@@ -9,18 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import (
-    PLAIN,
-    Line,
-    Records,
-    keys,
-    line,
-    lines,
-    ordered,
-    quantile_lines,
-    rms_lines,
-    types,
-)
+from gradlens.history.lines import PLAIN, Line, line, lines, quantile_lines, rms_lines
+from gradlens.history.series import Series
 from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
@@ -52,9 +42,9 @@ class GenericInstrument(Instrument):
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         name = self.names[0]
         view, records = self.view(history), history[name]
-        if keys(records):
+        if records.entries:
             return self._dicts(history, ax, axis)
-        if not types(records.values()) <= PLAIN and any(map(_is_array, records.values())):
+        if not records.kinds <= PLAIN and any(map(_is_array, records.values())):
             return _band(records, view, ax, axis)
         one = line(records)
         title(ax, self.heading(history), *readout(one))
@@ -78,7 +68,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or np.ndim(value) > 0
 
 
-def drawable(records: Records) -> bool:
+def drawable(records: Series) -> bool:
     """Whether there is a way to draw a series: numbers, arrays, or dicts of these."""
     return any(_known(value) for value in records.values())
 
@@ -93,7 +83,7 @@ def _known(value: Any) -> bool:
     return isinstance(value, (int, float, np.number))
 
 
-def _lines(records: Records) -> dict[str, Line]:
+def _lines(records: Series) -> dict[str, Line]:
     numbers = lines(records)
     sizes = {} if all(map(_is_number, numbers.values())) else rms_lines(records)
     return {name: one if _is_number(one) else sizes[name] for name, one in numbers.items()}
@@ -103,9 +93,9 @@ def _is_number(one: Line) -> bool:
     return bool(one.finite.any()) or bool(one.reason)
 
 
-def _band(records: Records, view: View, ax: Axes, axis: StepAxis) -> Artists:
+def _band(records: Series, view: View, ax: Axes, axis: StepAxis) -> Artists:
     axis.apply(ax)
-    found = quantile_lines(ordered(records), SHARES)
+    found = quantile_lines(records, SHARES)
     if not any_finite(found):
         return explain_empty(ax, found)
     low, q1, middle, q3, high = found

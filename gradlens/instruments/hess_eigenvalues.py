@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 
 from gradlens.history.histograms import percent
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, Records, column, entry, line, ordered, reason, rows
+from gradlens.history.lines import Floats, Line, line, rows
+from gradlens.history.series import Series
 from gradlens.instruments.drawing import Artists, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis
@@ -31,7 +32,7 @@ class HessEigenvaluesInstrument(Instrument):
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         lines = curvature_lines(records)
-        failed = [step for step, good in entry(records, "converged").items() if not good]
+        failed = [step for step, good in records.having("converged").items() if not good]
         if lines:
             text, alarm = readout(lines["λ1"])
             share = percent(len(failed) / len(records))
@@ -44,12 +45,10 @@ class HessEigenvaluesInstrument(Instrument):
         return artists
 
 
-def curvature_lines(records: Records) -> dict[str, Line]:
+def curvature_lines(records: Series) -> dict[str, Line]:
     """Eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where a record has fewer."""
-    found = ordered(records)
-    steps = np.array(list(found), dtype=np.float64)
-    table, why = rows(column(found.values(), "eigenvalues")), reason(found.values())
-    return {f"λ{n}": Line(steps, values, why) for n, values in enumerate(table.T, start=1)}
+    table, why = rows([*records.column("eigenvalues").values()]), records.reason
+    return {f"λ{n}": Line(records.steps, one, why) for n, one in enumerate(table.T, start=1)}
 
 
 def _hollow(ax: Axes, axis: StepAxis, one: Line, steps: Floats) -> Artist:

@@ -8,7 +8,8 @@ from typing import ClassVar
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, Records, entry, field_line
+from gradlens.history.lines import Line, field_line
+from gradlens.history.series import Series
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
@@ -66,9 +67,9 @@ def _has_width(low: Line, high: Line) -> bool:
     return bool((high.values > low.values).any())
 
 
-def _methods(records: Records) -> list[str]:
+def _methods(records: Series) -> list[str]:
     """The methods that computed the traces; each change with its first step."""
-    found = {s: v for s, v in entry(records, "method").items() if isinstance(v, str)}
+    found = {s: v for s, v in records.having("method").items() if isinstance(v, str)}
     pairs = pairwise([(0, ""), *found.items()])
     changes = [now for before, now in pairs if now[1] != before[1]]
     if not changes:

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
-from gradlens.history.lines import Records, entry, keys
 from gradlens.history.records import Source
+from gradlens.history.series import Series
 from gradlens.history.view import Group, View
 from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
@@ -223,7 +223,7 @@ class Instrument(ABC):
     def _height(self, history: History, name: str) -> float:
         # A higher panel would not fit on a usual screen.
         if self.columns:
-            entries = keys(entry(history[name], self.part))
+            entries = history[name].having(self.part).entries
             return min(0.25 + 0.5 * math.ceil(len(entries) / self.columns), 4.25)
         found = layout(history[name], history) if self.by_layer else None
         if found is None:
@@ -266,8 +266,8 @@ class Instrument(ABC):
         return f"{own}: {self.aspect}" if self.aspect else own
 
 
-def _has(records: Records, part: str) -> bool:
-    return any(entry(records, part).values())
+def _has(records: Series, part: str) -> bool:
+    return any(records.having(part).values())
 
 
 def _label(ax: Axes, text: str) -> None:

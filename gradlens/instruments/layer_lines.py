@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, Records, entry, lines, ordered, reason
+from gradlens.history.lines import Floats, Line, lines
 from gradlens.history.records import NOUNS
 from gradlens.history.series import Series
 from gradlens.instruments.drawing import (
@@ -41,35 +41,23 @@ class LayerLines:
         return np.array([one.values for one in self.lines.values()])
 
 
-def layer_lines(records: Records, history: History, fields: Sequence[str]) -> LayerLines:
+def layer_lines(records: Series, history: History, fields: Sequence[str]) -> LayerLines:
     """The first of ``fields`` that the layers of some records have.
 
     Layers that never have a number, such as a first one without a gradient at its input, are left
     out if others have numbers; ∞ counts as a number here. Records without layers give one line
     without numbers and with the reason.
     """
-    part = next((name for name in NOUNS if entry(records, name)), "layers")
-    parts = _parts(records, part)
+    part = next((name for name in NOUNS if records.having(name)), "layers")
+    parts = records.column(part, whole=True)
     for field in fields:
         shown = {name: one for name, one in lines(parts, field).items() if _has_content(one)}
         found = {name: one for name, one in shown.items() if _has_numbers(one)} or shown
         if found:
             names = in_order(tuple(found), history)
             return LayerLines({name: found[name] for name in names})
-    steps = np.array([*parts], dtype=np.float64)
-    nothing = Line(steps, np.full(steps.size, np.nan), reason(parts.values()))
+    nothing = Line(parts.steps, np.full(len(parts), np.nan), parts.reason)
     return LayerLines({"": nothing})
-
-
-def _parts(records: Records, part: str) -> Records:
-    """An entry of the records that have it, and the others themselves."""
-    if isinstance(records, Series):
-        return records.column(part, whole=True)
-    return {step: v[part] if _has(v, part) else v for step, v in ordered(records).items()}
-
-
-def _has(value: object, part: str) -> bool:
-    return isinstance(value, Mapping) and part in value
 
 
 def _has_numbers(one: Line) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, Records, column, entry, keys, ordered
+from gradlens.history.lines import Line
+from gradlens.history.series import Series
 from gradlens.instruments.covariance import eigenvalue_lines
 from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, thread, threads
 from gradlens.instruments.instrument import Instrument
@@ -80,7 +81,7 @@ class LayerConditionsInstrument(Instrument):
         return curves(ax, axis, lines, [SKY, BLUE, PURPLE, ORANGE], "log")
 
 
-def _median(records: Records, history: History, field: str) -> Line:
+def _median(records: Series, history: History, field: str) -> Line:
     found = layer_lines(records, history, (field,))
     first = next(iter(found.lines.values()))
     # ∞ is sorted behind all numbers, and the median may be ∞.
@@ -105,9 +106,9 @@ class LayerSpectraInstrument(Instrument):
     width: ClassVar[float] = 4.0
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        records = entry(history[self.names[0]], self.part)
-        names = in_order(keys(records), history)
-        found = {name: _spectrum(records, name) for name in names}
+        records = history[self.names[0]].having(self.part)
+        names = in_order(records.entries, history)
+        found = {name: eigenvalue_lines(records.column(name)) for name in names}
         shown = [one.values for lines in found.values() for one in lines.values()]
         artists: Artists = {}
         for panel, (name, lines) in zip(
@@ -118,11 +119,6 @@ class LayerSpectraInstrument(Instrument):
         most = max((len(lines) for lines in found.values()), default=0)
         words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
         return artists | {"subtitle": subtitle(ax, words)}
-
-
-def _spectrum(records: Mapping[int, Any], layer: str) -> dict[str, Line]:
-    found = ordered(records)
-    return eigenvalue_lines(dict(zip(found, column(found.values(), layer), strict=True)))
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:

@@ -10,18 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradlens.history.history import History
-from gradlens.history.lines import (
-    PLAIN,
-    Floats,
-    Line,
-    Records,
-    column,
-    keys,
-    lines,
-    number,
-    ordered,
-    types,
-)
+from gradlens.history.lines import PLAIN, Floats, Line, lines, number
 from gradlens.history.records import NOUNS
 from gradlens.history.series import Series
 from gradlens.history.view import View
@@ -59,13 +48,13 @@ class Layout:
     noun: str
 
 
-def layout(records: Records, history: History) -> Layout | None:
+def layout(records: Series, history: History) -> Layout | None:
     """How a series holds numbers by parameter or layer; ``None`` if it doesn't.
 
     This is read from the first record that is a dict with entries. If it has no entry for
     parameters or layers, its keys must be names of these in the network.
     """
-    if types(records.values()) <= PLAIN:
+    if records.kinds <= PLAIN:
         return None
     first: Mapping[str, Any] = next((value for value in records.values() if _filled(value)), {})
     part = next((name for name in NOUNS if _filled(first.get(name))), "")
@@ -109,18 +98,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or not np.isnan(number(value))
 
 
-def row_names(records: Records, found: Layout) -> tuple[str, ...]:
+def row_names(records: Series, found: Layout) -> tuple[str, ...]:
     """Names of all parameters or layers in a series."""
-    return keys(_parts(records, found))
+    return _parts(records, found).entries
 
 
-def row_lines(records: Records, found: Layout, history: History) -> dict[str, Line]:
+def row_lines(records: Series, found: Layout, history: History) -> dict[str, Line]:
     """The numbers of each parameter or layer, from input to output."""
     by_name = lines(_parts(records, found), found.field)
     return {name: by_name[name] for name in in_order(tuple(by_name), history)}
 
 
-def table(records: Records, found: Layout, history: History) -> LayerTable:
+def table(records: Series, found: Layout, history: History) -> LayerTable:
     """The numbers of a series by parameter or layer."""
     by_name = row_lines(records, found, history)
     names, rows, parts = tuple(by_name), [*by_name.values()], _parts(records, found)
@@ -154,16 +143,11 @@ def in_order(names: Sequence[str], history: History) -> tuple[str, ...]:
     return tuple(names) if known == sorted(known) else input_to_output(names, history)
 
 
-def _parts(records: Records, found: Layout) -> Records:
-    entries = ordered(records)
-    if not found.part:
-        return entries
-    if isinstance(entries, Series):
-        return entries.column(found.part)
-    return dict(zip(entries, column(entries.values(), found.part), strict=True))
+def _parts(records: Series, found: Layout) -> Series:
+    return records.column(found.part) if found.part else records
 
 
-def _recorded(values: Floats, names: Sequence[str], parts: Records) -> NDArray[np.bool_]:
+def _recorded(values: Floats, names: Sequence[str], parts: Series) -> NDArray[np.bool_]:
     steps = [*parts]
     recorded = np.ones(values.shape, dtype=np.bool_)
     for row, place in np.argwhere(np.isnan(values)):

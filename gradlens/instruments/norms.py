@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, Records, line, lines, ordered, reason
+from gradlens.history.lines import Line, line, lines
+from gradlens.history.series import Series
 from gradlens.instruments.drawing import Artists, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import Scale, StepAxis
@@ -53,26 +54,25 @@ class DistanceInstrument(_NormsInstrument):
     scale: ClassVar[Scale] = "linear"
 
 
-def total(records: Records, parts: Mapping[str, Line]) -> Line:
+def total(records: Series, parts: Mapping[str, Line]) -> Line:
     """Root of the sum of squares over all parameters; NaN where one of them is NaN.
 
     A parameter without an entry at a step has no gradient there, and counts as zero.
     """
     if not parts:
         return line(records)
-    entries = ordered(records)
-    steps = [*entries]
+    steps = [*records]
     squares = np.square([one.values for one in parts.values()])
     for row, name in zip(squares, parts, strict=True):
         row[
             [
                 place
                 for place in np.flatnonzero(np.isnan(row))
-                if _lacks(entries[steps[place]], name)
+                if _lacks(records[steps[place]], name)
             ]
         ] = 0
     first = next(iter(parts.values()))
-    return Line(first.steps, np.sqrt(squares.sum(axis=0)), reason(records.values()))
+    return Line(first.steps, np.sqrt(squares.sum(axis=0)), records.reason)
 
 
 def _lacks(record: Any, name: str) -> bool:

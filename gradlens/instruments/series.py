@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, line
+from gradlens.history.series import Series
 
 Places = NDArray[np.int64]
 Warp = Callable[[Floats], Floats]
@@ -32,7 +33,8 @@ def network_order(history: History) -> dict[str, int]:
 
 def in_force(name: str, steps: Floats, history: History) -> Line:
     """The value logged last as ``name``, at each of ``steps`` from the first logged one on."""
-    logged = line({} if name in history.sources or name not in history else history[name])
+    is_logged = name in history and name not in history.sources
+    logged = line(history[name] if is_logged else Series.of({}))
     last = np.searchsorted(logged.steps, steps, side="right") - 1
     return Line(steps[last >= 0], logged.values[last[last >= 0]])
 

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Records, line, ordered
+from gradlens.history.lines import Floats, line
+from gradlens.history.series import Series
 from gradlens.instruments.drawing import Artists, explain_empty
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import NumberLabels, StepAxis, fit, step_label
@@ -46,9 +47,9 @@ class SpectralDensityInstrument(Instrument):
         return artists | ({"key": shown} if shown else {})
 
 
-def densities(records: Records) -> list[Density]:
+def densities(records: Series) -> list[Density]:
     """The first and the last record that can be drawn, or the only one."""
-    found = [(step, value) for step, value in ordered(records).items() if _usable(value)]
+    found = [(step, value) for step, value in records.items() if _usable(value)]
     chosen = [found[0], found[-1]] if len(found) > 1 else found
     names = ("grid", "density", "low", "high")
     return [(step, {n: np.asarray(v[n], dtype=np.float64) for n in names}) for step, v in chosen]

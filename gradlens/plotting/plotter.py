@@ -274,11 +274,11 @@ def _headings(heading: str, screens: Sequence[str]) -> list[str]:
 def read(source: Source) -> History:
     """The history of a source; ``ValueError`` for a file that is not a run."""
     if isinstance(source, History):
-        return source.whole()
+        return source
     if isinstance(source, (str, Path)):
         return load_run(source)
     if isinstance(source, HasHistory) and isinstance(source.history, History):
-        return source.history.whole()
+        return source.history
     raise TypeError(
         f"a {type(source).__name__} can't be plotted: pass a cockpit, a History, or a run's path"
     )

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, Records, field_line, rms_lines
+from gradlens.history.lines import Line, field_line, rms_lines
 from gradlens.history.records import Source
 from gradlens.history.scalars import Scalar
+from gradlens.history.series import Series
 from gradlens.instruments import (
     CorrelationsInstrument,
     CovarianceRanksInstrument,
@@ -55,7 +56,7 @@ PARTS: Mapping[type[Instrument], tuple[str, ...]] = {
 }
 """Parts of a series that share a panel, of those that have different units."""
 
-LINES: Mapping[type[Instrument], Callable[[Records], Mapping[str, Line]]] = {
+LINES: Mapping[type[Instrument], Callable[[Series], Mapping[str, Line]]] = {
     CovarianceSpectrumInstrument: eigenvalue_lines,
     CovarianceRanksInstrument: lambda records: {"stable": field_line(records, "stable_rank")},
     HessEigenvaluesInstrument: lambda records: dict([*curvature_lines(records).items()][1:]),

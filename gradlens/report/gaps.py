@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gradlens.history.lines import Line, Records
+from gradlens.history.lines import Line
+from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
 from gradlens.report.cards import Gaps
 
@@ -18,7 +19,7 @@ INFINITE = "infinite"
 UNKNOWN = "not a number"
 
 
-def gaps(line: Line, records: Records) -> Gaps:
+def gaps(line: Line, records: Series) -> Gaps:
     """The missing values of a line that was made of some records."""
     places = np.flatnonzero(~np.isfinite(line.values))
     if places.size > MOST:

@@ -9,7 +9,8 @@ from matplotlib.colors import LogNorm, SymLogNorm
 
 from gradlens.history.histograms import Histogram, ends, histogram
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, Records, line, ordered
+from gradlens.history.lines import Floats, Line, line
+from gradlens.history.series import Series
 from gradlens.history.view import Group
 from gradlens.instruments import (
     Histogram1dInstrument,
@@ -52,7 +53,7 @@ def layer_map(history: History, instrument: Instrument) -> Card:
     return MapCard(title, "layers", f"{words(found, view)}{log}{zeros}", whole, norm)
 
 
-def _nothing(title: str, one: Line, group: Group, records: Records) -> Card:
+def _nothing(title: str, one: Line, group: Group, records: Series) -> Card:
     return LinesCard(title, group, "", (Curve("", one, BLUE, gaps(one, records)),))
 
 
@@ -79,8 +80,8 @@ def _elements(history: History, instrument: Instrument) -> list[Card]:
     ]  # fmt: skip
 
 
-def _histograms(records: Records) -> list[Histogram]:
-    values = ordered(records).items()
+def _histograms(records: Series) -> list[Histogram]:
+    values = records.items()
     return [histogram(step, value) for step, value in values if isinstance(value, Mapping)]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from gradlens.history.histograms import Histogram, by_parameter, histogram
-from gradlens.history.lines import Line, Records, number_lines
+from gradlens.history.lines import Line, number_lines
 from gradlens.history.records import NOUNS, Source
 from gradlens.history.scalars import scalars_of
+from gradlens.history.series import Series
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Contents:
 def contents_of(
     name: str,
     step: int,
-    records: Records,
+    records: Series,
     source: Source | None,
     parameters: Collection[str],
     by_layer: bool,
@@ -49,7 +50,7 @@ def contents_of(
         name,
         _existing(step, scalars),
         {"": histogram(step, value)} if is_histogram else {},
-        _existing(step, _of_layers({step: value})) if by_layer else {},
+        _existing(step, _of_layers(records.only([step]))) if by_layer else {},
         _histograms_of_layers(step, value) if is_histogram and by_layer else {},
     )
 
@@ -74,7 +75,7 @@ def _number(step: int, line: Line) -> float | None:
     return None if math.isnan(number) and line.reason else number
 
 
-def _of_layers(records: Records) -> dict[tuple[str, str], Line]:
+def _of_layers(records: Series) -> dict[tuple[str, str], Line]:
     found = {}
     for place, line in number_lines(records).items():
         words = [word for word in place.split("/") if word not in NOUNS]

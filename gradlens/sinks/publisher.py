@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from gradlens.history.histograms import Histogram
 from gradlens.history.history import History
 from gradlens.history.json_lines import Value
-from gradlens.history.lines import Records
 from gradlens.history.records import Source
+from gradlens.history.series import Series
 from gradlens.sinks.contents import Contents, contents_of
 from gradlens.sinks.names import is_inside, tag
 from gradlens.sinks.sink import Sink
@@ -35,7 +35,7 @@ class Publisher:
         self._report = report
         self._by_layer = any(sink.layers for sink in sinks)
         self._unreadable: set[str] = set()
-        self._stamps: dict[str, Records] = {}
+        self._stamps: dict[str, dict[int, Value]] = {}
         """The last record of each series of time stamps, whose differences are the numbers."""
 
     def record(
@@ -85,7 +85,9 @@ class Publisher:
         if source is not None and "Time" in source.kinds:
             self._stamps[name] = {step: value}
         try:
-            yield contents_of(name, step, records, source, tuple(parameters), self._by_layer)
+            yield contents_of(
+                name, step, Series.of(records), source, tuple(parameters), self._by_layer
+            )
         except Exception as error:
             self._unreadable.add(name)
             self._report(f"reading {name} for sinks", error)
@@ -101,13 +103,12 @@ class Publisher:
 
 def publish(history: History, sinks: Sequence[Sink], report: Report) -> None:
     """Pass a whole history on to sinks, and close them."""
-    whole = history.whole()
     publisher = Publisher(sinks, report)
-    for step in whole:
-        publisher.record(step, whole[step], whole.sources, whole.parameters)
-    for note in whole.notes:
+    for step in history:
+        publisher.record(step, history[step], history.sources, history.parameters)
+    for note in history.notes:
         publisher.note(note.step, note.text)
-    for finding in whole.facts.findings:
+    for finding in history.facts.findings:
         publisher.note(finding.step, finding.sentence)
     publisher.close()
 

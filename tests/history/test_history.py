@@ -206,7 +206,7 @@ def test_existing_file_is_kept(tmp_path: Path) -> None:
     example().write(tmp_path / "run.jsonl")
     before = (tmp_path / "run.jsonl").read_bytes()
     with pytest.raises(FileExistsError, match=r"run.jsonl exists and is kept.*resume=True"):
-        RunFile(tmp_path / "run.jsonl", example())
+        RunFile(tmp_path / "run.jsonl")
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
@@ -214,12 +214,15 @@ def test_existing_file_is_kept(tmp_path: Path) -> None:
 def test_unwritable_path(path: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="choose another path"):
-        RunFile(tmp_path / path, example())
+        RunFile(tmp_path / path)
 
 
 def test_a_run_that_cannot_be_written_as_a_whole_leaves_nothing(tmp_path: Path) -> None:
     history = example()
-    history.append(11, {"Loss": object()})
+    with pytest.raises(TypeError, match="can't be stored"):
+        history.append(11, {"Loss": 1.0, "mine": object()})
+    assert history.steps == (3, 10)
+    history.notes.append(Note(3, object()))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="can't be stored"):
         history.write(tmp_path / "run.jsonl")
     assert not [*tmp_path.iterdir()]

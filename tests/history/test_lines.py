@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradlens.history.lines import keys, line, number_lines, rms, rows
+from gradlens.history.lines import line, number_lines, rms, rows
+from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
 
 REASON = "one sample has no spread"
@@ -16,7 +17,7 @@ REASON = "one sample has no spread"
 
 def test_keys_of_different_records_are_in_the_order_of_their_appearance() -> None:
     records = {2: {"b": 1, "c": 2}, 1: {"b": 1, "a": 0}, 3: math.nan}
-    assert keys(records) == ("b", "a", "c")
+    assert Series.of(records).entries == ("b", "a", "c")
 
 
 @pytest.mark.parametrize("most", [None, 2])
@@ -36,12 +37,12 @@ def test_rows_of_different_lengths_are_padded(most: int | None) -> None:
     ],
 )
 def test_only_numbers_become_numbers(values: list[Any], numbers: list[float]) -> None:
-    np.testing.assert_array_equal(line(dict(enumerate(values))).values, numbers)
+    np.testing.assert_array_equal(line(Series.of(dict(enumerate(values)))).values, numbers)
 
 
 @pytest.mark.parametrize("order", [(3, 1, 2), (1, 2, 3)])
 def test_lines_are_in_order_of_steps(order: tuple[int, ...]) -> None:
-    found = line({step: float(step) for step in order})
+    found = line(Series.of({step: float(step) for step in order}))
     assert found.steps.tolist() == found.values.tolist() == [1, 2, 3]
 
 
@@ -67,7 +68,7 @@ PLACES = {
 @pytest.mark.parametrize("case", PLACES)
 def test_places_of_numbers(case: str) -> None:
     values, expected = PLACES[case]
-    found = number_lines(dict(enumerate(values)))
+    found = number_lines(Series.of(dict(enumerate(values))))
     assert [*found] == [*expected]
     for place, numbers in expected.items():
         assert found[place].values.tolist() == pytest.approx(numbers, nan_ok=True)

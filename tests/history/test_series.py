@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlens import History, Undefined
-from gradlens.history.forms import Content
-from gradlens.history.json_lines import Room, from_line, stored_record, to_line
-from gradlens.history.lines import entry, field_line, keys, line, lines, reason
+from gradlens.history.content import Content
+from gradlens.history.json_lines import from_line, to_line
+from gradlens.history.lines import Line, field_line, line, line_through, lines
 from gradlens.history.reading import Reading
 from gradlens.history.series import Series
 from gradlens.plotting.loading import GrowingRun
@@ -31,10 +32,10 @@ records = st.lists(
 )
 
 
-def stored(found: list[tuple[int, Any]]) -> Series:
-    series = Series(Content(Room(0)))
+def series_of(found: list[tuple[int, Any]]) -> Series:
+    series = Series(Content())
     for step, value in found:
-        series.add(step, stored_record(to_line({"value": value}))["value"])
+        series.add(step, json.loads(to_line({"value": value}))["value"])
     return series
 
 
@@ -47,7 +48,7 @@ def assert_equal_lines(found: Any, expected: Any) -> None:
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(-9, 9), values), max_size=6))
 def test_a_series_is_a_mapping(found: list[tuple[int, Any]]) -> None:
-    series, expected = stored(found), dict(sorted(dict(found).items()))
+    series, expected = series_of(found), dict(sorted(dict(found).items()))
     assert [*series] == [*expected]
     assert len(series) == len(expected)
     assert_identical([*series.values()], [*expected.values()])
@@ -60,21 +61,39 @@ def test_a_series_is_a_mapping(found: list[tuple[int, Any]]) -> None:
         assert_identical(dict(series.until(step)), kept)
 
 
+def part_of(value: Any, name: str) -> Any:
+    """An entry of a dict, ``None`` if it has none, and any other value itself."""
+    return value.get(name) if isinstance(value, dict) else value
+
+
+def assert_line_through(found: Line, values: dict[int, Any]) -> None:
+    steps = np.array([*values], dtype=np.float64)
+    assert_equal_lines(found, line_through(steps, [*values.values()]))
+
+
 @pytest.mark.slow
 @given(records)
-def test_instruments_read_a_series_as_they_read_a_dict(found: list[tuple[int, Any]]) -> None:
-    series, expected = stored(found), dict(found)
-    assert keys(series) == keys(expected)
-    assert reason(series.values()) == reason(dict(sorted(expected.items())).values())
-    assert_equal_lines(line(series), line(expected))
+def test_entries_of_a_series_are_those_of_its_values(found: list[tuple[int, Any]]) -> None:
+    series, values = series_of(found), dict(sorted(dict(found).items()))
+    dicts = {step: value for step, value in values.items() if isinstance(value, dict)}
+    names = tuple(dict.fromkeys(name for value in dicts.values() for name in value))
+    assert series.entries == names
+    assert series.kinds == {*map(type, values.values())}
+    assert_line_through(line(series), values)
     for name in "abc":
-        assert_equal_lines(field_line(series, name), field_line(expected, name))
-        assert_identical(dict(entry(series, name)), dict(entry(expected, name)))
+        column = {step: part_of(value, name) for step, value in values.items()}
+        assert_identical(dict(series.column(name)), column)
+        assert_line_through(field_line(series, name), column)
+        having = {step: value[name] for step, value in dicts.items() if name in value}
+        assert_identical(dict(series.having(name)), having)
     for field in ("", "a", "b"):
-        one, other = lines(series, field), lines(expected, field)
-        assert [*one] == [*other]
-        for name in one:
-            assert_equal_lines(one[name], other[name])
+        found_lines = lines(series, field)
+        assert tuple(found_lines) == names
+        for name, one in found_lines.items():
+            column = {step: part_of(value, name) for step, value in values.items()}
+            if field:
+                column = {step: part_of(value, field) for step, value in column.items()}
+            assert_line_through(one, column)
 
 
 def test_what_is_no_value_leaves_nothing(tmp_path: Path) -> None:
@@ -147,4 +166,4 @@ def test_summaries_of_what_was_read_are_those_of_what_was_recorded(tmp_path: Pat
 def test_a_record_from_a_line_is_that_of_a_series() -> None:
     value = {"$a": [1, True, None, "‖"], "b": {"$float": np.float32(2)}, "c": [np.arange(2)] * 2}
     again = from_line(to_line({"value": value}))["value"]
-    assert_identical(stored([(0, value)])[0], again)
+    assert_identical(series_of([(0, value)])[0], again)

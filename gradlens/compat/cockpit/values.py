@@ -13,11 +13,10 @@ from gradlens.history.undefined import Undefined
 
 def output_of(history: History) -> dict[int, dict[str, Any]]:
     """All values of a history in cockpit's forms: global step -> name -> value."""
-    whole = history.whole()
-    series = {name: series_of(whole, name) for name in whole.names}
+    series = {name: series_of(history, name) for name in history.names}
     return {
         step: {name: one[step] for name, one in series.items() if step in one}
-        for step in whole.steps
+        for step in history.steps
     }
 
 

@@ -1,0 +1,82 @@
+"""The numbers and arrays of a history's values, in little memory."""
+
+from __future__ import annotations
+
+from array import array
+from typing import final
+
+from gradlens.history.json_lines import inflated
+from gradlens.history.run_file import RunFile
+
+RECENT = 64
+"""So many arrays are kept for a comparison, since the edges of histograms recur."""
+
+
+@final
+class Content:
+    """The numbers of values, in the order of the values, and their arrays as a file has them.
+
+    Arrays are the deflated texts of ``gradlens.history.json_lines``. Those that a run's file has
+    can be left to it, and are read from there when they are asked for.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = array("d")
+        self._texts: list[str] = []
+        """Empty for those that were left to the file."""
+        self._starts = array("q")
+        """Where each is in the file; -1 for one that isn't there as it is."""
+        self._lengths = array("q")
+        self._recent: dict[str, int] = {}
+        self._left = 0
+        self._file: RunFile | None = None
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays there are."""
+        return len(self._texts)
+
+    def add(self, text: str, size: int) -> None:
+        """Add an array of ``size`` bytes to the numbers; ``ValueError`` if its text is damaged."""
+        key = f"{size} {text}"
+        if key not in self._recent:
+            inflated(text, size)  # which fails now rather than when it is asked for
+            if len(self._recent) == RECENT:
+                self._recent.clear()
+            self._recent[key] = len(self._texts)
+            self._texts.append(text)
+        self.numbers.append(self._recent[key])
+
+    def bytes_of(self, place: float, size: int) -> bytes:
+        """The array with this number; ``OSError`` if it was left to a file and can't be read."""
+        at = int(place)
+        if self._texts[at] or self._file is None:
+            return inflated(self._texts[at], size)
+        try:
+            return inflated(self._file.read(self._starts[at], self._lengths[at]), size)
+        except ValueError as error:
+            text = f"{self._file.path} has been changed, and an array that it had can't be read"
+            raise OSError(text) from error
+
+    def cut(self, numbers: int, arrays: int) -> None:
+        """Drop all but the first numbers and arrays."""
+        del self.numbers[numbers:], self._texts[arrays:]
+        self._recent = {key: at for key, at in self._recent.items() if at < arrays}
+
+    def locate(self, line: bytes, start: int) -> None:
+        """Take note that the arrays added last are in this line of a file, which begins there."""
+        at = 0
+        for text in self._texts[len(self._starts) :]:
+            found = line.find(text.encode(), at)
+            self._starts.append(start + found if found >= 0 else -1)
+            self._lengths.append(len(text))
+            at = max(at, found)
+
+    def leave(self, end: int, file: RunFile) -> None:
+        """Leave the first ``end`` arrays to the file in which they were located."""
+        self._file = file
+        for at in range(self._left, end):
+            if self._starts[at] >= 0:
+                self._texts[at] = ""
+        self._left = max(end, self._left)
+        self._recent = {key: at for key, at in self._recent.items() if at >= end}
