@@ -10,6 +10,7 @@ from dataclasses import asdict
 from gradlens.cli.columns import aligned, in_short, printable
 from gradlens.cli.summary_data import strict
 from gradlens.diagnosis.autopsy import autopsy
+from gradlens.history.plain_data import plain
 from gradlens.history.spikes import NEVER, SampleId, Spike
 from gradlens.instruments.scales import number_label
 
@@ -46,7 +47,7 @@ def _joined(lines: Iterable[str]) -> str:
 def spikes_json(spikes: Mapping[int, Spike], name: str) -> str:
     """All spikes with what they most likely come from, as one line of strict JSON."""
     found = [
-        {"step": step, **spike.plain(), "conclusion": asdict(autopsy(spike))}
+        {"step": step, **plain(spike), "conclusion": asdict(autopsy(spike))}
         for step, spike in sorted(spikes.items())
     ]
     return json.dumps(strict({"run": name, "spikes": found}), allow_nan=False)

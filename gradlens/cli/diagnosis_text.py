@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gradlens.cli.summary_data import strict
 from gradlens.cli.summary_text import shown
 from gradlens.history.finding import Finding, Measured
+from gradlens.history.plain_data import plain
 
 INDENT = "    "
 NAMES = 8
@@ -36,7 +37,7 @@ def as_json(diagnosis: Diagnosis) -> str:
     found = {
         "run": diagnosis.run,
         "steps": diagnosis.steps,
-        "findings": [finding.plain() for finding in diagnosis.findings],
+        "findings": [plain(finding) for finding in diagnosis.findings],
         "asked": [*diagnosis.asked],
         "unasked": {fault: [*needs] for fault, needs in diagnosis.unasked.items()},
     }

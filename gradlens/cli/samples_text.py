@@ -22,7 +22,7 @@ def samples_text(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
     """A table of the samples that were ranked highest."""
     lines = aligned([HEADINGS, *map(_row, ranked)])
     left_out = f", besides {samples.left_out} without room" if samples.left_out else ""
-    head = f"{name}: {len(samples)} samples until step {samples.step}{left_out}"
+    head = f"{name}: {len(samples)} samples until step {samples.until}{left_out}"
     return "\n".join([head, "", *lines, "", _legend(samples, ranked)])
 
 
@@ -30,7 +30,7 @@ def samples_json(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
     """The same as one line of strict JSON."""
     found: dict[str, Any] = {
         "run": name,
-        "step": samples.step,
+        "step": samples.until,
         "samples": len(samples),
         "left_out": samples.left_out,
         "ranked": [asdict(each) for each in ranked],

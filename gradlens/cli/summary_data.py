@@ -9,6 +9,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from gradlens.history.plain_data import plain
 from gradlens.plotting.summary import Row, Summary
 
 COLUMNS = (
@@ -38,13 +39,13 @@ def as_json(summary: Summary, run: str) -> str:
         "first_step": summary.steps[0] if summary.steps else None,
         "last_step": _latest(summary),
         "truncated": summary.truncated,
-        "findings": [finding.plain() for finding in summary.findings],
+        "findings": [plain(finding) for finding in summary.findings],
         "series": [_entries(row) for row in summary.rows],
         "without_single_numbers": dict(summary.others),
         "noise": [asdict(ranking) for ranking in summary.noise],
         "dead_units": [asdict(one) for one in summary.dead_units],
-        "coverage": None if table is None else {"share": table.share, **table.coverage.plain()},
-        "spending": None if summary.spending is None else summary.spending.plain(),
+        "coverage": None if table is None else {"share": table.share, **plain(table.coverage)},
+        "spending": None if summary.spending is None else plain(summary.spending),
         "notes": [asdict(note) for note in summary.notes],
     }
     return json.dumps(strict(found), allow_nan=False)

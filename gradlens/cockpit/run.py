@@ -17,22 +17,11 @@ from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.metrics import PUSHED, pushable
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import Coverage
-from gradlens.history.facts import finding_record, rows_record, setup_record
+from gradlens.history.facts import Rows, TableName
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.json_lines import Value, encoded, line_of, to_line
-from gradlens.history.records import (
-    LeftOutWarning,
-    Note,
-    Source,
-    coverage_record,
-    note_record,
-    rewind_record,
-    samples_record,
-    spending_record,
-    spike_record,
-    step_record,
-)
+from gradlens.history.records import LeftOutWarning, Source, record
 from gradlens.history.run_file import RunFile, mend
 from gradlens.history.samples import Samples
 from gradlens.history.setup import Setup
@@ -150,9 +139,7 @@ class Run:
         """Note a text once: as a warning, in the history and in the file."""
         if any(note.text == text for note in self.history.notes):
             return
-        note = Note(global_step, text)
-        self.history.notes.append(note)
-        self._write(note_record(note))
+        self._take_in(global_step, "note", text)
         self._publisher.note(global_step, text)
         warnings.warn(f"gradlens, step {global_step}: {text}", GradlensWarning, _users_level())
 
@@ -161,36 +148,31 @@ class Run:
         coverages = self.history.coverages
         if coverages and coverages[max(coverages)] == coverage:
             return
-        coverages[global_step] = coverage
-        self._write(coverage_record(global_step, coverage))
+        self._take_in(global_step, "coverage", coverage)
         for text in coverage.notes(self.history.parameters):
             self.note(global_step, text)
 
     def record_spending(self, global_step: int, spending: Spending) -> None:
         """Record what tracking has taken of the training time."""
         if spending != self.history.spending:
-            self.history.spending = spending
-            self._write(spending_record(global_step, spending))
+            self._take_in(global_step, "spending", spending)
 
     def record_setup(self, global_step: int, setup: Setup) -> None:
         """Record what the run consists of, if that has changed."""
         setups = self.history.facts.setups
         if setups and setups[max(setups)] == setup:
             return
-        setups[global_step] = setup
-        self._write(setup_record(global_step, setup))
+        self._take_in(global_step, "setup", setup)
 
     def record_facts(
-        self, table: str, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
+        self, table: TableName, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
     ) -> None:
         """Record numbers of some steps in a table of the facts."""
-        self.history.facts.table(table).add(steps, columns)
-        self._write(rows_record(table, steps, columns))
+        self._take_in(steps[-1], "facts", Rows.of(table, steps, columns))
 
     def record_finding(self, finding: Finding) -> None:
         """Record what is wrong with the run, and warn of it."""
-        self.history.facts.findings.append(finding)
-        self._write(finding_record(finding))
+        self._take_in(finding.step, "finding", finding)
         self._publisher.note(finding.step, finding.sentence)
         text = f"gradlens, step {finding.step}: {finding.sentence}"
         warnings.warn(text, GradlensWarning, _users_level())
@@ -212,13 +194,11 @@ class Run:
 
     def record_spike(self, global_step: int, spike: Spike) -> None:
         """Record what was found at a step whose loss has jumped."""
-        self.history.spikes[global_step] = spike
-        self._write(spike_record(global_step, spike))
+        self._take_in(global_step, "spike", spike)
 
     def record_samples(self, samples: Samples) -> None:
         """Record what is known of single samples by now."""
-        self.history.samples = samples
-        self._write(samples_record(samples.step, samples))
+        self._take_in(samples.until, "samples", samples)
 
     def push(self, metrics: Mapping[str, Any]) -> None:
         """Add metrics of the training loop to their statistics; all of them or none."""
@@ -262,11 +242,15 @@ class Run:
         late = [name for name, end in self._ends.items() if name not in ends or end > ends[name]]
         self._ends = dict(ends)
         if late or any(step > self._step for step in self.history.spikes):
-            self.history.rewind(self._step, ends)
+            self._take_in(self._step, "rewind", ends)
             self._ends = {
                 name: min(end, ends[name]) for name, end in self._ends.items() if name in ends
             }
-            self._write(rewind_record(self._step, ends))
+
+    def _take_in(self, global_step: int, kind: str, content: Any) -> None:
+        """Take what is known of a step, besides values, into the history and the file."""
+        self.history.take_in(global_step, kind, content)
+        self._write(record(global_step, kind, content))
 
     def _write(self, record: Mapping[str, Value]) -> None:
         self._write_line(f"{to_line(record)}\n".encode())
@@ -291,7 +275,7 @@ class Run:
         self.history.add(global_step, stored)
         for name in values:
             self._ends[name] = max(global_step, self._ends.get(name, global_step))
-        line = f"{line_of(step_record(global_step, stored))}\n".encode()
+        line = f"{line_of({'step': global_step, 'values': stored})}\n".encode()
         if self._file is not None and self._steps_in_memory is not None:
             self.history.content.locate(line, self._file.end)
             if not self._latest or self._latest[-1][0] != global_step:

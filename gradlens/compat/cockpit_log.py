@@ -13,7 +13,7 @@ import numpy as np
 
 from gradlens.history.history import History
 from gradlens.history.json_lines import Room, Value, array_size, inflated, parsed
-from gradlens.history.reading import STEP
+from gradlens.history.plain_data import from_plain
 from gradlens.history.records import Source
 from gradlens.history.view import View
 
@@ -45,7 +45,7 @@ def _parsed(path: str | Path) -> _Log:
         log = _decoded(parsed(text), Room(len(text)))
         steps = {int(step): dict(values) for step, values in log.items()}
         for step in steps:
-            STEP.check(step, "a step")
+            from_plain(int, step, "a step")
     except BROKEN as error:
         raise ValueError(
             f"{path} is not a gradlens run, and no whole log of cockpit's either, which is a JSON "

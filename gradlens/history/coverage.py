@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from gradlens.history.html import table
+from gradlens.history.plain_data import Count
 
 FEW = 6
 """No more names than this are listed in a remark."""
 
 FROZEN = "it is frozen"
 
-COUPLING = {
+Policy: TypeAlias = Literal["coupled", "frozen", "skip"]
+"""What is done where normalisation couples samples (``gradlens.samples.batchnorm``)."""
+
+COUPLING: Mapping[Policy, str] = {
     "coupled": (
         "per-sample gradients are not defined. What is tracked are each sample's contributions to "
         'the batch gradient (batchnorm="coupled"); Cockpit(..., batchnorm="frozen") gives the '
@@ -42,8 +46,8 @@ class Coverage:
 
     missing: Mapping[str, str] = field(default_factory=dict)
     coupled: tuple[str, ...] = ()
-    batchnorm: str = "coupled"
-    samples: int | None = None
+    batchnorm: Policy = "coupled"
+    samples: Count | None = None
     known_by: str = ""
     frozen: tuple[str, ...] = ()
 
@@ -77,23 +81,6 @@ class Coverage:
         for name, reason in self.missing.items():
             found.setdefault(reason, []).append(name)
         return found
-
-    def plain(self) -> dict[str, Any]:
-        """For a file."""
-        lists = {"coupled": list(self.coupled), "frozen": list(self.frozen)}
-        return asdict(self) | {"missing": dict(self.missing), **lists}
-
-    @classmethod
-    def from_plain(cls, found: Mapping[str, Any]) -> Coverage:
-        """The inverse of ``plain``."""
-        return cls(
-            dict(found["missing"]),
-            tuple(found["coupled"]),
-            found["batchnorm"],
-            found["samples"],
-            found["known_by"],
-            tuple(found["frozen"]),
-        )
 
 
 @dataclass(frozen=True)

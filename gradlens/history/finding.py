@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 from gradlens.history.coverage import few, layers
-from gradlens.history.schema import Fields, Is, ListOf, OneOf, Whole
 
 Certainty = Literal["fact", "very likely", "consistent with"]
 """How certain a finding is: it was read off the run, it has one likely cause, or it has several."""
@@ -62,44 +60,3 @@ class Finding:
     def sentence(self) -> str:
         """What was found, where, and what to do."""
         return f"{self.headline}. {self.advice}".strip()
-
-    def plain(self) -> dict[str, Any]:
-        """For a file."""
-        found = asdict(self)
-        for name in ("where", "samples", "evidence", "others"):
-            found[name] = [*found[name]]
-        return found
-
-    @classmethod
-    def from_plain(cls, found: Mapping[str, Any]) -> Finding:
-        """The inverse of ``plain``; ``ValueError`` if it has another form."""
-        FINDING.check(found, "the finding")
-        evidence = tuple(
-            Measured(each["name"], each["value"], each["limit"], each["is_above"])
-            for each in found["evidence"]
-        )
-        lists = {name: tuple(found[name]) for name in ("where", "samples", "others")}
-        known: dict[str, Any] = {name: found[name] for name in FINDING.fields}
-        return cls(**known | lists | {"evidence": evidence})
-
-
-MOST_NAMES = 100_000
-"""A finding names at most so many layers or samples."""
-
-FINDING = Fields(
-    {
-        "fault": Is(str),
-        "title": Is(str),
-        "step": Whole(-(2**53), 2**53),
-        "certainty": OneOf(get_args(Certainty)),
-        "is_alarm": Is(bool),
-        "where": ListOf(Is(str), MOST_NAMES),
-        "samples": ListOf(Is(str), MOST_NAMES),
-        "evidence": ListOf(
-            Fields({"name": Is(str), "value": Is(float), "limit": Is(float), "is_above": Is(bool)})
-        ),
-        "advice": Is(str),
-        "others": ListOf(Is(str)),
-        "explained_by": Is(str),
-    }
-)

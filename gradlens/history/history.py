@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -18,18 +18,9 @@ from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import Value, encoded, to_line, unmarked
 from gradlens.history.lines import durations, frame, line, number_lines
 from gradlens.history.new_file import new_file
+from gradlens.history.plain_data import plain
 from gradlens.history.reading import BUFFER, Reading
-from gradlens.history.records import (
-    FORMAT,
-    Note,
-    Source,
-    coverage_record,
-    note_record,
-    samples_record,
-    spending_record,
-    spike_record,
-    step_record,
-)
+from gradlens.history.records import FORMAT, Header, Note, Source, record
 from gradlens.history.samples import Samples
 from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import Series
@@ -217,6 +208,33 @@ class History:
             if name not in self._series:
                 self._series[name] = Series(self.content)
 
+    def add_header(self, header: Header) -> None:
+        """Add what a file's header has; a run that was resumed has several, perhaps different."""
+        self.parameters = {**self.parameters, **header.parameters}
+        self.add_sources(header.sources)
+
+    def take_in(self, step: int, kind: str, content: Any) -> None:
+        """Take in what a record says of a step besides values: see ``records.KINDS``."""
+        match kind:
+            case "note":
+                self.notes.append(Note(step, content))
+            case "coverage":
+                self.coverages[step] = content
+            case "spending":
+                self.spending = content
+            case "spike":
+                self.spikes[step] = content
+            case "samples":
+                self.samples = content
+            case "rewind":
+                self.rewind(step, content)
+            case "setup":
+                self.facts.setups[step] = content
+            case "facts":
+                self.facts.add_rows(content)
+            case "finding":
+                self.facts.findings.append(content)
+
     def _at(self, step: int) -> dict[str, Value]:
         found = {name: one[step] for name, one in self._series.items() if step in one}
         if not found:
@@ -306,24 +324,28 @@ class History:
     def records(self) -> Iterator[dict[str, Value]]:
         """The records of a run's file with everything, the header first."""
         yield self.header()
-        yield from map(note_record, self.notes)
-        yield from self.facts.records()
+        for note in self.notes:
+            yield record(note.step, "note", note.text)
+        for step, setup in self.facts.setups.items():
+            yield record(step, "setup", setup)
+        for rows in self.facts.all_rows():
+            yield record(rows.steps[-1], "facts", rows)
+        for finding in self.facts.findings:
+            yield record(finding.step, "finding", finding)
         for step, coverage in self.coverages.items():
-            yield coverage_record(step, coverage)
+            yield record(step, "coverage", coverage)
         if self.spending is not None:
-            yield spending_record(self.steps[-1] if self.steps else 0, self.spending)
+            yield record(self.steps[-1] if self.steps else 0, "spending", self.spending)
         for step, spike in self.spikes.items():
-            yield spike_record(step, spike)
+            yield record(step, "spike", spike)
         if self.samples is not None:
-            yield samples_record(self.samples.step, self.samples)
+            yield record(self.samples.until, "samples", self.samples)
         for step in self.steps:
-            yield step_record(step, self[step])
+            yield record(step, "values", self[step])
 
     def header(self) -> dict[str, Value]:
         """The record that says what the series come from, as far as it is known by now."""
-        sources = {name: asdict(source) for name, source in self.sources.items()}
-        parameters = {name: list(shape) for name, shape in self.parameters.items()}
-        return {"gradlens_run": FORMAT, "sources": sources, "parameters": parameters}
+        return {"gradlens_run": FORMAT, **plain(Header(self.sources, self.parameters))}
 
     @classmethod
     def load(cls, path: str | Path) -> History:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
 
 from gradlens.history.coverage import Coverage
+from gradlens.history.facts import Rows
+from gradlens.history.finding import Finding
 from gradlens.history.json_lines import Value
+from gradlens.history.plain_data import Between, Count, plain
 from gradlens.history.samples import Samples
+from gradlens.history.setup import Setup
 from gradlens.history.spending import Spending
 from gradlens.history.spikes import Spike
 from gradlens.history.view import View
 from gradlens.messages import GradlensWarning
 
 FORMAT = 1
+
+Shape: TypeAlias = Annotated[tuple[Count, ...], Between(0, 64)]
 
 NOUNS = {"parameters": "parameter", "layers": "layer"}
 """Entries of a value with the numbers of each parameter or layer."""
@@ -50,36 +57,32 @@ class Note:
     text: str
 
 
-def step_record(step: int, values: Mapping[str, Value]) -> dict[str, Value]:
-    """The record of one step's values."""
-    return {"step": step, "values": values}
+@dataclass(frozen=True)
+class Header:
+    """What a file's series come from, and the shapes of the network's parameters."""
+
+    sources: Mapping[str, Source]
+    parameters: Mapping[str, Shape]
 
 
-def coverage_record(step: int, coverage: Coverage) -> dict[str, Value]:
-    """The record of the per-sample gradients that there are from a step on."""
-    return {"step": step, "coverage": coverage.plain()}
+KINDS: Mapping[str, Any] = {
+    "note": str,
+    "coverage": Coverage,
+    "spending": Spending,
+    "rewind": Mapping[str, int],
+    "spike": Spike,
+    "samples": Samples,
+    "setup": Setup,
+    "facts": Rows,
+    "finding": Finding,
+}
+"""The types of what records say of a step besides values, by their keys.
+
+``"rewind"`` says that training continues from a checkpoint (see ``History.rewind``). A later record
+of a spike at the same step replaces an earlier one.
+"""
 
 
-def spending_record(step: int, spending: Spending) -> dict[str, Value]:
-    """The record of what tracking has taken of the time until a step."""
-    return {"step": step, "spending": spending.plain()}
-
-
-def spike_record(step: int, spike: Spike) -> dict[str, Value]:
-    """The record of a step whose loss has jumped; a later one of the same step replaces it."""
-    return {"step": step, "spike": spike.plain()}
-
-
-def samples_record(step: int, samples: Samples) -> dict[str, Value]:
-    """The record of what is known of single samples until a step."""
-    return {"step": step, "samples": samples.plain()}
-
-
-def rewind_record(step: int, ends: Mapping[str, int]) -> dict[str, Value]:
-    """The record that training continues from a checkpoint of a step: see ``History.rewind``."""
-    return {"step": step, "rewind": dict(ends)}
-
-
-def note_record(note: Note) -> dict[str, Value]:
-    """The record of a note."""
-    return {"step": note.step, "note": note.text}
+def record(step: int, kind: str, content: Any) -> dict[str, Value]:
+    """The record that says something of this kind of a step."""
+    return {"step": step, kind: plain(content)}

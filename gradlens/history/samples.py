@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.history.schema import Fields, Is, ListOf, Whole
-from gradlens.history.spikes import SAMPLE_ID, SampleId
+from gradlens.history.plain_data import Count
+from gradlens.history.spikes import SampleId
 
 MOST_SAMPLES = 100_000
 """No more ids than this are kept."""
@@ -18,7 +17,7 @@ MOST_SAMPLES = 100_000
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Losses and gradient norms of single samples until a ``step``, each of shape ``[K]``.
+    """Losses and gradient norms of single samples ``until`` a step, each of shape ``[K]``.
 
     ``visits`` counts the losses of a sample, whose mean is ``mean_loss``; ``last_loss`` is the
     latest. ``excess`` is the mean of the losses minus the medians of their batches, so that it
@@ -29,7 +28,7 @@ class Samples:
     ``left_out`` counts further ids, of which nothing is known.
     """
 
-    step: int
+    until: int
     ids: tuple[SampleId, ...]
     visits: NDArray[Any]
     mean_loss: NDArray[Any]
@@ -38,32 +37,22 @@ class Samples:
     norm: NDArray[Any]
     label: NDArray[Any]
     predicted: NDArray[Any]
-    left_out: int = 0
+    left_out: Count = 0
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __repr__(self) -> str:
         """How many there are, in one line."""
-        return f"Samples({len(self)}, until step {self.step})"
+        return f"Samples({len(self)}, until step {self.until})"
 
-    def plain(self) -> dict[str, Any]:
-        """For a file."""
-        arrays = {name: getattr(self, name).astype(kind) for name, kind in ARRAYS.items()}
-        ids = list(self.ids)
-        return {"ids": ids, **arrays, "until": self.step, "left_out": self.left_out}
-
-    @classmethod
-    def from_plain(cls, found: Mapping[str, Any]) -> Samples:
-        """The inverse of ``plain``; ``ValueError`` for arrays of other shapes."""
-        ids = tuple(found["ids"])
-        if len({*ids}) < len(ids):
+    def __post_init__(self) -> None:
+        if len({*self.ids}) < len(self.ids):
             raise ValueError("the samples have an id twice")
         for name, kind in ARRAYS.items():
-            if found[name].shape != (len(ids),) or found[name].dtype != kind:
-                raise ValueError(f"the samples' {name} is no array of {len(ids)} {kind}")
-        arrays = {name: found[name] for name in ARRAYS}
-        return cls(found["until"], ids, **arrays, left_out=found["left_out"])
+            array = getattr(self, name)
+            if array.shape != (len(self.ids),) or array.dtype.kind != np.dtype(kind).kind:
+                raise ValueError(f"the samples' {name} is no array of {len(self.ids)} {kind}")
 
 
 ARRAYS = {
@@ -75,11 +64,4 @@ ARRAYS = {
     "label": "int32",
     "predicted": "int32",
 }
-SAMPLES = Fields(
-    {
-        "until": Whole(-(2**53), 2**53),
-        "ids": ListOf(SAMPLE_ID, MOST_SAMPLES),
-        **dict.fromkeys(ARRAYS, Is(np.ndarray)),
-        "left_out": Whole(0, 2**53),
-    }
-)
+"""Names and types of the arrays."""

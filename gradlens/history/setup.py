@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
-from gradlens.history.schema import Fields, Is, ListOf, MapOf, Schema, Whole
+from gradlens.history.plain_data import Count
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Layer:
 
     classes: tuple[str, ...]
     training: bool
-    fan_in: int = 0
+    fan_in: Count = 0
 
 
 @dataclass(frozen=True)
@@ -74,61 +74,44 @@ class Setup:
     input_kind: str = ""
     input_normalised: bool = False
 
-    def plain(self) -> dict[str, Any]:
-        """For a file."""
-        found: dict[str, Any] = _lists(asdict(self))
-        return found
 
-    @classmethod
-    def from_plain(cls, found: Mapping[str, Any]) -> Setup:
-        """The inverse of ``plain``; ``ValueError`` if it has another form."""
-        SETUP.check(found, "the setup")
-        known = {each.name: _tuples(found[each.name]) for each in fields(cls)}
-        groups = tuple(
-            ParameterGroup(each["options"], tuple(each["parameters"])) for each in found["groups"]
-        )
-        layers = {
-            name: Layer(tuple(each["classes"]), each["training"], each["fan_in"])
-            for name, each in found["layers"].items()
-        }
-        return cls(**known | {"groups": groups, "layers": layers})
+# The curvature above which the optimizer diverges on a quadratic -----------------------------
 
 
-def _lists(value: Any) -> Any:
-    """The same with lists in place of tuples."""
-    if isinstance(value, dict):
-        return {key: _lists(entry) for key, entry in value.items()}
-    return [*map(_lists, value)] if isinstance(value, (list, tuple)) else value
+def descent_threshold(
+    rate: float, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False
+) -> float:
+    """The threshold of gradient descent: (2+2β)/η with momentum β, over 1+2β with Nesterov's.
+
+    Dampening d makes a step of η one of (1−d)η. ∞ for a step of zero. Source: Cohen et al. (2021,
+    arXiv:2103.00065), Section 2 and Appendix B.
+    """
+    rate *= 1 - (dampening if momentum else 0.0)
+    threshold = (2 + 2 * momentum) / rate if rate else math.inf
+    return threshold / (1 + 2 * momentum) if nesterov else threshold
 
 
-def _tuples(value: Any) -> Any:
-    """The same with tuples in place of lists."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def threshold_at(setup: Setup, rate: float) -> float:
+    """The threshold of a run's mean loss at a learning rate; NaN where none is known.
+
+    None is known of optimizers besides SGD, whose preconditioners aren't in the setup, of several
+    parameter groups, whose learning rates may differ, with weight decay, which adds curvature, and
+    of losses that are sums.
+    """
+    is_sum = "sum" in (setup.loss_reduction, setup.declared_reduction)
+    if setup.optimizer != "SGD" or len(setup.groups) != 1 or is_sum or not rate > 0:
+        return math.nan
+    options = setup.groups[0].options
+    if options.get("weight_decay") or options.get("maximize"):
+        return math.nan
+    momentum, dampening = options.get("momentum", 0.0), options.get("dampening", 0.0)
+    return descent_threshold(rate, momentum, dampening, bool(options.get("nesterov")))
 
 
-NAMES = ListOf(Is(str))
-
-SCHEMAS: Mapping[str, Schema] = {
-    "optimizer": Is(str),
-    "groups": ListOf(Fields({"options": MapOf(Is(float)), "parameters": NAMES})),
-    "missed": NAMES,
-    "frozen": NAMES,
-    "loss": Is(str),
-    "loss_reduction": Is(str),
-    "declared_reduction": Is(str),
-    "layers": MapOf(Fields({"classes": NAMES, "training": Is(bool), "fan_in": Whole(0, 2**53)})),
-    "activations": MapOf(Is(str)),
-    "order": NAMES,
-    "transformed": NAMES,
-    "before_loss": Is(str),
-    "broadcast": Is(str),
-    "linear_pairs": ListOf(ListOf(Is(str), 2)),
-    "is_linear": Is(bool),
-    "half": Is(bool),
-    "scaler": Is(bool),
-    "dtypes": NAMES,
-    "input_kind": Is(str),
-    "input_normalised": Is(bool),
-    "loss_weighted": Is(bool),
-}
-SETUP = Fields(SCHEMAS)
+def threshold_formula(setup: Setup) -> str:
+    """How ``threshold_at`` is computed, with η for the learning rate and β for momentum."""
+    options = setup.groups[0].options
+    momentum = options.get("momentum")
+    if not momentum:
+        return "2/η"
+    return "(2+2β)/(η+2ηβ)" if options.get("nesterov") else "(2+2β)/η"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from gradlens.history.coverage import few, percent
+from gradlens.history.plain_data import Count
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Turns:
     ``seconds`` is ``None`` as long as that wasn't measured.
     """
 
-    count: int
+    count: Count
     seconds: float | None = None
 
 
@@ -51,18 +51,6 @@ class Spending:
             return f"{count}, the cost of one isn't known yet"
         times = max(turns.seconds, 0.0) / self.step_seconds
         return f"{count}, each as long as {plain_steps(times)}"
-
-    def plain(self) -> dict[str, Any]:
-        """For a file."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, found: Mapping[str, Any]) -> Spending:
-        """The inverse of ``plain``."""
-        turns = {
-            name: Turns(each["count"], each["seconds"]) for name, each in found["turns"].items()
-        }
-        return cls(found["share"], found["taken"], found["step_seconds"], turns)
 
 
 def plain_steps(times: float) -> str:

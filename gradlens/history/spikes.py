@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias
 
-from gradlens.history.schema import AnyOf, Either, Fields, Is, ListOf, MapOf, OneOf, Whole
+from gradlens.history.plain_data import Between, Count
 
-SampleId: TypeAlias = int | str
+SampleId: TypeAlias = Annotated[int, Between(-(2**63), 2**64)] | str
 """What the user calls a sample: ``info={"ids": ...}``."""
 
 Origin: TypeAlias = Literal["jump", "weights", "input", "target", "forward", "backward"]
@@ -29,7 +29,7 @@ class Suspect:
     what the model was called with and of real targets. What isn't known is a NaN.
     """
 
-    index: int
+    index: Count
     id: SampleId | None = None
     share: float = math.nan
     loss: float = math.nan
@@ -65,8 +65,8 @@ class Spike:
     start: float = math.nan
     origin: Origin = "jump"
     place: str = ""
-    part: int = 0
-    samples: int = 0
+    part: Count = 0
+    samples: Count = 0
     suspects: tuple[Suspect, ...] = ()
     without_norms: str = ""
     layers: Mapping[str, float] = field(default_factory=dict)
@@ -97,52 +97,3 @@ class Spike:
             for name, total in self.layers.items()
             if name in before
         }
-
-    def plain(self) -> dict[str, Any]:
-        """For a file."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, found: Mapping[str, Any]) -> Spike:
-        """The inverse of ``plain``; what else is in it is left out."""
-        known = {name: found[name] for name in cls.__dataclass_fields__}
-        names = Suspect.__dataclass_fields__
-        suspects = tuple(Suspect(**{n: each[n] for n in names}) for each in found["suspects"])
-        return cls(**{**known, "suspects": suspects})
-
-
-# In a file -----------------------------------------------------------------------------------
-
-_COUNT = Whole(0, 2**53)
-_STEP = Whole(-(2**53), 2**53)
-SAMPLE_ID = AnyOf((Whole(-(2**63), 2**64), Is(str)))
-SPIKE = Fields(
-    {
-        **dict.fromkeys(
-            ("loss", "median", "deviation", "start", "rate", "rate_before", "sharpness",
-             "threshold"),
-            Is(float),
-        ),
-        "origin": OneOf(get_args(Origin)),
-        "place": Is(str),
-        "part": _COUNT,
-        "samples": _COUNT,
-        "suspects": ListOf(
-            Fields(
-                {
-                    "index": _COUNT,
-                    "id": Either(SAMPLE_ID),
-                    **dict.fromkeys(
-                        ("share", "loss", "loss_share", "input_ratio", "target_ratio"), Is(float)
-                    ),
-                }
-            ),
-            100,
-        ),
-        "without_norms": Is(str),
-        "layers": MapOf(Is(float)),
-        "layers_before": MapOf(Is(float)),
-        "sharpness_step": Either(_STEP),
-        "back": Either(_STEP),
-    }
-)  # fmt: skip

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import Line, line
-from gradlens.history.thresholds import threshold_at, threshold_formula
+from gradlens.history.setup import threshold_at, threshold_formula
 from gradlens.instruments.drawing import Artists, curves, readout, zero_line
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_far, number_label

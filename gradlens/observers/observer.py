@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from gradlens.graph.scaler import GradientScale
+from gradlens.history.facts import TableName
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.samples import Samples
@@ -31,7 +32,7 @@ class Records(Protocol):
         """Record what the run consists of, if that has changed."""
 
     def record_facts(
-        self, table: str, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
+        self, table: TableName, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
     ) -> None:
         """Record numbers of some steps in a table of the facts."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradlens.gradients.gradients import Setting, samples_of_losses
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.loss import Rows, read_loss
-from gradlens.history.samples import MOST_SAMPLES, Samples
+from gradlens.history.samples import ARRAYS, MOST_SAMPLES, Samples
 from gradlens.history.spikes import SampleId
 from gradlens.observers.autopsy import norms_of
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
@@ -152,23 +152,21 @@ class SampleLog(Observer):
     def _write(self) -> None:
         table = self._table[:, : len(self._places)]
         with np.errstate(divide="ignore", invalid="ignore"):
-            mean_loss = table[_LOSS_SUM] / table[_VISITS]
-            excess = table[_EXCESS_SUM] / table[_VISITS]
-            norm = table[_NORM_SUM] / table[_NORMS]
-        samples = Samples(
-            self._step,
-            tuple(self._places),
-            table[_VISITS],
-            mean_loss,
-            table[_LAST],
-            excess,
-            norm,
-            table[_LABEL],
-            table[_PREDICTED],
-            len(self._left_out),
-        )
+            columns = {
+                "visits": table[_VISITS],
+                "mean_loss": table[_LOSS_SUM] / table[_VISITS],
+                "last_loss": table[_LAST],
+                "excess": table[_EXCESS_SUM] / table[_VISITS],
+                "norm": table[_NORM_SUM] / table[_NORMS],
+                "label": table[_LABEL],
+                "predicted": table[_PREDICTED],
+            }
         # As it would be read from a file, with no more digits.
-        self._records.record_samples(Samples.from_plain(samples.plain()))
+        arrays = {name: column.astype(ARRAYS[name]) for name, column in columns.items()}
+        left_out = len(self._left_out)
+        self._records.record_samples(
+            Samples(self._step, tuple(self._places), **arrays, left_out=left_out)
+        )
         self._written, self._has_new = self._losses, False
 
     def _continue(self, samples: Samples) -> None:
@@ -183,7 +181,7 @@ class SampleLog(Observer):
         table[_NORMS] = np.isfinite(samples.norm)
         table[_NORM_SUM] = np.nan_to_num(samples.norm)
         self._losses = int(table[_VISITS].sum())
-        self._written, self._step = self._losses, samples.step
+        self._written, self._step = self._losses, samples.until
 
 
 _COLUMNS = (

@@ -17,7 +17,7 @@ from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
-from gradlens.history.thresholds import descent_threshold
+from gradlens.history.setup import descent_threshold
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.held import why_not_held

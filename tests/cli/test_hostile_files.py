@@ -15,7 +15,8 @@ import pytest
 
 from gradlens.cli.main import main
 from gradlens.history.json_lines import to_line
-from gradlens.history.samples import Samples
+from gradlens.history.plain_data import plain
+from gradlens.history.samples import ARRAYS, Samples
 from gradlens.history.spikes import Spike
 from tests.cases.mutated_runs import (
     BOMB,
@@ -36,9 +37,9 @@ MEGABYTES = 500
 HEADER = '{"gradlens_run":1,"sources":{},"parameters":{}}'
 
 
-def stored(plain: dict[str, Any]) -> Any:
+def stored(found: dict[str, Any]) -> Any:
     """What JSON has for the values of a record."""
-    return json.loads(to_line(plain))
+    return json.loads(to_line(found))
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +103,9 @@ def test_figures_of_mutated_files(
         check(command, path, capsys, (seed, name))
 
 
-SPIKE = stored(Spike(9.0, 1.0, 0.1, 2.0).plain())
-SAMPLES = stored(Samples(1, (), *[np.zeros(0)] * 7).plain())
+SPIKE = stored(plain(Spike(9.0, 1.0, 0.1, 2.0)))
+COLUMNS = {name: np.zeros(0, kind) for name, kind in ARRAYS.items()}
+SAMPLES = stored(plain(Samples(1, (), **COLUMNS)))
 CRAFTED: dict[str, tuple[str, str]] = {
     "a list for a record": ("[1]", "line 2 is broken (a record is a JSON object)"),
     "a list of values": ('{"step":1,"values":[1]}', "the record.values is a list of 1, not an obj"),
@@ -125,7 +127,7 @@ CRAFTED: dict[str, tuple[str, str]] = {
     "a shape": (dumped({"step": 1, "values": {"a": array("<f8", [-1], b"")}}), "the shape of an $"),
     "objects": (dumped({"step": 1, "values": {"a": array("O", [1], b"x" * 8)}}), "the dtype of an"),
     "a short array": (dumped({"step": 1, "values": {"a": array("<f8", [9], b"x")}}), "the length"),
-    "a note of numbers": ('{"step":1,"note":3}', "the record.note is 3, not a text"),
+    "a note of numbers": ('{"step":1,"note":3}', "the note is 3, not a text"),
     "coverage": ('{"step":1,"coverage":{"missing":[]}}', "coverage.missing is a list of 0, not an"),
     "a spike": ('{"step":1,"spike":{}}', "line 2 is broken (the spike has no 'loss')"),
     "a spike of a list": ('{"step":1,"spike":[]}', "the spike is a list of 0, not an object"),

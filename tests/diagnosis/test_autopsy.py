@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gradlens.diagnosis.autopsy import autopsy
+from gradlens.history.plain_data import from_plain, plain
 from gradlens.history.spikes import NEVER, Spike, Suspect
 
 SAMPLE = Suspect(3, "img_3", share=0.99, loss=50.0, loss_share=0.9, input_ratio=1.1)
@@ -78,5 +79,5 @@ def test_several_odd_samples_are_named_together() -> None:
 
 
 def test_a_record_in_a_file_is_the_same() -> None:
-    found = Spike.from_plain({**SPIKE.plain(), "more": 1})
+    found = from_plain(Spike, {**plain(SPIKE), "more": 1}, "the spike")
     assert repr(found) == repr(SPIKE)  # the NaN of two spikes aren't equal

@@ -12,6 +12,7 @@ from gradlens.diagnosis.diagnose import diagnose, unasked
 from gradlens.diagnosis.rules import RULES
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
+from gradlens.history.plain_data import from_plain, plain
 from gradlens.history.setup import Layer, ParameterGroup
 from gradlens.history.spikes import Spike, Suspect
 from tests.diagnosis.runs import (
@@ -453,7 +454,7 @@ def test_what_findings_say() -> None:
         assert not finding.title.endswith(".")
         assert {*finding.others} <= faults
         assert 0 <= finding.step < STEPS
-        assert finding == Finding.from_plain(finding.plain())
+        assert finding == from_plain(Finding, plain(finding), "it")
         for one in finding.evidence:
             assert one.value > one.limit if one.is_above else one.value < one.limit, finding
 

@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 import gradlens
 from gradlens import Cockpit, History
 from gradlens.facts.parameters import parameter_numbers
-from gradlens.history.fact_table import FactTable
-from gradlens.history.facts import Facts
+from gradlens.history.facts import Facts, FactTable
 from gradlens.quantities import NormTest
 
 N, STEPS = 6, 45

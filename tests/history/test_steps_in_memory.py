@@ -74,7 +74,7 @@ ACCESS: dict[str, Callable[[History], Any]] = {
     "lengths": lambda history: [len(history[name]) for name in history.names],
     "orders": lambda history: [[*history[name]] for name in history.names],
     "notes": lambda history: [note.text for note in history.notes],
-    "coverage": lambda history: [history.coverage("GradHist1d", n).plain() for n in range(STEPS)],
+    "coverage": lambda history: [history.coverage("GradHist1d", n) for n in range(STEPS)],
     "until": lambda history: {n: dict(history[:5][n]) for n in history.names},
     "summary": lambda history: [
         (row.last, row.change, row.steps) for row in summarize(history).rows

@@ -21,6 +21,7 @@ from gradlens.cli.main import main
 from gradlens.cli.summary_data import as_json
 from gradlens.cli.summary_text import render
 from gradlens.history.finding import Finding
+from gradlens.history.plain_data import from_plain
 from gradlens.history.records import LeftOutWarning, Note
 from gradlens.history.undefined import Undefined
 from gradlens.instruments.style import PAPER
@@ -238,7 +239,7 @@ def test_a_headline_names_layers_and_samples() -> None:
 def test_json_has_all_of_a_finding() -> None:
     (found,) = json.loads(as_json(summarize(faulty()), "run.jsonl"))["findings"]
     (finding,) = diagnose(faulty())
-    assert Finding.from_plain(found) == finding
+    assert from_plain(Finding, found, "it") == finding
 
 
 # Elsewhere --------------------------------------------------------------------------------------
