@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gradlens._version import __version__
-from gradlens.spelling import unknown_name
 
 if TYPE_CHECKING:
     from gradlens import (
@@ -96,25 +95,13 @@ _DEFINED_IN = {
 }
 """The module that defines each public name; the other public names are modules themselves."""
 
-_ELSEWHERE = {
-    **dict.fromkeys(("monitor", "track", "watch"), "gradlens.Cockpit(model)"),
-    **dict.fromkeys(("hessian", "hvp"), "gradlens.curvature"),
-    "BatchGrad": "backpack.extensions.BatchGrad, or gradlens.PerSampleGradients",
-    **dict.fromkeys(("loss_landscape", "landscapes"), "gradlens.landscape"),
-    "context": "gradlens.compat.cockpit.context, for programs that were written for cockpit",
-    "hessian_trace": "gradlens.quantities.HessTrace",
-    "plot": "gradlens.CockpitPlotter().plot(cockpit)",
-    "utils": "gradlens.compat.cockpit.utils, for programs that were written for cockpit",
-}
-"""Names that other libraries have, with ours, for error messages."""
-
 
 def __getattr__(name: str) -> Any:
     if name in _DEFINED_IN:
         return getattr(import_module(_DEFINED_IN[name]), name)
     if name in __all__:
         return import_module(f"gradlens.{name}")
-    raise unknown_name(__name__, name, __all__, _ELSEWHERE)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

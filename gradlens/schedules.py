@@ -188,4 +188,4 @@ def logarithmic(
 def _check_whole(**numbers: object) -> None:
     for name, number in numbers.items():
         if not isinstance(number, Integral):
-            raise TypeError(f"{name}={number!r} is not a whole number: steps are counted in ints")
+            raise TypeError(f"{name}={number!r} is not a whole number: pass an int")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from os import PathLike
-from types import NoneType
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens import sinks
 from gradlens.backpack_adapter.loss_modules import own_reduction
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.curvature.probe import Probe
@@ -25,53 +22,26 @@ from gradlens.history.spikes import SampleId
 from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks.sink import Sink
-from gradlens.spelling import near, similar
-
-READ = (
-    "loss", "loss_scale", "optimizer", "batch_size", "scaler", "individual_losses", "outputs", "ids"
-)  # fmt: skip
-"""What gradlens itself reads from ``info``."""
-
-UNLIKELY = ("optimizer", "batch_size", "individual_losses")
-"""Keys of ``info`` that others are hardly similar to by chance. "scale" and "output", say, may be
-for a quantity of the user's own."""
-
-MISSPELT = 0.85
-"""Least similarity at which a key is taken for a misspelt one of these. That of "optimiser" is
-0.89, and that of "individual_outputs" is 0.74."""
-
+from gradlens.spelling import near
 
 # Of a cockpit ---------------------------------------------------------------------------------
 
 
-def checked_quantities(given: Any) -> tuple[Quantity | Aggregate, ...]:
+def checked_quantities(
+    given: Iterable[Quantity | Aggregate] | str,
+) -> tuple[Quantity | Aggregate, ...]:
     """Quantities, and aggregates of them, or those of a preset by its name.
 
     ``TypeError`` says what to pass instead, and ``ValueError`` which preset was most likely meant.
     """
-    if isinstance(given, str):
-        return tuple(configuration(given))
-    if not isinstance(given, Iterable):
-        raise TypeError(f"{_short(given)} is not a list of quantities: {_instead(given)}")
-    found = tuple(given)
+    found = tuple(configuration(given) if isinstance(given, str) else given)
     for one in found:
         if not isinstance(one, (Quantity, Aggregate)):
-            raise TypeError(f"{_short(one)} is not a quantity: {_instead(one)}")
+            raise TypeError(
+                f"{_short(one)} is not a quantity: pass a list of instances, such as "
+                '[gradlens.quantities.Loss()], or the name of a preset, such as "economy"'
+            )
     return found
-
-
-def _instead(given: Any) -> str:
-    """What to pass instead of something that isn't a list of quantities, or is none of them."""
-    if isinstance(given, (Quantity, Aggregate)):
-        return f"pass a list, as in [{type(given).__name__}(...)]"
-    if isinstance(given, type) and issubclass(given, (Quantity, Aggregate)):
-        return f"pass instances in a list, as in [{given.__name__}()]"
-    if isinstance(given, (list, tuple)):
-        return 'join the lists, as in [*gradlens.configuration("economy"), ...]'
-    return (
-        "pass a list of instances, such as [gradlens.quantities.Loss()], or a preset, such as "
-        'gradlens.configuration("economy")'
-    )
 
 
 def check_together(quantities: Iterable[Quantity]) -> None:
@@ -128,14 +98,6 @@ def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> No
         )
 
 
-def check_run(run: Any) -> None:
-    """``TypeError`` unless it is a path, or none was given."""
-    if not isinstance(run, (str, PathLike, NoneType)):
-        raise TypeError(
-            f'run={_short(run)} is no path: pass that of a file, such as run="run.jsonl"'
-        )
-
-
 def check_budget(budget: float | None, processes: int) -> None:
     """``ValueError`` if there is a budget and several processes."""
     if budget is not None and processes > 1:
@@ -146,14 +108,11 @@ def check_budget(budget: float | None, processes: int) -> None:
 
 
 def check_max_bytes(max_bytes: Any) -> None:
-    """``TypeError`` unless it is a whole number, ``ValueError`` if it is negative."""
-    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
-        raise TypeError(
-            f"max_bytes={_short(max_bytes)} is not a whole number: pass a number of bytes, such as "
-            "64 * 2**20"
+    """``ValueError`` unless it is a whole number that isn't negative."""
+    if not isinstance(max_bytes, int) or max_bytes < 0:
+        raise ValueError(
+            f"max_bytes={_short(max_bytes)}: pass a number of bytes, such as 64 * 2**20, or 0"
         )
-    if max_bytes < 0:
-        raise ValueError(f"max_bytes={max_bytes} is negative: pass 0 or more")
 
 
 def check_steps_in_memory(steps_in_memory: Any) -> None:
@@ -167,21 +126,16 @@ def check_steps_in_memory(steps_in_memory: Any) -> None:
         )
 
 
-def checked_sinks(given: Any) -> tuple[Sink, ...]:
+def checked_sinks(given: Iterable[Sink]) -> tuple[Sink, ...]:
     """The sinks; ``TypeError`` says what to pass instead of something else."""
-    if isinstance(given, (Sink, str)) or not isinstance(given, Iterable):
-        raise TypeError(f"sinks={_short(given)} is not a list of sinks: {A_SINK}")
     found = tuple(given)
     for sink in found:
         if not isinstance(sink, Sink):
-            raise TypeError(f"{_short(sink)} is not a sink: {A_SINK}")
+            raise TypeError(
+                f"{_short(sink)} is not a sink: pass a list of instances, such as "
+                "sinks=[gradlens.sinks.TensorBoard(writer)]"
+            )
     return found
-
-
-A_SINK = (
-    "pass a list of instances, such as sinks=[gradlens.sinks.TensorBoard(writer)], of the classes "
-    f"{', '.join(sorted({*sinks.__all__} - {'Sink'}))}, or of your own"
-)
 
 
 def check_sink_layers(
@@ -212,14 +166,11 @@ def step_number(global_step: Any) -> int:
     ``TypeError`` if it isn't a whole number, ``ValueError`` if it isn't from 0 to 2**53 - 1.
     """
     try:
-        if _is_bool(global_step):
-            raise TypeError
         step = operator.index(global_step)
     except (TypeError, RuntimeError):  # the latter for tensors without numbers
-        hint = ", and the loss by name, as in cockpit(step, loss=loss)" * _is_loss(global_step)
         raise TypeError(
             f"global_step={_short(global_step)} is not a whole number: pass the number of the "
-            f"training step{hint}"
+            "training step, and all else by name, as in cockpit(step, loss=loss)"
         ) from None
     if not 0 <= step < MOST_STEPS:
         raise ValueError(
@@ -239,34 +190,22 @@ def check_extensions(extensions: Sequence[Any]) -> None:
             )
 
 
-def checked_info(info: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def checked_info(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """``info`` and the arguments given to a context by name, without those not given.
 
     ``TypeError`` or ``ValueError`` names what is of the wrong kind.
     """
-    if not isinstance(info, Mapping):
-        hint = ": pass the loss as loss=..." if _is_loss(info) else ""
-        raise TypeError(f"info={_short(info)} is not a dict{hint}")
     known = {**info, **{name: value for name, value in given.items() if value is not None}}
-    known = {name: value for name, value in known.items() if value is not None or name not in READ}
-    for name in READ:
-        if name in known:
+    for name in READ & known.keys():
+        if known[name] is None:
+            del known[name]
+        elif name in _CHECKED:
             known[name] = _CHECKED[name](known[name])
     return known
 
 
-def notes_on(info: Mapping[str, Any], parameters: Set[int]) -> Iterator[str]:
-    """What is most likely a mistake; ``parameters`` are the ``id``s of those tracked."""
-    optimizer = info.get("optimizer")
-    if optimizer is not None and not _has_any_of(optimizer, parameters):
-        yield OTHER_OPTIMIZER
-    for key in info.keys() - {*READ}:
-        meant = [name for name in similar(key, UNLIKELY, MISSPELT) if name not in info]
-        if meant:
-            yield MISSPELT_KEY.format(key=key, meant=meant[0])
-
-
-def _has_any_of(optimizer: Optimizer, parameters: Set[int]) -> bool:
+def holds_any(optimizer: Optimizer, parameters: Set[int]) -> bool:
+    """Whether an optimizer has one of the parameters, given by their ``id``s."""
     groups: Iterable[Mapping[str, Any]] = optimizer.param_groups
     return any(id(parameter) in parameters for group in groups for parameter in group["params"])
 
@@ -282,15 +221,10 @@ def _loss(loss: Any) -> Tensor:
 
 
 def _loss_scale(scale: Any) -> float:
-    if not isinstance(scale, (int, float)):
-        raise TypeError(
-            f"loss_scale={_short(scale)} is no number: pass the factor between the step's loss and "
-            "the tensor that is passed as loss=..., such as 1 / 4 for a loss divided by 4"
-        )
-    if not math.isfinite(scale) or scale == 0:
+    if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale == 0:
         raise ValueError(
-            f"loss_scale={scale}: pass the factor between the step's loss and the tensor that is "
-            "passed as loss=..., which is neither 0 nor infinite"
+            f"loss_scale={_short(scale)}: pass the factor between the step's loss and the tensor "
+            "that is passed as loss=..., such as 1 / 4 for a loss divided by 4"
         )
     return float(scale)
 
@@ -306,81 +240,34 @@ def _optimizer(optimizer: Any) -> Optimizer:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
-def _batch_size(batch_size: Any) -> int:
-    try:
-        return operator.index(batch_size)
-    except TypeError:
-        raise TypeError(
-            f"batch_size={_short(batch_size)} is not a whole number: pass the number of samples, "
-            "such as len(labels), or leave it out"
-        ) from None
-
-
-def _scaler(scaler: Any) -> torch.amp.GradScaler:
-    if not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(
-            f"scaler={_short(scaler)} is no torch.amp.GradScaler: pass that of the loop"
-        )
-    return scaler
-
-
-def _individual_losses(losses: Any) -> Tensor:
-    if not isinstance(losses, Tensor):
-        raise TypeError(
-            f"individual_losses={_short(losses)} is no tensor: pass the losses of single samples, "
-            "of shape [N]"
-        )
-    return losses
-
-
 def _ids(given: Any) -> tuple[SampleId, ...]:
     listed = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
     if isinstance(listed, (list, tuple)):
-        kinds = {*map(type, listed)}
-        if not kinds <= {int, str}:
-            listed = [e.item() if isinstance(e, (np.generic, Tensor)) else e for e in listed]
-            kinds = {*map(type, listed)}
-        if kinds <= {int, str}:
-            return tuple(listed)
+        found: list[Any] = [e.item() if isinstance(e, (np.generic, Tensor)) else e for e in listed]
+        if {*map(type, found)} <= {int, str}:
+            return tuple(found)
     raise TypeError(
         f"info={{'ids': {_short(given)}}} are no ids of samples: pass a whole number or a text for "
         "each sample, such as its number in the data set"
     )
 
 
-def _outputs(outputs: Any) -> Any:
-    return outputs
-
-
 _CHECKED = {
     "loss": _loss,
     "loss_scale": _loss_scale,
     "optimizer": _optimizer,
-    "batch_size": _batch_size,
-    "scaler": _scaler,
-    "individual_losses": _individual_losses,
-    "outputs": _outputs,
+    "batch_size": operator.index,
+    "individual_losses": torch.as_tensor,
     "ids": _ids,
 }
-"""The function that checks each entry of ``info`` which gradlens reads."""
+"""The function that checks each entry of ``info`` which could be of a wrong kind."""
 
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
-
-
-def _is_loss(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+READ = {*_CHECKED, "scaler", "outputs"}
+"""What gradlens itself reads from ``info``."""
 
 
 def _short(value: object) -> str:
-    """What a value is, in one line."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)} and {value.dtype}"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if isinstance(value, (nn.Module, Quantity)) or type(value).__repr__ is object.__repr__:
-        return f"{type(value).__name__} object"
+    """A value in one line."""
     try:
         return " ".join(reprlib.repr(value).split())
     except ValueError:  # of an int with thousands of digits
@@ -393,4 +280,3 @@ OTHER_OPTIMIZER = (
     "updates copies, pass the optimizer of the tracked model, made of the parameters that the "
     "model has now"
 )
-MISSPELT_KEY = "info has the key {key!r}, which gradlens doesn't read: did you mean {meant!r}?"

@@ -284,6 +284,6 @@ INTERRUPTED = (
     "from before it are still in p.grad: to repeat the step, call optimizer.zero_grad() first"
 )
 LEFT_OVER = (
-    "{count} micro-batches of step {step} have no values, since none of them was the last "
-    "(accumulating=False)"
+    "{count} micro-batches of step {step} have no values, since none of them was the last: "
+    "pass accumulating=False with the last one"
 )

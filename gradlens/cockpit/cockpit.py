@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
@@ -16,26 +16,25 @@ from torch.optim import Optimizer
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.arguments import (
+    OTHER_OPTIMIZER,
     check_budget,
     check_extensions,
     check_loss_function,
     check_max_bytes,
     check_probes,
-    check_run,
     check_sink_layers,
     check_steps_in_memory,
     check_together,
     checked_info,
     checked_quantities,
     checked_sinks,
-    notes_on,
+    holds_any,
     step_number,
 )
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
-from gradlens.cockpit.elsewhere import ARGUMENTS, ATTRIBUTES, CONTEXT_ARGUMENTS
 from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.forward_passes import ForwardPasses
 from gradlens.cockpit.metrics import loggable
@@ -73,7 +72,6 @@ from gradlens.quantities.step import Step
 from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.samples.plan import Plans
 from gradlens.sinks.sink import Sink
-from gradlens.spelling import suggests, unknown_attribute
 
 
 class Cockpit:
@@ -132,7 +130,6 @@ class Cockpit:
     ``ValueError`` if the reduction of the loss module contradicts ``loss_reduction``.
     """
 
-    @suggests(ARGUMENTS)
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter],
@@ -156,7 +153,6 @@ class Cockpit:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
         check_loss_function(loss_function, loss_reduction)
-        check_run(run)
         check_steps_in_memory(steps_in_memory)
         sinks = checked_sinks(sinks)
         given = checked_quantities("economy" if quantities is None else quantities)
@@ -243,11 +239,6 @@ class Cockpit:
         self._tracking.tell(lambda observer: observer.flush())
         return self._run.history
 
-    if not TYPE_CHECKING:  # type checkers find unknown names themselves
-
-        def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute(self, name, ATTRIBUTES)
-
     def __repr__(self) -> str:
         """What is tracked, in one line."""
         parameters = count(len(self.parameters), "parameter")
@@ -270,7 +261,6 @@ class Cockpit:
         """Whether the loss is a ``"mean"`` or a ``"sum"`` over the samples."""
         return self._tracking.setting.loss_reduction
 
-    @suggests(CONTEXT_ARGUMENTS)
     def __call__(
         self,
         global_step: int,
@@ -325,8 +315,8 @@ class Cockpit:
         known = checked_info({} if info is None else info, given)
         with self._tracking.boundary.contain("the check of a context's arguments"):
             self._note_missed_entry()
-            for text in notes_on(known, self._ids):
-                self._run.note(step, text)
+            if "optimizer" in known and not holds_any(known["optimizer"], self._ids):
+                self._run.note(step, OTHER_OPTIMIZER)
         found = TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
         self._entry = found.entry
         return found

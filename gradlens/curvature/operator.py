@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -22,6 +21,7 @@ from gradlens.curvature.flat_vectors import (
     placed,
     shaped,
 )
+from gradlens.spelling import near
 
 if TYPE_CHECKING:
     LinearOperator = linalg.LinearOperator[np.floating[Any]]
@@ -64,8 +64,7 @@ class CurvatureOperator(LinearOperator, ABC):
         if isinstance(which, int):
             return list(self.slices.values())[which]
         if which not in self.slices:
-            near = difflib.get_close_matches(which, self.slices, n=3, cutoff=0.3)
-            raise KeyError(f"no parameter is called {which!r}; similar names: {near}")
+            raise KeyError(f"no parameter is called {which!r}{near(which, self.slices)}")
         return self.slices[which]
 
     @final

@@ -26,25 +26,10 @@ from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import Series
 from gradlens.history.spending import Spending
 from gradlens.history.spikes import Spike
-from gradlens.spelling import near, unknown_attribute
+from gradlens.spelling import near
 
 if TYPE_CHECKING:
     import pandas
-
-
-_TABLE = "history.to_dataframe()"
-
-ELSEWHERE = {
-    **dict.fromkeys(("df", "dataframe", "to_df", "to_pandas", "data"), _TABLE),
-    **dict.fromkeys(("keys", "columns"), "history.names"),
-    **dict.fromkeys(("items", "values", "get"), "history['Loss'], which is a mapping by step"),
-    **dict.fromkeys(("last", "latest", "tail"), "history[history.steps[-1]]"),
-    "load": "gradlens.load_run(path)",
-    "plot": "gradlens.CockpitPlotter().plot(history)",
-    "save": "history.write(path)",
-    "to_csv": f"{_TABLE}.to_csv(path)",
-}
-"""Names that tables and mappings have, with a history's own, for error messages."""
 
 
 @dataclass
@@ -84,14 +69,6 @@ class History:
 
     def __post_init__(self) -> None:
         self.add_sources({})
-
-    if not TYPE_CHECKING:  # type checkers find unknown names themselves
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):  # there are none of these while a copy is made
-                raise AttributeError(name)
-            series = {each: f"history[{each!r}]" for each in self._series}
-            raise unknown_attribute(self, name, series | ELSEWHERE)
 
     def __repr__(self) -> str:
         """The number of series and the latest step in one line."""

@@ -7,8 +7,6 @@ that read series as arrays (``line``, ``field_line``, ...), that draw and explai
 ``band``, ``key``, ...), that set axes (``fit``, ``StepAxis``), and the colours.
 """
 
-from typing import TYPE_CHECKING
-
 from gradlens.history.lines import Line, field_line, line, lines, quantile_lines, rms_lines
 from gradlens.history.series import Series
 from gradlens.instruments.activation import ActivationInstrument
@@ -108,7 +106,6 @@ from gradlens.instruments.style import (
     tint,
     title,
 )
-from gradlens.spelling import unknown_name
 
 BUILT_IN: tuple[Instrument, ...] = (
     LossInstrument(),
@@ -255,8 +252,3 @@ __all__ = [
     "without_spikes",
     "zero_line",
 ]
-
-if not TYPE_CHECKING:  # type checkers find misspelt names themselves
-
-    def __getattr__(name: str) -> object:
-        raise unknown_name(__name__, name, __all__)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ from gradlens.plotting.panels import (
     nothing,
 )
 from gradlens.plotting.rendering import draw, draw_empty
-from gradlens.spelling import near, suggests, unknown_attribute
+from gradlens.spelling import near
 
 
 @runtime_checkable
@@ -41,26 +41,6 @@ class HasHistory(Protocol):
         """What has been recorded so far."""
         ...
 
-
-ELSEWHERE = {
-    "build_animation": "`gradlens plot RUN -o RUN.gif`",
-    "fig": "plotter.figure",
-    "save": "plotter.figure.savefig(path)",
-    "savefig": "plotter.figure.savefig(path)",
-    "secondary_fig": "plotter.secondary_figure",
-    "show": "plotter.plot(cockpit)",
-    "tracking_data": "cockpit.history.to_dataframe()",
-}
-"""Names that cockpit and matplotlib have, with a plotter's own, for error messages."""
-
-ARGUMENTS = {
-    **dict.fromkeys(("file", "filename", "path"), "savedir and savename, with save_plot=True"),
-    "save": "save_plot",
-    "secondary_screen": "CockpitPlotter(secondary_screen=True)",
-    "show": "show_plot",
-    "title": "plot_title",
-}
-"""The same for the arguments of ``plot``."""
 
 Source = History | HasHistory | str | Path
 
@@ -115,11 +95,6 @@ class CockpitPlotter:
                 )
         self._figures: dict[str, Figure] = {}
 
-    if not TYPE_CHECKING:  # type checkers find unknown names themselves
-
-        def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute(self, name, ELSEWHERE)
-
     @property
     def figure(self) -> Figure | None:
         """The figure that the latest call returned; ``None`` before the first one."""
@@ -135,7 +110,6 @@ class CockpitPlotter:
         """All figures of single layers and parameters, page by page."""
         return tuple(figure for screen, figure in self._figures.items() if screen != "primary")
 
-    @suggests(ARGUMENTS)
     def plot(
         self,
         source: Source,

@@ -1,7 +1,5 @@
 """All quantities, and the classes that quantities derive from."""
 
-from typing import TYPE_CHECKING
-
 from gradlens.quantities.alpha import Alpha
 from gradlens.quantities.cabs import CABS
 from gradlens.quantities.directional_derivatives import DirectionalDerivatives
@@ -42,7 +40,6 @@ from gradlens.quantities.tic import TICDiag, TICTrace
 from gradlens.quantities.time import Time
 from gradlens.quantities.update_geometry import UpdateGeometry
 from gradlens.quantities.update_size import UpdateSize
-from gradlens.spelling import unknown_name
 
 __all__ = [
     "CABS",
@@ -100,8 +97,3 @@ __all__ = [
     "VarTID",
     "WeightSignFlips",
 ]
-
-if not TYPE_CHECKING:  # type checkers find misspelt names themselves
-
-    def __getattr__(name: str) -> object:
-        raise unknown_name(__name__, name, __all__)

@@ -176,7 +176,7 @@ def _checked_adaptation(name: str, policy: BinAdaptation | None) -> BinAdaptatio
 
 def _checked_bins(name: str, bins: Any) -> int:
     if not isinstance(bins, Integral):
-        raise TypeError(f"{name}: bins={bins!r} is not a whole number")
+        raise TypeError(f"{name}: bins={bins!r} is not a whole number: pass an int")
     if bins < 1:
         raise ValueError(f"{name}: bins={bins}: use 1 or more")
     return int(bins)

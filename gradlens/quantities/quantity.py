@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from inspect import isabstract
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
@@ -22,7 +22,6 @@ from gradlens.quantities.update import Update
 from gradlens.reductions import Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
 from gradlens.signals.signal import Request
-from gradlens.spelling import unknown_attribute
 from gradlens.stateful import State
 
 Needed: TypeAlias = Literal["loss", "optimizer", "individual_losses"]
@@ -87,13 +86,6 @@ class Quantity(ABC):
     of one step for the next."""
     has_started: bool = field(default=False, init=False, repr=False)
     """Whether ``start`` was called, or a state was loaded."""
-
-    if not TYPE_CHECKING:  # type checkers find unknown names themselves
-
-        def __getattr__(self, name: str) -> Any:
-            values = f"cockpit.history[{vars(self).get('name', type(self).__name__)!r}]"
-            names = dict.fromkeys(("get_output", "history", "output", "values"), values)
-            raise unknown_attribute(self, name, names)
 
     def __post_init__(self) -> None:
         self.name = self.name or type(self).__name__

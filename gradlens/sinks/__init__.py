@@ -10,10 +10,5 @@ from gradlens.sinks.sink import Sink
 from gradlens.sinks.tensorboard import TensorBoard
 from gradlens.sinks.trackio import Trackio
 from gradlens.sinks.wandb import WandB
-from gradlens.spelling import unknown_name
 
 __all__ = ["CSV", "MLflow", "Sink", "TensorBoard", "Trackio", "WandB"]
-
-
-def __getattr__(name: str) -> object:
-    raise unknown_name(__name__, name, __all__)

@@ -138,7 +138,6 @@ PACKAGE = str(Path(gradlens.__file__).parent)
 OUTERMOST = {
     # Called by the user's loop or by torch: what they call is contained.
     *("Cockpit.__call__", "Cockpit.__call__.<locals>.<dictcomp>"),
-    "suggests.<locals>.explained.<locals>.called",
     *("TrackedStep.__init__", "TrackedStep.__enter__", "TrackedStep.__exit__"),
     *("TrackedStep._enter", "TrackedStep._exit", "TrackedStep._finish"),
     *("TrackedStep._prepare_contained", "TrackedStep._check_for_hook_errors"),
@@ -165,7 +164,7 @@ OUTERMOST = {
     *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform", "_is_computed"),
     *("ModelOutputs.__call__", "BackwardCall.__torch_function__"),
     # What is looked up before a step, or to see that nothing has changed.
-    *("needs_layer_hooks", "_is_bool", "_bits", "_sum_of_bits", "sums_of_bits"),
+    *("needs_layer_hooks", "_bits", "_sum_of_bits", "sums_of_bits"),
     "sums_of_bits.<locals>.<dictcomp>",
     # What a context is made of before anything can be contained.
     *("GradientScale.__init__", "unscaled_optimizers", "unscaled_optimizers.<locals>.<setcomp>"),

@@ -1059,7 +1059,6 @@ NO_STEPS: dict[str, tuple[Any, type[Exception]]] = {
     "minus one of numpy": (np.int32(-1), ValueError),
     "minus one as a tensor": (torch.tensor(-1), ValueError),
     "large tensor": (torch.tensor(2**60), ValueError),
-    **{repr(each): (each, TypeError) for each in (True, False, np.True_, torch.tensor(True))},
     **{repr(each): (each, TypeError) for each in (0.0, 1.5, math.nan, np.float32(2), 1j)},
     **{repr(each): (each, TypeError) for each in (None, "1", b"1", [1], (1,), {})},
     "real tensor": (torch.tensor(1.0), TypeError),

@@ -602,7 +602,7 @@ def test_parts_that_are_tracked_differently() -> None:
     assert "InnerTest on one and not on another; NormTest on one and not" in found.failure
 
 
-@pytest.mark.parametrize("max_bytes", [1.5, "1", None, True, -1])
+@pytest.mark.parametrize("max_bytes", [1.5, "1", None, -1])
 def test_max_bytes_of_another_kind(max_bytes: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="max_bytes="):
+    with pytest.raises(ValueError, match="max_bytes="):
         gradlens.Cockpit(network(), max_bytes=max_bytes)

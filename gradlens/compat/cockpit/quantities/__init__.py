@@ -7,7 +7,6 @@ from gradlens import quantities
 from gradlens.compat.cockpit.output import OWN_QUANTITY, Output
 from gradlens.compat.cockpit.replaced import add_modules, replaced
 from gradlens.schedules import EVERY_STEP, Schedule
-from gradlens.spelling import unknown_name
 
 NAMES = (
     *("Loss", "Parameters", "Distance", "UpdateSize", "GradNorm", "Time", "Alpha", "CABS"),
@@ -42,13 +41,13 @@ __all__ = [*NAMES]
 def __getattr__(name: str) -> Any:
     if name in CLASSES:
         return CLASSES[name]
-    raise unknown_name(__name__, name, NAMES)
+    raise replaced(__name__, name, {})
 
 
 def _class_of_module(names: tuple[str, ...], name: str) -> Any:
     if name in names:
         return CLASSES[name]
-    raise unknown_name(__name__, name, names)
+    raise replaced(__name__, name, {})
 
 
 def _replaced_by(module: str, instead: str, name: str) -> Any:
