@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -115,21 +114,6 @@ TRACE_METHODS: Mapping[DiagonalKind, Sequence[Callable[[DiagonalProblem], LossTr
     "diag_ggn_mc": (sampled_traces, coupled_traces),
 }
 """The methods that find traces without a diagonal, and are preferred to its sums."""
-
-Found = TypeVar("Found", LossDiagonal, LossTraces)
-
-
-def first_available(
-    methods: Sequence[Callable[[DiagonalProblem], Found]], problem: DiagonalProblem
-) -> tuple[Found | None, list[str]]:
-    """The result of the first method that applies, and why those before it didn't."""
-    reasons: list[str] = []
-    for method in methods:
-        try:
-            return method(problem), reasons
-        except UnavailableError as reason:
-            reasons.append(str(reason))
-    return None, reasons
 
 
 @contextmanager

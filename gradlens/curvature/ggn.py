@@ -77,10 +77,6 @@ class GGNOperator(LossOperator):
         (curved,) = derivative(self._loss_gradient, [self.outputs], [direction])
         return curved
 
-    def pulled_back(self, direction: Tensor) -> list[Tensor]:
-        """Jᵀu, one tensor for each parameter; u is of the outputs' shape."""
-        return self.jacobian.transposed_product(direction)
-
     def is_zero(self, seed: int = 0) -> bool:
         """Whether the loss is linear in the outputs, by a product with a random vector."""
         drawn = np.random.default_rng(seed).standard_normal(tuple(self.outputs.shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
@@ -14,12 +14,7 @@ from torch.optim import Optimizer
 from gradlens.curvature.backpack_graph import BackpackGraph, backpack_graph, check_graph
 from gradlens.curvature.calls import Calls, LossCall, calls_behind, loss_calls_at
 from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.diagonal_methods import (
-    DIAGONAL_METHODS,
-    TRACE_METHODS,
-    Found,
-    first_available,
-)
+from gradlens.curvature.diagonal_methods import DIAGONAL_METHODS, TRACE_METHODS
 from gradlens.curvature.directions import Directions, DirectionsProblem, directions
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator, check_loss
@@ -45,6 +40,8 @@ from gradlens.graph.model_calls import calls_behind as calls_of_model
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
 from gradlens.samples.planner import EMPTY, plan_of
+
+_Found = TypeVar("_Found", bound=LossTraces)
 
 
 @final
@@ -166,7 +163,7 @@ class LossCurvature(Curvature):
 
     def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
         found, _ = self._first(TRACE_METHODS[kind], kind, samples, sub_batch)
-        return found or self.diagonal(kind, max(samples, 2)).sums()
+        return found or self.diagonal(kind, max(samples, 2))
 
     def run(self, extension: BackpropExtension) -> None:
         """Run a second-order BackPACK extension, which saves its results on the parameters.
@@ -196,11 +193,11 @@ class LossCurvature(Curvature):
 
     def _first(
         self,
-        methods: Sequence[Callable[[DiagonalProblem], Found]],
+        methods: Sequence[Callable[[DiagonalProblem], _Found]],
         kind: DiagonalKind,
         samples: int,
         sub_batch: int | None = None,
-    ) -> tuple[Found | None, list[str]]:
+    ) -> tuple[_Found | None, list[str]]:
         """The result of the first method that applies, and why those before it didn't."""
         if not methods:
             return None, []
@@ -218,7 +215,13 @@ class LossCurvature(Curvature):
             self._plans,
             lambda: self._graph,
         )
-        return first_available(methods, problem)
+        reasons: list[str] = []
+        for method in methods:
+            try:
+                return method(problem), reasons
+            except UnavailableError as reason:
+                reasons.append(str(reason))
+        return None, reasons
 
     @property
     def _scale(self) -> float:

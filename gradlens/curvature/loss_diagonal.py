@@ -78,7 +78,11 @@ class DiagonalProblem:
 
 @dataclass(frozen=True)
 class LossTraces:
-    """The ``trace`` and the ``traces`` of the parameters' blocks, as in a ``LossDiagonal``."""
+    """The ``trace`` of the whole matrix, and the ``traces`` of the parameters' blocks by name.
+
+    Their standard error is zero where the ``method`` is exact. Where there are no numbers, they
+    hold the reason.
+    """
 
     trace: Estimate
     traces: Mapping[str, Estimate]
@@ -86,7 +90,7 @@ class LossTraces:
 
 
 @dataclass(frozen=True)
-class LossDiagonal:
+class LossDiagonal(LossTraces):
     """Diagonal ``values`` by parameter name, each of its parameter's shape, in float64.
 
     ``trace`` is the sum of all values and ``traces`` the sum for each parameter, with a standard
@@ -95,13 +99,6 @@ class LossDiagonal:
     """
 
     values: Mapping[str, Tensor]
-    trace: Estimate
-    traces: Mapping[str, Estimate]
-    method: Method
-
-    def sums(self) -> LossTraces:
-        """The traces without the values."""
-        return LossTraces(self.trace, self.traces, self.method)
 
 
 def summed_traces(parts: Sequence[LossTraces], weights: Sequence[float]) -> LossTraces:
@@ -122,7 +119,7 @@ def diagonal_by_parameter(
     trace, *parts = traces
     slices = parameter_slices(parameters)
     values = {name: diagonal[slices[name]].reshape(p.shape) for name, p in parameters.items()}
-    return LossDiagonal(values, trace, dict(zip(slices, parts, strict=True)), method)
+    return LossDiagonal(trace, dict(zip(slices, parts, strict=True)), method, values)
 
 
 def mean_diagonal(
@@ -163,4 +160,4 @@ def undefined_diagonal(parameters: Mapping[str, Tensor], reason: str) -> LossDia
     values = {
         name: torch.full(p.shape, torch.nan, dtype=torch.float64) for name, p in parameters.items()
     }
-    return LossDiagonal(values, trace, dict.fromkeys(parameters, part), "")
+    return LossDiagonal(trace, dict.fromkeys(parameters, part), "", values)

@@ -21,7 +21,6 @@ from gradlens.curvature.flat_vectors import (
     placed,
     shaped,
 )
-from gradlens.spelling import near
 
 if TYPE_CHECKING:
     LinearOperator = linalg.LinearOperator[np.floating[Any]]
@@ -57,15 +56,6 @@ class CurvatureOperator(LinearOperator, ABC):
         size = sum(p.numel() for p in self.parameters.values())
         # The stubs have only the constructor from functions.
         super().__init__(numpy_dtype(self.torch_dtype), (size, size))  # type: ignore[call-arg]
-
-    @final
-    def block(self, which: str | int) -> slice:
-        """The part of the flat vector that belongs to a parameter, by name or by position."""
-        if isinstance(which, int):
-            return list(self.slices.values())[which]
-        if which not in self.slices:
-            raise KeyError(f"no parameter is called {which!r}{near(which, self.slices)}")
-        return self.slices[which]
 
     @final
     def product(self, vectors: Sequence[Tensor]) -> list[Tensor]:

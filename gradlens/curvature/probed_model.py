@@ -36,52 +36,6 @@ SEEDS_APART = 2**31
 
 
 @final
-class BatchCurvatures:
-    """Makes the curvature of each batch's loss at a step.
-
-    Under a sum loss, each is divided by the number of samples of all batches.
-    """
-
-    def __init__(
-        self,
-        loss: LossOverData,
-        global_step: int,
-        parameters: Mapping[str, nn.Parameter],
-        model: nn.Module,
-        plans: Plans,
-    ) -> None:
-        is_sum = loss.loss_reduction == "sum"
-        self.loss = loss
-        self.batch = Batch(loss.samples, "that of the probe", "sum") if is_sum else Batch()
-        self._global_step = global_step
-        self._parameters = parameters
-        self._model = model
-        self._plans = plans
-
-    def of(self, batch: BatchLoss, optimizer: Optimizer | None = None) -> LossCurvature:
-        """The curvature of a batch's loss, whose random vectors are its own."""
-        return LossCurvature(
-            self._global_step,
-            batch.loss,
-            self._parameters,
-            model=self._model,
-            optimizer=optimizer,
-            find_outputs=lambda: self._outputs(batch),
-            batch=self.batch,
-            plans=self._plans,
-            seed=self._global_step + batch.batch.index * SEEDS_APART,
-        )
-
-    def _outputs(self, batch: BatchLoss) -> NetworkOutputs:
-        returned = [t for t in tensors_of(batch.batch.outputs) if t.grad_fn is not None]
-        try:
-            found = returned_outputs(batch.loss, returned, self._parameters)
-        except UnavailableError as reason:
-            raise UnavailableError(NO_OUTPUTS) from reason
-        return replace(found, remedy=OTHER_OUTPUTS)
-
-
-@final
 class DataCurvature(Curvature):
     """The curvature of the mean loss over several batches, which are passed through repeatedly.
 
@@ -91,25 +45,47 @@ class DataCurvature(Curvature):
 
     def __init__(
         self,
-        batches: BatchCurvatures,
+        loss: LossOverData,
         global_step: int,
         parameters: Mapping[str, nn.Parameter],
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | None,
+        model: nn.Module,
+        plans: Plans,
     ) -> None:
         super().__init__(global_step, parameters, optimizer)
-        self._batches = batches
+        self._loss = loss
+        self._model = model
+        self._plans = plans
 
     @property
     def hessian(self) -> CurvatureOperator:
-        return self._sum(lambda batch: self._batches.of(batch).hessian)
+        return self._sum(lambda batch: self.of_batch(batch).hessian)
 
     @property
     def ggn(self) -> CurvatureOperator:
-        return self._sum(lambda batch: self._batches.of(batch).ggn)
+        return self._sum(lambda batch: self.of_batch(batch).ggn)
 
     @property
     def batch(self) -> Batch:
-        return self._batches.batch
+        is_sum = self._loss.loss_reduction == "sum"
+        return Batch(self._loss.samples, "that of the probe", "sum") if is_sum else Batch()
+
+    def of_batch(self, batch: BatchLoss) -> LossCurvature:
+        """The curvature of a batch's loss, whose random vectors are its own.
+
+        Under a sum loss, it is divided by the number of samples of all batches.
+        """
+        return LossCurvature(
+            self.global_step,
+            batch.loss,
+            self.parameters,
+            model=self._model,
+            optimizer=self.optimizer,
+            find_outputs=lambda: self._outputs(batch),
+            batch=self.batch,
+            plans=self._plans,
+            seed=self.global_step + batch.batch.index * SEEDS_APART,
+        )
 
     def directions(self, k: int) -> Directions:
         raise UnavailableError(
@@ -127,10 +103,11 @@ class DataCurvature(Curvature):
             found = curvature.diagonal(kind, samples)
             for name, values in found.values.items():
                 totals[name] = totals.get(name, 0) + weight * values
-            return found.sums()
+            # Without the values, which are added up.
+            return LossTraces(found.trace, found.traces, found.method)
 
         sums = self._summed(add)
-        return LossDiagonal(totals, sums.trace, sums.traces, sums.method)
+        return LossDiagonal(sums.trace, sums.traces, sums.method, totals)
 
     def _summed(self, of_batch: Callable[[LossCurvature, float], LossTraces]) -> LossTraces:
         """The sum of the batches' traces, which a function of curvature and weight finds."""
@@ -138,16 +115,24 @@ class DataCurvature(Curvature):
         weights: list[float] = []
 
         def add(batch: BatchLoss) -> None:
-            curvature = self._batches.of(batch)
+            curvature = self.of_batch(batch)
             parts.append(of_batch(curvature, batch.weight))
             weights.append(batch.weight)
             self.notes += [note for note in curvature.notes if note not in self.notes]
 
-        self._batches.loss.each(add)
+        self._loss.each(add)
         return summed_traces(parts, weights)
 
+    def _outputs(self, batch: BatchLoss) -> NetworkOutputs:
+        returned = [t for t in tensors_of(batch.batch.outputs) if t.grad_fn is not None]
+        try:
+            found = returned_outputs(batch.loss, returned, self.parameters)
+        except UnavailableError as reason:
+            raise UnavailableError(NO_OUTPUTS) from reason
+        return replace(found, remedy=OTHER_OUTPUTS)
+
     def _sum(self, of_batch: OfBatch) -> SumOverData:
-        return SumOverData(self._batches.loss, of_batch, self.parameters)
+        return SumOverData(self._loss, of_batch, self.parameters)
 
 
 @final
@@ -184,13 +169,15 @@ class ProbedModel:
             if self._loss is None:
                 self._loss = self._probe.loss_of(self._model)
             loss = self._loss
-            batches = BatchCurvatures(loss, global_step, parameters, self._model, self._plans)
+            curvature = DataCurvature(
+                loss, global_step, parameters, optimizer, self._model, self._plans
+            )
             if loss.batches > 1:
-                yield DataCurvature(batches, global_step, parameters, optimizer)
+                yield curvature
             else:
                 found: list[BatchLoss] = []
                 loss.each(found.append)
-                yield batches.of(found[0], optimizer)
+                yield curvature.of_batch(found[0])
 
     def close(self) -> None:
         """Forget the hooks on layers."""

@@ -114,7 +114,7 @@ def coupled_traces(problem: DiagonalProblem) -> LossTraces:
     ggn, draws = problem.ggn, max(problem.samples, COUPLED_DRAWS)
     _check_rows(ggn)
     draw = drawing(ggn, np.random.default_rng(problem.seed))
-    sizes = on_host([norms(ggn.pulled_back(draw())) for _ in range(draws)])
+    sizes = on_host([norms(ggn.jacobian.transposed_product(draw())) for _ in range(draws)])
     each = torch.stack([torch.stack([size.double() for size in one]) for one in sizes])
     each = each.square() * ggn.scale
     return _traces(positive_estimates(_with_total(each), draws), ggn)

@@ -49,7 +49,7 @@ class TIC(GradientCurvatureQuantity):
         self._method: Method = ""
 
     @final
-    def before_backward(self, curvature: Curvature) -> LossDiagonal | LossTraces | Undefined:
+    def before_backward(self, curvature: Curvature) -> LossTraces | Undefined:
         if curvature.is_part:
             return Undefined(OF_PARTS)
         found = self._found(curvature)
@@ -78,7 +78,7 @@ class TIC(GradientCurvatureQuantity):
         self._method = state["method"]
 
     @abstractmethod
-    def _found(self, curvature: Curvature) -> LossDiagonal | LossTraces:
+    def _found(self, curvature: Curvature) -> LossTraces:
         """The diagonal of the curvature, or its traces."""
 
     @abstractmethod

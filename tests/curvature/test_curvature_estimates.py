@@ -158,7 +158,7 @@ def test_estimates_of_networks() -> None:
         diagonal = hutchinson_diagonal(operator, 60)
         assert list(traces) == list(problem.parameters)
         for name, estimate in traces.items():
-            block = operator.block(name)
+            block = operator.slices[name]
             truth = dense[block, block].trace().item()
             assert holds(estimate.confidence_interval(0.999), truth)
             assert diagonal.diagonal[block].sum() == pytest.approx(estimate.value)
