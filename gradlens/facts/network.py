@@ -143,8 +143,8 @@ class Network:
             kind = self._kinds[data[0]]
             if kind.is_affine:
                 return data[0] if data[0] in self._weights else None
-            if not kind.is_linear:
-                return None
+            if not kind.is_linear or None in self._graph.children[data[0]]:
+                return None  # what is added to constants is not one linear layer with what follows
             data = [*self._data_of(data[0])]
         return None
 

@@ -92,7 +92,7 @@ class FactRecorder(Observer):
         given = info.get("loss")
         loss = None
         if given is not None and given.grad_fn is not None:
-            loss = read_loss(given, _count(self._present.rows), loss_scale(info))
+            loss = read_loss(given, _samples(self._present.rows, info), loss_scale(info))
             if given.numel() == 1:
                 self._read_loss(self._present, loss, info)
         optimizer = info.get("optimizer")
@@ -118,7 +118,7 @@ class FactRecorder(Observer):
     def _read_loss(self, facts: StepFacts, loss: Loss, info: Mapping[str, Any]) -> None:
         found, scale = loss_rows(loss), loss_scale(info)
         value = loss.value.detach().reshape(()).float().clone()
-        facts.parts.append((value / scale, scale != 1, found.count or _count(facts.rows)))
+        facts.parts.append((value / scale, scale != 1, found.count or loss.samples))
         if loss.function is None:
             return
         facts.loss_rows.append(found)
@@ -236,9 +236,14 @@ def joined_loss(parts: Sequence[tuple[Tensor, bool, int]], is_mean: bool) -> Ten
     return (losses * counts).sum() / counts.sum()
 
 
-def _count(rows: Sequence[Rows]) -> int:
-    """The number of rows of the latest micro-batch; 0 if it isn't known."""
-    return len(rows[-1]) if rows else 0
+def _samples(rows: Sequence[Rows], info: Mapping[str, Any]) -> int:
+    """N, from what was passed to the context, or the rows of the latest micro-batch; 0 if unknown.
+
+    In the order in which a plan of the graph takes these.
+    """
+    losses = info.get("individual_losses")
+    known = len(losses) if losses is not None and losses.dim() else 0
+    return info.get("batch_size") or known or (len(rows[-1]) if rows else 0)
 
 
 def _by_column(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

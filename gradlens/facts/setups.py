@@ -45,7 +45,7 @@ def setup_of(
         order=() if network is None else network.order,
         transformed=() if network is None else network.transformed,
         before_loss="" if network is None else network.before_loss,
-        broadcast="" if network is None or not rows else network.broadcast(len(rows[-1])),
+        broadcast="" if network is None or loss is None else network.broadcast(loss.samples),
         linear_pairs=() if network is None else network.linear_pairs,
         is_linear=network is not None and loss is not None and network.is_linear(loss),
         half=network is not None and network.has_half,

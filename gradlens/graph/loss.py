@@ -66,12 +66,13 @@ class Rows(NamedTuple):
 class Loss:
     """What is known of a loss by the nodes between it and its loss functions.
 
-    ``functions`` are the nodes of these. ``reduction`` is ``"mean"`` or ``"sum"`` if all terms are
-    reduced so over the batch, else empty. If it ``is_multiple``, the values of a single function
-    add up to a multiple of the loss.
+    ``functions`` are the nodes of these. ``samples`` is N, 0 if it isn't known. ``reduction`` is
+    ``"mean"`` or ``"sum"`` if all terms are reduced so over the batch, else empty. If it
+    ``is_multiple``, the values of a single function add up to a multiple of the loss.
     """
 
     value: Tensor
+    samples: int
     functions: tuple[Node, ...]
     reduction: str
     is_multiple: bool
@@ -147,8 +148,8 @@ class _Way(NamedTuple):
 def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
     """What the nodes of a loss say, which is followed by sums, multiples, means and views.
 
-    ``samples`` is their number, or 0 if it isn't known. A sum that is divided by it is a mean;
-    ``scale``, by which the loss was multiplied as a part of a step's, has no part in that.
+    A sum that is divided by the number of ``samples`` is a mean; ``scale``, by which the loss was
+    multiplied as a part of a step's, has no part in that.
     """
     ways = [_Way(loss.grad_fn, min(scale, 1.0))]
     ends: list[Node] = []
@@ -177,7 +178,7 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
     functions = tuple(node for node in ends if kind_of(kind(node)).targets)
     is_multiple = is_multiple and len(functions) == len(ends) == 1 and not ways
     how = reductions.pop() if len(reductions) == 1 else ""
-    return Loss(loss, functions, how, is_multiple)
+    return Loss(loss, samples, functions, how, is_multiple)
 
 
 def _is_passed(its: Kind) -> bool:

@@ -105,6 +105,30 @@ class Residual(nn.Module):
         return last
 
 
+class Summed(nn.Module):
+    """A linear layer, a sum over the elements of a set, and another linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last: Tensor = self.last(self.first(x).sum(1))
+        return last
+
+
+class Shortcut(nn.Module):
+    """Two linear layers, with the input added between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last: Tensor = self.last(x - self.first(x))
+        return last
+
+
 PAIRS: dict[str, tuple[nn.Module, tuple[int, ...], list[tuple[str, str]], bool]] = {
     "none": (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), (5,), [], False),
     "one": (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), (5,), [("0", "1")], True),
@@ -125,6 +149,8 @@ PAIRS: dict[str, tuple[nn.Module, tuple[int, ...], list[tuple[str, str]], bool]]
         nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3)),
         (5,), [("2", "3")], False,
     ),
+    "behind a sum": (Summed(), (7, 5), [("first", "last")], True),
+    "a shortcut": (Shortcut(), (5,), [], True),
     "a residual branch": (Residual(), (5,), [], False),
     "a normalisation": (
         nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), (5,), [], False
@@ -312,6 +338,9 @@ class Turned(nn.Module):
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.ReLU()),
     "normalised": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.ReLU()),
+    "normalised in groups": lambda: nn.Sequential(
+        nn.Conv1d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU()
+    ),
     "linear": AlongPlaces,
     "turned": Turned,
 }

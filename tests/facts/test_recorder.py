@@ -202,6 +202,21 @@ def test_micro_batches_are_one_step(parts: tuple[int, ...], how: str) -> None:
     assert not np.isnan(facts["loss_max"]).any()
 
 
+@pytest.mark.parametrize("known", ["batch_size", "individual_losses"])
+def test_the_number_of_samples_is_what_was_passed(known: str) -> None:
+    """Texts have their words along the first axis, and a sum divided by N is a mean."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    losses = model(torch.randn(8 * N, N, 5)).square().mean((0, 2))
+    passed = {"batch_size": N, "individual_losses": losses.detach()}
+    cockpit = Cockpit(model, [], strict=True)
+    loss = losses.sum() / N
+    with cockpit(0, loss=loss, info={known: passed[known]}):
+        loss.backward()
+    cockpit.close()
+    assert cockpit.history.facts.setups[0].loss_reduction == "mean"
+
+
 @pytest.mark.filterwarnings("ignore:gradlens.*2 ids were passed")
 @pytest.mark.parametrize("ids", [[5, 3, 8, 1, 9, 7], list("abcdef"), [2**30] * 6, [1, 2]])
 @pytest.mark.parametrize("bad", [1e3, math.nan])
