@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from gradlens.backpack_adapter.layer_hooks import extend
     from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
-    from gradlens.cockpit.aggregate import Aggregate
+    from gradlens.cockpit.aggregation import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
     from gradlens.diagnosis.diagnose import diagnose
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 _DEFINED_IN = {
-    "Aggregate": "gradlens.cockpit.aggregate",
+    "Aggregate": "gradlens.cockpit.aggregation",
     "Cockpit": "gradlens.cockpit.cockpit",
     "CockpitPlotter": "gradlens.plotting.plotter",
     "Finding": "gradlens.history.finding",

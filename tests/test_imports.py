@@ -38,7 +38,7 @@ BELOW = {
     "gradlens.gradients": ("gradlens.samples", "gradlens.reductions"),
     "gradlens.signals": ("gradlens.graph",),
     "gradlens.backpack_adapter": ("gradlens.gradients",),
-    "gradlens.parts": ("gradlens.reductions", "gradlens.graph"),
+    "gradlens.parts": ("gradlens.gradients",),
     "gradlens.recorders": ("gradlens.signals",),
     "gradlens.curvature": ("gradlens.backpack_adapter",),
     "gradlens.quantities": ("gradlens.curvature", "gradlens.signals", "gradlens.schedules"),

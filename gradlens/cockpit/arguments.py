@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.backpack_adapter.loss_modules import own_reduction
-from gradlens.cockpit.aggregate import Aggregate
+from gradlens.cockpit.aggregation import Aggregate
 from gradlens.curvature.probe import Probe
 from gradlens.graph.loss import LossReduction
 from gradlens.history.spikes import SampleId

@@ -13,8 +13,7 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.cockpit.aggregate import Aggregate
-from gradlens.cockpit.aggregation import Aggregation
+from gradlens.cockpit.aggregation import Aggregate, Aggregation
 from gradlens.cockpit.arguments import (
     OTHER_OPTIMIZER,
     check_budget,
@@ -31,24 +30,22 @@ from gradlens.cockpit.arguments import (
     holds_any,
     step_number,
 )
-from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.forward_passes import ForwardPasses
-from gradlens.cockpit.metrics import loggable
 from gradlens.cockpit.model import (
     process_group_of,
     processes_apart,
     trainable_parameters,
     unwrapped,
 )
-from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, IdleStep, TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
+from gradlens.cockpit.values import loggable
 from gradlens.curvature.probed_model import ProbedModels
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.facts.recorder import FactRecorder
@@ -66,7 +63,9 @@ from gradlens.observers.live_diagnosis import Diagnosing
 from gradlens.observers.observer import Observer
 from gradlens.observers.sample_log import SampleLog
 from gradlens.observers.stale_gradient import StaleGradient
+from gradlens.parts.assembly import BatchAssembly
 from gradlens.parts.kept import MAX_BYTES
+from gradlens.parts.processes import Processes
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm

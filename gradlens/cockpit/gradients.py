@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
 from gradlens.cockpit.model import changed_parameters
 from gradlens.gradients.gradients import Gradients, Setting
 from gradlens.gradients.loss_factor import loss_scale, unscaled_loss
@@ -24,6 +23,7 @@ from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
 from gradlens.observers.observer import Outcome
 from gradlens.operators.operator import GradientOperator
+from gradlens.parts.assembly import BatchAssembly, Whole, need_gradients
 from gradlens.parts.kept import KeptGradients, smaller
 from gradlens.parts.part import BatchPart, Results
 from gradlens.quantities.step import REMOVED

@@ -14,8 +14,7 @@ from typing import Any
 from torch import nn
 
 from gradlens.cockpit.aggregation import Aggregation
-from gradlens.cockpit.metrics import PUSHED, pushable
-from gradlens.cockpit.plain import recordable
+from gradlens.cockpit.values import PUSHED, pushable, recordable
 from gradlens.history.coverage import Coverage
 from gradlens.history.facts import Rows, TableName
 from gradlens.history.finding import Finding

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradlens.cockpit.boundary import Boundary, Refuse
-from gradlens.cockpit.plain import recordable
 from gradlens.cockpit.updates import WaitingQuantity
+from gradlens.cockpit.values import recordable
 from gradlens.curvature.curvature import Curvature
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.quantity import Phase, Quantity

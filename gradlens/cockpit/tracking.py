@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forward_passes import ForwardPasses
@@ -17,6 +16,7 @@ from gradlens.curvature.probed_model import ProbedModels
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import may_end_alone
 from gradlens.observers.observer import Observer, Outcome, StepContext
+from gradlens.parts.assembly import BatchAssembly
 from gradlens.quantities.quantity import Quantity
 from gradlens.samples.plan import Plans
 

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
-from gradlens.cockpit.plain import recordable
 from gradlens.cockpit.start_point import StartPoint
+from gradlens.cockpit.values import recordable
 from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.gradients.gradients import Setting
 from gradlens.history.coverage import few

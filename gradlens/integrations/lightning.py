@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradlens.cockpit.aggregate import Aggregate
+from gradlens.cockpit.aggregation import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.integrations.backward_passes import BackwardPasses

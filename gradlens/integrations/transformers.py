@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlens.cockpit.aggregate import Aggregate
+from gradlens.cockpit.aggregation import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.integrations.backward_passes import BackwardPasses

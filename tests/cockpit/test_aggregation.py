@@ -15,8 +15,7 @@ import torch.distributed
 from torch import nn
 
 from gradlens import Cockpit, History, quantities, schedules
-from gradlens.cockpit.aggregate import Aggregate
-from gradlens.cockpit.window import Window, numbers
+from gradlens.cockpit.aggregation import Aggregate, Window, numbers
 from gradlens.history.undefined import Undefined
 from tests.cases.processes import run_processes
 from tests.cases.references import expected_statistics

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 import gradlens
-from gradlens.cockpit.processes import OPERATORS as OPERATOR_CLASSES
-from gradlens.cockpit.window import CLASSES as WINDOW_CLASSES
-from gradlens.cockpit.window import Window
+from gradlens.cockpit.aggregation import CLASSES as WINDOW_CLASSES
+from gradlens.cockpit.aggregation import Window
 from gradlens.numerics.exchange import DTYPES, from_bytes, to_bytes
 from gradlens.numerics.strata import Stratum
 from gradlens.operators.convolution import Convolution, Geometry
@@ -26,6 +25,7 @@ from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.operators.summed import Grouped, Summed
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.parts.part import BatchPart, Results
+from gradlens.parts.processes import OPERATORS as OPERATOR_CLASSES
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,8 @@
-"""Values of quantities as a history holds them."""
+"""Values as a history holds them: of quantities, and what a training loop logs or pushes."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 
 from gradlens.history.json_lines import DEEPEST, LARGEST, Value
+from gradlens.history.records import Source
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.messages import log
 from gradlens.numerics.host import on_host
 from gradlens.quantities.quantity import Quantity
@@ -78,3 +82,41 @@ def _unrecordable(what: str) -> TypeError:
         f"a {what} can't be recorded: return a number, a string, an array or tensor, or lists and "
         "dicts of these"
     )
+
+
+PUSHED = Source(("Aggregate",), View("", group="performance"))
+"""The source of all series of pushed metrics."""
+
+
+def loggable(name: str, value: Any) -> Value:
+    """A value as a history holds it; ``TypeError`` names what can't be logged."""
+    if name == "epoch_count" and isinstance(value, Mapping):
+        raise TypeError(
+            f"log(step, {_in_words(value)}): pass values by name, as in log(step, **values)"
+        )
+    try:
+        return to_plain(value)
+    except TypeError as error:
+        raise TypeError(f"log({name}=...): {error}") from error
+
+
+def pushable(name: str, value: Any) -> float:
+    """The value of a metric as a float; ``TypeError`` names the metric if it isn't a number."""
+    try:
+        plain = to_plain(value)
+        if isinstance(plain, np.ndarray) and plain.size == 1:
+            plain = plain.item()
+        if isinstance(plain, (int, float)):
+            return plain if isinstance(plain, Undefined) else float(plain)
+    except (TypeError, OverflowError):
+        pass
+    raise TypeError(
+        f"push({name}=...) takes a number, or a tensor or array of one element, and got "
+        f"{_in_words(value)}"
+    )
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)} and {value.dtype}"
+    return reprlib.repr(value)
