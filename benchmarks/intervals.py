@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 
 from gradlens.curvature import hutchinson, hutchinson_blocks, spectral_density
-from gradlens.curvature.density import gaussian_mixture
 from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.numerics.formulas import noise_scale
 from gradlens.operators.dense import Dense
@@ -97,8 +97,7 @@ def _of_density(quantile: float, matrix: Array, probes: int, seed: int) -> Inter
     eigenvalues: Array = np.linalg.eigvalsh(matrix).astype(np.float64)
     found = spectral_density(matrix, probes, 10, points=64, seed=seed)
     at = int(np.abs(found.grid - np.quantile(eigenvalues, quantile)).argmin())
-    weights = np.full(SIZE, 1 / SIZE)
-    truth = gaussian_mixture(found.grid[[at]], eigenvalues, weights, found.width)
+    truth = stats.norm.pdf(found.grid[[at], None], eigenvalues, found.width).mean(1)
     low, high = found.confidence_band()
     return Interval(float(low[at]), float(high[at]), float(truth[0]))
 

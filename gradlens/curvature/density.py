@@ -127,12 +127,6 @@ def _standard_error(kernels: Array, weights: Array, probes: int, size: int) -> t
     return np.sqrt(2 * variance / (size * probes)), probes * np.maximum(counted, 1.0)
 
 
-def gaussian_mixture(grid: Array, nodes: Array, weights: Array, width: float) -> Array:
-    """Σⱼ wⱼ·N(t; θⱼ, width²) at each grid point t, ``[G]``."""
-    mixture: Array = _gaussians(grid, nodes, width) @ weights
-    return mixture
-
-
 def _gaussians(grid: Array, nodes: Array, width: float) -> Array:
     """N(t; θⱼ, width²) for each grid point t and node θⱼ, ``[G, nodes]``."""
     distances = (grid[:, None] - nodes) / width

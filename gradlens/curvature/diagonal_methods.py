@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from gradlens.curvature.backpack_graph import check_graph
 from gradlens.curvature.flat_vectors import parameter_slices
-from gradlens.curvature.ggn_diagonal import SamplesJacobians, roots, signed_sum
+from gradlens.curvature.hessian_roots import drawing, roots
 from gradlens.curvature.hutchinson import hutchinson_estimates, probed_diagonal
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
@@ -30,6 +31,7 @@ from gradlens.curvature.loss_diagonal import (
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.products import Products, float64_device
 from gradlens.curvature.sampled_traces import coupled_traces, sampled_traces
+from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -69,24 +71,21 @@ def by_backpack(problem: DiagonalProblem) -> LossDiagonal:
 def by_per_sample_gradients(problem: DiagonalProblem) -> LossDiagonal:
     """Gauss-Newton diagonal by one backward pass for each output of a sample.
 
-    For ``diag_ggn_mc`` it is one pass for each of ``samples`` random sums of the root's columns.
+    For ``diag_ggn_mc`` it is one pass for each of ``samples`` random gradients of the outputs.
     Raises ``UnavailableError`` where there are no per-sample gradients, or too many outputs.
     """
     ggn, generator = problem.ggn, np.random.default_rng(problem.seed)
-    columns = roots(ggn, generator)
     jacobians = SamplesJacobians(ggn, problem.model, problem.plans)
 
     def squared(start: Tensor) -> Tensor:
         found = jacobians.squared(start)
         return torch.cat([_flat64(part) for part in found.values()]) * ggn.scale
 
-    def draw() -> Tensor:
-        signs = torch.tensor(2 * generator.integers(0, 2, columns.shape[:2]) - 1)
-        return squared(signed_sum(columns, signs))
-
     if problem.kind == "diag_ggn_mc":
-        return mean_diagonal(draw, problem.samples, ggn.parameters)
-    return exact_diagonal(torch.stack([squared(c) for c in columns]).sum(0), ggn.parameters)
+        draw = drawing(ggn, generator)
+        return mean_diagonal(lambda: squared(draw()), problem.samples, ggn.parameters)
+    total = reduce(Tensor.add_, map(squared, roots(ggn, generator)))
+    return exact_diagonal(total, ggn.parameters)
 
 
 def by_hutchinson(problem: DiagonalProblem) -> LossDiagonal:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from gradlens.curvature.flat_vectors import placed, shaped
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.ggn_diagonal import SamplesJacobians, normal_like
+from gradlens.curvature.hessian_roots import normal_like
+from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.numerics.formulas import signal_to_noise
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.ggn import LINEAR_IN_OUTPUTS, GGNOperator, check_outputs
 from gradlens.curvature.hessian import check_loss
+from gradlens.curvature.hessian_roots import drawing
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossFunction, LossOverData
 from gradlens.curvature.network_over_data import Split, as_pair
-from gradlens.curvature.output_draws import drawing
 from gradlens.curvature.products import Seed
 from gradlens.curvature.sum_over_data import LossOperator, OfBatch, SumOverData
 from gradlens.gradients.per_sample_gradients import check_loss_reduction

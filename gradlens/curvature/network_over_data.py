@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gradlens.curvature.flat_vectors import selected_parameters
-from gradlens.graph.torch_private import Dropout, tree_leaves, tree_map_only
+from gradlens.graph.torch_private import tree_leaves, tree_map_only
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
@@ -38,9 +38,9 @@ NO_PAIR = (
     "split=lambda batch: (inputs, targets), or [(inputs, targets)] for one batch as data"
 )
 RANDOM_OUTPUTS = (
-    "two forward passes of the same batch give different outputs{culprits}, so that each product "
-    "would be that of another function: call model.eval() before (of a Probe: training=False), or "
-    "make the model's forward pass deterministic"
+    "two forward passes of the same batch give different outputs, as with active dropout, so that "
+    "each product would be that of another function: call model.eval() before (of a Probe: "
+    "training=False), or make the model's forward pass deterministic"
 )
 ONE_TENSOR = (
     "the model returned {kind}, and this matrix takes the one tensor that the loss is computed "
@@ -139,7 +139,7 @@ class NetworkOverData:
 
         def compare(batch: BatchOutputs, _: tuple[int, ...]) -> None:
             if not all(map(_agree, first, _tensors(batch.outputs))):
-                raise ValueError(RANDOM_OUTPUTS.format(culprits=_dropout(self._model)))
+                raise ValueError(RANDOM_OUTPUTS)
 
         self._pass(record)
         if not checksums:
@@ -154,13 +154,11 @@ class NetworkOverData:
         """Call the function with outputs and checksums of all or some batches; their number."""
         # Each pass has random numbers of its own, so that what depends on them is found out.
         self._passes += 1
-        seed, cpu = self._passes, torch.device("cpu")
         count = 0
         with (
             undisturbed(self._model),
             training_kept(self._model.parameters()),
-            _seeded(cpu, seed),
-            _seeded(self._device, seed),
+            _seeded(self._device, self._passes),
             random_states_kept(),
             uncompiled_calls(),
             torch.enable_grad(),
@@ -187,14 +185,13 @@ class NetworkOverData:
 
 @contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed torch's global generators inside the context, and restore their states on leaving."""
-    if device.type == "cpu":
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            yield
-        return
-    with torch.random.fork_rng(devices=[device], device_type=device.type):
-        torch.get_device_module(device).manual_seed(seed)
+    """Seed the generators of CPU and device in the context, and restore their states on leaving."""
+    others = [] if device.type == "cpu" else [device]
+    kind = device.type if others else "cuda"
+    with torch.random.fork_rng(others, device_type=kind):  # which keeps that of the CPU, too
+        torch.default_generator.manual_seed(seed)
+        if others:
+            torch.get_device_module(device).manual_seed(seed)
         yield
 
 
@@ -229,22 +226,6 @@ def _agree(before: Tensor, now: Tensor) -> bool:
         return torch.equal(before, now)
     close = torch.finfo(before.dtype).eps ** 0.5 * float(before.norm())
     return not float((before - now.detach()).norm()) > close
-
-
-def _dropout(model: nn.Module) -> str:
-    """The end of a message that names modules with active dropout."""
-    active = [
-        name or type(module).__name__ for name, module in model.named_modules() if _drops(module)
-    ]
-    return f" (dropout is active in {', '.join(active)})" if active else ""
-
-
-def _drops(module: nn.Module) -> bool:
-    if isinstance(module, Dropout):
-        return module.training and module.p > 0
-    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
-        return module.training and module.dropout > 0
-    return False
 
 
 def _described(value: Any) -> str:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.ggn_diagonal import SamplesJacobians
+from gradlens.curvature.hessian_roots import drawing
 from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
-from gradlens.curvature.output_draws import drawing
+from gradlens.curvature.samples_jacobians import SamplesJacobians, check_rows
 from gradlens.gradients.gradients import inputs_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.model_calls import Given
@@ -43,7 +43,7 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
     convex sum over samples, and for NaN or Inf.
     """
     ggn, samples = problem.ggn, problem.samples
-    _check_rows(ggn)
+    check_rows(ggn)
     generator = np.random.default_rng(problem.seed)
     jacobians = _jacobians(problem)
     draw, n = drawing(ggn, generator), jacobians.samples
@@ -112,7 +112,7 @@ def coupled_traces(problem: DiagonalProblem) -> LossTraces:
     Raises ``UnavailableError`` where the loss isn't a convex sum over samples, and for NaN or Inf.
     """
     ggn, draws = problem.ggn, max(problem.samples, COUPLED_DRAWS)
-    _check_rows(ggn)
+    check_rows(ggn)
     draw = drawing(ggn, np.random.default_rng(problem.seed))
     sizes = on_host([norms(ggn.jacobian.transposed_product(draw())) for _ in range(draws)])
     each = torch.stack([torch.stack([size.double() for size in one]) for one in sizes])
@@ -128,11 +128,6 @@ def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | No
     squares = on_host({name: each.squared_norms() for name, each in found.items()})
     columns = [squares.get(name, zeros).double() for name in jacobians.ggn.parameters]
     return torch.stack(columns, dim=1)
-
-
-def _check_rows(ggn: GGNOperator) -> None:
-    if ggn.outputs.dim() == 0:
-        raise UnavailableError("outputs without axes have no samples")
 
 
 def _with_total(traces: Tensor) -> Tensor:

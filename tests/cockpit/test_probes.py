@@ -519,7 +519,7 @@ def empty() -> Probe:
 
 REFUSED: dict[str, tuple[Callable[[], Probe], str]] = {
     "shuffled": (shuffled, "isn't the same as in the first pass.*shuffle=False"),
-    "dropout": (dropped, r"dropout is active in 1\).*of a Probe: training=False"),
+    "dropout": (dropped, r"active dropout.*of a Probe: training=False"),
     "failing": (failing, "no such key"),
     "without samples": (empty, "batch 0 of the data has no samples"),
     "without batches": (lambda: Probe([], nn.CrossEntropyLoss()), "the data has no batches"),

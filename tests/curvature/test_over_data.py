@@ -397,7 +397,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         nn.Linear(4, 1).double(), nn.Flatten(0), nn.Unflatten(0, (1, -1)))}, "targets for 3"),
     "dropout": (
         {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double()},
-        r"different outputs \(dropout is active in 1\).*model.eval\(\)",
+        r"different outputs, as with active dropout.*model.eval\(\)",
     ),
     "unknown name": ({"parameters": ["2.weigth"]}, "did you mean 2.weight"),
     "module without parameters": ({"parameters": ["1"]}, "'1' has no parameters that require"),

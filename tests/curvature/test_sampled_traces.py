@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import ggn_diagonal
+from gradlens.curvature import samples_jacobians
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.output_draws import drawing
+from gradlens.curvature.hessian_roots import drawing
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError
 from tests.curvature.test_diagonals import BEYOND_BACKPACK, LOSSES, SAMPLES, WITHIN_BACKPACK, Case
@@ -309,13 +309,13 @@ class Labellings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        label = ggn_diagonal.plan_of_rows
+        label = samples_jacobians.plan_of_rows
 
         def counting(*arguments: Any, **options: Any) -> Any:
             self.count += 1
             return label(*arguments, **options)
 
-        monkeypatch.setattr(ggn_diagonal, "plan_of_rows", counting)
+        monkeypatch.setattr(samples_jacobians, "plan_of_rows", counting)
 
 
 def test_each_structure_is_labelled_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -505,7 +505,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             Probe(DATA, nn.MSELoss(), training=True),
             part(**{"0.bias": [1.0]}),
         ),
-        "dropout is active in 1",
+        "active dropout",
     ),
 }  # fmt: skip
 

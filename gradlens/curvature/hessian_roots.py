@@ -1,4 +1,9 @@
-"""Random gradients of each sample's outputs whose second moments are the loss's Hessian there."""
+"""Roots of the loss's Hessian at each sample's outputs, and random vectors from them.
+
+Sample n's part of the generalised Gauss-Newton matrix is JₙᵀHₙJₙ, with the Jacobian Jₙ of the
+network's outputs and the loss's Hessian Hₙ there. With a root Hₙ = Σₖ sₙₖsₙₖᵀ its diagonal is
+Σₖ(Jₙᵀsₙₖ)².
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,57 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.ggn_diagonal import normal_like, roots, signed_sum
+from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 
 _Map: TypeAlias = Callable[[Tensor], Tensor]
 """A linear map, sample by sample, of tensors of the outputs' shape."""
+
+MAX_OUTPUTS = 256
+"""Outputs K of each sample up to which a root of the loss's Hessian is computed.
+
+A trade-off: the diagonal takes K backward passes, where Hutchinson's method estimates it from
+``samples`` products, and the Hessians of N samples take N·K² numbers: 64 MiB in float64 at N = 128.
+"""
+
+
+def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
+    """Columns sₙₖ ``[K, N, *C]`` of a root of the loss's Hessian at the outputs ``[N, *C]``.
+
+    Raises ``UnavailableError`` if the loss isn't a sum over samples or isn't convex, for more than
+    ``MAX_OUTPUTS`` outputs of each sample, and for a Hessian with NaN or Inf.
+    """
+    outputs = ggn.outputs
+    if outputs.numel() == 0 or outputs.dim() == 0:
+        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
+    n, size = len(outputs), outputs[0].numel()
+    if size > MAX_OUTPUTS:
+        raise UnavailableError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")
+
+    def product(direction: Tensor) -> Tensor:
+        found = ggn.loss_hessian_product(direction.reshape(outputs.shape).to(outputs.dtype))
+        return accumulable(found).reshape(n, size)
+
+    units = torch.eye(size, dtype=outputs.dtype, device=outputs.device)
+    hessians = torch.stack([product(unit.expand(n, size)) for unit in units], dim=1)
+    if not bool(hessians.isfinite().all()):
+        raise UnavailableError("the loss's Hessian at the network's outputs contains NaN or Inf")
+    values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
+    rounding = torch.finfo(outputs.dtype).eps ** 0.5 * values.abs().max()
+    probe = accumulable(normal_like(outputs, generator)).reshape(n, size)
+    coupled = product(probe) - (hessians.mT @ probe[:, :, None])[:, :, 0]
+    if bool((coupled.abs() > rounding).any()):
+        raise UnavailableError("the loss is not a sum over samples")
+    if bool((values < -rounding).any()):
+        raise UnavailableError("the loss is not convex in the network's outputs")
+    columns = (vectors * values.clamp(min=0).sqrt()[:, None, :]).permute(2, 0, 1)
+    return columns.reshape(size, *outputs.shape).to(outputs.dtype)
+
+
+def signed_sum(columns: Tensor, signs: Tensor) -> Tensor:
+    """Σₖ ±sₙₖ ``[N, *C]`` of columns ``[K, N, *C]`` and their signs ``[K, N]``."""
+    shape = (*signs.shape, *[1] * (columns.dim() - 2))
+    return (columns * signs.to(columns).reshape(shape)).sum(0)
 
 
 def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Tensor]:
@@ -129,3 +180,9 @@ def _signed(
 def _signs(like: Tensor, generator: np.random.Generator) -> Tensor:
     drawn = torch.from_numpy(generator.integers(0, 2, tuple(like.shape), dtype=np.int8))
     return drawn.to(like.device, like.dtype).mul_(2).sub_(1)
+
+
+def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
+    """Independent standard normal numbers of another tensor's shape, dtype and device."""
+    drawn = torch.from_numpy(generator.standard_normal(tuple(like.shape)))
+    return drawn.to(like.device, like.dtype)

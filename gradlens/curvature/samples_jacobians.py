@@ -1,9 +1,6 @@
-"""The diagonal of the generalised Gauss-Newton matrix, from per-sample gradients.
+"""Transposed Jacobians of each sample's outputs times vectors, from per-sample gradients.
 
-Sample n's part of the matrix is JₙᵀHₙJₙ, with the Jacobian Jₙ of the network's outputs and the
-loss's Hessian Hₙ there. With a root Hₙ = Σₖ sₙₖsₙₖᵀ its diagonal is Σₖ(Jₙᵀsₙₖ)², and Jₙᵀsₙₖ are the
-per-sample gradients of a backward pass that starts from sₙₖ. It takes one backward pass for each
-output, and a network whose parameters have per-sample gradients.
+They are those of a backward pass that starts from the vectors, at the network's outputs.
 """
 
 from __future__ import annotations
@@ -11,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,57 +17,10 @@ from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
 from gradlens.graph.undisturbed import undisturbed
 from gradlens.history.coverage import few
-from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.operator import GradientOperator
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of_rows
-
-MAX_OUTPUTS = 256
-"""Outputs K of each sample up to which a root of the loss's Hessian is computed.
-
-A trade-off: the diagonal takes K backward passes, where Hutchinson's method estimates it from
-``samples`` products, and the Hessians of N samples take N·K² numbers: 64 MiB in float64 at N = 128.
-"""
-
-
-def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
-    """Columns sₙₖ ``[K, N, *C]`` of a root of the loss's Hessian at the outputs ``[N, *C]``.
-
-    Raises ``UnavailableError`` if the loss isn't a sum over samples or isn't convex, for more than
-    ``MAX_OUTPUTS`` outputs of each sample, and for a Hessian with NaN or Inf.
-    """
-    outputs = ggn.outputs
-    if outputs.numel() == 0 or outputs.dim() == 0:
-        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
-    n, size = len(outputs), outputs[0].numel()
-    if size > MAX_OUTPUTS:
-        raise UnavailableError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")
-
-    def product(direction: Tensor) -> Tensor:
-        found = ggn.loss_hessian_product(direction.reshape(outputs.shape).to(outputs.dtype))
-        return accumulable(found).reshape(n, size)
-
-    units = torch.eye(size, dtype=outputs.dtype, device=outputs.device)
-    hessians = torch.stack([product(unit.expand(n, size)) for unit in units], dim=1)
-    if not bool(hessians.isfinite().all()):
-        raise UnavailableError("the loss's Hessian at the network's outputs contains NaN or Inf")
-    values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
-    rounding = torch.finfo(outputs.dtype).eps ** 0.5 * values.abs().max()
-    probe = accumulable(normal_like(outputs, generator)).reshape(n, size)
-    coupled = product(probe) - (hessians.mT @ probe[:, :, None])[:, :, 0]
-    if bool((coupled.abs() > rounding).any()):
-        raise UnavailableError("the loss is not a sum over samples")
-    if bool((values < -rounding).any()):
-        raise UnavailableError("the loss is not convex in the network's outputs")
-    columns = (vectors * values.clamp(min=0).sqrt()[:, None, :]).permute(2, 0, 1)
-    return columns.reshape(size, *outputs.shape).to(outputs.dtype)
-
-
-def signed_sum(columns: Tensor, signs: Tensor) -> Tensor:
-    """Σₖ ±sₙₖ ``[N, *C]`` of columns ``[K, N, *C]`` and their signs ``[K, N]``."""
-    shape = (*signs.shape, *[1] * (columns.dim() - 2))
-    return (columns * signs.to(columns).reshape(shape)).sum(0)
 
 
 @final
@@ -86,6 +35,7 @@ class SamplesJacobians:
     def __init__(
         self, ggn: GGNOperator, model: nn.Module | None, plans: Plans, together: int = 1
     ) -> None:
+        check_rows(ggn)
         self.ggn = ggn
         self._model = model
         self._graph = Graph(ggn.outputs)
@@ -155,7 +105,7 @@ class SamplesJacobians:
         }
 
 
-def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
-    """Independent standard normal numbers of another tensor's shape, dtype and device."""
-    drawn = torch.from_numpy(generator.standard_normal(tuple(like.shape)))
-    return drawn.to(like.device, like.dtype)
+def check_rows(ggn: GGNOperator) -> None:
+    """Raise ``UnavailableError`` for outputs without an axis of samples."""
+    if ggn.outputs.dim() == 0:
+        raise UnavailableError("outputs without axes have no samples")
