@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from string import digits
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -141,7 +142,7 @@ class _Way(NamedTuple):
     ``divisor`` is what they were divided by so far, ``None`` once they are reduced.
     """
 
-    node: Node | None
+    node: Node
     divisor: float | None
 
 
@@ -151,16 +152,11 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
     A sum that is divided by the number of ``samples`` is a mean; ``scale``, by which the loss was
     multiplied as a part of a step's, has no part in that.
     """
-    ways = [_Way(loss.grad_fn, min(scale, 1.0))]
+    ways = [] if loss.grad_fn is None else [_Way(loss.grad_fn, min(scale, 1.0))]
     ends: list[Node] = []
     reductions: set[str] = set()
     is_multiple = True
-    for _ in range(WITHIN):
-        if not ways:
-            break
-        node, divisor = ways.pop()
-        if node is None:
-            continue
+    for node, divisor in islice(ways, WITHIN):  # which get more on the way
         its = kind_of(kind(node))
         how = REDUCTIONS[saved(node, "reduction", 0)]
         if its.reduction and _is_over_samples(node, samples):
@@ -174,9 +170,9 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
         is_multiple = is_multiple and is_linear(node) and not output_metadata(node)[0].shape
         if its.is_division and divisor is not None:
             divisor *= _divisor(node)
-        ways += [_Way(child, divisor) for child, _ in node.next_functions]
+        ways += [_Way(child, divisor) for child, _ in node.next_functions if child is not None]
     functions = tuple(node for node in ends if kind_of(kind(node)).targets)
-    is_multiple = is_multiple and len(functions) == len(ends) == 1 and not ways
+    is_multiple = is_multiple and len(functions) == len(ends) == 1 and len(ways) <= WITHIN
     how = reductions.pop() if len(reductions) == 1 else ""
     return Loss(loss, samples, functions, how, is_multiple)
 

@@ -71,3 +71,10 @@ def test_without_a_number_of_samples() -> None:
     x = OUTPUTS.clone().requires_grad_()
     for loss in (entropy(x, "sum"), x.sum()):
         assert read_loss(loss).reduction == "sum"
+
+
+def test_of_a_term_beside_a_deep_network() -> None:
+    x = deep = OUTPUTS.clone().requires_grad_()
+    for _ in range(100):
+        deep = deep + deep.tanh()
+    assert read_loss(entropy(x, "sum") + deep.mean(), SAMPLES).reduction == ""
