@@ -93,7 +93,7 @@ class Loss:
         """The kind of the loss function without digits; empty if there is none."""
         return "" if self.function is None else kind(self.function).rstrip(digits)
 
-    @property
+    @cached_property
     def targets(self) -> Tensor | None:
         """What the loss function compares the outputs with."""
         return None if self.function is None else saved(self.function, "target").detach()
@@ -106,8 +106,8 @@ class Loss:
     @torch.no_grad()
     def values(self, weighted: bool = True) -> Tensor:
         """The function's value at each row of the targets ``[M]``, a mean over its elements."""
-        values = torch.atleast_1d(_values(self.function, weighted))
-        return values.reshape(len(values), -1).mean(1)
+        values = _values(self.function, weighted)
+        return values.flatten(1).mean(1) if values.dim() > 1 else values.reshape(-1)
 
     def rows(self, loss_reduction: LossReduction, scale: float = 1.0) -> Rows | None:
         """The losses of the rows of a batch; ``None`` where they can't be had in this way.
@@ -155,7 +155,6 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
     ways = [] if loss.grad_fn is None else [_Way(loss.grad_fn, min(scale, 1.0))]
     ends: list[Node] = []
     reductions: set[str] = set()
-    is_multiple = True
     for node, divisor in islice(ways, WITHIN):  # which get more on the way
         its = kind_of(kind(node))
         how = REDUCTIONS[saved(node, "reduction", 0)]
@@ -167,12 +166,13 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
         if its.targets or not _is_passed(its):
             ends.append(node)
             continue
-        is_multiple = is_multiple and is_linear(node) and not output_metadata(node)[0].shape
         if its.is_division and divisor is not None:
             divisor *= _divisor(node)
         ways += [_Way(child, divisor) for child, _ in node.next_functions if child is not None]
     functions = tuple(node for node in ends if kind_of(kind(node)).targets)
-    is_multiple = is_multiple and len(functions) == len(ends) == 1 and len(ways) <= WITHIN
+    is_alone = len(functions) == len(ends) == 1 and len(ways) <= WITHIN
+    passed = (way.node for way in ways if way.node is not ends[0])
+    is_multiple = is_alone and all(map(_is_multiplied, passed))
     how = reductions.pop() if len(reductions) == 1 else ""
     return Loss(loss, samples, functions, how, is_multiple)
 
@@ -180,6 +180,11 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
 def _is_passed(its: Kind) -> bool:
     """Whether a kind is passed on the way to the terms. What multiplies a term is its weight."""
     return its.is_view or its.is_arithmetic or its.joins or bool(its.reduction)
+
+
+def _is_multiplied(node: Node) -> bool:
+    """Whether a node makes a number that is a multiple of what it is computed from."""
+    return is_linear(node) and not output_metadata(node)[0].shape
 
 
 def _is_over_samples(node: Node, samples: int) -> bool:
