@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -63,8 +64,6 @@ class Run:
         self._publisher = Publisher(sinks if writes else (), self._report)
         dropped = self._resume(Path(path), writes) if path is not None and resume else ""
         self._names_at_last_step = self._resumed_names()
-        self._ends = {name: max(one) for name in self.history.names if (one := self.history[name])}
-        """The last step of each series that has values."""
         self._step = self.history.steps[-1] if self.history.steps else 0
         opens = path is not None and writes
         self._file = RunFile(path, resume) if path is not None and opens else None
@@ -229,7 +228,7 @@ class Run:
         return {
             "step": self._step,
             "has_begun": self.has_begun,
-            "ends": dict(self._ends),
+            "ends": self._ends(),
             "aggregation": self._aggregation.state_dict(),
         }
 
@@ -238,21 +237,22 @@ class Run:
         self._step, self.has_begun = state["step"], state["has_begun"]
         self._aggregation.load_state_dict(state["aggregation"])
         ends = state["ends"]
-        late = [name for name, end in self._ends.items() if name not in ends or end > ends[name]]
-        self._ends = dict(ends)
+        late = [name for name, end in self._ends().items() if end > ends.get(name, -math.inf)]
         if late or any(step > self._step for step in self.history.spikes):
             self._take_in(self._step, "rewind", ends)
-            self._ends = {
-                name: min(end, ends[name]) for name, end in self._ends.items() if name in ends
-            }
+
+    def _ends(self) -> dict[str, int]:
+        """The last step of each series that has values."""
+        series = {name: self.history[name] for name in self.history.names}
+        return {name: next(reversed(one)) for name, one in series.items() if one}
 
     def _take_in(self, global_step: int, kind: str, content: Any) -> None:
         """Take what is known of a step, besides values, into the history and the file."""
         self.history.take_in(global_step, kind, content)
         self._write(record(global_step, kind, content))
 
-    def _write(self, record: Mapping[str, Value]) -> None:
-        self._write_line(f"{to_line(record)}\n".encode())
+    def _write(self, content: Mapping[str, Value]) -> None:
+        self._write_line(f"{to_line(content)}\n".encode())
 
     def _write_line(self, line: bytes = b"") -> None:
         """Write a line, and those that wait; note that this fails from now on, or works again."""
@@ -272,8 +272,6 @@ class Run:
             self.note(global_step, CLOSED)
         stored, arrays = encoded(values), self.history.content.arrays
         self.history.add(global_step, stored)
-        for name in values:
-            self._ends[name] = max(global_step, self._ends.get(name, global_step))
         line = f"{line_of({'step': global_step, 'values': stored})}\n".encode()
         if self._file is not None and self._steps_in_memory is not None:
             self.history.content.locate(line, self._file.end)

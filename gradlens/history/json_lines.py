@@ -58,11 +58,6 @@ def line_of(stored: Mapping[str, Any]) -> str:
     return json.dumps(stored, allow_nan=False, separators=(",", ":"))
 
 
-def from_line(line: str) -> dict[str, Value]:
-    """The record that ``to_line`` was given; ``ValueError`` if the line is not one."""
-    return record_of(stored_record(line, Room(len(line))))
-
-
 class Room:
     """The memory that the arrays of a file of ``size`` bytes may take."""
 
@@ -96,9 +91,9 @@ def stored_record(line: str, room: Room) -> dict[str, Any]:
     record = _parsed(line, _STRICT)
     if not isinstance(record, dict):
         raise ValueError("a record is a JSON object")
-    # The numbers and the depth of values are checked where their forms are found
+    # The numbers and the depth of a step's values are checked where their forms are found
     # (``gradlens.history.forms``). Looking for a character first is much faster.
-    if "values" not in record or "$array" in line or "\\" in line:
+    if [*record] != ["step", "values"] or "$array" in line or "\\" in line:
         room.take(_check(record, 0))
     return record
 
@@ -203,11 +198,6 @@ def _encode_array(array: Any) -> Any:
         raise TypeError(f"an array of {array.dtype} can't be stored in a run")
     data = base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii")
     return {"$array": [array.dtype.str, list(array.shape), data]}
-
-
-def record_of(stored: Mapping[str, Any]) -> dict[str, Value]:
-    """The record that JSON has in this form."""
-    return {unmarked(key): value_of(value) for key, value in stored.items()}
 
 
 def value_of(value: Any) -> Value:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 from gradlens.history.content import Content
-from gradlens.history.json_lines import Room, record_of, stored_record, value_of
+from gradlens.history.json_lines import Room, stored_record, value_of
 from gradlens.history.plain_data import from_plain
 from gradlens.history.records import FORMAT, KINDS, Header, LeftOutWarning
 
@@ -105,7 +105,7 @@ class Reading(Generic[H]):
         if "gradlens_run" in stored:
             if stored["gradlens_run"] != FORMAT:
                 raise OtherFormatError(stored["gradlens_run"])
-            self.history.add_header(from_plain(Header, record_of(stored), "the header"))
+            self.history.add_header(from_plain(Header, value_of(stored), "the header"))
             return
         kind = next((kind for kind in KINDS if kind in stored), "values")
         for key in ("step", kind):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -64,7 +64,8 @@ class Series(Mapping[int, Value]):
     def __getitem__(self, step: int) -> Value:
         if step not in self:
             raise KeyError(step)
-        return self._value(bisect_left(self._steps, step))
+        place = bisect_left(self._steps, step)
+        return self._forms[self._form[place]].value(self._content, self._start[place])
 
     def __contains__(self, step: object) -> bool:
         self._order()
@@ -73,25 +74,9 @@ class Series(Mapping[int, Value]):
         place = bisect_left(self._steps, step)
         return place < len(self._steps) and self._steps[place] == step
 
-    def values(self) -> ValuesView[Value]:
-        """All values, each made when it is its turn."""
-        return _Values(self)
-
-    def items(self) -> ItemsView[int, Value]:
-        """All steps and values, each value made when it is its turn."""
-        return _Items(self)
-
     def __reversed__(self) -> Iterator[int]:
         self._order()
         return reversed(self._steps.tolist())
-
-    def each(self) -> Iterator[Value]:
-        """All values, each made when it is its turn."""
-        self._order()
-        return map(self._value, range(len(self._steps)))
-
-    def _value(self, place: int) -> Value:
-        return self._forms[self._form[place]].value(self._content, self._start[place])
 
     # Adding values -------------------------------------------------------------------------
 
@@ -249,23 +234,3 @@ def _entry(form: Form, name: str, whole: bool) -> tuple[Form, int]:
     if type(form) is not Dict:
         return form, 0
     return form.places.get(name, (form if whole else NOTHING, 0))
-
-
-@final
-class _Values(ValuesView[Value]):
-    def __init__(self, series: Series) -> None:
-        super().__init__(series)
-        self._series = series
-
-    def __iter__(self) -> Iterator[Value]:
-        return self._series.each()
-
-
-@final
-class _Items(ItemsView[int, Value]):
-    def __init__(self, series: Series) -> None:
-        super().__init__(series)
-        self._series = series
-
-    def __iter__(self) -> Iterator[tuple[int, Value]]:
-        return zip(self._series, self._series.each(), strict=True)

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as npst
 
 from gradlens import History, Undefined, View
 from gradlens.history.coverage import Coverage
-from gradlens.history.json_lines import from_line, to_line
+from gradlens.history.json_lines import Room, stored_record, to_line, value_of
 from gradlens.history.new_file import OwnFiles
 from gradlens.history.records import LeftOutWarning, Note, Source
 from gradlens.history.run_file import RunFile
@@ -55,6 +55,11 @@ def assert_identical(found: Any, expected: Any) -> None:
         assert type(found) is type(expected)
         assert found == expected or (math.isnan(found) and math.isnan(expected))
         assert getattr(found, "reason", None) == getattr(expected, "reason", None)
+
+
+def from_line(line: str) -> Any:
+    """The record in a line."""
+    return value_of(stored_record(line, Room(0)))
 
 
 @pytest.mark.slow

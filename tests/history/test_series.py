@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from gradlens import History, Undefined
 from gradlens.history.content import Content
-from gradlens.history.json_lines import from_line, to_line
+from gradlens.history.json_lines import to_line
 from gradlens.history.lines import Line, field_line, line, line_through, lines
 from gradlens.history.reading import Reading
 from gradlens.history.series import Series
 from gradlens.plotting.loading import GrowingRun
-from tests.history.test_history import assert_identical, example, values
+from tests.history.test_history import assert_identical, example, from_line, values
 from tests.instruments.test_instruments import realistic
 
 numbers = st.floats() | st.integers(-3, 3) | st.booleans() | st.none()
