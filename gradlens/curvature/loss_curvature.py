@@ -105,9 +105,9 @@ class LossCurvature(Curvature):
         operator = GGNOperator(self.loss, found.tensor, self.parameters, self._scale)
         if found.origin == "the model's output" and operator.is_zero(self.seed):
             raise UnavailableError(LINEAR_IN_RETURNED.format(remedy=found.remedy))
-        for text in (found.note, note_on_bypass(self.loss, found, self.parameters)):
-            if text:
-                self.note(text)
+        bypass = note_on_bypass(self.loss, found, self.parameters)
+        if bypass:
+            self.note(bypass)
         return operator
 
     def _check_batch(self) -> None:
@@ -129,7 +129,8 @@ class LossCurvature(Curvature):
         if self._outputs is not None:
             return passed_outputs(self._outputs)
         calls = self._loss_calls
-        if calls:
+        # NLLLoss is linear in its input, with which the matrix would be zero.
+        if calls and not any(isinstance(call.module, nn.NLLLoss) for call in calls):
             return outputs_of_calls(calls)
         return returned_outputs(self.loss, self._returned, self.parameters)
 

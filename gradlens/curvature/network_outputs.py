@@ -14,12 +14,6 @@ from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.numerics.unavailable import UnavailableError
 
 _PASS = "pass info={'outputs': ...} to the context"
-LINEAR_IN_OUTPUTS = (
-    "NLLLoss is linear in log-probabilities, so the generalised Gauss-Newton matrix is zero with "
-    "these for outputs: pass info={'outputs': ...}, the logits that they are computed from"
-)
-
-
 NO_OUTPUTS = (
     "the generalised Gauss-Newton matrix takes the network's outputs, and the loss wasn't computed "
     f"from a tensor that the model has returned: {_PASS}, the tensor that it is computed from, or "
@@ -40,14 +34,13 @@ _Edge: TypeAlias = tuple[Node, int]
 
 @dataclass(frozen=True)
 class NetworkOutputs:
-    """The network's outputs, their ``origin``, and a note on them, if any.
+    """The network's outputs and their ``origin``.
 
     ``remedy`` is the beginning of how the user can give others.
     """
 
     tensor: Tensor
     origin: Literal["info['outputs']", "the loss module's input", "the model's output"]
-    note: str = ""
     remedy: str = _PASS
 
     @property
@@ -82,8 +75,7 @@ def outputs_of_calls(calls: Sequence[LossCall]) -> NetworkOutputs:
             f"before, and cut it into pieces), and {_PASS}"
         )
     (outputs,) = found.values()
-    linear = any(isinstance(call.module, nn.NLLLoss) for call in calls)
-    return NetworkOutputs(outputs, "the loss module's input", LINEAR_IN_OUTPUTS if linear else "")
+    return NetworkOutputs(outputs, "the loss module's input")
 
 
 def returned_outputs(

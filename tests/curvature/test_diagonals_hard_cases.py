@@ -386,10 +386,15 @@ def test_what_a_users_outputs_leave_out_is_noted() -> None:
 
 
 def test_log_probabilities_have_no_gauss_newton_matrix_of_their_own() -> None:
+    """The outputs are the logits that the model has returned, or there are none."""
     y, loss = labels(), gradlens.extend(nn.NLLLoss())
     problem = plain(perceptron(), lambda o: loss(o.log_softmax(1), y))
-    with pytest.warns(UserWarning, match="NLLLoss is linear in log-prob.*the logits"):
-        assert problem.trace("diag_ggn_exact")["trace"] == 0
+    found = problem.trace("diag_ggn_exact")
+    assert found["method"] == "exact"
+    assert found["trace"] == pytest.approx(problem.trace_of_ggn(), rel=1e-10)
+    problem = plain(nn.Sequential(perceptron(), nn.LogSoftmax(1)), lambda o: loss(o, y))
+    reason = problem.trace("diag_ggn_exact")["trace"].reason
+    assert re.search("linear in what the model has returned.*the logits", reason)
 
 
 # N under a sum loss
