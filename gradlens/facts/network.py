@@ -157,12 +157,9 @@ class Network:
             return False
         number = self._graph.nodes.index(loss.function)
         below = self._graph.below([number]) - {number}
-        return all(self._is_linear(n) for n in below if self._graph.kinds[n] != LEAF)
-
-    def _is_linear(self, number: int) -> bool:
-        kind = self._kinds[number]
-        is_softmax = kind.takes_scores and kind.makes_probabilities
-        return kind.is_affine or kind.is_linear or is_softmax
+        kinds = (self._kinds[n] for n in below if self._graph.kinds[n] != LEAF)
+        others = (kind for kind in kinds if not (kind.is_affine or kind.is_linear))
+        return all(kind.takes_scores and kind.makes_probabilities for kind in others)
 
     @property
     def before_loss(self) -> str:
@@ -185,7 +182,7 @@ class Network:
         """
         for number in self._of_loss() if samples > 1 else ():
             known = [edge for edge in self._graph.children[number] if edge is not None]
-            if not self._compares(number) or len(known) != 1:
+            if len(known) != 1:
                 continue
             shape, given = self._graph.shape((number, 0)), self._graph.shape(known[0])
             column, row = (samples, 1), (samples,)
@@ -194,24 +191,18 @@ class Network:
                 return f"{[*given]} and {[*(row if given == column else column)]}"
         return ""
 
-    def _compares(self, number: int) -> bool:
-        """Whether a node compares predictions with targets, or repeats them for a loss function."""
-        kind = self._kinds[number]
-        return kind.is_difference or kind.is_product or self._repeats(number)
-
-    def _repeats(self, number: int) -> bool:
-        return self._kinds[number].repeats and len(self._graph.children[number]) == 1
-
     def _compares_vectors(self, number: int, samples: int) -> bool:
-        """Whether what predictions are compared with may have one number for each sample.
+        """Whether a node compares predictions with what may have one number for each sample.
 
-        A matrix of all pairs of samples, such as who is at risk at whose time, is no mistake.
+        Or repeats them for a node that does. A matrix of all pairs of samples, such as who is at
+        risk at whose time, is no mistake.
         """
-        if self._repeats(number):
+        kind = self._kinds[number]
+        if kind.repeats and len(self._graph.children[number]) == 1:
             consumers = {consumer for consumer, _, _ in self._graph.consumers[number]}
             return any(self._kinds[each].is_difference for each in consumers)
-        if self._kinds[number].is_difference:
-            return True
+        if not kind.is_product:
+            return kind.is_difference
         is_first = self._graph.children[number][0] is not None
         tensors = dict(saved_by_name(self._graph.nodes[number]))
         other = tensors.get("other" if is_first else "self")
@@ -239,15 +230,10 @@ class Network:
         if not self._kinds[number].is_logarithm:
             return None
         of = self._behind_views(number)
-        while of is not None and self._guards(of):
+        while of is not None and self._kinds[of].is_guard:
             of = self._behind_views(of)
         is_probability = of is not None and self._kinds[of].makes_probabilities
         return self._behind_views(of) if of is not None and is_probability else None
-
-    def _guards(self, number: int) -> bool:
-        """Whether a node may keep the logarithm of a probability finite."""
-        kind = self._kinds[number]
-        return kind.clamps or (kind.is_arithmetic and kind.is_linear)
 
     def _behind_views(self, number: int) -> int | None:
         """The node that made a node's data, whatever views and casts are between."""

@@ -118,9 +118,9 @@ class Kind:
 
     Of networks: it ``is_affine`` if it multiplies data by a weight, ``is_activation``, and
     ``stays_finite`` if its input does. It ``makes_probabilities`` or their logarithms, or
-    ``takes_scores`` to compute these; it ``is_logarithm``, or ``clamps``. It ``is_arithmetic`` of
-    two tensors, ``is_division``, ``is_difference`` of predictions and targets, or a product
-    ``of_vectors``.
+    ``takes_scores`` to compute these; it ``is_logarithm``, or ``is_guard``, which keeps one finite.
+    It ``is_arithmetic`` of two tensors, ``is_division``, ``is_difference`` of predictions and
+    targets, or a product ``of_vectors``.
 
     Of losses: it reduces by a ``reduction``, or has known ``values``, of the shape of its output.
     Those of a loss function, which compares its input with ``targets`` and may reduce them itself,
@@ -151,7 +151,7 @@ class Kind:
     makes_probabilities: bool = False
     takes_scores: bool = False
     is_logarithm: bool = False
-    clamps: bool = False
+    is_guard: bool = False
     is_arithmetic: bool = False
     is_division: bool = False
     is_difference: bool = False
@@ -465,7 +465,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
         {"stays_finite": True},
     ),
     ("Log", {"is_logarithm": True}),
-    ("Clamp ClampMin", {"clamps": True}),
+    ("Add Clamp ClampMin", {"is_guard": True}),
     # What they are in losses. Functions of a pair expand it, an L1 loss is a difference.
     ("Sub MseLoss SmoothL1Loss HuberLoss", {"is_difference": True}),
     ("Mean", {"reduction": "mean"}),

@@ -1,4 +1,4 @@
-"""How losses are reduced over the batch, of one term and of several."""
+"""How losses are reduced over the batch, and what single rows contribute to them."""
 
 from __future__ import annotations
 
@@ -78,3 +78,29 @@ def test_of_a_term_beside_a_deep_network() -> None:
     for _ in range(100):
         deep = deep + deep.tanh()
     assert read_loss(entropy(x, "sum") + deep.mean(), SAMPLES).reduction == ""
+
+
+MULTIPLES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "itself": (lambda x: entropy(x, "mean"), True),
+    "a sum": (lambda x: entropy(x, "sum"), True),
+    "scaled": (lambda x: -3 * entropy(x, "none").mean() / 2, True),
+    "squares": (lambda x: functional.mse_loss(x, x.detach() + 1), True),
+    "two classes": (lambda x: functional.binary_cross_entropy(x.sigmoid(), 0.5 + 0 * x), True),
+    "with a penalty": (lambda x: entropy(x, "mean") + x.square().mean(), False),
+    "with a constant": (lambda x: entropy(x, "mean") + 1, False),
+    "its inverse": (lambda x: 1 / entropy(x, "mean"), False),
+    "weighted rows": (lambda x: (entropy(x, "none") * torch.arange(SAMPLES)).mean(), False),
+    "some rows": (lambda x: entropy(x, "none")[:2].mean(), False),
+    "its own": (lambda x: x.exp().mean(), False),
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLES)
+def test_rows_of_a_multiple_of_a_loss_function_add_up_to_it(name: str) -> None:
+    function, is_multiple = MULTIPLES[name]
+    loss = function(OUTPUTS.clone().requires_grad_())
+    rows = read_loss(loss).rows("mean", scale=0.5)
+    assert (rows is not None) == is_multiple
+    if rows is not None:
+        assert len(rows.losses) == SAMPLES
+        torch.testing.assert_close(rows.losses.mean(), loss.detach() / 0.5)
