@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -45,8 +44,12 @@ class Forecast:
         if global_step not in self._active:
             active = []
             for quantity in self._quantities:
-                with boundary.contain(f"{quantity.name}'s schedule") if boundary else nullcontext():
+                try:
                     active += [quantity] if self._is_due(quantity, global_step) else []
+                except Exception as error:
+                    if boundary is None:
+                        raise
+                    boundary.report(f"{quantity.name}'s schedule", error)
             self._active[global_step] = tuple(active)
         return self._active[global_step]
 
