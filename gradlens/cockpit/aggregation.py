@@ -12,8 +12,12 @@ from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.exchange import all_gathered
 from gradlens.numerics.quantile_sketch import QuantileSketch
-from gradlens.numerics.running_moments import RunningMoments
-from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics, Statistic
+from gradlens.numerics.running_statistics import (
+    STATISTICS,
+    RunningMoments,
+    RunningStatistics,
+    Statistic,
+)
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.quantities.quantity import Quantity, class_names
 from gradlens.stateful import State

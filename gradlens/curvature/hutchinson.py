@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gradlens.curvature.estimate import Estimate, defined, positive_estimates, undefined_estimate
 from gradlens.curvature.products import Products, Seed, SymmetricMatrix, rademacher
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.running_mean import RunningMean
+from gradlens.numerics.running_statistics import RunningMean
 from gradlens.numerics.unavailable import UnavailableError
 
 

@@ -14,18 +14,19 @@ from gradlens.facts.loss import (
     loss_rows,
 )
 from gradlens.facts.network import Network, activation_share, by_layer
-from gradlens.facts.optimizers import OptimizerSteps, learning_rate, second_moments
 from gradlens.facts.parameters import (
+    OptimizerSteps,
     dense,
+    learning_rate,
     own_gradients,
     parameter_numbers,
+    second_moments,
     some_elements,
     unscaled_norm,
     update_numbers,
 )
 from gradlens.facts.setups import setup_of
-from gradlens.facts.step_columns import columns
-from gradlens.facts.step_facts import StepFacts, read
+from gradlens.facts.step_facts import StepFacts, columns, read
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph

@@ -10,7 +10,7 @@ from torch import nn
 
 from gradlens.facts.batch import Rows
 from gradlens.facts.network import Network
-from gradlens.facts.optimizers import groups
+from gradlens.facts.parameters import groups
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.loss import Loss
 from gradlens.graph.torch_private import ChannelNorm

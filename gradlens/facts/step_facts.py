@@ -1,8 +1,9 @@
-"""What is recorded of one step, on the device and as numbers."""
+"""What is recorded of one step: on the device, as numbers, and as columns of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.facts.batch import Rows, joined
-from gradlens.facts.loss import LossRows, known_rows
+from gradlens.facts.batch import Rows, batch_columns, joined
+from gradlens.facts.loss import (
+    LabelCounts,
+    LossRows,
+    counts_of,
+    known_rows,
+    label_columns,
+    loss_columns,
+)
+from gradlens.history.facts import OF_SAMPLES
 
 Floats = NDArray[np.float64]
 
@@ -115,3 +124,75 @@ def _of_samples(part: LossRows, pieces: Iterator[Floats]) -> tuple[Floats, Float
 
 
 NONE = np.zeros(0)
+
+
+Floats = NDArray[np.float64]
+Columns = dict[str, float]
+
+
+def columns(
+    steps: Sequence[StepNumbers], labels: LabelCounts
+) -> tuple[list[Columns], list[tuple[int, Columns]]]:
+    """The rows of the steps' table, and those of the layers' table with their steps.
+
+    ``labels`` are counted.
+    """
+    found: list[Columns] = [dict(step.numbers) for step in steps]
+    batches = {n: each.rows for n, each in enumerate(steps) if each.rows is not None}
+    for places, rows in _alike(batches, [step.elements for step in steps]):
+        _add(found, places, batch_columns(rows, steps[places[0]].elements))
+    losses = {n: each.losses for n, each in enumerate(steps) if _are_all(each, each.losses)}
+    for places, values in _alike(losses, [step.classes for step in steps]):
+        _add(found, places, loss_columns(values, steps[places[0]].classes))
+    counts: dict[int, NDArray[np.int64]] = {}
+    known = {n: each.labels for n, each in enumerate(steps) if _are_all(each, each.labels)}
+    for places, values in _alike(known, [0] * len(steps)):
+        counts |= zip(places, counts_of(values), strict=True)
+        _add(found, places, label_columns(np.stack([counts[n] for n in places])))
+    of_layers: list[tuple[int, Columns]] = []
+    for n, step in enumerate(steps):
+        if len(step.ids) == step.samples:
+            found[n] |= ids_of(found[n], step.ids)
+        if n in counts:
+            labels.add(counts[n])
+        if step.of_layers is not None:
+            of_layers.append((step.step, {**step.of_layers, **labels.columns()}))
+    return found, of_layers
+
+
+def _are_all(step: StepNumbers, values: Floats) -> bool:
+    """Whether there is one for each sample, rather than for each word."""
+    return values.size > 0 and values.size == step.samples
+
+
+def _alike(
+    arrays: Mapping[int, Floats], kinds: Sequence[Hashable]
+) -> Iterator[tuple[list[int], Floats]]:
+    """Arrays of the same shape and kind with the places of their steps, as one."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, array in arrays.items():
+        groups.setdefault((array.shape, kinds[place]), []).append(place)
+    for places in groups.values():
+        yield places, np.stack([arrays[place] for place in places])
+
+
+def _add(rows: Sequence[Columns], places: Sequence[int], found: Mapping[str, Floats]) -> None:
+    """Add the numbers of columns to their rows; NaN is none."""
+    for name, column in found.items():
+        for place, value in zip(places, column.tolist(), strict=True):
+            if not math.isnan(value):
+                rows[place][name] = value
+
+
+def ids_of(row: Mapping[str, float], ids: Sequence[int | str]) -> Columns:
+    """The user's own numbers of the samples that a row gives by their places in the batch."""
+    chosen = {name: ids[int(row[name])] for name in OF_SAMPLES if name in row}
+    return {
+        f"{name}_id": float(one)
+        for name, one in chosen.items()
+        if isinstance(one, int) and abs(one) <= LARGEST_ID
+    }
+
+
+LARGEST_ID = 2**24
+"""The tables are in single precision, which has all whole numbers up to this one."""

@@ -1,16 +1,89 @@
-"""Statistics of a stream of numbers."""
+"""Statistics of numbers that come one at a time, in constant memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.quantile_sketch import QuantileSketch
-from gradlens.numerics.running_moments import RunningMoments
 from gradlens.stateful import State, load_state, state_of
+
+
+class RunningMean:
+    """Mean of independent samples of any one shape, without keeping them (Welford, 1962).
+
+    Equal samples have a standard error of exactly zero.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.mean = torch.zeros(())
+        self._squares = torch.zeros(())
+
+    def add(self, sample: Tensor) -> None:
+        """Add one sample, of the same shape as those before."""
+        if self.samples == 0:
+            self.mean, self._squares = torch.zeros_like(sample), torch.zeros_like(sample)
+        self.samples += 1
+        n = self.samples
+        deviation = sample - self.mean
+        self.mean += deviation / n
+        self._squares += deviation.square_().mul_((n - 1) / n)
+
+    def standard_error(self) -> Tensor:
+        """Standard error of the mean, of a sample's shape; NaN for fewer than two samples."""
+        if self.samples < 2:
+            return torch.full_like(self.mean, torch.nan)
+        return (self._squares / (self.samples * (self.samples - 1))).sqrt()
+
+
+@dataclass(frozen=True)
+class RunningMoments:
+    """Count, mean, sum of squared deviations, minimum and maximum of some numbers.
+
+    If infinities are among them, the sum of squared deviations is NaN, and the mean is the
+    infinity, or NaN if there are infinities of both signs.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the population; NaN if there is no number."""
+        return math.sqrt(self.squares / self.count) if self.count else math.nan
+
+    def add(self, value: float) -> RunningMoments:
+        """The moments with one number more (Welford, 1962)."""
+        return self.merge(RunningMoments(1, value, 0.0, value, value))
+
+    def merge(self, other: RunningMoments) -> RunningMoments:
+        """The moments of the numbers of both (Chan et al., 1979)."""
+        count = self.count + other.count
+        if not count:
+            return self
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        if math.isinf(low) or math.isinf(high):
+            return RunningMoments(count, low + high, math.nan, low, high)
+        share = other.count / count
+        apart = other.mean - self.mean
+        return RunningMoments(
+            count,
+            self.mean + share * apart,
+            self.squares + other.squares + self.count * share * apart * apart,
+            low,
+            high,
+        )
+
 
 Statistic: TypeAlias = Literal["mean", "std", "min", "q1", "median", "q3", "max", "iqr"]
 

@@ -19,7 +19,7 @@ from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.hutchinson import hutchinson, hutchinson_blocks, hutchinson_diagonal
 from gradlens.curvature.products import Products
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.running_mean import RunningMean
+from gradlens.numerics.running_statistics import RunningMean
 from tests.cases.curvature_cases import SquareOnce, build, dense_ggn, dense_hessian
 
 SEEDS = 100

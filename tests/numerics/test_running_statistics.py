@@ -11,8 +11,7 @@ import pytest
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.quantile_sketch import QuantileSketch
-from gradlens.numerics.running_moments import RunningMoments
-from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics
+from gradlens.numerics.running_statistics import STATISTICS, RunningMoments, RunningStatistics
 from tests.cases.references import expected_statistics
 
 
