@@ -126,10 +126,6 @@ def _of_samples(part: LossRows, pieces: Iterator[Floats]) -> tuple[Floats, Float
 NONE = np.zeros(0)
 
 
-Floats = NDArray[np.float64]
-Columns = dict[str, float]
-
-
 def columns(
     steps: Sequence[StepNumbers], labels: LabelCounts
 ) -> tuple[list[Columns], list[tuple[int, Columns]]]:
