@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import final
+from typing import TypeVar, final
 
 from gradlens.history.json_lines import inflated
 from gradlens.history.run_file import RunFile
@@ -45,7 +45,7 @@ class Content:
                 self._recent.clear()
             self._recent[key] = len(self._texts)
             self._texts.append(text)
-        self.numbers.append(self._recent[key])
+        self.append(self._recent[key])
 
     def bytes_of(self, place: float, size: int) -> bytes:
         """The array with this number; ``OSError`` if it was left to a file and can't be read."""
@@ -58,9 +58,26 @@ class Content:
             text = f"{self._file.path} has been changed, and an array that it had can't be read"
             raise OSError(text) from error
 
+    def append(self, number: float) -> None:
+        """Add a number."""
+        self.numbers = grown(self.numbers, number)
+
+    def extend(self, numbers: bytes) -> None:
+        """Add numbers that were packed."""
+        try:
+            self.numbers.frombytes(numbers)
+        except BufferError:  # see ``grown``
+            self.numbers = self.numbers + array("d", numbers)
+
     def cut(self, numbers: int, arrays: int) -> None:
         """Drop all but the first numbers and arrays."""
-        del self.numbers[numbers:], self._texts[arrays:]
+        try:
+            del self.numbers[numbers:]
+        except BufferError:  # see ``grown``
+            self.numbers = self.numbers[:numbers]
+        if arrays == self.arrays:
+            return
+        del self._texts[arrays:]
         self._recent = {key: at for key, at in self._recent.items() if at < arrays}
 
     def locate(self, line: bytes, start: int) -> None:
@@ -80,3 +97,18 @@ class Content:
                 self._texts[at] = ""
         self._left = max(end, self._left)
         self._recent = {key: at for key, at in self._recent.items() if at >= end}
+
+
+Number = TypeVar("Number", int, float)
+
+
+def grown(column: array[Number], number: Number) -> array[Number]:
+    """A column with one more number; it is a copy if another thread reads it, else the same one.
+
+    While numpy reads an array, that can't grow, and an exception would reach the training loop.
+    """
+    try:
+        column.append(number)
+    except BufferError:
+        return column + array(column.typecode, [number])
+    return column

@@ -79,7 +79,7 @@ class Number(Form):
     def take(self, stored: Any, content: Content) -> bool:
         if type(stored) is not self.kind or (self.kind is int and abs(stored) > EXACT):
             return False
-        content.numbers.append(stored)
+        content.append(stored)
         return True
 
     def value(self, content: Content, start: int) -> Value:
@@ -152,11 +152,11 @@ class _Collection(Form):
         if self.is_plain:
             if not {*map(type, stored)} <= {float}:
                 return False
-            content.numbers.frombytes(self._packed.pack(*stored))  # faster than ``extend``
+            content.extend(self._packed.pack(*stored))
             return True
         for form, one in zip(self.forms, stored, strict=True):
             if form is FLOAT and type(one) is float:  # as most are
-                content.numbers.append(one)
+                content.append(one)
             elif not form.take(one, content):
                 return False
         return True

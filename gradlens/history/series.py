@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from gradlens.history.content import Content
+from gradlens.history.content import Content, grown
 from gradlens.history.forms import FLOAT, Constant, Dict, Form, Number, form_of
 from gradlens.history.json_lines import Value, encoded
 
@@ -82,23 +82,23 @@ class Series(Mapping[int, Value]):
 
     def add(self, step: int, stored: Any) -> None:
         """Add a value as JSON has it; ``ValueError`` for what is none."""
-        numbers = self._content.numbers
-        start = len(numbers)
+        start, arrays = len(self._content.numbers), self._content.arrays
         place = self._form[-1] if self._form else 0
         if not self._forms[place].take(stored, self._content):
-            del numbers[start:]
+            self._content.cut(start, arrays)
             place = self._place_of(form_of(stored))
             self._forms[place].take(stored, self._content)
         if self._steps and step <= self._steps[-1]:
             self._is_ordered = False
-        self._steps.append(step)
-        self._form.append(place)
-        self._start.append(start)
+        self._steps = grown(self._steps, step)
+        self._form = grown(self._form, place)
+        self._start = grown(self._start, start)
 
     def drop_last(self) -> None:
         """Drop the value that was added last, before any are read."""
-        for column in (self._steps, self._form, self._start):
-            column.pop()
+        self._steps, self._form, self._start = (
+            column[:-1] for column in (self._steps, self._form, self._start)
+        )
 
     def _place_of(self, form: Form) -> int:
         place = self._places.setdefault(form, len(self._forms))

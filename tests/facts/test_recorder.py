@@ -20,6 +20,8 @@ import gradlens
 from gradlens import Cockpit, History
 from gradlens.facts.parameters import parameter_numbers
 from gradlens.history.facts import Facts, FactTable
+from gradlens.history.json_lines import to_line
+from gradlens.history.records import LeftOutWarning
 from gradlens.quantities import NormTest
 
 N, STEPS = 6, 45
@@ -437,17 +439,22 @@ def broken(record: Mapping[str, Any], path: tuple[Any, ...], value: Any) -> dict
         ("finding", ("finding",), {}),
     ],
 )
-def test_records_of_another_form_are_refused(kind: str, path: tuple[Any, ...], value: Any) -> None:
+def test_records_of_another_form_are_refused(
+    kind: str, path: tuple[Any, ...], value: Any, tmp_path: Path
+) -> None:
     cockpit, _, _ = run(range(3), None)
     records = {
         kind: record
-        for record in cockpit.history.facts.records()
+        for record in cockpit.history.records()
         for kind in ("facts", "setup")
         if kind in record
     }
     records["finding"] = {"step": 0, "finding": {}}
-    with pytest.raises(ValueError):  # noqa: PT011 - any reason
-        Facts().take_in(broken(records[kind], path, value))
+    cockpit.history.write(tmp_path / "run.jsonl")
+    with (tmp_path / "run.jsonl").open("a") as file:
+        file.write(to_line(broken(records[kind], path, value)) + "\n")
+    with pytest.warns(LeftOutWarning, match="is broken"):
+        History.load(tmp_path / "run.jsonl")
 
 
 @pytest.mark.parametrize("kind", ["compiled", "no loss", "no optimizer", "parameters", "no graph"])

@@ -129,8 +129,10 @@ def test_infinite_condition_numbers_are_at_the_upper_edge() -> None:
     assert np.isfinite(heights(drawing, "50 %")).all()
     assert "all" not in drawing.artists
     assert "∞: all" in shown_texts(drawing.figure)
-    for layer in history["InputCovariance"][0]["layers"].values():
+    first = history["InputCovariance"][0]
+    for layer in first["layers"].values():
         layer["condition"] = 7.0
+    history.append(0, {"InputCovariance": first})
     drawing = LayerConditionsInstrument().plot(history)
     assert heights(drawing, "all")[0] == 7
     assert "all" in shown_texts(drawing.figure)

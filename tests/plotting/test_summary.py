@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -99,9 +100,8 @@ def test_relative_change(values: list[float], expected: float) -> None:
 def test_series_without_numbers_and_notes() -> None:
     history = realistic(20, ("Loss", "SpectralDensity", "Alpha"))
     history.append(0, {"words": "hello"})
-    history.sources["Never"] = Source(("Never",), View("Never"))
-    empty = History(history.sources, notes=[Note(3, "hm")], truncated=True, _values=history._values)
-    found = summarize(empty)
+    history.add_sources({"Never": Source(("Never",), View("Never"))})
+    found = summarize(replace(history, notes=[Note(3, "hm")], truncated=True))
     assert found.others == (("SpectralDensity", 2), ("words", 1), ("Never", 0))
     assert found.notes == (Note(3, "hm"),)
     assert found.truncated
@@ -200,8 +200,7 @@ def test_only_plain_signs_for_a_plain_terminal() -> None:
 def test_words_under_the_table() -> None:
     history = run([1.0, Undefined("too\nnoisy\x1b[31m")])
     history.append(1, {"words": "hello"})
-    history.sources["Never"] = Source(("Never",), View("Never"))
-    history._values["Never"] = {}
+    history.add_sources({"Never": Source(("Never",), View("Never"))})
     history.notes += [Note(n, f"remark {n}") for n in range(NOTES + 2)]
     text = render(summarize(history), 80, "run.jsonl")
     lines = text.splitlines()
