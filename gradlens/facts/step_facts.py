@@ -126,6 +126,9 @@ def _of_samples(part: LossRows, pieces: Iterator[Floats]) -> tuple[Floats, Float
 NONE = np.zeros(0)
 
 
+Columns = dict[str, float]
+
+
 def columns(
     steps: Sequence[StepNumbers], labels: LabelCounts
 ) -> tuple[list[Columns], list[tuple[int, Columns]]]:
