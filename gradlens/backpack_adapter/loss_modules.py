@@ -15,6 +15,7 @@ from gradlens.graph.hooks import without_hooks
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.torch_private import LossModule, backward_pass_id, uncompiled
 from gradlens.graph.undisturbed import buffers_kept, training_kept
+from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.precision import accumulable, autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
@@ -54,6 +55,7 @@ class PerSampleLosses(LossExtension):
         self._has_other_rows = False
         self._values: list[Tensor] = []
         self._proportional: list[Tensor] = []
+        self._are_proportional: bool | None = None
         self._precision = 0.0
         self._backward_pass: int | None = None
 
@@ -74,7 +76,9 @@ class PerSampleLosses(LossExtension):
             return self._reason
         if len({len(values) for values in self._values}) > 1:
             return SEVERAL_SIZES
-        return "" if all(self._proportional) else NOT_PROPORTIONAL
+        if self._are_proportional is None:  # read once, since that waits for the device
+            self._are_proportional = all(on_host(self._proportional))
+        return "" if self._are_proportional else NOT_PROPORTIONAL
 
     def refuse(self, reason: str) -> None:
         """Make the values unavailable, for a reason."""
@@ -114,12 +118,13 @@ class PerSampleLosses(LossExtension):
             self._precision = max(self._precision, torch.finfo(g_out[0].dtype).eps)
             self._values.append(shares * batch.scale)
             self._proportional.append(proportional)
+            self._are_proportional = None
 
     def _begin(self, backward_pass: int) -> None:
         """Only the latest backward pass counts: others are for gradients of the user's own."""
         if backward_pass != self._backward_pass:
             self._backward_pass, self._reason, self._precision = backward_pass, "", 0.0
-            self._values, self._proportional = [], []
+            self._values, self._proportional, self._are_proportional = [], [], None
             self._has_other_rows = False
 
 

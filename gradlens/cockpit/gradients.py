@@ -115,11 +115,10 @@ class StepGradients:
         """Backward is about to be called, though the loss was passed."""
         self._timed(self._gradients.called_on, root)
 
-    def receive_factor(self, factor: Tensor) -> None:
+    def receive_factor(self, factor: float) -> None:
         """Collect gradients from now on, in the backward pass that has reached the loss."""
         self._gradients.receive_factor(factor)
-        with self._contain("reading the factor of the loss", self._refuse_all):
-            self._weight = float(factor)
+        self._weight = factor
 
     @property
     def are_complete(self) -> bool:

@@ -173,18 +173,12 @@ class Gradients:
         front = in_front_of(plan.coupling, graph, self._setting.leaves)
         self.collector.refuse_all(front, NOT_FROZEN.format(reason=reason))
 
-    def receive_factor(self, factor: Tensor) -> None:
+    def receive_factor(self, factor: float) -> None:
         """∂(what backward is called on)/∂(the step's loss), a factor that gₙ must not contain."""
         if self._pass is None:
             return
-        try:
-            # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
-            found = float(factor)
-        except Exception as error:  # the user's backward pass goes on
-            self.collector.refuse_all(self._setting.parameters, why_failed(error))
-            return
-        self.batch = replace(self.batch, factor=found)
-        if not found:
+        self.batch = replace(self.batch, factor=factor)
+        if not factor:
             self.collector.refuse_all(self._setting.parameters, TIMES_ZERO)
         elif not self.closed:
             self._pass.batch = self.batch

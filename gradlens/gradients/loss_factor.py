@@ -26,7 +26,7 @@ class OfLoss(Protocol):
     def called_on(self, root: Tensor) -> None:
         """Backward is about to be called, though the loss was passed."""
 
-    def receive_factor(self, factor: Tensor) -> None:
+    def receive_factor(self, factor: float) -> None:
         """The factor is known, and backward has reached nothing but the loss."""
 
     def end(self) -> None:
@@ -47,7 +47,7 @@ class LossFactor:
         self._of_loss = of_loss
         self._calls = 0
         self._root: Tensor | None = None
-        self._found: list[Tensor] = []
+        self._found: list[Tensor | float] = []
         self._handle: RemovableHandle | None = None
 
     @contextmanager
@@ -89,9 +89,12 @@ class LossFactor:
     def _receive(self, gradient: Tensor) -> None:
         with outside_modes():
             factor = gradient.detach().sum() * loss_scale(self._info)
-            self._found.append(factor)
-            if self._of_loss is not None:
-                self._of_loss.receive_factor(factor)
+            if self._of_loss is None:
+                self._found.append(factor)
+                return
+            # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
+            self._found.append(float(factor))
+            self._of_loss.receive_factor(float(self._found[-1]))
 
     @property
     def factor(self) -> float:
