@@ -12,6 +12,7 @@ gradlens calls them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +105,7 @@ def steps(quantities: Any, counter: Callable[[], Any]) -> list[Any]:
     """The counters of some steps; plain ones without quantities."""
     torch.manual_seed(0)
     sizes = (20, 16, 16, 16, 4)
-    layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     model = nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())))[:-1]
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

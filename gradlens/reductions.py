@@ -269,6 +269,9 @@ class _PerSample(MergeableReduction):
     def merge(self, one: Tensor, other: Tensor, samples: tuple[int, int]) -> Tensor:
         return torch.cat([one, other])
 
+    def total(self, values: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(values)).sum(0)
+
 
 @dataclass(frozen=True)
 class SquaredNorms(_PerSample):
@@ -405,10 +408,6 @@ class ElementRatios(MergeableReduction):
 
     def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
         raise NotImplementedError("the values of of_part are merged")
-
-    def total(self, values: Sequence[formulas.ElementRatios]) -> formulas.ElementRatios:
-        sums = torch.cat([value.sums for value in values]).sum(0, keepdim=True)
-        return formulas.ElementRatios(sums, sum(value.elements for value in values))
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,7 +61,7 @@ class StartPoint(OptimizerFollower):
         if self._copies is None:
             if self._sums:
                 self.changed = tuple(differing(self._sums, sums_of_bits(self._parameters)))
-            self._copies = {name: p.detach().clone() for name, p in self._parameters.items()}
+            self._copies = {name: p.clone() for name, p in self._parameters.items()}
 
 
 def _can_wait(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> bool:

@@ -259,7 +259,7 @@ def _update(
     after: Mapping[str, nn.Parameter], start: StartPoint, retained: KeptGradients
 ) -> Update:
     """The update from ``start``, in the memory of its copies, and retained gradients along it."""
-    direction = {n: copy.neg_().add_(after[n].detach()) for n, copy in start.copies.items()}
+    direction = {n: torch.sub(after[n], copy, out=copy) for n, copy in start.copies.items()}
     unchanged = all(each.is_unchanged for each in retained.operators.values())
     projections = _projections(retained.operators if unchanged else {}, direction)
     why = "" if unchanged else OVERWRITTEN

@@ -110,12 +110,16 @@ class Reducer:
             gradients = replace(gradients, buffer=None)
         apart = self._reduce_rows(gradients) if gradients.are_apart else {}
         for reduction in self._unfailed(self.values):
-            with self._containing(reduction, name):
+            try:
                 self.values[reduction][name] = (
                     reduction.total(apart[reduction])
                     if reduction in apart
                     else reduction.reduce(gradients)
                 )
+            except Exception:
+                # Entering a context for each reduction would take longer than many of them.
+                with self._containing(reduction, name):
+                    raise
         gradients.elements.forget()
         self.covered.add(name)
         if self._retain:

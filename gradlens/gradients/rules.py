@@ -66,7 +66,7 @@ class NodeGradient:
         """The gradient at the only output, detached."""
         gradient = self.gradients[0]
         assert gradient is not None
-        return gradient.detach()
+        return gradient.detach() if gradient.requires_grad else gradient
 
     @property
     def index(self) -> RowIndex:
@@ -82,7 +82,9 @@ class NodeGradient:
         """A tensor that the node has saved."""
         if name not in self.known:
             tensor = read_saved(self.node, name)
-            self.known[name] = None if tensor is None else tensor.detach()
+            if tensor is not None and tensor.requires_grad:
+                tensor = tensor.detach()
+            self.known[name] = tensor
         found: Tensor | None = self.known[name]
         return found
 
@@ -189,6 +191,8 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
     index = found.index
     if storage_number(inputs) in found.graph.storages:
         inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
+    if index.counts_samples:
+        return OuterProduct(inputs, delta, found.scale)
     left, right = index.split(inputs), index.split(delta)
     if left.shape[1] == 1:
         return OuterProduct(left[:, 0], right[:, 0], found.scale)
@@ -432,7 +436,8 @@ def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
 
 def _dense(found: NodeGradient, gradients: Tensor) -> Dense:
     """Gradients ``[N, ...]`` of the use's input."""
-    return Dense(gradients.reshape(found.samples, *found.use.shape), found.scale)
+    shape = (found.samples, *found.use.shape)
+    return Dense(gradients if gradients.shape == shape else gradients.reshape(shape), found.scale)
 
 
 def _handed_on_by(found: NodeGradient, link: Link, gradients: Tensor) -> Sequence[Tensor]:

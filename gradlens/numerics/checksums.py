@@ -13,38 +13,45 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by the bytes that they take."""
 
 
+@torch.no_grad()
 def sums_of_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The sum of each tensor's bits by name, an integer on its device; overflows are cut off.
 
     Two versions of a parameter have the same sum with a probability of about 2^-32 at most, unless
     their elements are the same in another order.
     """
-    return {name: _sum_of_bits(own_part(tensor.detach())) for name, tensor in tensors.items()}
+    return {name: _sum_of_bits(own_part(tensor)) for name, tensor in tensors.items()}
 
 
 def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
     """Names of tensors whose sums of bits differ, by a single synchronisation with the device."""
     if not before:
         return []
-    differs = [sum_before.to(now[name]) != now[name] for name, sum_before in before.items()]
-    flags = torch.stack([each.to(differs[0].device) for each in differs]).tolist()
+    device = next(iter(before.values())).device
+    sums = (torch.stack([each.to(device) for each in sums.values()]) for sums in (before, now))
+    flags = torch.ne(*sums).tolist()
     return [name for name, flag in zip(before, flags, strict=True) if flag]
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
     """In words of eight bytes, which are added up five times as fast as shorter ones."""
-    bits = _bits(tensor).reshape(-1)
-    count = 8 // bits.element_size()
-    if not len(bits) % count and not bits.storage_offset() % count:
-        return bits.view(torch.int64).sum()
+    flat = _real(tensor).flatten()
+    count = 8 // flat.element_size()
+    if not flat.numel() % count and not flat.storage_offset() % count:
+        return flat.view(torch.int64).sum()
+    bits = flat.view(INTEGERS[flat.element_size()])
     aligned = bits.clone() if bits.storage_offset() % count else bits
     words, rest = aligned.split([len(bits) - len(bits) % count, len(bits) % count])
     return words.view(torch.int64).sum() + rest.sum(dtype=torch.int64)
 
 
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def _bits(tensor: Tensor) -> Tensor:
-    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return parts.contiguous().view(INTEGERS[parts.element_size()])
+    parts = _real(tensor).contiguous()
+    return parts.view(INTEGERS[parts.element_size()])
 
 
 def sum_of_bits_in_order(tensor: Tensor) -> int:

@@ -7,8 +7,9 @@ differ little. There, everything is computed from gₙ − ḡ, or from products
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,18 +52,20 @@ class SampleDeviations:
     """Deviations of samples from the mean gradient; in float64.
 
     ``squared_norms`` are ‖gₙ − ḡ‖² and ``dots`` ⟨gₙ − ḡ, ḡ⟩, both ``[N]``; ``squared_mean`` is
-    ‖ḡ‖². Two bounds are of the error of Σₙ‖gₙ − ḡ‖²: ``noise`` from rounding in gₙ, which gradients
-    that are equal may have, and ``rounding`` from rounding in the sum. These three are scalars.
+    ‖ḡ‖². Three factors give bounds of the error of Σₙ‖gₙ − ḡ‖²: ``of_gradients``, times N‖ḡ‖², from
+    rounding in gₙ, which gradients that are equal may have; ``of_sum``, times the sum itself, from
+    adding up; and ``of_difference``, times N‖ḡ‖², from subtracting products.
 
-    Where the two are known of some samples alone, drawn at random, ``strata`` says of how many, and
-    ``known_spread`` is Σₙ‖gₙ − ḡ‖² of all N samples; otherwise both are empty.
+    Where squared norms and dots are known of some samples alone, drawn at random, ``strata`` says
+    of how many, and ``known_spread`` is Σₙ‖gₙ − ḡ‖² of all N samples; otherwise both are empty.
     """
 
     squared_norms: Tensor
     dots: Tensor
     squared_mean: Tensor
-    noise: Tensor
-    rounding: Tensor
+    of_gradients: float = 0.0
+    of_sum: float = 0.0
+    of_difference: float = 0.0
     known_spread: Tensor | None = None
     strata: Strata = ()
 
@@ -71,22 +74,47 @@ class SampleDeviations:
         """N."""
         return count(self.strata) if self.strata else len(self.dots)
 
-    @property
-    def spread(self) -> Tensor:
+    @cached_property
+    def spread(self) -> float:
         """Σₙ‖gₙ − ḡ‖², exact also where samples were drawn."""
-        return self.squared_norms.sum() if self.known_spread is None else self.known_spread
+        return float(self._spread)
 
     @property
-    def squared_dots(self) -> Tensor:
+    def _spread(self) -> Tensor:
+        return self.squared_norms.sum() if self.known_spread is None else self.known_spread
+
+    @cached_property
+    def squared_norm_of_mean(self) -> float:
+        """‖ḡ‖²."""
+        return float(self.squared_mean)
+
+    @property
+    def noise(self) -> float:
+        """Bound of the error of Σₙ‖gₙ − ḡ‖² from rounding in gₙ."""
+        return self.of_gradients * self.samples * self.squared_norm_of_mean
+
+    @property
+    def rounding(self) -> float:
+        """Bound of the error of Σₙ‖gₙ − ḡ‖² from rounding in the sum."""
+        cancelled = self.of_difference * self.samples * self.squared_norm_of_mean
+        return self.of_sum * self.spread + cancelled
+
+    @cached_property
+    def squared_dots(self) -> float:
         """Σₙ⟨gₙ − ḡ, ḡ⟩²; an unbiased estimate where samples were drawn."""
         if self.strata:
-            return total(self.dots.square(), self.strata)
-        return (self.dots - self.dots.mean()).square().sum()
+            return float(total(self.dots.square(), self.strata))
+        return len(self.dots) * float(self.dots.var(correction=0))
 
     @property
     def squared_dots_error(self) -> float:
         """Standard error of ``squared_dots``, zero where all samples are known."""
         return total_error(self.dots.square(), self.strata) if self.strata else 0.0
+
+    @property
+    def vanish(self) -> bool:
+        """Whether the deviations are nothing but rounding errors of gradients that aren't zero."""
+        return self.spread <= self.noise + self.rounding and self.squared_norm_of_mean > 0
 
     def merge(self, other: SampleDeviations) -> SampleDeviations:
         """Of the samples of both, about the same mean."""
@@ -95,9 +123,8 @@ class SampleDeviations:
             torch.cat([self.squared_norms, other.squared_norms]),
             torch.cat([self.dots, other.dots]),
             self.squared_mean,
-            self.noise + other.noise,
-            self.rounding + other.rounding,
-            None if all_known else self.spread + other.spread,
+            *coarsest([self, other]),
+            None if all_known else self._spread + other._spread,
             () if all_known else (*self._own_strata, *other._own_strata),
         )
 
@@ -107,15 +134,26 @@ class SampleDeviations:
 
     def drawn_from(self, stratum: Stratum, spread: Tensor) -> SampleDeviations:
         """The same for all samples of a stratum that these were drawn from."""
-        share = stratum.samples / stratum.drawn
-        noise, rounding = self.noise * share, self.rounding * share
-        return replace(self, noise=noise, rounding=rounding, known_spread=spread, strata=(stratum,))
+        return replace(self, known_spread=spread, strata=(stratum,))
 
-    @property
-    def vanish(self) -> bool:
-        """Whether the deviations are nothing but rounding errors of gradients that aren't zero."""
-        bound = self.noise + self.rounding
-        return bool((self.spread <= bound) & (self.squared_mean > 0))
+    def times(self, factor: float) -> SampleDeviations:
+        """Of gradients times a factor."""
+        if factor == 1.0:
+            return self
+        norms, dots, mean = (self.squared_norms, self.dots, self.squared_mean)
+        square = factor**2
+        return SampleDeviations(norms * square, dots * square, mean * square, *coarsest([self]))
+
+
+def coarsest(parts: Sequence[SampleDeviations]) -> tuple[float, float, float]:
+    """The largest of each factor of the bounds, with which these hold for all parts together."""
+    if not parts:
+        return 0.0, 0.0, 0.0
+    return (
+        max(each.of_gradients for each in parts),
+        max(each.of_sum for each in parts),
+        max(each.of_difference for each in parts),
+    )
 
 
 def of_all(parameters: Sequence[SampleDeviations]) -> SampleDeviations:
@@ -123,17 +161,12 @@ def of_all(parameters: Sequence[SampleDeviations]) -> SampleDeviations:
     if len(parameters) == 1:
         return parameters[0]
     strata = parameters[0].strata
-
-    def total(values: Iterable[Tensor]) -> Tensor:
-        return torch.stack([*values]).sum(0)
-
     return SampleDeviations(
-        total(each.squared_norms for each in parameters),
-        total(each.dots for each in parameters),
-        total(each.squared_mean for each in parameters),
-        total(each.noise for each in parameters),
-        total(each.rounding for each in parameters),
-        total(each.spread for each in parameters) if strata else None,
+        torch.stack([each.squared_norms for each in parameters]).sum(0),
+        torch.stack([each.dots for each in parameters]).sum(0),
+        torch.stack([each.squared_mean for each in parameters]).sum(),
+        *coarsest(parameters),
+        torch.stack([each._spread for each in parameters]).sum() if strata else None,
         strata,
     )
 
@@ -197,61 +230,58 @@ def between(samples: tuple[int, int]) -> float:
 
 
 def by_products(squared_norms: Tensor, with_mean: Tensor) -> SampleDeviations:
-    """Deviations, but for ``noise``, from ‖gₙ‖² and ⟨gₙ, ḡ⟩ in float64, both ``[N]``."""
-    squared_mean = with_mean.mean()
-    along = with_mean - squared_mean
+    """Deviations from ‖gₙ‖² and ⟨gₙ, ḡ⟩ in float64, both ``[N]``."""
+    return about_by_products(squared_norms, with_mean, with_mean.mean())
+
+
+def about_by_products(
+    squared_norms: Tensor, with_centre: Tensor, squared_centre: Tensor, eps: float | None = None
+) -> SampleDeviations:
+    """Deviations from c, from ‖gₙ‖² and ⟨gₙ, c⟩ ``[N]`` and ‖c‖² in float64.
+
+    ``eps`` is the relative rounding error of the products, by default that of their precision.
+    """
+    along = with_centre - squared_centre
     # Rounding can push a vanishing norm below zero.
-    apart = (squared_norms - squared_mean - 2 * along).clamp_(min=0)
-    rounding = ROUNDINGS * torch.finfo(apart.dtype).eps * squared_norms.sum()
-    return SampleDeviations(apart, along, squared_mean, rounding, rounding)
+    apart = (squared_norms - squared_centre).sub_(along, alpha=2).clamp_(min=0)
+    rounding = ROUNDINGS * (torch.finfo(apart.dtype).eps if eps is None else eps)
+    return SampleDeviations(
+        apart, along, squared_centre, of_sum=rounding, of_difference=2 * rounding
+    )
 
 
 def by_imprecise_products(
     squared_norms: Tensor, with_centre: Tensor, squared_centre: float, eps: float
 ) -> SampleDeviations | None:
-    """As ``about_by_products``, where ``eps`` is the relative rounding error of the products.
+    """As ``about_by_products``, in a lower precision.
 
     ``None`` if the deviations are too small a part of the norms for that precision. The tensors are
     on the processor: checking this on another device would wait for it.
     """
-    along = with_centre - squared_centre
-    apart = (squared_norms - squared_centre).sub_(along, alpha=2)
-    largest = float(squared_norms.sum()) + len(along) * squared_centre
-    if not FAR * largest < float(apart.sum()) < math.inf:
-        return None
-    bounds = [squared_centre, ROUNDINGS * eps * largest]
-    squared_mean, rounding = squared_norms.new_tensor(bounds)
-    return SampleDeviations(apart.clamp_(min=0), along, squared_mean, rounding, rounding)
-
-
-def about_by_products(
-    squared_norms: Tensor, with_centre: Tensor, squared_centre: Tensor
-) -> SampleDeviations:
-    """Deviations from c, but for ``noise``, from ‖gₙ‖² and ⟨gₙ, c⟩ ``[N]`` and ‖c‖² in float64."""
-    along = with_centre - squared_centre
-    apart = (squared_norms - squared_centre - 2 * along).clamp_(min=0)
-    largest = squared_norms.sum() + len(along) * squared_centre
-    rounding = ROUNDINGS * torch.finfo(apart.dtype).eps * largest
-    return SampleDeviations(apart, along, squared_centre, rounding, rounding)
+    centre = squared_norms.new_tensor(squared_centre)
+    found = about_by_products(squared_norms, with_centre, centre, eps)
+    largest = found.spread + 2 * len(with_centre) * squared_centre
+    return found if FAR * largest < found.spread < math.inf else None
 
 
 def deviations_from(rows: Tensor, centre: Tensor) -> SampleDeviations:
-    """Deviations of rows gₙ ``[N, M]`` from c ``[M]``, but for ``noise``."""
+    """Deviations of rows gₙ ``[N, M]`` from c ``[M]``."""
     if is_small(rows):
-        return _in_double(rows, centre)
+        centre = double(centre)
+        return deviations_in_double(double(rows).sub_(centre), centre)
     # Elsewhere, asking how far they are would wait for the device.
     found = _by_few_passes(rows, centre) if rows.device.type == "cpu" else None
     return _by_differences(rows, centre) if found is None else found
 
 
-def _in_double(rows: Tensor, centre: Tensor) -> SampleDeviations:
-    """``deviations_from`` for rows in a lower precision than float64."""
-    centre = double(centre)
-    apart = double(rows).sub_(centre)
-    squared_norms = torch.linalg.vector_norm(apart, dim=1).square_()
-    rounding = ROUNDINGS * torch.finfo(apart.dtype).eps * squared_norms.sum()
-    squared_centre = torch.dot(centre, centre)
-    return SampleDeviations(squared_norms, apart @ centre, squared_centre, rounding, rounding)
+def deviations_in_double(apart: Tensor, centre: Tensor) -> SampleDeviations:
+    """Deviations from gₙ − c ``[N, M]`` and c ``[M]`` in float64, of numbers in float32."""
+    return SampleDeviations(
+        torch.linalg.vector_norm(apart, dim=1).square_(),
+        apart @ centre,
+        torch.dot(centre, centre),
+        of_sum=ROUNDINGS * torch.finfo(apart.dtype).eps,
+    )
 
 
 def _by_few_passes(rows: Tensor, centre: Tensor) -> SampleDeviations | None:
@@ -273,9 +303,9 @@ def _by_differences(rows: Tensor, centre: Tensor) -> SampleDeviations:
     for part, apart in apart_from(rows, centre):
         squared_norms += double(row_norms(apart)).square()
         along += double(dots(apart, direction[part]))
-    rounding = ROUNDINGS * torch.finfo(rows.dtype).eps * squared_norms.sum()
+    rounding = ROUNDINGS * torch.finfo(rows.dtype).eps
     squared_centre = double(norm(centre)).square()
-    return SampleDeviations(squared_norms, along * unit, squared_centre, rounding, rounding)
+    return SampleDeviations(squared_norms, along * unit, squared_centre, of_sum=rounding)
 
 
 def parts_of(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:

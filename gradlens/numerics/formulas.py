@@ -64,7 +64,7 @@ def inner_test_error(found: SampleDeviations) -> float:
 
     Half that of Σₙ⟨gₙ − ḡ, ḡ⟩², of which it is the square root.
     """
-    squares = float(found.squared_dots)
+    squares = found.squared_dots
     return found.squared_dots_error / (2 * squares) if squares else math.nan
 
 
@@ -77,80 +77,82 @@ def ortho_test(found: SampleDeviations) -> float:
     return _relative_error(across, found, found.noise + found.rounding)
 
 
-def _spread_along(found: SampleDeviations) -> Tensor:
-    """Σₙ⟨gₙ − ḡ, ḡ⟩²/‖ḡ‖²."""
-    return found.squared_dots / found.squared_mean
+def _spread_along(found: SampleDeviations) -> float:
+    """Σₙ⟨gₙ − ḡ, ḡ⟩²/‖ḡ‖², zero for a mean of zero."""
+    squared_mean = found.squared_norm_of_mean
+    return found.squared_dots / squared_mean if squared_mean else 0.0
 
 
-def _relative_error(spread: Tensor, found: SampleDeviations, rounding: Tensor) -> float:
+def _relative_error(spread: float, found: SampleDeviations, rounding: float) -> float:
     n = found.samples
     if n < 2:
         return Undefined(ONE_SAMPLE)
-    if found.squared_mean == 0:
+    if found.squared_norm_of_mean == 0:
         return Undefined(ZERO_MEAN)
-    if not math.isfinite(float(spread)):
+    if not math.isfinite(spread):
         return Undefined(NOT_FINITE)
     if spread <= rounding:
         return Undefined(EQUAL if found.vanish or not found.strata else NOT_POSITIVE)
-    return math.sqrt(float(spread) / ((n - 1) * n * float(found.squared_mean)))
+    return math.sqrt(spread / ((n - 1) * n * found.squared_norm_of_mean))
 
 
 @dataclass(frozen=True)
 class ElementRatios:
-    """ḡⱼ²/(vⱼ + ε) of the elements j of one parameter, summed over each of C pieces.
+    """ḡⱼ²/(vⱼ + ε), summed over the elements j of one parameter or of several.
 
-    The columns of ``sums`` ``[C, 3]``, in float64, are those of Σₙ(gₙⱼ − ḡⱼ)², of the ratios, and
-    of bounds for the ratios' errors.
+    ``sums`` ``[3]``, in float64, are those of Σₙ(gₙⱼ − ḡⱼ)², of the ratios, and of their squares.
+    An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it, so that the sum of
+    squares times ``noise`` is a bound for the errors of the ratios.
     """
 
     sums: Tensor
     elements: int
+    noise: float
+
+    def __add__(self, other: ElementRatios) -> ElementRatios:
+        noise = max(self.noise, other.noise)
+        return ElementRatios(self.sums + other.sums, self.elements + other.elements, noise)
 
 
 def element_ratios(found: ElementDeviations, divisor: int, eps: float) -> ElementRatios:
     """Of one parameter, with vⱼ = Σₙ(gₙⱼ − ḡⱼ)²/divisor."""
-    sums = []
     # As many at once as stay in a processor's cache.
-    pieces = (each.flatten().split(CHUNK) for each in (found.mean, found.squares))
+    few = found.mean.numel() <= CHUNK
+    pieces = (
+        [each] if few else each.flatten().split(CHUNK) for each in (found.mean, found.squares)
+    )
+    sums = []
     for mean, squares in zip(*pieces, strict=True):
         ratios = mean.to(squares.dtype).square().div_((squares / divisor).add_(eps))
-        # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
-        errors = found.noise * double(torch.linalg.vecdot(ratios, ratios))
-        sums.append(torch.stack([double(squares.sum()), double(ratios.sum()), errors]))
-    return ElementRatios(torch.stack(sums), found.mean.numel())
+        known = (squares.sum(), ratios.sum(), ratios.square_().sum())
+        sums.append(double(torch.stack(known)))
+    total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+    return ElementRatios(total, found.mean.numel(), found.noise)
 
 
-def gradient_signal_to_noise(parts: Sequence[ElementRatios]) -> float:
+def gradient_signal_to_noise(found: ElementRatios) -> float:
     """Mean over all elements j of ḡⱼ²/(vⱼ + ε), vⱼ the population variance of gₙⱼ.
 
-    Liu et al., 2020, arXiv:2001.07384. The ``parts`` are those of ``element_ratios`` with N as the
-    divisor.
+    Liu et al., 2020, arXiv:2001.07384, from ``element_ratios`` with N as the divisor.
     """
-    return _mean_ratio(parts)
+    if not found.elements:
+        return Undefined("the parameter has no elements")
+    spread, total, squares = found.sums.tolist()
+    if not math.isfinite(spread):
+        return Undefined(NOT_FINITE)
+    if not found.noise * squares <= TOLERATED * total < math.inf:
+        return Undefined(f"{EQUAL}, or a larger epsilon")
+    return total / found.elements
 
 
-def early_stopping(parts: Sequence[ElementRatios], n: int) -> float:
+def early_stopping(found: ElementRatios, n: int) -> float:
     """1 − N·meanⱼ[ḡⱼ²/(vⱼ + ε)], vⱼ the sample variance of gₙⱼ.
 
     It is positive where gradients can't be distinguished from noise (Mahsereci et al., 2017,
-    arXiv:1703.09580, Eq. 7). The ``parts`` are those of ``element_ratios`` with N − 1 as the
-    divisor.
+    arXiv:1703.09580, Eq. 7), from ``element_ratios`` with N − 1 as the divisor.
     """
-    ratio = _mean_ratio(parts)
+    ratio = gradient_signal_to_noise(found)
     return ratio if isinstance(ratio, Undefined) else 1 - n * ratio
-
-
-def _mean_ratio(parts: Sequence[ElementRatios]) -> float:
-    """Mean over all elements of all ``parts``."""
-    elements = sum(part.elements for part in parts)
-    if not elements:
-        return Undefined("the parameter has no elements")
-    spread, total, error = torch.cat([part.sums for part in parts]).sum(0).tolist()
-    if not math.isfinite(spread):
-        return Undefined(NOT_FINITE)
-    if not error <= TOLERATED * total < math.inf:
-        return Undefined(f"{EQUAL}, or a larger epsilon")
-    return total / elements
 
 
 def batch_size_rule(found: SampleDeviations, learning_rate: float, mean_loss: float) -> float:
@@ -164,7 +166,7 @@ def batch_size_rule(found: SampleDeviations, learning_rate: float, mean_loss: fl
         return Undefined("the loss is not positive: the rule holds for one whose minimum is zero")
     if found.vanish:
         return Undefined(EQUAL)
-    size = learning_rate * float(found.spread) / found.samples / mean_loss
+    size = learning_rate * found.spread / found.samples / mean_loss
     return size if math.isfinite(size) else Undefined(NOT_FINITE)
 
 
@@ -187,12 +189,8 @@ def takeuchi_by_diagonal(
     return total if math.isfinite(total) else Undefined(NOT_FINITE)
 
 
-def takeuchi_by_trace(
-    second_moments: Sequence[Tensor], curvatures: Sequence[Tensor], eps: float, remedy: str
-) -> float:
+def takeuchi_by_trace(moment: float, trace: float, eps: float, remedy: str) -> float:
     """Takeuchi's information criterion Σⱼsⱼ/(Σⱼcⱼ + ε), as ``takeuchi_by_diagonal``."""
-    moment = float(torch.stack([s.sum() for s in second_moments]).sum())
-    trace = float(torch.stack([c.sum() for c in curvatures]).sum())
     if trace <= 0 < moment:
         return Undefined(f"the trace of the curvature is not positive: {trace:.4g} ({remedy})")
     ratio = moment / (trace + eps)
@@ -230,6 +228,7 @@ class NoiseScale:
     squared_norm: float
 
 
+@np.errstate(all="ignore")
 def noise_scale(found: SampleDeviations) -> NoiseScale:
     """From the deviations of N samples (McCandlish et al., 2018, arXiv:1812.06162, App. A).
 
@@ -240,22 +239,23 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     the one-sided bound of 95 %. Where samples were drawn at random, the value is exact and the
     interval that of these samples.
     """
-    n, squares, known = found.samples, found.squared_norms, len(found.dots)
+    n, squares, dots = found.samples, found.squared_norms.numpy(), found.dots.numpy()
+    known = len(dots)
     if known < 3:
         nan = Undefined(f"N = {known}: an interval takes three samples")
         return NoiseScale(nan, nan, nan, nan, nan)
     if found.vanish:
         nan = Undefined(EQUAL)
-        return NoiseScale(nan, nan, nan, nan, float(found.squared_mean))
-    everyone = _noise_estimates(found.spread, torch.zeros(()), n)
+        return NoiseScale(nan, nan, nan, nan, found.squared_norm_of_mean)
+    trace = found.spread / (n - 1)
+    squared_norm = found.squared_norm_of_mean - trace / n
     # Without sample n, the mean is ḡ − (gₙ − ḡ)/(N − 1), and deviations from it are smaller.
-    without = squares / (n - 1) ** 2 - 2 * found.dots / (n - 1)
-    left_out = _noise_estimates(found.spread - squares * n / (n - 1), without, n - 1)
-    stands_for = weights(found.strata) if found.strata else None
-    covariance = (n - 1) ** 2 / n * torch.cov(left_out, aweights=stands_for)
-    trace, squared_norm = everyone.tolist()
-    squared_norm += float(found.squared_mean)
-    if not bool(covariance.isfinite().all()):
+    traces = (found.spread - squares * n / (n - 1)) / (n - 2)
+    without = squares / (n - 1) ** 2 - 2 * dots / (n - 1)
+    left_out = np.stack([traces, without - traces / (n - 1)])
+    stands_for = weights(found.strata).numpy() if found.strata else None
+    covariance = (n - 1) ** 2 / n * np.cov(left_out, aweights=stands_for)
+    if not np.isfinite(covariance).all():
         nan = Undefined(NOT_FINITE)
         finite = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
         return NoiseScale(nan, nan, nan, *finite)
@@ -276,16 +276,11 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     return NoiseScale(value, low, high if bounded else math.inf, trace, squared_norm)
 
 
-def _largest_share(influences: Tensor) -> float:
+def _largest_share(influences: NDArray[np.float64]) -> float:
     """The largest squared deviation from the mean over the sum of all, 1 where all are equal."""
-    squares = (influences - influences.mean()).square()
-    return float((squares.max() / squares.sum()).nan_to_num(nan=1.0))
-
-
-def _noise_estimates(spread: Tensor, mean_squared_norm: Tensor, n: int) -> Tensor:
-    """Unbiased tr(Σ) and ‖G‖², ``[2, ...]``, from Σₙ‖gₙ − ḡ‖² and ‖ḡ‖², less a constant."""
-    trace = spread / (n - 1)
-    return torch.stack([trace, mean_squared_norm - trace / n])
+    squares = np.square(influences - influences.mean())
+    total = float(squares.sum())
+    return float(squares.max()) / total if total else 1.0
 
 
 def _fieller(
@@ -316,6 +311,7 @@ _SLOPE = 2
 """The place of the slope at the start among the observations of a fit."""
 
 
+@np.errstate(all="ignore")
 def local_step_size(
     losses: tuple[Tensor, Tensor],
     slopes: tuple[Tensor, Tensor],
@@ -334,27 +330,25 @@ def local_step_size(
     if length == 0:
         return Undefined("the update is zero")
     losses, slopes = on_host((losses, slopes))
-    observed = (*losses, *slopes)
+    observed = [values.double().numpy() for values in (*losses, *slopes)]
     if min(len(values) for values in observed) < 2:
         return Undefined(ONE_SAMPLE)
-    means = torch.stack([values.double().mean() for values in observed])
-    variances = torch.stack([values.double().var() / len(values) for values in observed])
+    means = np.array([values.mean() for values in observed])
+    variances = np.array([values.var(ddof=1) / len(values) for values in observed])
     if strata:
         means[_SLOPE], variances[_SLOPE] = mean_variance(slopes[0].double(), strata)
-    if not bool(means.isfinite().all() and variances.isfinite().all()):
+    if not np.isfinite([means, variances]).all():
         return Undefined(NOT_FINITE)
     # With the update's length as the unit of x, slopes are comparable to losses, so that the fit
     # doesn't depend on the units of either.
-    units = torch.tensor([1.0, 1.0, length, length], dtype=torch.float64)
-    means, errors = means * units, variances.sqrt() * units
-    largest = float(torch.stack([means.abs(), errors]).max())
+    units = np.array([1.0, 1.0, length, length])
+    means, errors = means * units, np.sqrt(variances) * units
+    largest = float(np.abs([means, errors]).max())
     if largest == 0:
         return Undefined("all losses and slopes are zero")
-    weights = largest / errors.clamp(min=_LEAST_ERROR * largest)
-    design = torch.tensor(
-        [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 2.0]], dtype=torch.float64
-    )
-    fit = torch.linalg.lstsq(weights[:, None] * design, weights * means / largest).solution
+    weights = largest / errors.clip(min=_LEAST_ERROR * largest)
+    design = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    fit = np.linalg.lstsq(weights[:, None] * design, weights * means / largest)[0]
     slope, curvature = float(fit[1]), float(fit[2])
     if curvature <= 0:
         return Undefined("the fitted parabola has no minimum: its curvature is not positive")
@@ -410,15 +404,16 @@ def covariance_spectrum(gram: Tensor, found: SampleDeviations, k: int) -> Covari
     """
     n = len(gram)
     # What is lost where a Gram matrix of factors is centred.
-    rounding = ROUNDINGS * torch.finfo(gram.dtype).eps * n * found.squared_mean
+    rounding = ROUNDINGS * torch.finfo(gram.dtype).eps * n * found.squared_norm_of_mean
     if n < 2:
         return _undefined_covariance(ONE_SAMPLE, k)
-    if not bool(gram.isfinite().all()):
-        return _undefined_covariance(NOT_FINITE, k)
-    if found.vanish or 0 < gram.trace() <= rounding:
-        return _undefined_covariance(EQUAL, k)
     # In numpy, whose operations on few numbers take less time.
-    spectrum = np.flip(torch.linalg.eigvalsh(gram).cpu().numpy()).clip(min=0) / (n - 1)
+    products = gram.cpu().numpy()
+    if not np.isfinite(products).all():
+        return _undefined_covariance(NOT_FINITE, k)
+    if found.vanish or 0 < products.trace() <= rounding:
+        return _undefined_covariance(EQUAL, k)
+    spectrum = np.flip(np.linalg.eigvalsh(products)).clip(min=0) / (n - 1)
     largest = spectrum[:k].tolist() + [0.0] * max(k - n, 0)
     trace = float(spectrum.sum())
     if not trace:

@@ -30,7 +30,14 @@ def on_host(value: Nested) -> Nested:
     return moved
 
 
+def numbers(values: Sequence[Tensor]) -> list[float]:
+    """Scalars as numbers, for which the program waits once for their device."""
+    return torch.stack([each.to(values[0].device) for each in values]).tolist() if values else []
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, (float, int, str)):
+        return
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

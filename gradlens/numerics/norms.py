@@ -40,23 +40,57 @@ MODERATE = 1e6
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Euclidean norms of dense, sparse or distributed tensors.
 
-    They are in the tensors' precision, at least in single precision. The squares of vanishing or
-    huge elements may leave the range of that precision; the norm is right nevertheless.
+    They are in double precision, or in that of large tensors. The squares of vanishing or huge
+    elements may leave the range of that precision; the norm is right nevertheless.
     """
-    own = [_norm(own_part(tensor)) for tensor in tensors]
-    return over_parts(tensors, own, lambda parts: row_norms(parts.T))
+    return over_parts(tensors, _own_norms([*map(own_part, tensors)]), _norms_of_parts)
 
 
 def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """Norms of the differences of dense tensors, as ``norms``, of which one is stored at a time."""
-    pairs = zip(ones, others, strict=True)
-    own = [_norm(own_part(one) - own_part(other)) for one, other in pairs]
-    return over_parts(ones, own, lambda parts: row_norms(parts.T))
+    """Norms of the differences of dense tensors, as ``norms``.
+
+    Of large ones on the processor, one is stored at a time.
+    """
+    mine, theirs = ([*map(own_part, each)] for each in (ones, others))
+    small, large = _together(mine)
+    found: dict[int, Tensor] = {place: _norm(mine[place] - theirs[place]) for place in large}
+    if small:
+        apart = torch._foreach_sub([mine[p] for p in small], [theirs[p] for p in small])
+        found |= zip(small, _own_norms(apart), strict=True)
+    return over_parts(ones, [found[place] for place in range(len(mine))], _norms_of_parts)
 
 
 def norm(tensor: Tensor) -> Tensor:
-    """The norm of a single tensor, as ``norms``."""
-    return norms([tensor])[0]
+    """The norm of a single tensor, in its precision, at least in single."""
+    return over_parts([tensor], [_norm(own_part(tensor))], _norms_of_parts)[0]
+
+
+def _norms_of_parts(parts: Tensor) -> Tensor:
+    return row_norms(parts.T)
+
+
+def _own_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    small, large = _together(tensors)
+    found: dict[int, Tensor] = {place: _norm(tensors[place]) for place in large}
+    if small:
+        together = torch._foreach_norm([tensors[p] for p in small], 2, torch.float64)
+        found |= zip(small, together, strict=True)
+    return [found[place] for place in range(len(tensors))]
+
+
+def _together(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """The places of tensors that one operation is for, and of those that are computed in turn.
+
+    On the processor, that operation converts them to double precision in memory of their own.
+    """
+    places = {
+        place
+        for place, each in enumerate(tensors)
+        if each.layout == torch.strided
+        and each.is_floating_point()
+        and (each.is_cuda or is_small(each))
+    }
+    return sorted(places), [place for place in range(len(tensors)) if place not in places]
 
 
 def _norm(tensor: Tensor) -> Tensor:
@@ -86,11 +120,11 @@ def squared_row_norms(matrix: Tensor) -> Tensor:
     in float32 has four right digits.
     """
     if matrix.numel() > _FEW:
-        matrix = _norms_of_parts(matrix)
+        matrix = _norms_by_part(matrix)
     return torch.linalg.vecdot(matrix, matrix)
 
 
-def _norms_of_parts(matrix: Tensor) -> Tensor:
+def _norms_by_part(matrix: Tensor) -> Tensor:
     """``[N, M]`` to ``[N, M / _PART]``, rounded up."""
     parts = matrix.shape[1] // _PART
     whole = matrix[:, : parts * _PART].unflatten(1, (parts, _PART))

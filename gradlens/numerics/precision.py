@@ -24,12 +24,17 @@ def is_small(tensor: Tensor) -> bool:
 
 def double(tensor: Tensor) -> Tensor:
     """In float64 where the device has it, in float32 elsewhere."""
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    return tensor.to(widest(tensor.device))
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The precision of ``double``."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def accumulable(tensor: Tensor) -> Tensor:
     """Detached, and in float32 where sums in the tensor's own precision would lose digits."""
-    tensor = tensor.detach()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

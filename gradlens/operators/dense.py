@@ -8,67 +8,100 @@ from typing import final
 import torch
 from torch import Tensor
 
+from gradlens.numerics.deviations import SampleDeviations, deviations_in_double
+from gradlens.numerics.histograms import Grid, tally_1d
 from gradlens.numerics.norms import dots, row_norms
 from gradlens.numerics.precision import accumulable, double, is_small
 from gradlens.operators.operator import (
     PIECE_BYTES,
     GradientOperator,
     slices,
+    times,
 )
+
+REUSED_BYTES = 2**20
+"""Memory of elements from which on a buffer pays: the system has smaller pieces at hand."""
 
 
 class Dense(GradientOperator):
-    """gₙ as a tensor ``[N, *P]``; for biases and normalisation weights, where it is small."""
+    """gₙ as a tensor ``[N, *P]``; for biases and normalisation weights, where it is small.
+
+    They are multiplied by ``scale`` at once, so that the operator's own is one.
+    """
 
     def __init__(self, gradients: Tensor, scale: float = 1.0, eps: float | None = None) -> None:
         eps = torch.finfo(gradients.dtype).eps if eps is None else eps
         gradients = accumulable(gradients)
+        gradients = times(gradients, scale)
         shape = gradients.shape[1:]
-        super().__init__(len(gradients), shape, scale, gradients.dtype, gradients.device, eps)
-        self._gradients = gradients.reshape(len(gradients), self._rows, self._columns)
+        super().__init__(len(gradients), shape, 1.0, gradients.dtype, gradients.device, eps)
+        flat = (len(gradients), shape.numel())
+        self._gradients = gradients if gradients.shape == flat else gradients.reshape(flat)
 
     @property
     def elementwise(self) -> bool:
         return False
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
-        return self._gradients[samples, rows]
+        shape = (self.batch_size, self._rows, self._columns)
+        return self._gradients.view(shape)[samples, rows]
 
     def _keep_only(self, samples: Tensor) -> None:
         self._gradients = self._gradients[samples]
 
     def _squared_norms(self) -> Tensor:
-        return double(row_norms(self._gradients.flatten(1))).square()
+        if is_small(self._gradients):
+            norms = torch.linalg.vector_norm(self._gradients, dim=1, dtype=torch.float64)
+            return norms.square_()
+        return double(row_norms(self._gradients)).square()
 
     def _centred_gram(self) -> Tensor:
         if not is_small(self._gradients):
             return super()._centred_gram()
-        mean, apart = self._mean_and_apart()
-        return self._keep_centred_gram(apart @ apart.T, apart @ mean)
+        apart = self._apart()
+        return apart @ apart.T
+
+    def _deviations(self) -> SampleDeviations:
+        if not is_small(self._gradients):
+            return super()._deviations()
+        return deviations_in_double(self._apart(), self._once("mean", self._mean_in_double))
 
     def _element_deviations(self) -> tuple[Tensor, Tensor]:
         if not is_small(self._gradients):
             return super()._element_deviations()
-        mean, apart = self._mean_and_apart()
+        squares = self._apart().square().sum(0)
+        mean = self._once("mean", self._mean_in_double).to(self.dtype)
         shape = self._rows, self._columns
-        return mean.to(self.dtype).view(shape), apart.square_().sum(0).view(shape)
+        return mean.view(shape), squares.view(shape)
 
-    def _mean_and_apart(self) -> tuple[Tensor, Tensor]:
-        """ḡ ``[R·K]`` and gₙ − ḡ ``[N, R·K]`` in float64, in new tensors."""
-        rows = double(self._gradients.flatten(1))
-        mean = rows.sum(0).div_(max(self.batch_size, 1))
-        return mean, rows.sub_(mean)
+    def _apart(self) -> Tensor:
+        """gₙ − ḡ ``[N, R·K]`` in float64; not to be written to."""
+        mean = self._once("mean", self._mean_in_double)
+        return self._once("apart", lambda: self._gradients - mean)
+
+    def _mean_in_double(self) -> Tensor:
+        dtype = torch.float64
+        return (
+            self._gradients.mean(0, dtype=dtype)
+            if self.batch_size
+            else self._double_zeros(self._rows * self._columns)
+        )
 
     def _dot_in_range(self, matrix: Tensor) -> Tensor:
         if not is_small(self._gradients):
             return super()._dot_in_range(matrix)
-        return double(self._gradients.flatten(1)) @ double(matrix.flatten())
+        return double(self._gradients) @ double(matrix.flatten())
 
     def _dot(self, matrix: Tensor) -> Tensor:
-        return dots(self._gradients.flatten(1), matrix.flatten())
+        return dots(self._gradients, matrix.flatten())
 
     def _sum(self) -> Tensor:
-        return self._gradients.sum(0)
+        return self._gradients.sum(0).view(self._rows, self._columns)
+
+    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        if bytes_of_elements(self) > max_bytes:
+            return super()._tally_1d(grid, max_bytes)
+        return tally_1d(self._gradients, grid)
 
 
 @final
@@ -115,8 +148,7 @@ def stored_rows(
     everyone = slice(0, individual.batch_size)
     row_bytes = bytes_of_elements(individual) // max(individual.shape[0], 1)
     for rows in slices(individual.shape[0], piece_bytes // max(row_bytes, 1)):
-        with torch.no_grad():
-            values = individual._scaled(individual._rows_of(everyone, rows))
+        values = individual._scaled(individual._rows_of(everyone, rows))
         yield rows, Dense(values.unflatten(2, individual.shape[1:]), eps=individual.eps)
 
 
@@ -128,6 +160,7 @@ def is_to_be_stored(individual: GradientOperator, max_bytes: int) -> bool:
 def stored(individual: GradientOperator, buffer: Buffer | None = None) -> Dense:
     """The same gradients with stored elements, in a buffer or in memory of their own."""
     shape = (individual.batch_size, *individual.shape)
-    memory = Buffer() if buffer is None else buffer
-    elements = memory.tensor(shape, individual.dtype, individual.device)
+    if buffer is None or bytes_of_elements(individual) <= REUSED_BYTES:
+        return Dense(individual.dense(), eps=individual.eps)
+    elements = buffer.tensor(shape, individual.dtype, individual.device)
     return Dense(individual.dense(elements), eps=individual.eps)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gradlens.numerics.deviations import SampleDeviations
+from gradlens.numerics.deviations import SampleDeviations, coarsest
 from gradlens.numerics.norms import norm, products_of_pairs, scale_of
 from gradlens.numerics.precision import double
 from gradlens.operators.operator import GradientOperator, slices
@@ -50,15 +50,15 @@ class Joined(GradientOperator):
         return torch.cat(found)
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
-        found = []
-        for part, factor, _ in self._placed():
-            one = part._deviations_about((centre / factor).to(part.dtype))
-            found.append([factor**2 * each for each in (one.squared_norms, one.dots, one.rounding)])
-        squared_norms, dots, roundings = zip(*found, strict=True)
-        rounding = torch.stack(roundings).sum()
-        squared_centre = double(norm(centre)).square()
+        found = [
+            part._deviations_about((centre / factor).to(part.dtype)).times(factor)
+            for part, factor, _ in self._placed()
+        ]
+        squared_norms, dots = (
+            torch.cat(each) for each in ([f.squared_norms for f in found], [f.dots for f in found])
+        )
         return SampleDeviations(
-            torch.cat(squared_norms), torch.cat(dots), squared_centre, rounding, rounding
+            squared_norms, dots, double(norm(centre)).square(), *coarsest(found)
         )
 
     def _dot(self, matrix: Tensor) -> Tensor:

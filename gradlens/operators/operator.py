@@ -24,6 +24,7 @@ from gradlens.numerics.deviations import (
     ElementDeviations,
     SampleDeviations,
     apart_from,
+    coarsest,
     deviations_from,
     parts_of,
 )
@@ -53,6 +54,10 @@ PIECE_BYTES = 16 * 2**20
 
 KEPT_PAIRS = 1024
 """The most samples whose Gram matrix is kept for other results: it takes 8 MiB in float64."""
+
+
+PLAIN = frozenset({int, float, dict, list, tuple, torch.dtype, torch.device, torch.Size})
+"""Types of what an operator has besides tensors and operators."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +122,11 @@ class GradientOperator(ABC):
         Autograd makes a gradient without other references the parameter's own ``grad``, which the
         user may change. Other changes show in ``is_unchanged``.
         """
-        own = {storage_number(each) for each in self._tensors()}
+        own = [*self._tensors()]
+        numbers = {storage_number(each) for each in own}
         shared = (each for each in tensors if each is not None and each.layout == torch.strided)
-        self._held = tuple(each for each in shared if storage_number(each) in own)
-        self._seen = [(each, version(each)) for each in self._tensors()]
+        self._held = tuple(each for each in shared if storage_number(each) in numbers)
+        self._seen = [(each, version(each)) for each in own]
 
     @property
     def is_unchanged(self) -> bool:
@@ -129,16 +135,15 @@ class GradientOperator(ABC):
         A model's input may be overwritten by the next one, and a backward function of the user's
         own may write into the gradient that it gets.
         """
-        parts = (part for value in vars(self).values() for part in _operators_in(value))
         own = all(version(tensor) == seen for tensor, seen in self._seen)
+        parts = (each for each in self._made_of() if not isinstance(each, Tensor))
         return own and all(part.is_unchanged for part in parts)
 
     @final
     def some(self, samples: Tensor) -> GradientOperator:
         """gₙ of some samples, by their ascending indices ``[n]``; nothing else is kept."""
         found = copy.copy(self)
-        with torch.no_grad():
-            found._keep_only(samples)
+        found._keep_only(samples)
         found.batch_size, found._held, found._kept, found._seen = len(samples), (), {}, []
         return found
 
@@ -161,15 +166,22 @@ class GradientOperator(ABC):
     @final
     def _tensors(self) -> Iterator[Tensor]:
         """The tensors that the operator is made of."""
+        for part in self._made_of():
+            yield from [part] if isinstance(part, Tensor) else part._tensors()
+
+    @final
+    def _made_of(self) -> Iterator[Tensor | GradientOperator]:
+        """The tensors and operators that its attributes are, or are tuples of."""
         for name, value in vars(self).items():
-            if name not in ("_held", "_seen"):
-                yield from _tensors_in(value)
+            for part in value if type(value) is tuple and name != "_held" else (value,):
+                # Asking whether each number is an operator would take most of the time.
+                if type(part) not in PLAIN and isinstance(part, (Tensor, GradientOperator)):
+                    yield part
 
     @final
     def squared_norms(self) -> Tensor:
         """‖gₙ‖² of every sample, ``[N]``."""
-        with torch.no_grad():
-            return self._squared_norms() * self.scale**2
+        return times(self._squared_norms(), self.scale**2)
 
     @final
     def norms(self) -> Tensor:
@@ -179,8 +191,7 @@ class GradientOperator(ABC):
     @final
     def gram(self) -> Tensor:
         """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``."""
-        with torch.no_grad():
-            return self._gram() * self.scale**2
+        return times(self._gram(), self.scale**2)
 
     @final
     def dot(self, direction: Tensor) -> Tensor:
@@ -190,9 +201,10 @@ class GradientOperator(ABC):
                 f"the direction has shape {list(direction.shape)}, the parameter has "
                 f"{list(self.shape)}: pass one number per parameter element"
             )
-        with torch.no_grad():
-            matrix = direction.detach().reshape(self._rows, self._columns)
-            return self._dot_in_range(matrix) * self.scale
+        direction = direction.detach() if direction.requires_grad else direction
+        shape = (self._rows, self._columns)
+        matrix = direction if direction.shape == shape else direction.reshape(shape)
+        return times(self._dot_in_range(matrix), self.scale)
 
     @final
     def sum(self) -> Tensor:
@@ -207,57 +219,46 @@ class GradientOperator(ABC):
     @final
     def deviations(self) -> SampleDeviations:
         """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖²."""
-        with torch.no_grad():
-            return self._scaled_deviations(self._deviations())
+        return self._complete(self._deviations())
 
     @final
     def deviations_about(self, mean: Tensor) -> SampleDeviations:
         """The same about another ḡ ``[*P]``: that of a batch that these samples are a part of."""
-        with torch.no_grad():
-            centre = mean.detach().to(self.dtype).reshape(self._rows, self._columns)
-            return self._scaled_deviations(self._deviations_about(centre / self.scale))
+        centre = mean.detach().to(self.dtype).reshape(self._rows, self._columns)
+        return self._complete(self._deviations_about(centre / self.scale))
 
     @final
-    def _scaled_deviations(self, found: SampleDeviations) -> SampleDeviations:
-        factor = self.scale**2
-        noise = found.squared_mean * (self._noise * self.batch_size * factor)
-        if factor == 1.0:
-            return replace(found, noise=noise)
-        return SampleDeviations(
-            found.squared_norms * factor,
-            found.dots * factor,
-            found.squared_mean * factor,
-            noise,
-            found.rounding * factor,
-        )
+    def _complete(self, found: SampleDeviations) -> SampleDeviations:
+        return replace(found.times(self.scale), of_gradients=self._noise)
 
     @final
     def element_deviations(self) -> ElementDeviations:
         """ḡ and Σₙ(gₙ − ḡ)² for each element, ``[*P]``."""
-        with torch.no_grad():
-            centre, squares = self._element_deviations()
-            mean = (centre * self.scale).reshape(self.shape)
-            noise = max(self._noise, ROUNDINGS * torch.finfo(mean.dtype).eps)
-            return ElementDeviations(mean, squares.mul_(self.scale**2).reshape(self.shape), noise)
+        centre, squares = self._element_deviations()
+        noise = max(self._noise, ROUNDINGS * torch.finfo(centre.dtype).eps)
+        found = ElementDeviations(self._shaped(centre), self._shaped(squares), noise)
+        return found if self.scale == 1.0 else found.times(self.scale)
+
+    @final
+    def _shaped(self, matrix: Tensor) -> Tensor:
+        """``[R, K]`` to ``[*P]``."""
+        return matrix if matrix.shape == self.shape else matrix.reshape(self.shape)
 
     @final
     def centred_gram(self) -> Tensor:
         """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
-        with torch.no_grad():
-            return self._centred_gram() * self.scale**2
+        return times(self._centred_gram(), self.scale**2)
 
     @final
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σₙ wₙ gₙ with weights ``[N]``, ``[*P]``."""
-        with torch.no_grad():
-            total = self._weighted_sum(weights.to(self.device, self.dtype))
-            return (total * self.scale).reshape(self.shape)
+        total = self._weighted_sum(weights.detach().to(self.device, self.dtype))
+        return (total * self.scale).reshape(self.shape)
 
     @final
     def sum_of_squares(self) -> Tensor:
         """Σₙ gₙ² for each element, ``[*P]``."""
-        with torch.no_grad():
-            return (self._sum_of_squares() * self.scale**2).reshape(self.shape)
+        return (self._sum_of_squares() * self.scale**2).reshape(self.shape)
 
     @final
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
@@ -266,8 +267,7 @@ class GradientOperator(ABC):
         One row of one sample is the smallest piece, however small ``max_bytes`` is.
         """
         for samples, rows in self._partition(max_bytes):
-            with torch.no_grad():
-                values = self._block(samples, rows) * self.scale
+            values = self._block(samples, rows) * self.scale
             kept = (rows.stop - rows.start, *self.shape[1:]) if self.shape else ()
             yield Piece(samples, rows, values.reshape(len(values), *kept))
 
@@ -275,16 +275,17 @@ class GradientOperator(ABC):
     def dense(self, out: Tensor | None = None) -> Tensor:
         """gₙ themselves, ``[N, *P]``: N times the parameter's memory, or that of ``out``."""
         shape = (self.batch_size, *self.shape)
+        pieces = [*self._partition(PIECE_BYTES)] if self.makes_blocks and out is None else []
+        if len(pieces) == 1:
+            return self._scaled(self._block(*pieces[0])).view(shape)
         dense = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
-        with torch.no_grad():
-            self._write(dense.view(self.batch_size, self._rows, self._columns))
+        self._write(dense.view(self.batch_size, self._rows, self._columns))
         return dense
 
     @final
     def abs_max(self) -> Tensor:
         """The largest absolute value of any element of any gₙ, a scalar; NaN if there is one."""
-        with torch.no_grad():
-            return self._abs_max()
+        return self._abs_max()
 
     @final
     def histogram_1d(self, bins: int, range_: Range, max_bytes: int = PIECE_BYTES) -> Counts:
@@ -293,8 +294,7 @@ class GradientOperator(ABC):
         Elements are computed in pieces of at most ``max_bytes`` of memory.
         """
         grid = grid_of(bins, range_, self.dtype, self.device)
-        with torch.no_grad():
-            return Counts(self._tally_1d(grid, max_bytes))
+        return Counts(self._tally_1d(grid, max_bytes))
 
     @final
     def histogram_2d(
@@ -308,9 +308,8 @@ class GradientOperator(ABC):
         companions = comparable(companions.detach()).reshape(self._rows, self._columns)
         grid = grid_of(bins[0], range_[0], self.dtype, self.device)
         second = grid_of(bins[1], range_[1], companions.dtype, self.device)
-        with torch.no_grad():
-            cells = second.compact_cells(companions)
-            return Counts(self._tally_2d(grid, cells, second.size, max_bytes))
+        cells = second.compact_cells(companions)
+        return Counts(self._tally_2d(grid, cells, second.size, max_bytes))
 
     # Defined, or overridden, by subclasses.
 
@@ -410,17 +409,17 @@ class GradientOperator(ABC):
             yield rows, self._rows_of(slice(0, self.batch_size), rows).flatten(1)
 
     def _deviations(self) -> SampleDeviations:
-        """All but ``noise``. About the mean as it is rounded, which is closer than ``noise``."""
+        """About the mean as it is rounded, which is closer than what rounding in gₙ is."""
         if "centred gram" not in self._kept:
             return self._deviations_of_elements(self._centre())
         squared_norms, along = self._kept["centred gram"].diagonal(), self._kept["dots with mean"]
         squared_mean = double(norm(self._centre())).square()
         # Twice that of squares that are added up in parts: a processor's library adds up more.
-        rounding = 2 * ROUNDINGS * torch.finfo(self.dtype).eps * squared_norms.sum()
-        return SampleDeviations(squared_norms, along, squared_mean, rounding, rounding)
+        rounding = 2 * ROUNDINGS * torch.finfo(self.dtype).eps
+        return SampleDeviations(squared_norms, along, squared_mean, of_sum=rounding)
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
-        """All but ``noise``, with c ``[R, K]`` in place of the mean."""
+        """With c ``[R, K]`` in place of the mean."""
         return self._deviations_of_elements(centre)
 
     @final
@@ -432,12 +431,11 @@ class GradientOperator(ABC):
         if len(found) == 1:
             return found[0][1]
         squared_norms, along = (self._double_zeros(self.batch_size) for _ in range(2))
-        rounding, squared_mean = self._double_zeros(), double(norm(centre)).square()
         for samples, part in found:
             squared_norms[samples] += part.squared_norms
             along[samples] += part.dots
-            rounding += part.rounding
-        return SampleDeviations(squared_norms, along, squared_mean, rounding, rounding)
+        squared_mean, bounds = double(norm(centre)).square(), coarsest([each for _, each in found])
+        return SampleDeviations(squared_norms, along, squared_mean, *bounds)
 
     def _element_deviations(self) -> tuple[Tensor, Tensor]:
         """ḡ, and a new tensor of Σₙ(gₙ − ḡ)² for each element; unscaled, ``[R, K]``."""
@@ -529,10 +527,10 @@ class GradientOperator(ABC):
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
         """Counts by ``grid``'s cells."""
-        table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
-        for samples, rows in self._partition(max_bytes):
-            table += tally_1d(self._scaled_block(samples, rows), grid)
-        return table
+        blocks = (self._scaled_block(*piece) for piece in self._partition(max_bytes))
+        tables = [tally_1d(block, grid) for block in blocks]
+        empty = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
+        return sum(tables[1:], start=tables[0]) if tables else empty
 
     def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
         """Joint counts by ``grid``'s cells and ``companions`` ``[R, K]``, cells below ``size``."""
@@ -555,10 +553,8 @@ class GradientOperator(ABC):
 
     @final
     def _sum_times(self, factor: float) -> Tensor:
-        with torch.no_grad():
-            total = self._sum()
-            # Often 1, and one pass over memory takes as long as a part of the product.
-            return (total if factor == 1.0 else total * factor).reshape(self.shape)
+        # Often 1, and one pass over memory takes as long as a part of the product.
+        return self._shaped(times(self._sum(), factor))
 
     @final
     def _rows_of(self, samples: slice, rows: slice) -> Tensor:
@@ -589,24 +585,9 @@ class GradientOperator(ABC):
                 yield slice(sample, sample + 1), rows
 
 
-def _tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in an operator's attribute."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, GradientOperator):
-        yield from value._tensors()
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors_in(part)
-
-
-def _operators_in(value: object) -> Iterator[GradientOperator]:
-    """The operators in an operator's attribute."""
-    if isinstance(value, GradientOperator):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _operators_in(part)
+def times(tensor: Tensor, factor: float) -> Tensor:
+    """The tensor times a factor, itself where that is one."""
+    return tensor if factor == 1.0 else tensor * factor
 
 
 def centred(gram: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from gradlens.numerics.norms import (
     scale_of,
     whole_range,
 )
-from gradlens.numerics.precision import SMALL, accumulable, double
+from gradlens.numerics.precision import SMALL, accumulable, double, widest
 from gradlens.operators.large_products import Tail
 from gradlens.operators.operator import (
     KEPT_PAIRS,
@@ -93,9 +93,9 @@ class OuterProduct(GradientOperator):
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
 
     def _squared_norms(self) -> Tensor:
-        factors = double(self._delta), double(self._inputs)
-        squares = [torch.linalg.vecdot(factor, factor) for factor in factors]
-        return squares[0] * squares[1]
+        factors, dtype = (self._delta, self._inputs), widest(self.device)
+        norms = [torch.linalg.vector_norm(factor, dim=1, dtype=dtype) for factor in factors]
+        return norms[0].mul_(norms[1]).square_()
 
     def _gram(self) -> Tensor:
         if self.batch_size > KEPT_PAIRS:
@@ -417,7 +417,7 @@ def gram_of_factors(delta: Tensor, inputs: Tensor) -> Iterator[Tensor]:
 
 
 def deviations_of_gram(parts: Iterable[Tensor]) -> SampleDeviations:
-    """Deviations from ⟨gₙ, gₘ⟩, given in parts ``[n, N]``, but for ``noise``.
+    """Deviations from ⟨gₙ, gₘ⟩, given in parts ``[n, N]``.
 
     In float64, where products of numbers in float32 are exact and their sums cancel little.
     """
@@ -432,6 +432,8 @@ def deviations_of_gram(parts: Iterable[Tensor]) -> SampleDeviations:
 def same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Under autocast an input can be wider than the output gradient."""
     delta, inputs = accumulable(delta), accumulable(inputs)
+    if delta.dtype == inputs.dtype:
+        return delta, inputs
     dtype = torch.promote_types(delta.dtype, inputs.dtype)
     return delta.to(dtype), inputs.to(dtype)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradlens.operators.joined import Joined
 from gradlens.operators.operator import GradientOperator
 from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.operators.table_rows import IndexedRows
@@ -73,7 +74,11 @@ def summed(uses: Sequence[GradientOperator]) -> GradientOperator:
     others = [use for use in uses if not isinstance(use, (OuterProduct, SumOfOuterProducts))]
     together = [outer[0] if len(outer) == 1 else _joined(outer)] if outer else []
     parts = [*together, *others]
-    return parts[0] if len(parts) == 1 else Summed(parts)
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.scale for part in parts}) > 1:  # elements in memory have theirs in them
+        parts = [part if part.scale == 1.0 else Joined([part], [1.0]) for part in parts]
+    return Summed(parts)
 
 
 def _joined(uses: Sequence[OuterProduct | SumOfOuterProducts]) -> SumOfOuterProducts:

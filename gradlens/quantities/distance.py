@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.host import on_host
+from gradlens.numerics.host import numbers
 from gradlens.numerics.norms import distances
 from gradlens.numerics.precision import accumulable
 from gradlens.quantities.explained import explained
@@ -29,11 +29,11 @@ class Distance(SingleStepQuantity):
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._start = {name: p.detach().clone() for name, p in parameters.items()}
 
-    def compute(self, step: Step) -> dict[str, Tensor | float]:
+    def compute(self, step: Step) -> dict[str, float]:
         self._start = {n: p.to(step.parameters[n].device) for n, p in self._start.items()}
         present = {n: p for n, p in step.parameters.items() if n not in step.removed}
         moved = [accumulable(parameter) for parameter in present.values()]
-        sizes = on_host(distances(moved, [self._start[name] for name in present]))
+        sizes = numbers(distances(moved, [self._start[name] for name in present]))
         found = {
             name: explained(size, f"the parameter {name}")
             for name, size in zip(present, sizes, strict=True)

@@ -36,5 +36,4 @@ class EarlyStopping(SingleStepQuantity):
         groups = [] if step.optimizer is None else step.optimizer.param_groups
         if any(group.get("weight_decay") for group in groups):
             return Undefined("with weight decay, training doesn't converge to a zero of ∇L")
-        parts = list(step.on_host(self.reductions[0]).values())
-        return early_stopping(parts, step.samples)
+        return early_stopping(step.total(self.reductions[0]), step.samples)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from gradlens.history.view import View
 from gradlens.numerics.deviations import SampleDeviations
 from gradlens.numerics.formulas import noise_scale
-from gradlens.quantities.gradient_tests import DeviationsQuantity
+from gradlens.quantities.noise_quantity import NoiseQuantity
 from gradlens.reductions import Deviations
 
 
-class GradNoiseScale(DeviationsQuantity):
+class GradNoiseScale(NoiseQuantity):
     """Simple gradient noise scale tr(Σ)/‖G‖² (McCandlish et al., 2018, arXiv:1812.06162).
 
     A value holds the ``"value"``, the ends ``"low"`` and ``"high"`` of its 95 % confidence
@@ -21,7 +20,8 @@ class GradNoiseScale(DeviationsQuantity):
     if one sample has more than 15 % of the estimates' spread: other batches may have more noise.
     """
 
+    reductions = (Deviations(),)
     view = View("Gradient noise scale", group="noise", yscale="log", label="samples")
 
-    def value(self, parts: Sequence[SampleDeviations]) -> dict[str, float]:
-        return asdict(noise_scale(Deviations().total(parts)))
+    def value(self, total: SampleDeviations) -> dict[str, float]:
+        return asdict(noise_scale(total))

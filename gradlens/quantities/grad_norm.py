@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from gradlens.history.view import View
-from gradlens.numerics.host import on_host
+from gradlens.numerics.host import numbers
 from gradlens.numerics.norms import norms
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
@@ -20,9 +18,9 @@ class GradNorm(SingleStepQuantity):
 
     view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")
 
-    def compute(self, step: Step) -> dict[str, Tensor | float]:
+    def compute(self, step: Step) -> dict[str, float]:
         gradients = step.gradients()
-        sizes = on_host(norms([*gradients.values()]))
+        sizes = numbers(norms([*gradients.values()]))
         return {
             name: explained(size, f"the gradient of {name}")
             for name, size in zip(gradients, sizes, strict=True)

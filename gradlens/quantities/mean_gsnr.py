@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradlens.history.view import View
@@ -31,7 +31,7 @@ class MeanGSNR(NoiseQuantity):
     def parts(self, step: Step) -> Mapping[str, formulas.ElementRatios]:
         if step.samples < 2:
             raise UnavailableError(formulas.ONE_SAMPLE)
-        return step.on_host(self.reductions[0])
+        return super().parts(step)
 
-    def value(self, parts: Sequence[formulas.ElementRatios]) -> float:
-        return formulas.gradient_signal_to_noise(parts)
+    def value(self, total: formulas.ElementRatios) -> float:
+        return formulas.gradient_signal_to_noise(total)

@@ -45,7 +45,7 @@ class NoiseQuantity(SingleStepQuantity):
     @final
     def compute(self, step: Step) -> Any:
         parts = self.parts(step)
-        network = self.value([*parts.values()])
+        network = self.value(step.total(self.reductions[0]))
         if self.by == "network":
             return network
         entries = network if isinstance(network, dict) else {"value": network}
@@ -58,16 +58,17 @@ class NoiseQuantity(SingleStepQuantity):
                 values[name] = dict.fromkeys(network, Undefined(why))
             else:
                 covered = [parts[each] for each in group if each in parts]
-                values[name] = Undefined(why) if why else self.value(covered)
+                total = None if why else self.reductions[0].total(covered)
+                values[name] = Undefined(why) if why else self.value(total)
         return {**entries, f"{self.by}s": values}
 
-    @abstractmethod
     def parts(self, step: Step) -> Mapping[str, Any]:
-        """What a value is computed from, for each covered parameter by name, on the host."""
+        """The first reduction's value for each covered parameter by name, on the host."""
+        return step.on_host(self.reductions[0])
 
     @abstractmethod
-    def value(self, parts: Sequence[Any]) -> Any:
-        """The value for the parameters with these parts: a number, or a dict of numbers by name."""
+    def value(self, total: Any) -> Any:
+        """A number, or a dict of numbers by name, from that reduction's total of parameters."""
 
     @final
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:

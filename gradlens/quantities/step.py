@@ -56,6 +56,9 @@ class Step:
     lacking: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict, repr=False)
     gradient_scale: GradientScale = field(default_factory=GradientScale, repr=False)
+    _totals: dict[Reduction, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _on_host: dict[Reduction, Mapping[str, Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -116,7 +119,9 @@ class Step:
 
         Tensors are in float64, so that formulas of them are precise.
         """
-        return reduction.total(list(self.on_host(reduction).values()))
+        if reduction not in self._totals:
+            self._totals[reduction] = reduction.total(list(self.on_host(reduction).values()))
+        return self._totals[reduction]
 
     def by_layer(self, reduction: Reduction) -> dict[str, Any]:
         """A reduction's value for the parameters of each layer together; otherwise as ``total``."""
@@ -154,7 +159,7 @@ class Step:
         """
         trained = {n: p for n, p in self.parameters.items() if n not in self.removed}
         found = {
-            name: parameter.grad.detach()
+            name: parameter.grad.detach() if parameter.grad.requires_grad else parameter.grad
             for name, parameter in trained.items()
             if parameter.grad is not None and parameter.requires_grad
         }
@@ -185,4 +190,6 @@ NO_GRADIENTS = (
 
 
 def _precise(value: Any) -> Any:
-    return value.detach().double() if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().double() if value.requires_grad else value.double()

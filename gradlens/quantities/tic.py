@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from gradlens.curvature.curvature import Curvature
@@ -151,6 +150,6 @@ class TICTrace(TIC):
     def _criterion(
         self, sums: Mapping[str, Tensor], samples: int, found: LossTraces, remedy: str
     ) -> float:
-        moments = [norms.double() / samples for norms in on_host([*sums.values()])]
-        traces = [torch.tensor(found.traces[n].value, dtype=torch.float64) for n in sums]
-        return takeuchi_by_trace(moments, traces, self.epsilon, remedy)
+        moment = float(SquaredNorms().total(on_host([*sums.values()])).sum()) / samples
+        trace = sum(found.traces[name].value for name in sums)
+        return takeuchi_by_trace(moment, trace, self.epsilon, remedy)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from gradlens.numerics.host import on_host
+from gradlens.numerics.host import numbers
 from gradlens.numerics.norms import norms
 from gradlens.numerics.strata import Strata
 
@@ -36,11 +36,10 @@ class Update:
     def norms(self) -> dict[str, float]:
         """‖d‖₂ of each parameter by name."""
         if not self._norms:
-            sizes = map(float, on_host(norms([*self.direction.values()])))
+            sizes = numbers(norms([*self.direction.values()]))
             self._norms.update(zip(self.direction, sizes, strict=True))
         return dict(self._norms)
 
     def norm(self) -> float:
         """‖d‖₂ of all parameters together."""
-        norms = torch.tensor(list(self.norms().values()), dtype=torch.float64)
-        return float(torch.linalg.vector_norm(norms))
+        return math.hypot(*self.norms().values())

@@ -160,12 +160,19 @@ class RowIndex:
         starts = self._counts.cumsum(0) - self._counts
         return rows, owners, torch.arange(len(rows), device=flat.device) - starts[owners]
 
+    @cached_property
+    def counts_samples(self) -> bool:
+        """Whether the rows are those of one axis, one for each sample in their order."""
+        return self.labels.dim() == 1 and self.fold == (1, 1)
+
     def split(self, values: Tensor) -> Tensor:
         """``[*S, ...]`` as ``[N, rows of a sample, ...]``; shorter ones end with zeros.
 
         A view where rows are in the order of samples.
         """
         rest = values.shape[self.labels.dim() :]
+        if self.counts_samples:
+            return values[:, None]
         if self.fold is not None:
             outer, inner = self.fold
             unfolded = values.reshape(outer, self.samples, inner, *rest)
@@ -180,7 +187,9 @@ class RowIndex:
         return padded
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sums over the rows of each sample, ``[*S, ...] -> [N, ...]``; a new tensor."""
+        """Sums over the rows of each sample, ``[*S, ...] -> [N, ...]``; a sole row itself."""
+        if self.counts_samples:
+            return values
         rest = values.shape[self.labels.dim() :]
         if self.fold is not None:
             outer, inner = self.fold

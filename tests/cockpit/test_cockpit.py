@@ -202,7 +202,10 @@ def test_a_step_keeps_no_tensor(model: nn.Module, scheduled: bool) -> None:
     assert tensors_alive() == before
 
 
-def test_memory_for_elements_is_kept_between_tracked_steps_alone() -> None:
+def test_memory_for_elements_is_kept_between_tracked_steps_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gradlens.operators.dense.REUSED_BYTES", 0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
     cockpit = Cockpit(model, [quantities.NormTest(lambda step: step < 2 or step == 3)])
     buffer = cockpit._tracking.setting.buffer

@@ -449,7 +449,7 @@ def test_estimates_are_unbiased_and_their_errors_are_right() -> None:
     parts, size = (40, 60, 10, 90), 6 * 8
     runs = [drawn(rows, seed, parts, 100 * size) for seed in range(600)]
     assert {len(one.dots) for one in runs} == {100}
-    sums = torch.stack([one.squared_dots for one in runs])
+    sums = torch.tensor([one.squared_dots for one in runs], dtype=torch.float64)
     errors = torch.tensor([one.squared_dots_error for one in runs], dtype=torch.float64)
     # The mean of 600 runs is off by at most four of its standard errors.
     assert abs(sums.mean() - exact.squared_dots) < 4 * sums.std() / math.sqrt(len(runs))

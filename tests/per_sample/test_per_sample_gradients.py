@@ -562,6 +562,7 @@ def test_convolutions_of_few_positions(
 def test_stored_gradients(patches_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next ones of a buffer take the place of those before."""
     monkeypatch.setattr(convolution_module, "PATCHES_BYTES", patches_bytes)
+    monkeypatch.setattr("gradlens.operators.dense.REUSED_BYTES", 0)
     torch.manual_seed(0)
     buffer = Buffer()
     for scale in (7.0, 1.0):
