@@ -67,7 +67,7 @@ def from_plain(kind: Any, found: Any, where: str) -> Any:
             for key, entry in found.items()
         }
     if is_dataclass(kind):
-        return _object(kind, found, where)
+        return _dataclass(kind, found, where)
     _check(origin or kind, found, where)
     return found
 
@@ -111,7 +111,7 @@ def _whole(bounds: Between, found: Any, where: str) -> int:
     return found
 
 
-def _object(kind: Any, found: Any, where: str) -> Any:
+def _dataclass(kind: Any, found: Any, where: str) -> Any:
     _check(dict, found, where)
     content = {}
     for name, each in _types(kind).items():

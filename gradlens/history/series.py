@@ -6,6 +6,7 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -22,6 +23,10 @@ Places = NDArray[np.int64]
 Column: TypeAlias = "array[int]"
 
 NOTHING = Constant(None, None)
+
+
+SHOWN = 20
+"""Values that the text of a series has, at most."""
 
 
 @final
@@ -73,6 +78,12 @@ class Series(Mapping[int, Value]):
             return False
         place = bisect_left(self._steps, step)
         return place < len(self._steps) and self._steps[place] == step
+
+    def __repr__(self) -> str:
+        """As a dict, of at most ``SHOWN`` values."""
+        shown = [f"{step}: {self[step]!r}" for step in islice(self, SHOWN)]
+        rest = [f"... ({len(self)} values)"] if len(self) > SHOWN else []
+        return f"{{{', '.join([*shown, *rest])}}}"
 
     def __reversed__(self) -> Iterator[int]:
         self._order()
