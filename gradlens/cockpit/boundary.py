@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, final
 
-from gradlens.graph.torch_private import outside_modes
-from gradlens.graph.undisturbed import without_autocast
+from gradlens.graph.undisturbed import unseen
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError, first_line
 
@@ -39,25 +40,21 @@ class Boundary:
         """Notes belong to this step from now on."""
         self._step = global_step
 
-    @contextmanager
-    def contain(self, work: str, refuse: Refuse | None = None) -> Iterator[None]:
+    def contain(self, work: str, refuse: Refuse | None = None) -> AbstractContextManager[None]:
         """A context for a piece of ``work``; ``refuse`` is called with the reason if it fails."""
-        try:
-            with outside_modes(), without_autocast():
-                yield
-        except Exception as error:
-            self._end(work, error, refuse)
+        return _Contained(partial(self.end, work, refuse))
 
     def each(self, work: Mapping[str, Callable[[], object]]) -> None:
         """Do several pieces of work; where one fails, the others are done."""
-        with outside_modes(), without_autocast():
+        with unseen():
             for name, function in work.items():
                 try:
                     function()
                 except Exception as error:
-                    self._end(name, error)
+                    self.end(name, None, error)
 
-    def _end(self, work: str, error: Exception, refuse: Refuse | None = None) -> None:
+    def end(self, work: str, refuse: Refuse | None, error: Exception) -> None:
+        """An exception has ended a piece of work."""
         if not isinstance(error, UnavailableError):
             self.report(work, error, refuse)
         elif refuse is not None:
@@ -79,6 +76,35 @@ class Boundary:
         if refuse is not None:
             refuse(reason)
         self._note(self._step, FAILED.format(work=work, reason=reason))
+
+
+@final
+class _Contained(AbstractContextManager[None]):
+    """A context whose exceptions are passed to a function.
+
+    By hand, since ``contextlib.contextmanager`` takes three times as many calls, and a step enters
+    dozens of these.
+    """
+
+    def __init__(self, end: Callable[[Exception], None]) -> None:
+        self._end = end
+        self._unseen: AbstractContextManager[Any] = nullcontext()
+
+    def __enter__(self) -> None:
+        self._unseen = unseen()
+        self._unseen.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        self._unseen.__exit__(kind, error, traceback)
+        if isinstance(error, Exception):
+            self._end(error)
+            return True
+        return False
 
 
 def _place(error: Exception) -> str:

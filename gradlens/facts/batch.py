@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.torch_private import add_forward_hook, tree_leaves
-from gradlens.graph.undisturbed import without_autocast
+from gradlens.graph.undisturbed import unseen
 
 Floats = NDArray[np.float64]
 
@@ -99,7 +99,7 @@ def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 @torch.no_grad()
 def row_numbers(rows: Tensor) -> RowNumbers:
-    with without_autocast():
+    with unseen():
         flat = rows.detach().reshape(len(rows), -1).float()
         return RowNumbers(
             torch.linalg.vector_norm(flat, dim=1),

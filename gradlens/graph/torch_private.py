@@ -257,9 +257,12 @@ def outside_modes() -> AbstractContextManager[Any]:
     Such as a selective checkpoint, which counts the operations of its region, a ``FlopCounterMode``
     or one that adds noise. There is no public way to leave them for a while.
     """
-    if torch._C._len_torch_dispatch_stack():
-        return _python_dispatch._disable_current_modes()
-    return nullcontext()
+    return _python_dispatch._disable_current_modes() if has_dispatch_modes() else nullcontext()
+
+
+def has_dispatch_modes() -> bool:
+    """Whether dispatch modes see the operations that are called now."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 ALIKE = frozenset((

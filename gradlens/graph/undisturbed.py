@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from backpack import backpack
 from torch import Tensor, nn
 
 from gradlens.graph.hooks import hook_owners
+from gradlens.graph.torch_private import has_dispatch_modes, outside_modes
 
 
 @contextmanager
@@ -122,19 +124,20 @@ DEVICES = ("cpu", "cuda")
 """Kinds of devices whose autocast gradlens switches off."""
 
 
-def without_autocast() -> AbstractContextManager[None]:
-    """A context in which autocast is off on all of these devices."""
-    enabled = list(filter(torch.is_autocast_enabled, DEVICES))
-    # Entered more than a hundred times a step, almost always where there is nothing to switch off.
-    return _without_autocast(enabled) if enabled else nullcontext()
+def unseen() -> AbstractContextManager[Any]:
+    """A context for gradlens's own work: without autocast, and not seen by dispatch modes."""
+    enabled = [device for device in DEVICES if torch.is_autocast_enabled(device)]
+    # Entered dozens of times a step, almost always where there is nothing to switch off.
+    if not enabled and not has_dispatch_modes():
+        return _NOTHING
+    stack = ExitStack()
+    stack.enter_context(outside_modes())
+    for device in enabled:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
 
 
-@contextmanager
-def _without_autocast(devices: Iterable[str]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for device in devices:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+_NOTHING = nullcontext()
 
 
 CONTEXT_LOCK = threading.RLock()

@@ -14,7 +14,7 @@ from torch import nn
 from gradlens.curvature.loss_over_data import LossOverData
 from gradlens.curvature.probe import Probe
 from gradlens.graph.torch_private import uncompiled_backward
-from gradlens.graph.undisturbed import without_autocast
+from gradlens.graph.undisturbed import unseen
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
 from gradlens.landscape.direction import Direction
@@ -111,7 +111,7 @@ def loss_on_plane(
 @contextmanager
 def _placed(model: nn.Module, probe: Probe, around: Neighbourhood) -> Iterator[LossOverData]:
     """The probe's loss, with the model at the origin; the model is as before after the context."""
-    with around.kept(), probe.mode_of(model), without_autocast(), uncompiled_backward():
+    with around.kept(), probe.mode_of(model), unseen(), uncompiled_backward():
         around.move(around.origin)
         yield probe.loss_of(model)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gradlens.curvature.flat_vectors import selected_parameters
 from gradlens.curvature.products import Seed
-from gradlens.graph.undisturbed import without_autocast
+from gradlens.graph.undisturbed import unseen
 from gradlens.landscape.direction import Direction
 from gradlens.numerics.norms import row_norms
 from gradlens.signals.predicates import is_normalization
@@ -56,7 +56,7 @@ def _filters(parameter: Tensor, generator: np.random.Generator) -> Tensor:
     """Gaussian random numbers whose filters have the norms of the parameter's."""
     filters = parameter.flatten(1) if parameter.dim() > 1 else parameter.reshape(-1, 1)
     draws = torch.from_numpy(generator.standard_normal(tuple(filters.shape)))
-    with without_autocast():
+    with unseen():
         draws /= row_norms(draws)[:, None]
         norms = row_norms(filters)
     dtype = torch.promote_types(parameter.dtype, torch.float32)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -23,11 +22,20 @@ def on_host(value: Nested) -> Nested:
     a tuple. The program waits for the device once for all small tensors of a dtype, instead of once
     for each of them.
     """
-    found = [*_tensors(value)]
-    if all(tensor.device.type == "cpu" for tensor in found):
+    if is_on_host(value):
         return value
-    moved: Nested = _filled(value, iter(_moved(found)))
+    moved: Nested = _filled(value, iter(_moved(_tensors(value))))
     return moved
+
+
+def is_on_host(value: Any) -> bool:
+    """Whether no tensor of a value is on another device."""
+    return all(tensor.device.type == "cpu" for tensor in _tensors(value))
+
+
+def are_small(value: Any) -> bool:
+    """Whether no tensor of a value is moved by itself."""
+    return all(tensor.numel() <= JOINED for tensor in _tensors(value))
 
 
 def numbers(values: Sequence[Tensor]) -> list[float]:
@@ -35,17 +43,17 @@ def numbers(values: Sequence[Tensor]) -> list[float]:
     return torch.stack([each.to(values[0].device) for each in values]).tolist() if values else []
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, (float, int, str)):
-        return
+def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from chain.from_iterable(map(_tensors, value.values()))
+        return [value]
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
     elif isinstance(value, (list, tuple)):
-        yield from chain.from_iterable(map(_tensors, value))
+        parts = value
     elif _is_dataclass(value):
-        yield from _tensors(_arguments(value))
+        parts = _arguments(value).values()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from gradlens.history.view import View
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
@@ -16,7 +14,7 @@ class Loss(SingleStepQuantity):
     needs = ("loss",)
     view = View("Loss", group="performance", label="loss")
 
-    def compute(self, step: Step) -> Tensor | float:
+    def compute(self, step: Step) -> float:
         assert step.loss is not None  # the cockpit has checked `needs`
-        found: Tensor | float = explained(step.loss.reshape(()), "the loss")
+        found: float = explained(step.loss.item(), "the loss")
         return found

@@ -13,7 +13,7 @@ from gradlens.gradients.gradients import layer_of
 from gradlens.graph.loss import LossReduction
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.host import on_host
+from gradlens.numerics.host import are_small, is_on_host, on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.reductions import Reduction
 from gradlens.signals.layer_signals import LayerSignals
@@ -107,11 +107,18 @@ class Step:
     def on_host(self, reduction: Reduction) -> Mapping[str, Any]:
         """As ``by_parameter``, but on the host, and in float64 where a value is a tensor.
 
-        The program waits once for the device, since all parameters' values are moved together.
+        The program waits once for the device, since all parameters' values are moved together, and
+        those of other reductions with them if they are small.
         """
         if reduction not in self._on_host:
-            found = on_host(self.by_parameter(reduction))
-            self._on_host[reduction] = {name: _precise(value) for name, value in found.items()}
+            together = {reduction: self.by_parameter(reduction)}
+            if not is_on_host(together):
+                known = (each for each, found in self.reduced.items() if found and are_small(found))
+                others = (each for each in known if each not in self.failed)
+                together = on_host({**together, **{o: self.by_parameter(o) for o in others}})
+            for each, values in together.items():
+                found = {name: _precise(value) for name, value in values.items()}
+                self._on_host.setdefault(each, found)
         return self._on_host[reduction]
 
     def total(self, reduction: Reduction) -> Any:
