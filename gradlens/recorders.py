@@ -15,15 +15,15 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient
-from gradlens.graph.torch_private import (
+from gradlens.numerics.saveable import restored, saveable
+from gradlens.signals.selection import Selection, Selectors, select, selection
+from gradlens.stateful import State
+from gradlens.torch_private import (
     add_forward_hook,
     add_forward_pre_hook,
     remove_hook,
     version,
 )
-from gradlens.numerics.saveable import restored, saveable
-from gradlens.signals.selection import Selection, Selectors, select, selection
-from gradlens.stateful import State
 
 Self = TypeVar("Self", bound="Recorder")
 

@@ -16,8 +16,8 @@ from backpack.context import CTX
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
-from gradlens.graph.torch_private import backward_hooks
 from gradlens.graph.undisturbed import CONTEXT_LOCK
+from gradlens.torch_private import backward_hooks
 
 
 @contextmanager

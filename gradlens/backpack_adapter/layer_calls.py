@@ -17,7 +17,8 @@ from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from backpack.utils.hooks import no_op
 from torch import Tensor, nn
 
-from gradlens.graph.torch_private import (
+from gradlens.messages import GradlensWarning
+from gradlens.torch_private import (
     LossModule,
     backward_hooks,
     keeps_graph,
@@ -26,7 +27,6 @@ from gradlens.graph.torch_private import (
     tree_unflatten,
     version,
 )
-from gradlens.messages import GradlensWarning
 
 SECOND_ORDER = (
     "{extension} is of second order and has computed nothing: gradlens's hooks on layers run "

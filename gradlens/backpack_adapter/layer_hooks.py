@@ -16,7 +16,8 @@ from torch.nn.utils.parametrize import ParametrizationList
 from gradlens.backpack_adapter.layer_calls import PendingCall, keep_with_graph
 from gradlens.graph.hooks import NO_MODULE, is_traced, on_gradient, takes_hooks
 from gradlens.graph.model_calls import keep_calls
-from gradlens.graph.torch_private import (
+from gradlens.stateful import State
+from gradlens.torch_private import (
     LossModule,
     UnscriptedHook,
     add_forward_hook,
@@ -25,7 +26,6 @@ from gradlens.graph.torch_private import (
     remove_forward_hook,
     tree_leaves,
 )
-from gradlens.stateful import State
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 

@@ -18,11 +18,11 @@ from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import without_hooks
 from gradlens.graph.loss import Batch, LossReduction
-from gradlens.graph.torch_private import backward_pass_id, tree_leaves
 from gradlens.graph.undisturbed import buffers_kept
 from gradlens.operators.operator import GradientOperator
 from gradlens.operators.summed import summed
 from gradlens.samples.planner import plan_of_rows
+from gradlens.torch_private import backward_pass_id, tree_leaves
 
 
 class PerSampleGradients(FirstOrderBackpropExtension):

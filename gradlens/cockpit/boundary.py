@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Final, final
 from gradlens.graph.undisturbed import unseen
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.observers.observer import Observer
 
 Refuse = Callable[[str], None]
 """Called with the reason why something has no value."""
@@ -44,14 +45,14 @@ class Boundary:
         """A context for a piece of ``work``; ``refuse`` is called with the reason if it fails."""
         return _Contained(partial(self.end, work, refuse))
 
-    def each(self, work: Mapping[str, Callable[[], object]]) -> None:
-        """Do several pieces of work; where one fails, the others are done."""
+    def tell(self, observers: Iterable[Observer], what: Callable[[Observer], None]) -> None:
+        """Tell several observers something; where one fails, the others go on."""
         with unseen():
-            for name, function in work.items():
+            for observer in observers:
                 try:
-                    function()
+                    what(observer)
                 except Exception as error:
-                    self.end(name, None, error)
+                    self.end(observer.work, None, error)
 
     def end(self, work: str, refuse: Refuse | None, error: Exception) -> None:
         """An exception has ended a piece of work."""

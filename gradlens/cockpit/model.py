@@ -13,8 +13,8 @@ from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import Replica
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.hooks import takes_hooks
-from gradlens.graph.torch_private import uncompiled
 from gradlens.numerics.shards import is_distributed
+from gradlens.torch_private import uncompiled
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -29,7 +29,6 @@ from gradlens.gradients.loss_factor import (
     unscaled_loss,
 )
 from gradlens.graph.scaler import GradientScale
-from gradlens.graph.torch_private import uncompiled_backward
 from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
 from gradlens.history.coverage import few
 from gradlens.messages import log
@@ -39,6 +38,7 @@ from gradlens.parts.kept import KeptGradients
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
 from gradlens.signals.recorded_calls import Made
+from gradlens.torch_private import uncompiled_backward
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
@@ -111,7 +110,7 @@ class Tracking:
 
     def tell(self, what: Callable[[Observer], None]) -> None:
         """Tell all observers something; where one fails, the others go on."""
-        self.boundary.each({each.work: partial(what, each) for each in self.observers})
+        self.boundary.tell(self.observers, what)
 
     def end_step(self, context: StepContext, outcome: Outcome) -> None:
         """A step's context is left: it is complete, or goes on with another context, or neither."""

@@ -24,8 +24,8 @@ from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.products import Products, gaussian
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import without_hooks
-from gradlens.graph.torch_private import ChannelNorm
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import ChannelNorm
 
 _ROUNDING = 100
 """Rounding errors that the products of equal matrices may differ by, relative to the whole product.

@@ -20,7 +20,7 @@ from gradlens.backpack_adapter.layer_calls import (
 from gradlens.curvature.hessian import check_loss
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import gradients_at
-from gradlens.graph.torch_private import LossModule, has_parts
+from gradlens.torch_private import LossModule, has_parts
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from gradlens.graph.checkpoints import read_again
 from gradlens.graph.graph import Graph, nodes_below
 from gradlens.graph.kinds import Node
 from gradlens.graph.passes import Gradients, Instead, call, derivatives
-from gradlens.graph.torch_private import saved
 from gradlens.graph.uncompiled import ran_compiled
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.planner import FREED, FREED_GRAPH
+from gradlens.torch_private import saved
 
 _REMEDY = (
     "Compute the loss with operations that torch can differentiate twice. If it uses attention "

@@ -13,7 +13,7 @@ from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
-from gradlens.graph.torch_private import tree_map_only
+from gradlens.torch_private import tree_map_only
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 """Makes a loss of the model's outputs and the targets, such as ``nn.CrossEntropyLoss()``."""

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gradlens.curvature.flat_vectors import selected_parameters
-from gradlens.graph.torch_private import tree_leaves, tree_map_only
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
+from gradlens.torch_private import tree_leaves, tree_map_only
 
 Split: TypeAlias = Callable[[Any], tuple[Any, Any]]
 """Makes of a batch the inputs that the model is called with, and the targets."""

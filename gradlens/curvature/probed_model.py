@@ -22,9 +22,9 @@ from gradlens.curvature.probe import Probe
 from gradlens.curvature.sum_over_data import OfBatch, SumOverData
 from gradlens.graph.loss import Batch
 from gradlens.graph.model_calls import tensors_of
-from gradlens.graph.torch_private import uncompiled_backward
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
+from gradlens.torch_private import uncompiled_backward
 
 OTHER_OUTPUTS = "let the model return another tensor"
 NO_OUTPUTS = (

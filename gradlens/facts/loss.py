@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gradlens.graph.kinds import kind, kind_of
 from gradlens.graph.loss import Loss
-from gradlens.graph.torch_private import saved, signed
 from gradlens.numerics.precision import accumulable
 from gradlens.stateful import State
+from gradlens.torch_private import saved, signed
 
 Floats = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, called, kind_of
 from gradlens.graph.loss import Loss
-from gradlens.graph.torch_private import output_metadata, saved_by_name, saved_where_they_are
+from gradlens.torch_private import output_metadata, saved_by_name, saved_where_they_are
 
 WITHIN = 64
 """Nodes of a loss function that are looked at, at most, from the loss on."""

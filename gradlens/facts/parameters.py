@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from gradlens.graph.hooks import OptimizerFollower
 from gradlens.graph.scaler import GradientScale
-from gradlens.graph.torch_private import version
 from gradlens.history.setup import ParameterGroup
 from gradlens.numerics.shards import is_distributed
+from gradlens.torch_private import version
 
 SAMPLED = 2**16
 """Of larger parameters, updates and second moments are those of so many elements."""

@@ -13,8 +13,8 @@ from gradlens.facts.network import Network
 from gradlens.facts.parameters import groups
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.loss import Loss
-from gradlens.graph.torch_private import ChannelNorm
 from gradlens.history.setup import Layer, ParameterGroup, Setup
+from gradlens.torch_private import ChannelNorm
 
 NORMALISATIONS = (ChannelNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 

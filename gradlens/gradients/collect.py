@@ -16,12 +16,12 @@ from gradlens.gradients.rules import NodeGradient, operator_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
 from gradlens.graph.passes import Instead, run_backward
-from gradlens.graph.torch_private import backward_pass_id, outside_modes
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.operator import GradientOperator
 from gradlens.operators.summed import summed
 from gradlens.samples.plan import LabelledUse, Plan
+from gradlens.torch_private import backward_pass_id, outside_modes
 
 
 class BackwardPass:

@@ -20,7 +20,6 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, LossReduction, read_loss
 from gradlens.graph.model_calls import Given, ModelCall, calls_behind
-from gradlens.graph.torch_private import BatchNorm, sequence_number, without_exchange
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.dense import Buffer
@@ -36,6 +35,7 @@ from gradlens.samples.model_inputs import places_of_inputs
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of, why_failed
 from gradlens.samples.rows import LabelledEdge
+from gradlens.torch_private import BatchNorm, sequence_number, without_exchange
 
 
 @dataclass(frozen=True)

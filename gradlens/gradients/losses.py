@@ -10,10 +10,10 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch, contributions
-from gradlens.graph.torch_private import backward_pass_id, outside_modes
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.plan import LossTerm, Plan
+from gradlens.torch_private import backward_pass_id, outside_modes
 
 
 class GraphLosses:

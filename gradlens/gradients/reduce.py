@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.gradients.collect import Collector
-from gradlens.graph.torch_private import backward_pass_id
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import Contain, uncontained
 from gradlens.operators.dense import Buffer, bytes_of_elements
 from gradlens.operators.operator import GradientOperator
 from gradlens.reductions import ParameterGradients, Reduction
+from gradlens.torch_private import backward_pass_id
 
 RETAINED_BYTES = 16 * 2**20
 """Memory that stored per-sample gradients may take until the update, beyond that of the factors

@@ -22,7 +22,6 @@ from gradlens.graph.graph import Graph, Link, Use, is_python_function
 from gradlens.graph.kinds import CASTS, TRANSPOSE, Node, kind_of, plain_name, positive
 from gradlens.graph.layer_rules import layer_call
 from gradlens.graph.passes import call, outputs_of
-from gradlens.graph.torch_private import saved, storage_number
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.convolution import Convolution, Geometry
@@ -32,6 +31,7 @@ from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.operators.summed import Grouped
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.samples.rows import NO_SAMPLE, RowIndex
+from gradlens.torch_private import saved, storage_number
 
 MAX_BYTES = 2**31
 """More memory than this is not taken for the per-sample gradients of one use."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.kinds import Node
-from gradlens.graph.torch_private import (
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import (
     checkpoint_group,
     in_backward_pass,
     is_saved_elsewhere,
@@ -25,7 +26,6 @@ from gradlens.graph.torch_private import (
     saved_where_they_are,
     stored_tensors,
 )
-from gradlens.numerics.unavailable import UnavailableError
 
 
 def recomputing() -> AbstractContextManager[Any]:

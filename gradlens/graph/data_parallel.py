@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from torch import nn
 
-from gradlens.graph.torch_private import is_joined
+from gradlens.torch_private import is_joined
 
 Replica: TypeAlias = nn.parallel.DistributedDataParallel
 

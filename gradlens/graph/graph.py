@@ -14,7 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from gradlens.graph.kinds import LEAF, Node, kind, kind_of
 from gradlens.graph.layer_rules import layer_calls
 from gradlens.graph.python_functions import constants_of
-from gradlens.graph.torch_private import (
+from gradlens.torch_private import (
     output_metadata,
     saved,
     saved_names,

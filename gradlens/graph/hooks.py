@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.graph.torch_private import (
+from gradlens.torch_private import (
     ScriptedModule,
     UnscriptedHook,
     forward_hooks,

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gradlens.graph.torch_private import function_name, saved, signed
 from gradlens.numerics.precision import accumulable
+from gradlens.torch_private import function_name, saved, signed
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""

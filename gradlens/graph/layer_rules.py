@@ -21,7 +21,9 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import is_traced, without_hooks
-from gradlens.graph.torch_private import (
+from gradlens.numerics.precision import accumulable
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import (
     UnscriptedHook,
     add_forward_hook,
     forward_hooks,
@@ -32,8 +34,6 @@ from gradlens.graph.torch_private import (
     tree_map_only,
     version,
 )
-from gradlens.numerics.precision import accumulable
-from gradlens.numerics.unavailable import UnavailableError
 
 LayerRule: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Mapping[str, Tensor]]
 

@@ -18,14 +18,14 @@ from torch import Tensor
 from gradlens.graph.checkpoints import read_again
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import WEIGHTS, Kind, Node, is_linear, kind, kind_of
-from gradlens.graph.torch_private import (
+from gradlens.numerics.precision import accumulable
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import (
     hands_gradients_on,
     is_saved_elsewhere,
     output_metadata,
     saved,
 )
-from gradlens.numerics.precision import accumulable
-from gradlens.numerics.unavailable import UnavailableError
 
 LossReduction: TypeAlias = Literal["mean", "sum"]
 

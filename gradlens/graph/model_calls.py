@@ -20,7 +20,7 @@ from gradlens.graph.layer_rules import (
     keep_until_backward,
     record_layer_calls,
 )
-from gradlens.graph.torch_private import (
+from gradlens.torch_private import (
     UnscriptedHook,
     add_forward_hook,
     forward_hooks,

@@ -20,13 +20,13 @@ from gradlens.graph.checkpoints import read_again, recomputing, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, is_complex, is_python_function
 from gradlens.graph.kinds import HIDING, LEAF, Node, kind
 from gradlens.graph.python_functions import existing_tensors_kept, why_not_to_run
-from gradlens.graph.torch_private import (
+from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.torch_private import (
     hands_gradients_on,
     in_backward_pass,
     is_saved_elsewhere,
     output_metadata,
 )
-from gradlens.numerics.unavailable import UnavailableError, first_line
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 """Gradients at the outputs of a node, or at its inputs; ``None`` where the loss depends on none."""

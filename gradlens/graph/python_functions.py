@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from gradlens.graph.kinds import Node
-from gradlens.graph.torch_private import (
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import (
     ALIKE,
     DispatchMode,
     backward_function,
@@ -32,7 +33,6 @@ from gradlens.graph.torch_private import (
     tree_leaves,
     written_arguments,
 )
-from gradlens.numerics.unavailable import UnavailableError
 
 _CONSTANTS = (
     bool, int, float, complex, str, bytes, type(None), type(...), slice, torch.Size, torch.dtype,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gradlens.graph.torch_private import scaler_stages, unscaled_optimizers
+from gradlens.torch_private import scaler_stages, unscaled_optimizers
 
 
 class GradientScale:

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.graph.kinds import COMPILED, kind
-from gradlens.graph.torch_private import (
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import (
     compiled_call,
     compiler_is_imported,
     hooked_forward,
     is_compiled,
     set_compiled_call,
 )
-from gradlens.numerics.unavailable import UnavailableError
 
 RAN_COMPILED = (
     "its gradient is computed inside what torch.compile has made, which can't be looked into: pass "

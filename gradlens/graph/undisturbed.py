@@ -15,7 +15,7 @@ from backpack import backpack
 from torch import Tensor, nn
 
 from gradlens.graph.hooks import hook_owners
-from gradlens.graph.torch_private import has_dispatch_modes, outside_modes
+from gradlens.torch_private import has_dispatch_modes, outside_modes
 
 
 @contextmanager

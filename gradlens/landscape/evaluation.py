@@ -13,7 +13,6 @@ from torch import nn
 
 from gradlens.curvature.loss_over_data import LossOverData
 from gradlens.curvature.probe import Probe
-from gradlens.graph.torch_private import uncompiled_backward
 from gradlens.graph.undisturbed import unseen
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
@@ -24,6 +23,7 @@ from gradlens.landscape.plane import LossPlane
 from gradlens.landscape.projection import projections
 from gradlens.landscape.quadratic import slope_and_curvature
 from gradlens.landscape.states import StateDict
+from gradlens.torch_private import uncompiled_backward
 
 Distances: TypeAlias = Sequence[float] | Floats
 """Ascending distances from the origin, in units of a direction."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradlens.numerics.precision import double, is_small
 from gradlens.numerics.shards import over_parts, own_part
+from gradlens.torch_private import foreach_norm, foreach_sub
 
 _FEW = 2**18
 """Up to so many elements, all squares are stored; above, first the norms of parts are taken.
@@ -55,7 +56,7 @@ def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
     small, large = _together(mine)
     found: dict[int, Tensor] = {place: _norm(mine[place] - theirs[place]) for place in large}
     if small:
-        apart = torch._foreach_sub([mine[p] for p in small], [theirs[p] for p in small])
+        apart = foreach_sub([mine[p] for p in small], [theirs[p] for p in small])
         found |= zip(small, _own_norms(apart), strict=True)
     return over_parts(ones, [found[place] for place in range(len(mine))], _norms_of_parts)
 
@@ -73,7 +74,7 @@ def _own_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     small, large = _together(tensors)
     found: dict[int, Tensor] = {place: _norm(tensors[place]) for place in large}
     if small:
-        together = torch._foreach_norm([tensors[p] for p in small], 2, torch.float64)
+        together = foreach_norm([tensors[p] for p in small], torch.float64)
         found |= zip(small, together, strict=True)
     return [found[place] for place in range(len(tensors))]
 

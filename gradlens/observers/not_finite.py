@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradlens.gradients.gradients import layer_of
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, kind_of, plain_name
-from gradlens.graph.torch_private import saved_by_name, sequence_number
+from gradlens.torch_private import saved_by_name, sequence_number
 
 _RESULTS = ("result", "result0", "output", "out", "logsumexp")
 """Names under which nodes save what they have computed, and not what they compute with."""

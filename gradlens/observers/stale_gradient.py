@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.graph.hooks import OptimizerFollower
-from gradlens.graph.torch_private import version
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
+from gradlens.torch_private import version
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from gradlens.graph.torch_private import storage_number, version
 from gradlens.numerics.deviations import (
     CLEAR,
     FAR,
@@ -47,6 +46,7 @@ from gradlens.numerics.norms import (
     whole_range,
 )
 from gradlens.numerics.precision import double
+from gradlens.torch_private import storage_number, version
 
 PIECE_BYTES = 16 * 2**20
 """Default bound of the temporary memory of one piece."""

@@ -25,7 +25,7 @@ from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import HIDING, Node, kind, kind_of
 from gradlens.graph.passes import Gradients, Instead, call
-from gradlens.graph.torch_private import saved
+from gradlens.torch_private import saved
 
 BatchNormPolicy: TypeAlias = Literal["coupled", "frozen", "skip"]
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, is_linear, kind_of
-from gradlens.graph.torch_private import sequence_number
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
 from gradlens.samples.rows import NO_SAMPLE, Source
+from gradlens.torch_private import sequence_number
 
 Shape: TypeAlias = tuple[int, ...]
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import AxisRule, Step, from_the_right, kind_of, plain_name
-from gradlens.graph.torch_private import hands_gradients_on, saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.model_inputs import Named
 from gradlens.samples.picks import (
@@ -33,6 +32,7 @@ from gradlens.samples.picks import (
 from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
 from gradlens.samples.selections import Selection, Selections
 from gradlens.samples.structure import compact, reshaped
+from gradlens.torch_private import hands_gradients_on, saved
 
 
 class Names:

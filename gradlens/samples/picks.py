@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.kinds import Step, positive
-from gradlens.graph.torch_private import saved, signed
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.rows import NO_SAMPLE
+from gradlens.torch_private import saved, signed
 
 MOST_LABELS = 2**24
 """Labels of a tensor that are written out: 128 MiB. Most axes have one label for all entries."""

@@ -25,7 +25,6 @@ from gradlens.graph.kinds import (
 from gradlens.graph.loss import terms
 from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.passes import is_elementwise
-from gradlens.graph.torch_private import hands_gradients_on
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
 from gradlens.numerics.unavailable import UnavailableError, first_line
@@ -62,6 +61,7 @@ from gradlens.samples.rule_checks import disagreements
 from gradlens.samples.selections import Selection
 from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways
+from gradlens.torch_private import hands_gradients_on
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import call, outputs_of
-from gradlens.graph.torch_private import output_metadata
 from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
+from gradlens.torch_private import output_metadata
 
 POISON = 1.375
 """A factor that is no power of two: what it reaches belongs to no sample."""

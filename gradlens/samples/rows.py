@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of, positive
-from gradlens.graph.torch_private import saved
+from gradlens.torch_private import saved
 
 NO_SAMPLE = -1
 """Label of a row without gradient, which belongs to no sample."""

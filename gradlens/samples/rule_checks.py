@@ -7,9 +7,9 @@ from torch import Tensor
 
 from gradlens.graph.graph import Graph, RuledCall
 from gradlens.graph.layer_rules import REMEDY, LayerCall, layer_call
-from gradlens.graph.torch_private import output_metadata
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.powers_of_two import signed
+from gradlens.torch_private import output_metadata
 
 TF32_EPS = 2.0**-10
 """Relative rounding of matrix products in float32 off a CPU, which may be computed in TF32."""

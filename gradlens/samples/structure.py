@@ -29,12 +29,12 @@ from gradlens.graph.kinds import (
     plain_name,
 )
 from gradlens.graph.passes import RefusedNodeError
-from gradlens.graph.torch_private import hands_gradients_on, saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.picks import MOST_LABELS, PICKING, PUTTING, Pick, Shape, at_places, unpicked
 from gradlens.samples.powers_of_two import labels_below
 from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE, LabelledEdge, Source
 from gradlens.samples.selections import Selection, Selections
+from gradlens.torch_private import hands_gradients_on, saved
 
 
 class Structure:

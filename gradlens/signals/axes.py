@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from gradlens.graph.torch_private import POOLING, ChannelNorm
 from gradlens.signals.predicates import is_convolution, is_embedding, is_recurrent
+from gradlens.torch_private import POOLING, ChannelNorm
 
 _CHANNELS_FIRST = (
     ChannelNorm,

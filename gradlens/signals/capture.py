@@ -14,13 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.graph.model_calls import made_by
-from gradlens.graph.torch_private import (
-    add_forward_hook,
-    add_forward_pre_hook,
-    backward_pass_id,
-    has_numbers,
-    in_backward_pass,
-)
 from gradlens.signals.axes import find_axes
 from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import (
@@ -32,6 +25,13 @@ from gradlens.signals.recorded_calls import (
     signals_of,
 )
 from gradlens.signals.signal import Request, first_tensor
+from gradlens.torch_private import (
+    add_forward_hook,
+    add_forward_pre_hook,
+    backward_pass_id,
+    has_numbers,
+    in_backward_pass,
+)
 
 FindAxes = Callable[[Mapping[Made, tuple[int, ...]]], Mapping[Made, int]]
 """Finds the axes that count the samples of tensors that nodes have made, as far as they are known.

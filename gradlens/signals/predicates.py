@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules import activation
 
-from gradlens.graph.torch_private import BatchNorm, ChannelNorm, Convolution, Dropout
+from gradlens.torch_private import BatchNorm, ChannelNorm, Convolution, Dropout
 
 _ACTIVATIONS = tuple(
     kind

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from gradlens.graph import fully_shard as private
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import reason_not_to_run
-from gradlens.graph.torch_private import hands_gradients_on
+from gradlens.torch_private import hands_gradients_on
 
 pytestmark = pytest.mark.skipif(not private.IS_KNOWN, reason="this torch is too old")
 

@@ -19,7 +19,6 @@ from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 import gradlens
 from gradlens.backpack_adapter.layer_hooks import HookInstaller, layer_hook
 from gradlens.graph.hooks import HookOwner, OwnedHook, hook_owners, on_gradient
-from gradlens.graph.torch_private import forward_hooks
 from gradlens.graph.undisturbed import undisturbed
 from gradlens.quantities import Alpha, HessMaxEV, NormTest, OutputGradientGeometry, OutputNorm
 from gradlens.recorders import (
@@ -29,6 +28,7 @@ from gradlens.recorders import (
     ForwardOutput,
     ForwardPre,
 )
+from gradlens.torch_private import forward_hooks
 
 
 class Counter(HookOwner):

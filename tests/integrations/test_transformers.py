@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import gradlens
-from gradlens.graph.torch_private import forward_hooks
 from gradlens.integrations.transformers import CockpitCallback
 from gradlens.messages import GradlensWarning
 from gradlens.quantities import (
@@ -31,6 +30,7 @@ from gradlens.quantities import (
     UpdateSize,
 )
 from gradlens.quantities.presets import configuration
+from gradlens.torch_private import forward_hooks
 from tests.cases.whole_networks import gpt2
 
 pytestmark = [

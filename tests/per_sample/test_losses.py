@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.graph.torch_private import LossModule
+from gradlens.torch_private import LossModule
 
 N, CLASSES = 5, 3
 Parts = Callable[[Tensor, Tensor], Tensor]

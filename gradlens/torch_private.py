@@ -1,6 +1,6 @@
 """Every private name of torch that gradlens uses, and what it is used for.
 
-Torch promises nothing about these names: ``tests/graph/test_torch_private.py`` checks what each of
+Torch promises nothing about these names: ``tests/test_torch_private.py`` checks what each of
 them means, so that a new version of torch which changes one fails there first.
 """
 
@@ -249,6 +249,19 @@ DispatchMode: TypeAlias = TorchDispatchMode
 def has_parts(module: nn.Module) -> bool:
     """Whether a module consists of others; it may not be whole yet, so that it has no methods."""
     return bool(vars(module).get("_modules"))
+
+
+def foreach_norm(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The Euclidean norm of each tensor in a dtype, by one operation for all of them.
+
+    The functions of torch for lists of tensors, which its optimizers use, are private.
+    """
+    return list(torch._foreach_norm(list(tensors), 2, dtype))
+
+
+def foreach_sub(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """The differences of pairs of tensors, by one operation for all of them."""
+    return list(torch._foreach_sub(list(ones), list(others)))
 
 
 def outside_modes() -> AbstractContextManager[Any]:

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
 
 import gradlens
-from gradlens.graph import torch_private as private
+from gradlens import torch_private as private
 
 
 def leaf(*shape: int) -> Tensor:
@@ -784,3 +784,18 @@ def test_no_other_module_uses_private_names_of_torch() -> None:
 )
 def test_private_names_are_found(source: str) -> None:
     assert [*private_uses(ast.parse(source), private_names_of_torch(), {"_parameters"})]
+
+
+def test_operations_on_lists_of_tensors() -> None:
+    ones = [torch.tensor([3.0, -4.0]), torch.full((2, 3), 1e30), torch.zeros(0)]
+    found = private.foreach_norm(ones, torch.float64)
+    assert [each.dtype for each in found] == [torch.float64] * 3
+    torch.testing.assert_close(
+        torch.stack(found),
+        torch.tensor([5.0, 6**0.5 * 1e30, 0.0], dtype=torch.float64),
+        rtol=1e-7,
+        atol=0,
+    )
+    differences = private.foreach_sub(ones, [each + 1 for each in ones])
+    for one, difference in zip(ones, differences, strict=True):
+        torch.testing.assert_close(difference, one - (one + 1))
