@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -33,7 +33,7 @@ from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
 from gradlens.history.coverage import few
 from gradlens.messages import log
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.observers.observer import Outcome, StepContext
+from gradlens.observers.observer import Observer, Outcome, StepContext
 from gradlens.parts.kept import KeptGradients
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
@@ -120,8 +120,7 @@ class TrackedStep:
         self.entry.is_entered = True
         tracking.boundary.begin_step(step)
         scale = GradientScale(info.get("scaler"), info.get("optimizer"))
-        context = StepContext(step, info, self._context.accumulating, scale)
-        self._context = context
+        self._context = replace(self._context, scale=scale)
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step)
             active = tracking.forward_passes.forecast.active_at(step, tracking.boundary)
@@ -129,8 +128,7 @@ class TrackedStep:
             if self._is_tracked and tracking.may_end_alone:
                 tracking.assembly.leave_out()
                 self._refuse_all(MAY_END_ALONE)
-        tracking.tell(lambda observer: observer.enter(context))
-        self._own = [each for observer in tracking.observers for each in observer.reductions]
+        tracking.tell(self._tell_entered)
         self._values.check_needs(info, tracking.boundary.strict or not tracking.run.has_recorded)
         if self._by_user:  # what BackPACK says of the user's own extensions is raised
             self._prepare()
@@ -141,6 +139,10 @@ class TrackedStep:
             tracking.setting.buffer.free()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
+
+    def _tell_entered(self, observer: Observer) -> None:
+        observer.enter(self._context)
+        self._own += observer.reductions
 
     @property
     def _is_tracked(self) -> bool:

@@ -140,7 +140,6 @@ OUTERMOST = {
     *("Cockpit.__call__", "Cockpit.__call__.<locals>.<dictcomp>"),
     *("TrackedStep.__init__", "TrackedStep.__enter__", "TrackedStep.__exit__"),
     *("TrackedStep._enter", "TrackedStep._exit", "TrackedStep._finish"),
-    *("TrackedStep._prepare_contained", "TrackedStep._check_for_hook_errors"),
     *("LossFactor.finding", "LossFactor._begin", "LossFactor._called_on", "LossFactor._receive"),
     *("StepGradients.called_on", "StepGradients._timed"),
     *("StepGradients.receive_factor", "Gradients.receive_factor"),
@@ -153,21 +152,20 @@ OUTERMOST = {
     *(
         "_loss",
         "_optimizer",
-        "lacking",
-        "TrackedStep._check_needs",
-        "TrackedStep._check_user_hooks",
+        "StepValues.check_needs",
         "Run.has_recorded",
     ),
     # Hooks on nodes, which contain what they call.
     *("GraphLosses._reach", "ChangingHooks._hand_on", "ChangingHooks._arrive", "_is_surely_sum"),
     *("LayerHook._await_gradient.<locals>.<lambda>", "LayerHook._run_extensions"),
     *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform", "_is_computed"),
-    *("ModelOutputs.__call__", "BackwardCall.__torch_function__"),
+    *("ModelOutputs.__call__", "BackwardCall.__torch_function__", "_release"),
     # What is looked up before a step, or to see that nothing has changed.
-    *("needs_layer_hooks", "_bits", "_sum_of_bits", "sums_of_bits"),
+    *("_bits", "_sum_of_bits", "sums_of_bits"),
     "sums_of_bits.<locals>.<dictcomp>",
     # What a context is made of before anything can be contained.
     *("GradientScale.__init__", "unscaled_optimizers", "unscaled_optimizers.<locals>.<setcomp>"),
+    *("StepValues.__init__", "unseen"),
 }
 
 
