@@ -103,6 +103,11 @@ class StepGradients:
         """∂(what backward is called on)/∂loss, as the loss was passed."""
         return self._gradients.batch.factor / loss_scale(self._info)
 
+    @property
+    def expects_losses(self) -> bool:
+        """Whether the losses of single samples will be read off the loss's graph."""
+        return self._gradients.expects_losses
+
     def losses(self) -> Tensor:
         """ℓₙ of this part of the batch, from the loss's graph; ``UnavailableError`` without."""
         return self._gradients.losses()

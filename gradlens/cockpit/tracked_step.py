@@ -99,6 +99,7 @@ class TrackedStep:
         self._backpack: BackpackStep | None = None
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
+        self._finds_losses = False
         self._losses_reason = ""
         self._factor: LossFactor | None = None
         self._start: StartPoint | None = None
@@ -224,12 +225,11 @@ class TrackedStep:
         info, values, backpack = self._context.info, self._values, self._backpack
         wants_losses = bool(values.needing("individual_losses"))
         wants_losses |= interval is not None and interval.needs_losses
-        if wants_losses and info.get("individual_losses") is None:
-            self._losses = PerSampleLosses(tracking.setting.loss_reduction, lambda: self._samples)
+        self._finds_losses = wants_losses and info.get("individual_losses") is None
         is_part = tracking.assembly.has_parts(self._context.accumulating)
         reductions = self._reductions()
         wants_gradients = bool(reductions or self._own) or values.retain_gradients or is_part
-        wants_gradients |= self._losses is not None
+        wants_gradients |= self._finds_losses
         wants_gradients |= backpack is not None and backpack.per_sample
         if wants_gradients:
             self._gradients = StepGradients(
@@ -242,11 +242,13 @@ class TrackedStep:
                 info,
                 self._context.accumulating,
                 tracking.boundary.contain,
-                self._losses is not None,
+                self._finds_losses,
             )
         if wants_gradients or values.needing("optimizer"):
             self._factor = LossFactor(info, self._gradients)
             stack.enter_context(self._factor.finding())
+        if self._finds_losses and not (self._gradients and self._gradients.expects_losses):
+            self._losses = PerSampleLosses(tracking.setting.loss_reduction, lambda: self._samples)
         besides = [] if self._losses is None else [self._losses]
         if backpack is not None:
             stack.enter_context(backpack.running(besides, self._debug))
@@ -383,22 +385,26 @@ class TrackedStep:
             self._await_update(step)
 
     def _individual_losses(self) -> Tensor | None:
-        info = self._context.info
-        if self._losses is None:
-            known: Tensor | None = info.get("individual_losses")
+        if not self._finds_losses:
+            known: Tensor | None = self._context.info.get("individual_losses")
             return None if known is None else known.detach()
         assert self._factor is not None
         try:
             factor = self._factor.factor
         except UnavailableError as reason:
-            self._losses.refuse(str(reason))
+            self._losses_reason = str(reason)
             return None
+        found = None if self._losses is None else self._losses_of_modules(self._losses, factor)
+        return self._losses_of_graph() if found is None else found
+
+    def _losses_of_modules(self, losses: PerSampleLosses, factor: float) -> Tensor | None:
+        """Where the graph doesn't show them, but a loss module was called."""
+        assert self._factor is not None
         if self._factor.loss is not None:
-            self._losses.check_sum(self._factor.loss / loss_scale(info), factor)
-        values, samples = self._losses.values, self._samples
-        if values is not None and len(values) == (samples or len(values)):
-            return values / factor
-        return self._losses_of_graph()
+            losses.check_sum(self._factor.loss / loss_scale(self._context.info), factor)
+        values, samples = losses.values, self._samples
+        is_whole = values is not None and len(values) == (samples or len(values))
+        return values / factor if values is not None and is_whole else None
 
     @property
     def _samples(self) -> int | None:
@@ -406,7 +412,6 @@ class TrackedStep:
         return None if self._gradients is None else self._gradients.part_samples
 
     def _losses_of_graph(self) -> Tensor | None:
-        """Where loss modules weren't called, or not with a row for each sample."""
         if self._gradients is None:
             return None
         try:
@@ -455,7 +460,7 @@ class TrackedStep:
         )
 
     def _why_no_losses(self) -> str:
-        if self._tracking.forward_passes.layer_hooks.missed_call:
+        if self._losses is not None and self._tracking.forward_passes.layer_hooks.missed_call:
             return UNFORESEEN
         found = "" if self._losses is None else self._losses.unavailable
         return found or PASS_LOSSES.format(why=self._losses_reason)

@@ -184,6 +184,11 @@ class Gradients:
             self._pass.batch = self.batch
             self._pass.paused = False
 
+    @property
+    def expects_losses(self) -> bool:
+        """Whether the losses of single samples will be read off the loss's graph."""
+        return self._losses is not None and self._losses.are_expected
+
     def losses(self) -> Tensor:
         """ℓₙ ``[N]``, from the loss's graph; ``UnavailableError`` if they can't be had."""
         if self._losses is None:

@@ -31,6 +31,12 @@ class GraphLosses:
         self._backward_pass: int | None = None
         self._handles: list[RemovableHandle] = []
 
+    @property
+    def are_expected(self) -> bool:
+        """Whether the graph has what they are computed from, in single precision at least."""
+        types = [self._graph.like((term.node, 0)).dtype for term in self._terms]
+        return not self._reason and all(torch.finfo(each).bits >= 32 for each in types)
+
     def start(self) -> None:
         """Set the hooks."""
         for term in self._terms:
