@@ -223,7 +223,8 @@ class MergeableReduction(Reduction):
     def scaled(self, value: Any, factor: float) -> Any:
         """The value for the same samples with gradients times a factor, if there is a ``degree``.
 
-        Override it where the value is neither a number nor a tensor.
+        Override it where the value is neither a number nor a tensor, or where a negative factor
+        doesn't change its sign, as that of a norm.
         """
         assert self.degree is not None
         return value * factor**self.degree

@@ -50,8 +50,7 @@ class Tracking:
         self.boundary.begin_step(global_step)
         self._begin_budget(global_step)
         self.run.begin_step(global_step)
-        for observer in self.observers:
-            observer.skip()
+        self.tell(lambda observer: observer.skip())
         if self.budget is not None:
             self.budget.begin_backward()
 

@@ -26,7 +26,7 @@ class Records(Protocol):
     history: History
 
     def note(self, global_step: int, text: str) -> None:
-        """Note a text once."""
+        """Note a text once, however often it is given, as a warning and in the history."""
 
     def record_setup(self, global_step: int, setup: Setup) -> None:
         """Record what the run consists of, if that has changed."""

@@ -6,7 +6,6 @@ from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
-from functools import cached_property
 from inspect import isabstract
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, TypeAlias, final
@@ -217,7 +216,7 @@ class Quantity(ABC):
         """Functions that are called on each module after BackPACK's extensions have run on it."""
         return []
 
-    @cached_property
+    @property
     def extends_backward(self) -> bool:
         """Whether the class names BackPACK extensions or extension hooks itself."""
         return self._overrides("extensions", "extension_hooks")
