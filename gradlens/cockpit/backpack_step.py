@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
@@ -18,6 +18,9 @@ from gradlens.cockpit.step_values import StepValues
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.gradients.gradients import Setting
 from gradlens.quantities.quantity import Quantity
+
+_Asked: TypeAlias = tuple[Sequence[BackpropExtension], Sequence[Callable[[nn.Module], None]]]
+"""The extensions and the extension hooks of a quantity."""
 
 
 class BackpackStep:
@@ -36,13 +39,19 @@ class BackpackStep:
         setting: Setting,
         boundary: Boundary,
     ) -> None:
-        self._step = global_step
         self._by_user = by_user
         self._values = values
         self._boundary = boundary
         self._parameters = setting.parameters
         self._by_layer_hooks = setting.model is not None and not extended_by_backpack(setting.model)
-        own = [each for quantity in values.active for each in quantity.extensions(global_step)]
+        self._asked: dict[Quantity, _Asked] = {}
+        for quantity in values.active:
+            with boundary.contain(quantity.name, values.refusing(quantity)):
+                self._asked[quantity] = (
+                    quantity.extensions(global_step),
+                    quantity.extension_hooks(global_step),
+                )
+        own = [each for extensions, _ in self._asked.values() for each in extensions]
         by_class: dict[type[BackpropExtension], BackpropExtension] = {}
         for extension in [*by_user, *own]:
             by_class.setdefault(type(extension), extension)
@@ -67,11 +76,10 @@ class BackpackStep:
     @property
     def by_layer_hooks(self) -> list[Quantity]:
         """The quantities that run by hooks on layers."""
-        step = self._step
         return [
             quantity
-            for quantity in self._values.active
-            if quantity.extension_hooks(step) or self._needs_layer_hooks(quantity.extensions(step))
+            for quantity, (extensions, hooks) in self._asked.items()
+            if hooks or self._needs_layer_hooks(extensions)
         ]
 
     @contextmanager
@@ -79,8 +87,8 @@ class BackpackStep:
         """A context in which the extensions are active, and others ``besides``."""
         hooks = [
             partial(self._run_hook, quantity, hook)
-            for quantity in self._values.active
-            for hook in quantity.extension_hooks(self._step)
+            for quantity, (_, hooks_) in self._asked.items()
+            for hook in hooks_
         ]
         with with_extensions([*self._within, *besides], hooks, debug):
             yield
@@ -115,9 +123,9 @@ class BackpackStep:
             raise NotImplementedError(reason)
 
     def _needing(self, extension: BackpropExtension) -> list[Quantity]:
-        step, kind = self._step, type(extension)
-        active = self._values.active
-        return [q for q in active if any(type(each) is kind for each in q.extensions(step))]
+        kind = type(extension)
+        asked = self._asked.items()
+        return [q for q, (own, _) in asked if any(type(each) is kind for each in own)]
 
     @property
     def lacking(self) -> str:

@@ -74,12 +74,11 @@ class ForwardPasses:
         is_active = (may_hold(lambda n: bool(self.forecast.active_at(n)), step) for step in steps)
         active = not steps or any(map(budget.watches, steps)) or any(is_active)
         started = all(quantity.has_started for quantity in self._quantities)
-        budget.expect(steps, has_work=active or has_work or not started)
+        is_idle = budget.expect(steps, has_work=active or has_work or not started)
         if self._model is None or self.eager_calls.has_modules:
             return
-        if (active or has_work) != keeps_calls(self._model, user=self.layer_hooks):
-            change = keep_calls if active or has_work else forget_calls
-            change(self._model, user=self.layer_hooks)
+        if is_idle == keeps_calls(self._model, user=self.layer_hooks):
+            (forget_calls if is_idle else keep_calls)(self._model, user=self.layer_hooks)
 
     @contextmanager
     def of(self, global_step: int) -> Iterator[None]:

@@ -73,7 +73,13 @@ class StepValues:
     @property
     def reductions(self) -> list[Reduction]:
         """Reductions of the per-sample gradients, in the same order in all processes."""
-        return [each for quantity in self.active for each in quantity.reductions_at(self._step)]
+        found: list[Reduction] = []
+        for quantity in self.active:
+            try:
+                found += quantity.reductions_at(self._step)
+            except Exception as error:
+                self._boundary.end(quantity.name, self.refusing(quantity), error)
+        return found
 
     @property
     def before_backward(self) -> list[Quantity]:

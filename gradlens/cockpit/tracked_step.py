@@ -16,6 +16,7 @@ from gradlens.backpack_adapter.context import with_extensions
 from gradlens.backpack_adapter.loss_modules import PerSampleLosses
 from gradlens.cockpit.backpack_step import BackpackStep, late
 from gradlens.cockpit.curvature_phase import compute_curvature
+from gradlens.cockpit.forecast import may_hold
 from gradlens.cockpit.gradients import StepGradients
 from gradlens.cockpit.model import changed_parameters
 from gradlens.cockpit.start_point import StartPoint
@@ -198,7 +199,7 @@ class TrackedStep:
     def _needs_graph(self) -> bool:
         of_earlier = self._tracking.updates.interval is not None
         forecast = self._tracking.forward_passes.forecast
-        needed = forecast.needs_graph_at(self._context.global_step)
+        needed = may_hold(forecast.needs_graph_at, self._context.global_step)
         return needed or of_earlier or bool(self._by_user or self._own)
 
     def _run_uncompiled(self, stack: ExitStack) -> None:
@@ -298,6 +299,8 @@ class TrackedStep:
                 self._check_user_results()
             if error is None and self._is_tracked:
                 self._finish()
+            elif not context.accumulating:
+                tracking.assembly.forget()
         finally:
             with boundary.contain("the end of a step"):
                 outcome = self._outcome(error)

@@ -95,6 +95,8 @@ class Updates:
 
         That is when the context was entered, so that an optimizer may also step inside it.
         """
+        if self._pending is not None:  # of a context inside this one
+            self._pending.close()
         retains = any(each.quantity.retains_gradients for each in waiting)
         kept = retained if retains else KeptGradients()
         find = partial(_update, dict(step.parameters), start, kept)
@@ -234,14 +236,16 @@ class PendingUpdate:
         """Compute the update from the parameters as they are now, if that isn't done yet."""
         if self._find is None:
             return
-        update = self._boundary.value("the update of the parameters", self._find)
-        lasts = any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)
-        # Processes must agree on what they compute, and each has only its parts of the parameters.
-        if lasts and not any(map(is_distributed, self.step.parameters.values())):
-            self._end = sums_of_bits(self.step.parameters)
+        find = self._find
         # Frees what the update was found from, such as per-sample gradients.
         self._find = None
         with self._boundary.contain("the quantities of an update"):
+            update = self._boundary.value("the update of the parameters", find)
+            del find
+            lasts = any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)
+            # Processes must agree on what they compute, and have only parts of the parameters.
+            if lasts and not any(map(is_distributed, self.step.parameters.values())):
+                self._end = sums_of_bits(self.step.parameters)
             self._on_update(self, update)
 
     @torch.no_grad()

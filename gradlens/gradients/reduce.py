@@ -173,6 +173,11 @@ class Reducer:
                 self.collector.drop(name)
             else:
                 self._complete(name, self.collector.latest_pass(name))
+        for name in self.covered & self.collector.unavailable.keys():
+            # Refused since then, as by a second backward pass.
+            reason = self.collector.unavailable[name]
+            self._refuse(name, reason)
+            self._fail(self.values, reason)
         self._remove_hooks()
 
     def take_kept(self) -> dict[str, GradientOperator]:

@@ -93,12 +93,14 @@ class Autopsies(Observer):
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Record what is behind a jump of the loss, also if an exception has come of it."""
+        if outcome.error is not None or not context.accumulating:
+            self._step = None
         if outcome.is_interrupted:
             return
         if self._jump is not None:
             self._add(context.global_step, self._spike(self._jump, context.info, outcome))
             return
-        self._look_at_gradient(context, outcome.values)
+        self._look_at_gradient(context, outcome)
         found = next((each for r in _OF_NORMS if (each := outcome.values.get(r))), None)
         if found is not None:
             self._tracked.append(found)
@@ -133,7 +135,7 @@ class Autopsies(Observer):
         rate_before = median(self._rates) if self._rates else math.nan
         return replace(spike, rate_before=rate_before, **_rates(info, self._records.history))
 
-    def _look_at_gradient(self, context: StepContext, values: Values) -> None:
+    def _look_at_gradient(self, context: StepContext, outcome: Outcome) -> None:
         """Look at one gradient, in which those of all layers meet.
 
         A gradient scaler's steps have infinite ones, which it leaves out.
@@ -149,8 +151,10 @@ class Autopsies(Observer):
         bad = bad_gradients(self._setting.parameters) if math.isfinite(loss) else []
         if bad:
             self._trigger.expect_not_finite()
-            norms = norms_of({r: v for r, v in values.items() if r == SquaredNorms()})
-            samples = 0 if norms is None else len(norms)
+            # Deviations from a mean that isn't finite show no sample.
+            known: Values = {r: v for r, v in outcome.values.items() if r == SquaredNorms()}
+            norms = norms_of(known)
+            samples = outcome.samples or (0 if norms is None else len(norms))
             spike = Spike(
                 loss,
                 origin="backward",
@@ -373,8 +377,8 @@ def _rates(info: Mapping[str, Any], history: History) -> dict[str, Any]:
 
 
 UNSCHEDULED = (
-    "the loss was finite, so that nothing was known before the backward pass: a quantity of "
-    "per-sample gradients at each step, such as NormTest, would show the sample"
+    "the loss was finite, so that nothing was known before the backward pass: a quantity of each "
+    "sample's gradient alone at each step, such as TICTrace, would show the sample"
 )
 NOT_FINITE = "the loss isn't finite"
 NO_GRADIENT = "the loss needs no gradient"

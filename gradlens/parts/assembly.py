@@ -298,6 +298,11 @@ class BatchAssembly:
             self._exchanged(replace(EMPTY, tracked=own.tracked, failure=reason), {})
             self.drop()
 
+    def forget(self) -> None:
+        """A step is over at which nothing is tracked: what an exception has left doesn't count."""
+        if self._own is not None:
+            self.drop()
+
     def drop(self) -> None:
         """Drop all parts."""
         self._own, self._kept = None, KeptSamples(self._max_bytes, seed=0)

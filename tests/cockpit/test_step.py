@@ -1,0 +1,148 @@
+"""What a step's parts do to each other: of several quantities, contexts and backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from backpack.extensions import BatchGrad
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.step import Step
+from gradlens.schedules import linear
+
+
+class Failing(SingleStepQuantity):
+    """Fails where it says what it needs."""
+
+    def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
+        raise RuntimeError("a defect")
+
+    def compute(self, step: Step) -> float:
+        return 1.0
+
+
+class FailingReductions(Failing):
+    def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
+        return []
+
+    def reductions_at(self, global_step: int) -> tuple[Any, ...]:
+        raise RuntimeError("a defect")
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 3), torch.arange(6) % 2
+
+
+@pytest.mark.filterwarnings("ignore:gradlens, step")
+@pytest.mark.parametrize("extensions", [(), (BatchGrad(),)])
+@pytest.mark.parametrize("failing", [Failing, FailingReductions])
+def test_a_quantity_that_fails_to_say_what_it_needs(
+    failing: type[Failing], extensions: tuple[Any, ...]
+) -> None:
+    model = gradlens.extend(nn.Sequential(nn.Linear(3, 2)))
+    cockpit = Cockpit(model, [failing(), quantities.NormTest()])
+    inputs, labels = batch()
+    loss = functional.cross_entropy(model(inputs), labels)
+    with cockpit(0, *extensions, loss=loss):
+        loss.backward()
+    assert "a defect" in cockpit.history[failing.__name__][0].reason
+    assert cockpit.history["NormTest"][0] > 0
+
+
+def test_a_second_backward_pass_besides_the_loss() -> None:
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    inputs, labels = batch()
+    losses = [functional.cross_entropy(model(inputs), each) for each in (labels, 1 - labels)]
+    with pytest.warns(gradlens.GradlensWarning, match="cover"), cockpit(0, loss=losses[0]):
+        for loss in losses:
+            loss.backward()
+    assert "backward was called" in cockpit.history["NormTest"][0].reason
+
+
+def test_an_exception_in_a_part_of_an_untracked_step() -> None:
+    """It has no consequences for the next step, and no note."""
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.NormTest(linear(100))])
+    inputs, labels = batch()
+    for step in range(3):
+        for part in range(2):
+            loss = functional.cross_entropy(model(inputs), labels)
+            try:
+                with cockpit(step, loss=loss, accumulating=part == 0):
+                    loss.backward()
+                    if (step, part) == (1, 0):
+                        raise KeyError
+            except KeyError:
+                continue
+        model.zero_grad()
+    assert not cockpit.history.notes
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_around_the_update_see_its_operations_alone() -> None:
+    counts = []
+    for preset in (None, "economy"):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        cockpit = None if preset is None else Cockpit(model, preset)
+        inputs, labels = batch()
+        loss = functional.cross_entropy(model(inputs), labels)
+        if cockpit is None:
+            loss.backward()
+        else:
+            with cockpit(0, loss=loss, optimizer=optimizer):
+                loss.backward()
+        with Counting() as mode:
+            optimizer.step()
+        counts.append(mode.calls)
+    assert counts[0] == counts[1]
+
+
+def test_a_context_inside_another_one_leaves_no_hook() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.UpdateSize()])
+    inputs, labels = batch()
+    losses = [functional.cross_entropy(model(inputs), labels) for _ in range(2)]
+    with (
+        cockpit(0, loss=losses[0], optimizer=optimizer),
+        cockpit(1, loss=losses[1], optimizer=optimizer),
+    ):
+        (losses[0] + losses[1]).backward()
+    optimizer.step()
+    cockpit.close()
+    assert not optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
+
+
+def test_losses_of_samples_at_steps_that_a_budget_leaves_out() -> None:
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.Loss(), quantities.NormTest(linear(1000))], budget=0.5)
+    inputs, labels = batch()
+    for step in range(1, 20):
+        with cockpit.forward(step):
+            loss = functional.cross_entropy(model(inputs), labels)
+        with cockpit(step, loss=loss, info={"ids": [*range(6)]}):
+            loss.backward()
+        model.zero_grad()
+    assert not [n for n in cockpit.history.notes if "losses of single samples" in n.text]
