@@ -264,7 +264,7 @@ def _with_one_sample(loss: _LossGraph, every: Sequence[Reading]) -> Sequence[Rea
         loss.graph.shape(edge) for edge in loss_edges(loss.graph, loss.alone, loss.evidence.shapes)
     ]
     # The only row of the loss may have been selected among those of several samples.
-    selects = any(kind_of(kind).selects for kind in loss.graph.kinds)
+    selects = single[0].axis and any(kind_of(kind).selects for kind in loss.graph.kinds)
     if selects or any(shape[:1] != (1,) for shape in shapes):
         raise UnavailableError(_uncertain(every))
     return single
