@@ -87,8 +87,8 @@ class BackpackStep:
         """A context in which the extensions are active, and others ``besides``."""
         hooks = [
             partial(self._run_hook, quantity, hook)
-            for quantity, (_, hooks_) in self._asked.items()
-            for hook in hooks_
+            for quantity, (_, own) in self._asked.items()
+            for hook in own
         ]
         with with_extensions([*self._within, *besides], hooks, debug):
             yield

@@ -10,7 +10,7 @@ from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.cockpit.values import recordable
 from gradlens.curvature.curvature import Curvature
 from gradlens.history.undefined import Undefined
-from gradlens.quantities.quantity import Phase, Quantity
+from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Reduction
 
@@ -22,11 +22,9 @@ class StepValues:
     one, if something has failed that all depend on.
     """
 
-    def __init__(
-        self, global_step: int, active: Sequence[Quantity] = (), boundary: Boundary | None = None
-    ) -> None:
+    def __init__(self, global_step: int, active: Sequence[Quantity], boundary: Boundary) -> None:
         self._step = global_step
-        self._boundary = boundary or Boundary(lambda step, text: None)
+        self._boundary = boundary
         self.active = active
         self.recorded: dict[str, Any] = {}
         self.failure = ""
@@ -47,9 +45,9 @@ class StepValues:
         self.failure = self.failure or reason
         self.refusing(*self.active)(reason)
 
-    def needing(self, *needed: str) -> list[Quantity]:
-        """The quantities with one of these needs."""
-        return [quantity for quantity in self.active if not {*needed}.isdisjoint(quantity.needs)]
+    def needs(self, needed: Needed) -> bool:
+        """Whether a quantity has this need."""
+        return any(needed in quantity.needs for quantity in self.active)
 
     def check_needs(self, info: Mapping[str, Any], raises: bool) -> None:
         """Quantities without what the user passes to the context have no value.

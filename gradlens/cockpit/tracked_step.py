@@ -95,7 +95,7 @@ class TrackedStep:
         self._by_user = extensions
         self._debug = debug
         self.entry = Entry(global_step)
-        self._values = StepValues(global_step)
+        self._values = StepValues(global_step, (), tracking.boundary)
         self._own: list[Reduction] = []
         self._backpack: BackpackStep | None = None
         self._gradients: StepGradients | None = None
@@ -143,8 +143,10 @@ class TrackedStep:
             tracking.budget.begin_backward()
 
     def _tell_entered(self, observer: Observer) -> None:
-        observer.enter(self._context)
-        self._own += observer.reductions
+        try:
+            observer.enter(self._context)
+        finally:  # what has failed may be another part of its work
+            self._own += observer.reductions
 
     @property
     def _is_tracked(self) -> bool:
@@ -224,7 +226,7 @@ class TrackedStep:
     def _enter_contexts(self, stack: ExitStack) -> None:
         tracking, interval = self._tracking, self._tracking.updates.interval
         info, values, backpack = self._context.info, self._values, self._backpack
-        wants_losses = bool(values.needing("individual_losses"))
+        wants_losses = values.needs("individual_losses")
         wants_losses |= interval is not None and interval.needs_losses
         self._finds_losses = wants_losses and info.get("individual_losses") is None
         is_part = tracking.assembly.has_parts(self._context.accumulating)
@@ -245,7 +247,7 @@ class TrackedStep:
                 tracking.boundary.contain,
                 self._finds_losses,
             )
-        if wants_gradients or values.needing("optimizer"):
+        if wants_gradients or values.needs("optimizer"):
             self._factor = LossFactor(info, self._gradients)
             stack.enter_context(self._factor.finding())
         if self._finds_losses and not (self._gradients and self._gradients.expects_losses):
@@ -300,7 +302,7 @@ class TrackedStep:
             if error is None and self._is_tracked:
                 self._finish()
             elif not context.accumulating:
-                tracking.assembly.forget()
+                tracking.assembly.drop()  # what an exception has left of an untracked step
         finally:
             with boundary.contain("the end of a step"):
                 outcome = self._outcome(error)

@@ -93,8 +93,9 @@ class LossFactor:
                 self._found.append(factor)
                 return
             # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
-            self._found.append(float(factor))
-            self._of_loss.receive_factor(float(self._found[-1]))
+            number = float(factor)
+            self._found.append(number)
+            self._of_loss.receive_factor(number)
 
     @property
     def factor(self) -> float:

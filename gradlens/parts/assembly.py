@@ -298,14 +298,10 @@ class BatchAssembly:
             self._exchanged(replace(EMPTY, tracked=own.tracked, failure=reason), {})
             self.drop()
 
-    def forget(self) -> None:
-        """A step is over at which nothing is tracked: what an exception has left doesn't count."""
-        if self._own is not None:
-            self.drop()
-
     def drop(self) -> None:
-        """Drop all parts."""
-        self._own, self._kept = None, KeptSamples(self._max_bytes, seed=0)
+        """Drop all parts, if there are some."""
+        if self._own is not None:
+            self._own, self._kept = None, KeptSamples(self._max_bytes, seed=0)
 
     def whole(self, reductions: Sequence[Reduction], contain: Contain) -> Whole:
         """All parts as one; all processes must call it at the same steps.
