@@ -378,6 +378,22 @@ def test_failing_is_contained(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
+def test_gradients_are_known_where_the_graph_cannot_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gradlens.observers import autopsy as module
+
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("a defect")
+
+    expected = only_spike(train(classification(), outlier, with_ids=False).cockpit)
+    monkeypatch.setattr(module, "_evidence", fails)
+    with pytest.warns(gradlens.GradlensWarning, match="a defect"):
+        found = only_spike(train(classification(), outlier, with_ids=False).cockpit)
+    assert not found.without_norms
+    assert found.layers == expected.layers
+
+
 def test_an_exception_in_the_context_leaves_nothing() -> None:
     problem = classification()
     cockpit = Cockpit(problem.network, [])
