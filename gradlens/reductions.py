@@ -74,7 +74,6 @@ from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Stratum
 from gradlens.operators.dense import (
     Buffer,
-    bytes_of_elements,
     is_to_be_stored,
     stored,
     stored_rows,
@@ -143,7 +142,7 @@ class ParameterGradients:
     @property
     def are_apart(self) -> bool:
         """Whether reductions that allow it are computed for some rows at a time."""
-        large = bytes_of_elements(self.individual) > STORED_BYTES
+        large = self.individual.bytes_of_elements > STORED_BYTES
         stays = self.individual.is_worth_storing and not is_distributed(self.tensor)
         return self.shared and large and stays
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -406,6 +406,11 @@ def version(tensor: Tensor) -> int:
     have none, and get 0.
     """
     return 0 if tensor.is_inference() else tensor._version
+
+
+def versions(tensors: Iterable[Tensor]) -> list[int]:
+    """``version`` of each tensor."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def storage_number(tensor: Tensor) -> int:

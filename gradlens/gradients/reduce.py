@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.gradients.collect import Collector
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import Contain, uncontained
-from gradlens.operators.dense import Buffer, bytes_of_elements
+from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
 from gradlens.reductions import ParameterGradients, Reduction
 from gradlens.torch_private import backward_pass_id
@@ -72,36 +72,36 @@ class Reducer:
         self._leaves = leaves
         for name, leaf in leaves.items():
             if leaf.is_leaf and leaf.requires_grad:
-                complete = self._completion(name)
                 self._pending.add(name)
-                self._handles.append(leaf.register_post_accumulate_grad_hook(complete))
+                hook = partial(self._accumulated, name)
+                self._handles.append(leaf.register_post_accumulate_grad_hook(hook))
 
     @property
     def has_seen_all(self) -> bool:
         """Whether autograd has accumulated the gradients of all parameters."""
         return not self._pending
 
-    def _completion(self, name: str) -> Callable[[Tensor], None]:
-        return lambda _: self._complete(name, backward_pass_id())
+    def _accumulated(self, name: str, _: Tensor) -> None:
+        self._pending.discard(name)
+        self._complete(name, backward_pass_id())
 
     def _complete(self, name: str, backward_pass: int) -> None:
-        self._pending.discard(name)
-        with self._contain(f"the gradients of {name}", partial(self._refuse, name)):
-            if name in self.collector.names:
-                with torch.no_grad(), autocast_off(self._leaves[name]):
-                    self._reduce(name, backward_pass)
+        try:
+            individual = self.collector.take(name, backward_pass)
+            if individual is None:
+                return
+            if name in self.covered:
+                self._refuse(name, SEVERAL_PASSES)
+                self._fail(self.values, SEVERAL_PASSES)
+                return
+            with torch.no_grad(), autocast_off(self._leaves[name]):
+                self._reduce(name, individual)
+        except Exception:
+            # Entering a context for each parameter would take longer than many reductions.
+            with self._contain(f"the gradients of {name}", partial(self._refuse, name)):
+                raise
 
-    def _reduce(self, name: str, backward_pass: int) -> None:
-        individual = self.collector.take(name, backward_pass)
-        if individual is None:
-            return
-        if name in self.covered:
-            self._refuse(name, SEVERAL_PASSES)
-            self._fail(self.values, SEVERAL_PASSES)
-        else:
-            self._reduce_operator(name, individual)
-
-    def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
+    def _reduce(self, name: str, individual: GradientOperator) -> None:
         gradients = ParameterGradients(
             name, self._leaves[name], individual, self._shared, buffer=self._buffer
         )
@@ -117,7 +117,6 @@ class Reducer:
                     else reduction.reduce(gradients)
                 )
             except Exception:
-                # Entering a context for each reduction would take longer than many of them.
                 with self._containing(reduction, name):
                     raise
         gradients.elements.forget()
@@ -160,7 +159,7 @@ class Reducer:
     def _fits(self, gradients: ParameterGradients) -> bool:
         """Whether elements may be retained, which give projections at less cost than factors."""
         individual = gradients.individual
-        size = bytes_of_elements(individual) if gradients.are_stored else 0
+        size = individual.bytes_of_elements if gradients.are_stored else 0
         more = max(size - individual.nbytes, 0)
         fits = more <= self._may_retain
         self._may_retain -= more if fits else 0

@@ -102,16 +102,18 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
     """
     if all(gradient is None for gradient in found.gradients):
         return None
-    _check_unlabelled_rows(found)
+    if not all(index.some or index.is_complete for index in found.rows.values()):
+        _check_unlabelled_rows(found)
     if found.use.own_name:
         return _by_layer_rule(found)
-    links = [link for link in found.use.chain if found.graph.kinds[link.node] not in CASTS]
-    if any(found.graph.kinds[link.node] != TRANSPOSE for link in links):
+    kinds = [found.graph.kinds[link.node] for link in found.use.chain]
+    links = [kind for kind in kinds if kind not in CASTS]
+    if links and set(links) != {TRANSPOSE}:
         operator: GradientOperator = _behind_links(found)
-    elif len(links) % 2:
-        operator = _transposed(_at_node(found))
     else:
         operator = _at_node(found)
+        if len(links) % 2:
+            operator = _transposed(operator)
     # Autograd makes a gradient without other references a parameter's grad, which users change.
     operator.hold(found.gradients)
     return operator
@@ -119,9 +121,10 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
 
 def _at_node(found: NodeGradient) -> GradientOperator:
     """Per-sample gradients at the node's input."""
+    first = found.gradients[0]
+    if found.fine or first is None or first.is_complex():
+        return one_by_one(found)
     rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
-    if found.fine or found.gradients[0] is None or found.gradients[0].is_complex():
-        rule = one_by_one
     return rule(found)
 
 

@@ -136,13 +136,14 @@ class SampleDeviations:
         """The same for all samples of a stratum that these were drawn from."""
         return replace(self, known_spread=spread, strata=(stratum,))
 
-    def times(self, factor: float) -> SampleDeviations:
-        """Of gradients times a factor."""
-        if factor == 1.0:
-            return self
-        norms, dots, mean = (self.squared_norms, self.dots, self.squared_mean)
-        square = factor**2
-        return SampleDeviations(norms * square, dots * square, mean * square, *coarsest([self]))
+    def times(self, factor: float, of_gradients: float = 0.0) -> SampleDeviations:
+        """Of gradients times a factor, whose rounding errors may be known to be larger."""
+        norms, dots, mean = self.squared_norms, self.dots, self.squared_mean
+        if factor != 1.0:
+            square = factor**2
+            norms, dots, mean = norms * square, dots * square, mean * square
+        bounds = max(self.of_gradients, of_gradients), self.of_sum, self.of_difference
+        return SampleDeviations(norms, dots, mean, *bounds)
 
 
 def coarsest(parts: Sequence[SampleDeviations]) -> tuple[float, float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from gradlens.operators.operator import PIECE_BYTES, GradientOperator, slices
 from gradlens.operators.outer_product import (
-    coarser,
     same_precision,
     squared_norms_by_positions,
     write_products,
@@ -52,10 +52,10 @@ class Convolution(GradientOperator):
     ) -> None:
         self._geometry = geometry
         self._positions = delta.shape[2:]
-        self._delta, self._inputs = same_precision(delta, _reached(inputs, geometry, delta.shape))
+        inputs = _reached(inputs, geometry, delta.shape)
+        self._delta, self._inputs, eps = same_precision(delta, inputs)
         channels = inputs.shape[1] // geometry.groups
         shape = (delta.shape[1], channels, *geometry.kernel)
-        eps = coarser(delta, inputs)
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device, eps)
 
     def _workspace(self) -> int:
@@ -92,6 +92,10 @@ class Convolution(GradientOperator):
             windows = self._windows(part)
             patches = memory[: len(windows)].copy_(windows).view(len(windows), self._columns, -1)
             write_products(to[part], self._delta[part].flatten(2), patches.mT, self.scale)
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return self._delta, self._inputs
 
     def _keep_only(self, samples: Tensor) -> None:
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]

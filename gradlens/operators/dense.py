@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -16,7 +16,6 @@ from gradlens.operators.operator import (
     PIECE_BYTES,
     GradientOperator,
     slices,
-    times,
 )
 
 REUSED_BYTES = 2**20
@@ -32,7 +31,8 @@ class Dense(GradientOperator):
     def __init__(self, gradients: Tensor, scale: float = 1.0, eps: float | None = None) -> None:
         eps = torch.finfo(gradients.dtype).eps if eps is None else eps
         gradients = accumulable(gradients)
-        gradients = times(gradients, scale)
+        if scale != 1.0:
+            gradients = gradients * scale
         shape = gradients.shape[1:]
         super().__init__(len(gradients), shape, 1.0, gradients.dtype, gradients.device, eps)
         flat = (len(gradients), shape.numel())
@@ -46,6 +46,10 @@ class Dense(GradientOperator):
         shape = (self.batch_size, self._rows, self._columns)
         return self._gradients.view(shape)[samples, rows]
 
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return (self._gradients,)
+
     def _keep_only(self, samples: Tensor) -> None:
         self._gradients = self._gradients[samples]
 
@@ -58,34 +62,32 @@ class Dense(GradientOperator):
     def _centred_gram(self) -> Tensor:
         if not is_small(self._gradients):
             return super()._centred_gram()
-        apart = self._apart()
+        apart, _ = self._about_mean()
         return apart @ apart.T
 
     def _deviations(self) -> SampleDeviations:
         if not is_small(self._gradients):
             return super()._deviations()
-        return deviations_in_double(self._apart(), self._once("mean", self._mean_in_double))
+        return deviations_in_double(*self._about_mean())
 
     def _element_deviations(self) -> tuple[Tensor, Tensor]:
         if not is_small(self._gradients):
             return super()._element_deviations()
-        squares = self._apart().square().sum(0)
-        mean = self._once("mean", self._mean_in_double).to(self.dtype)
+        apart, mean = self._about_mean()
         shape = self._rows, self._columns
-        return mean.view(shape), squares.view(shape)
+        return mean.to(self.dtype).view(shape), apart.square().sum(0).view(shape)
 
-    def _apart(self) -> Tensor:
-        """gₙ − ḡ ``[N, R·K]`` in float64; not to be written to."""
-        mean = self._once("mean", self._mean_in_double)
-        return self._once("apart", lambda: self._gradients - mean)
-
-    def _mean_in_double(self) -> Tensor:
-        dtype = torch.float64
-        return (
-            self._gradients.mean(0, dtype=dtype)
-            if self.batch_size
-            else self._double_zeros(self._rows * self._columns)
-        )
+    def _about_mean(self) -> tuple[Tensor, Tensor]:
+        """gₙ − ḡ ``[N, R·K]`` and ḡ ``[R·K]`` in float64; not to be written to."""
+        kept = self._kept
+        if "mean" not in kept:
+            mean = (
+                self._gradients.mean(0, dtype=torch.float64)
+                if self.batch_size
+                else self._double_zeros(self._rows * self._columns)
+            )
+            kept |= {"mean": mean, "apart": self._gradients - mean}
+        return kept["apart"], kept["mean"]
 
     def _dot_in_range(self, matrix: Tensor) -> Tensor:
         if not is_small(self._gradients):
@@ -99,7 +101,7 @@ class Dense(GradientOperator):
         return self._gradients.sum(0).view(self._rows, self._columns)
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
-        if bytes_of_elements(self) > max_bytes:
+        if self.bytes_of_elements > max_bytes:
             return super()._tally_1d(grid, max_bytes)
         return tally_1d(self._gradients, grid)
 
@@ -136,17 +138,12 @@ class Buffer:
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-def bytes_of_elements(individual: GradientOperator) -> int:
-    """Memory of all elements."""
-    return individual.batch_size * individual.shape.numel() * individual.dtype.itemsize
-
-
 def stored_rows(
     individual: GradientOperator, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[tuple[slice, GradientOperator]]:
     """Stored gradients of a parameter that isn't a scalar, for some of its rows at a time."""
     everyone = slice(0, individual.batch_size)
-    row_bytes = bytes_of_elements(individual) // max(individual.shape[0], 1)
+    row_bytes = individual.bytes_of_elements // max(individual.shape[0], 1)
     for rows in slices(individual.shape[0], piece_bytes // max(row_bytes, 1)):
         values = individual._scaled(individual._rows_of(everyone, rows))
         yield rows, Dense(values.unflatten(2, individual.shape[1:]), eps=individual.eps)
@@ -154,13 +151,13 @@ def stored_rows(
 
 def is_to_be_stored(individual: GradientOperator, max_bytes: int) -> bool:
     """Whether storing gradients saves work, and they are small enough."""
-    return individual.is_worth_storing and 0 < bytes_of_elements(individual) <= max_bytes
+    return 0 < individual.bytes_of_elements <= max_bytes and individual.is_worth_storing
 
 
 def stored(individual: GradientOperator, buffer: Buffer | None = None) -> Dense:
     """The same gradients with stored elements, in a buffer or in memory of their own."""
-    shape = (individual.batch_size, *individual.shape)
-    if buffer is None or bytes_of_elements(individual) <= REUSED_BYTES:
+    if buffer is None or individual.bytes_of_elements <= REUSED_BYTES:
         return Dense(individual.dense(), eps=individual.eps)
+    shape = (individual.batch_size, *individual.shape)
     elements = buffer.tensor(shape, individual.dtype, individual.device)
     return Dense(individual.dense(elements), eps=individual.eps)

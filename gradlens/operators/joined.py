@@ -39,6 +39,14 @@ class Joined(GradientOperator):
                 blocks.append(factor * part._block(slice(begin, end), rows).to(self.dtype))
         return torch.cat(blocks)
 
+    @property
+    def is_unchanged(self) -> bool:
+        return all(part.is_unchanged for part in self._parts)
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return [tensor for part in self._parts for tensor in part._tensors]
+
     def _keep_only(self, samples: Tensor) -> None:
         self._parts = tuple(
             part.some(samples[(samples >= start) & (samples < start + part.batch_size)] - start)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -46,7 +46,7 @@ from gradlens.numerics.norms import (
     whole_range,
 )
 from gradlens.numerics.precision import double
-from gradlens.torch_private import storage_number, version
+from gradlens.torch_private import storage_number, versions
 
 PIECE_BYTES = 16 * 2**20
 """Default bound of the temporary memory of one piece."""
@@ -54,10 +54,6 @@ PIECE_BYTES = 16 * 2**20
 
 KEPT_PAIRS = 1024
 """The most samples whose Gram matrix is kept for other results: it takes 8 MiB in float64."""
-
-
-PLAIN = frozenset({int, float, dict, list, tuple, torch.dtype, torch.device, torch.Size})
-"""Types of what an operator has besides tensors and operators."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,8 @@ class GradientOperator(ABC):
     loss; ``scale`` is this factor, so callers get no other scaling. Gradients and their sums are of
     the operator's ``dtype``: that of the factors, except that half precisions accumulate in
     float32. Squares and products are in float64, whose range they don't leave. ``eps`` is the
-    relative rounding error of the factors, which is larger in half precisions.
+    relative rounding error of the factors, which is larger in half precisions. All elements
+    together would take ``bytes_of_elements``.
 
     A subclass defines ``_block``. Everything else follows from it piece by piece; a subclass may
     override the other private methods where its structure allows something cheaper. They compute
@@ -105,28 +102,28 @@ class GradientOperator(ABC):
         self.dtype = dtype
         self.eps = torch.finfo(dtype).eps if eps is None else eps
         self.device = device
-        self._held: tuple[Tensor, ...] = ()
-        self._seen: list[tuple[Tensor, int]] = []
+        self._held: tuple[Tensor | None, ...] = ()
+        self._seen: list[int] = []
         self._kept: dict[str, Tensor] = {}
         self._rows = self.shape[0] if self.shape else 1
         self._columns = math.prod(self.shape[1:])
+        self.bytes_of_elements = batch_size * self._rows * self._columns * dtype.itemsize
 
     def __repr__(self) -> str:
         shape = [self.batch_size, *self.shape]
         return f"{type(self).__name__}({shape}, dtype={self.dtype}, device='{self.device}')"
 
     @final
-    def hold(self, tensors: tuple[Tensor | None, ...]) -> None:
-        """Keep references to those tensors that the operator is made of, so that they don't change.
+    def hold(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """Keep references to the gradients that the operator is made of, as they are now.
 
-        Autograd makes a gradient without other references the parameter's own ``grad``, which the
-        user may change. Other changes show in ``is_unchanged``.
+        Autograd makes a gradient that has the parameter's shape, and no other references, its own
+        ``grad``, which the user may change. Other changes show in ``is_unchanged``.
         """
-        own = [*self._tensors()]
-        numbers = {storage_number(each) for each in own}
-        shared = (each for each in tensors if each is not None and each.layout == torch.strided)
-        self._held = tuple(each for each in shared if storage_number(each) in numbers)
-        self._seen = [(each, version(each)) for each in own]
+        elements = self.shape.numel()
+        if any(each is not None and each.numel() == elements for each in gradients):
+            self._held = gradients
+        self._seen = versions(self._tensors)
 
     @property
     def is_unchanged(self) -> bool:
@@ -135,9 +132,7 @@ class GradientOperator(ABC):
         A model's input may be overwritten by the next one, and a backward function of the user's
         own may write into the gradient that it gets.
         """
-        own = all(version(tensor) == seen for tensor, seen in self._seen)
-        parts = (each for each in self._made_of() if not isinstance(each, Tensor))
-        return own and all(part.is_unchanged for part in parts)
+        return not self._seen or versions(self._tensors) == self._seen
 
     @final
     def some(self, samples: Tensor) -> GradientOperator:
@@ -156,27 +151,12 @@ class GradientOperator(ABC):
     def nbytes(self) -> int:
         """Memory of the tensors that the operator is made of."""
         sizes = dict[int, int]()
-        for tensor in self._tensors():
+        for tensor in self._tensors:
             number, size = storage_number(tensor), tensor.numel() * tensor.dtype.itemsize
             # A view may have fewer elements than its memory, and an expanded tensor has more.
             most = tensor.untyped_storage().nbytes()
             sizes[number] = min(sizes.get(number, 0) + size, most)
         return sum(sizes.values())
-
-    @final
-    def _tensors(self) -> Iterator[Tensor]:
-        """The tensors that the operator is made of."""
-        for part in self._made_of():
-            yield from [part] if isinstance(part, Tensor) else part._tensors()
-
-    @final
-    def _made_of(self) -> Iterator[Tensor | GradientOperator]:
-        """The tensors and operators that its attributes are, or are tuples of."""
-        for name, value in vars(self).items():
-            for part in value if type(value) is tuple and name != "_held" else (value,):
-                # Asking whether each number is an operator would take most of the time.
-                if type(part) not in PLAIN and isinstance(part, (Tensor, GradientOperator)):
-                    yield part
 
     @final
     def squared_norms(self) -> Tensor:
@@ -229,7 +209,7 @@ class GradientOperator(ABC):
 
     @final
     def _complete(self, found: SampleDeviations) -> SampleDeviations:
-        return replace(found.times(self.scale), of_gradients=self._noise)
+        return found.times(self.scale, self._noise)
 
     @final
     def element_deviations(self) -> ElementDeviations:
@@ -275,9 +255,9 @@ class GradientOperator(ABC):
     def dense(self, out: Tensor | None = None) -> Tensor:
         """gₙ themselves, ``[N, *P]``: N times the parameter's memory, or that of ``out``."""
         shape = (self.batch_size, *self.shape)
-        pieces = [*self._partition(PIECE_BYTES)] if self.makes_blocks and out is None else []
-        if len(pieces) == 1:
-            return self._scaled(self._block(*pieces[0])).view(shape)
+        if self.makes_blocks and out is None and self._is_one_piece:
+            everyone, rows = slice(0, self.batch_size), slice(0, self._rows)
+            return self._scaled(self._block(everyone, rows)).view(shape)
         dense = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
         self._write(dense.view(self.batch_size, self._rows, self._columns))
         return dense
@@ -312,6 +292,11 @@ class GradientOperator(ABC):
         return Counts(self._tally_2d(grid, cells, second.size, max_bytes))
 
     # Defined, or overridden, by subclasses.
+
+    @property
+    @abstractmethod
+    def _tensors(self) -> Sequence[Tensor]:
+        """The tensors that the gradients are computed from."""
 
     @abstractmethod
     def _block(self, samples: slice, rows: slice) -> Tensor:
@@ -564,6 +549,12 @@ class GradientOperator(ABC):
         shifted = [slice(samples.start + p.start, samples.start + p.stop) for p in parts]
         blocks = [self._block(part, rows) for part in shifted]
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    @property
+    def _is_one_piece(self) -> bool:
+        """Whether all elements can be computed at once."""
+        workspace = self._workspace() * self.batch_size * self.dtype.itemsize
+        return 0 < self.bytes_of_elements + workspace <= PIECE_BYTES
 
     @final
     def _partition(self, max_bytes: int) -> Iterator[tuple[slice, slice]]:

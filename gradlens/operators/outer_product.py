@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -64,9 +64,8 @@ class OuterProduct(GradientOperator):
     """Elements up to which all are binned: in the cache, that takes half of the time of sorting."""
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
-        self._delta, self._inputs = same_precision(delta, inputs)
+        self._delta, self._inputs, eps = same_precision(delta, inputs)
         shape = (delta.shape[1], inputs.shape[1])
-        eps = coarser(delta, inputs)
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device, eps)
 
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -84,10 +83,14 @@ class OuterProduct(GradientOperator):
     @property
     def is_worth_storing(self) -> bool:
         # Results of few elements take fewer calls than those of the factors.
-        return self._elements <= SMALL
+        return self.batch_size * self._rows * self._columns <= SMALL
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, rows, None] * self._inputs[samples, None, :]
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return self._delta, self._inputs
 
     def _keep_only(self, samples: Tensor) -> None:
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
@@ -277,10 +280,9 @@ class SumOfOuterProducts(GradientOperator):
     makes_blocks = True
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
-        self._delta, self._inputs = same_precision(delta, inputs)
+        self._delta, self._inputs, eps = same_precision(delta, inputs)
         self._positions = delta.shape[1]
         shape = (delta.shape[2], inputs.shape[2])
-        eps = coarser(delta, inputs)
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device, eps)
 
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -305,6 +307,10 @@ class SumOfOuterProducts(GradientOperator):
 
     def _write(self, to: Tensor) -> None:
         write_products(to, self._delta.mT, self._inputs, self.scale)
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return self._delta, self._inputs
 
     def _keep_only(self, samples: Tensor) -> None:
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
@@ -429,18 +435,17 @@ def deviations_of_gram(parts: Iterable[Tensor]) -> SampleDeviations:
     return by_products(torch.cat(squared_norms), torch.cat(means))
 
 
-def same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Under autocast an input can be wider than the output gradient."""
+def same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Both factors in one precision, and the larger of their relative rounding errors.
+
+    Under autocast an input can be wider than the output gradient.
+    """
+    eps = max(torch.finfo(delta.dtype).eps, torch.finfo(inputs.dtype).eps)
     delta, inputs = accumulable(delta), accumulable(inputs)
-    if delta.dtype == inputs.dtype:
-        return delta, inputs
-    dtype = torch.promote_types(delta.dtype, inputs.dtype)
-    return delta.to(dtype), inputs.to(dtype)
-
-
-def coarser(*factors: Tensor) -> float:
-    """The largest relative rounding error of some tensors."""
-    return max(torch.finfo(factor.dtype).eps for factor in factors)
+    if delta.dtype != inputs.dtype:
+        dtype = torch.promote_types(delta.dtype, inputs.dtype)
+        delta, inputs = delta.to(dtype), inputs.to(dtype)
+    return delta, inputs, eps
 
 
 def _extremes(factor: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,14 @@ class Summed(GradientOperator):
             use._add_block(block, samples, rows)
         return block
 
+    @property
+    def is_unchanged(self) -> bool:
+        return all(use.is_unchanged for use in self._uses)
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return [tensor for use in self._uses for tensor in use._tensors]
+
     def _keep_only(self, samples: Tensor) -> None:
         self._uses = tuple(use.some(samples) for use in self._uses)
 
@@ -117,6 +125,10 @@ class Grouped(GradientOperator):
     def _block(self, samples: slice, rows: slice) -> Tensor:
         together = slice(samples.start * self._size, samples.stop * self._size)
         return self._by_row._block(together, rows).unflatten(0, (-1, self._size)).sum(1)
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return self._by_row._tensors
 
     def _keep_only(self, samples: Tensor) -> None:
         offsets = torch.arange(self._size, device=samples.device)

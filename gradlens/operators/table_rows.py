@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -73,6 +75,10 @@ class IndexedRows(GradientOperator):
         )
         owner, row = self._owner[inside] - samples.start, self._row[inside] - rows.start
         block[owner, row] += self._values[inside].to(block.dtype)
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return self._owner, self._row, self._values
 
     def _keep_only(self, samples: Tensor) -> None:
         places = self._owner.new_full((self.batch_size,), -1)

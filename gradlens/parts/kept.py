@@ -139,8 +139,8 @@ ROUNDING = 1e-12
 
 def smaller(operator: GradientOperator) -> GradientOperator:
     """The same gradients as elements where these take less memory than factors."""
-    elements = operator.batch_size * operator.shape.numel() * operator.dtype.itemsize
-    return Dense(operator.dense(), eps=operator.eps) if elements < operator.nbytes else operator
+    takes_less = operator.bytes_of_elements < operator.nbytes
+    return Dense(operator.dense(), eps=operator.eps) if takes_less else operator
 
 
 def _joined(parts: list[GradientOperator], factors: list[float]) -> GradientOperator:
