@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -89,46 +89,18 @@ class BackwardPass:
         known = next((g for g in gradients if g is not None), None)
         if known is None or self.paused:
             return
-        try:
-            self._take_all(number, gradients, known)
-        except Exception as error:  # the user's backward pass goes on
-            reason = FAILED.format(kind=self._graph.kinds[number], error=first_line(error))
-            self._collector.refuse_all([name for name, _ in self._at.get(number, ())], reason)
-
-    def _take_all(self, number: int, gradients: tuple[Tensor | None, ...], known: Tensor) -> None:
-        backward_pass = backward_pass_id()
+        backward_pass, scale = backward_pass_id(), self.batch.scale
         shared: dict[Hashable, Any] = {}
         with outside_modes(), torch.no_grad(), autocast_off(known):
             for name, labelled in self._at.get(number, ()):
-                self._take(name, labelled, gradients, backward_pass, shared)
-
-    def _take(
-        self,
-        name: str,
-        labelled: LabelledUse,
-        gradients: Sequence[Tensor | None],
-        backward_pass: int,
-        shared: dict[Hashable, Any],
-    ) -> None:
-        found = NodeGradient(
-            self._graph,
-            labelled.use,
-            tuple(gradients),
-            labelled.rows,
-            labelled.features,
-            self.batch.scale,
-            labelled.fine,
-            shared,
-        )
-        try:
-            operator = operator_of(found)
-            if operator is not None:
-                self._collector.receive(name, backward_pass, operator)
-        except UnavailableError as reason:
-            self._collector.refuse(name, str(reason))
-        except Exception as error:  # other parameters may be had
-            kind = self._graph.kinds[labelled.use.node]
-            self._collector.refuse(name, FAILED.format(kind=kind, error=first_line(error)))
+                found = NodeGradient(self._graph, labelled, tuple(gradients), scale, shared)
+                try:
+                    self._collector.receive(name, backward_pass, operator_of(found))
+                except UnavailableError as reason:
+                    self._collector.refuse(name, str(reason))
+                except Exception as error:  # the user's backward pass goes on
+                    failed = FAILED.format(kind=self._graph.kinds[number], error=first_line(error))
+                    self._collector.refuse(name, failed)
 
 
 CHANGED_ON_THE_WAY = (
@@ -177,12 +149,14 @@ class Collector:
         passes = self._uses.get(name, {})
         if backward_pass is not None and backward_pass not in passes:
             return None
-        self.drop(name)
+        self._uses.pop(name, None)
         wanted = passes if backward_pass is None else [backward_pass]
         uses = [use for number in wanted for use in passes[number]]
         if not all(use.is_unchanged for use in uses):
             self.refuse(name, OVERWRITTEN)
-        return summed(uses) if uses and name not in self.unavailable else None
+        if not uses or name in self.unavailable:
+            return None
+        return uses[0] if len(uses) == 1 else summed(uses)
 
     def drop(self, name: str) -> None:
         """Release a parameter's operators."""

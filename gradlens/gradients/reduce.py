@@ -18,7 +18,7 @@ from gradlens.numerics.unavailable import Contain, uncontained
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
 from gradlens.reductions import ParameterGradients, Reduction
-from gradlens.torch_private import backward_pass_id
+from gradlens.torch_private import backward_pass_id, outside_modes
 
 RETAINED_BYTES = 16 * 2**20
 """Memory that stored per-sample gradients may take until the update, beyond that of the factors
@@ -94,7 +94,7 @@ class Reducer:
                 self._refuse(name, SEVERAL_PASSES)
                 self._fail(self.values, SEVERAL_PASSES)
                 return
-            with torch.no_grad(), autocast_off(self._leaves[name]):
+            with outside_modes(), torch.no_grad(), autocast_off(self._leaves[name]):
                 self._reduce(name, individual)
         except Exception:
             # Entering a context for each parameter would take longer than many reductions.

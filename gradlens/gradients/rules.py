@@ -9,17 +9,16 @@ function is linear in the gradient, so it is run with the gradient of one sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from gradlens.graph.checkpoints import read_saved
-from gradlens.graph.graph import Graph, Link, Use, is_python_function
-from gradlens.graph.kinds import CASTS, TRANSPOSE, Node, kind_of, plain_name, positive
+from gradlens.graph.graph import Graph, Link, is_python_function
+from gradlens.graph.kinds import CASTS, TRANSPOSE, kind_of, plain_name, positive
 from gradlens.graph.layer_rules import layer_call
 from gradlens.graph.passes import call, outputs_of
 from gradlens.numerics.precision import accumulable
@@ -30,6 +29,7 @@ from gradlens.operators.operator import GradientOperator
 from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.operators.summed import Grouped
 from gradlens.operators.table_rows import IndexedRows
+from gradlens.samples.plan import LabelledUse
 from gradlens.samples.rows import NO_SAMPLE, RowIndex
 from gradlens.torch_private import saved, storage_number
 
@@ -37,46 +37,37 @@ MAX_BYTES = 2**31
 """More memory than this is not taken for the per-sample gradients of one use."""
 
 
-@dataclass(frozen=True)
+@final
 class NodeGradient:
-    """The gradient at a node's outputs, ``None`` where the loss doesn't depend on one.
+    """The ``gradients`` at a node's outputs, ``None`` where the loss doesn't depend on one.
 
-    ``rows`` are the samples of each output's rows, and ``features`` the axes that belong to a row.
-    ``fine`` means that each element is a row of its own, although the kind's rule has larger ones.
-    ``known`` keeps, for all parameters at the node, what the node has saved, the result of a
-    layer's rule, and gradients on the way from the node to parameters.
+    ``labelled`` says which samples their rows are of, and what parameter is used there. ``known``
+    keeps, for all parameters at the node, what the node has saved, the result of a layer's rule,
+    and gradients on the way from the node to parameters. ``gradient`` is that at the first output,
+    detached, and ``index`` has the samples of its rows; most nodes have no other output.
     """
 
-    graph: Graph
-    use: Use
-    gradients: tuple[Tensor | None, ...]
-    rows: Mapping[int, RowIndex]
-    features: Mapping[int, tuple[int, ...]]
-    scale: float
-    fine: bool = False
-    known: dict[Hashable, Any] = field(default_factory=dict)
-
-    @property
-    def node(self) -> Node:
-        """The node itself."""
-        return self.graph.nodes[self.use.node]
-
-    @property
-    def gradient(self) -> Tensor:
-        """The gradient at the only output, detached."""
-        gradient = self.gradients[0]
-        assert gradient is not None
-        return gradient.detach() if gradient.requires_grad else gradient
-
-    @property
-    def index(self) -> RowIndex:
-        """The samples of the only output's rows."""
-        return self.rows[0]
-
-    @property
-    def samples(self) -> int:
-        """N."""
-        return next(iter(self.rows.values())).samples
+    def __init__(
+        self,
+        graph: Graph,
+        labelled: LabelledUse,
+        gradients: tuple[Tensor | None, ...],
+        scale: float,
+        known: dict[Hashable, Any],
+    ) -> None:
+        self.graph = graph
+        self.labelled = labelled
+        self.gradients = gradients
+        self.scale = scale
+        self.known = known
+        self.use = labelled.use
+        self.rows = labelled.rows
+        self.node = graph.nodes[labelled.use.node]
+        self.kind = graph.kinds[labelled.use.node]
+        self.index = next(iter(labelled.rows.values()))
+        self.samples = self.index.samples
+        first = next(each for each in gradients if each is not None)
+        self.gradient = first.detach() if first.requires_grad else first
 
     def saved(self, name: str) -> Tensor | None:
         """A tensor that the node has saved."""
@@ -95,13 +86,8 @@ _Product: TypeAlias = Callable[[NodeGradient, Tensor, Tensor | None], GradientOp
 """``(found, gradients, inputs)``, both with a row for each row of the product."""
 
 
-def operator_of(found: NodeGradient) -> GradientOperator | None:
-    """Per-sample gradients by one use; ``None`` if no sample has a share in it.
-
-    ``UnavailableError`` with the reason if there are none.
-    """
-    if all(gradient is None for gradient in found.gradients):
-        return None
+def operator_of(found: NodeGradient) -> GradientOperator:
+    """Per-sample gradients by one use; ``UnavailableError`` with the reason if there are none."""
     if not all(index.some or index.is_complete for index in found.rows.values()):
         _check_unlabelled_rows(found)
     if found.use.own_name:
@@ -122,9 +108,9 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
 def _at_node(found: NodeGradient) -> GradientOperator:
     """Per-sample gradients at the node's input."""
     first = found.gradients[0]
-    if found.fine or first is None or first.is_complex():
+    if found.labelled.fine or first is None or first.is_complex() or 0 not in found.rows:
         return one_by_one(found)
-    rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
+    rule = _RULES.get((found.kind, found.use.index), one_by_one)
     return rule(found)
 
 
@@ -141,10 +127,11 @@ def _behind_links(found: NodeGradient) -> Dense:
     Parameters that are stacked, say, have parts of the same gradient.
     """
     use = found.use
-    way: tuple[Any, ...] = (use.index, use.shape, found.fine)
+    way: tuple[Any, ...] = (use.index, use.shape, found.labelled.fine)
     if way not in found.known:
         _check_memory(found, use.shape)
-        operator = _at_node(replace(found, scale=1.0))
+        unscaled = NodeGradient(found.graph, found.labelled, found.gradients, 1.0, found.known)
+        operator = _at_node(unscaled)
         found.known[way] = [operator.dense()], operator.eps
     gradients, eps = found.known[way]
     place = 0
@@ -175,8 +162,9 @@ def _check_unlabelled_rows(found: NodeGradient) -> None:
         gradient = found.gradients[number]
         if index.some or index.is_complete or gradient is None:
             continue
-        rest = [a for a in range(gradient.dim()) if a not in found.features[number]]
-        by_row = gradient.permute(*rest, *found.features[number])
+        features = found.labelled.features[number]
+        rest = [a for a in range(gradient.dim()) if a not in features]
+        by_row = gradient.permute(*rest, *features)
         if bool((by_row[index.labels == NO_SAMPLE] != 0).any()):
             raise UnavailableError(UNLABELLED_ROWS)
 
@@ -219,8 +207,7 @@ def _right_factor(product: _Product, name: str) -> Rule:
     """The rule for the weight of ``inputs @ weight``; ``name`` is that of the saved inputs."""
 
     def rule(found: NodeGradient) -> GradientOperator:
-        delta = _times(found.gradient, saved(found.node, "alpha", 1))
-        return product(found, delta, found.saved(name))
+        return product(found, _times_alpha(found), found.saved(name))
 
     return rule
 
@@ -232,26 +219,29 @@ def _left_factor(product: _Product, name: str) -> Rule:
         inputs = found.saved(name)
         if inputs is None:
             return one_by_one(found)
-        delta = _times(found.gradient.mT, saved(found.node, "alpha", 1))
+        delta = _times_alpha(found).mT
         # The gradient is that of the transposed weight with the factors exchanged.
         return product(found, inputs.mT, delta)
 
     return rule
 
 
-def _times(gradient: Tensor, factor: float) -> Tensor:
-    """The gradient itself times one, since a copy would be kept beside it."""
-    return gradient if factor == 1 else gradient * factor
+def _times_alpha(found: NodeGradient) -> Tensor:
+    """The gradient itself where the factor is one, since a copy would be kept beside it."""
+    alpha = saved(found.node, "alpha", 1)
+    return found.gradient if alpha == 1 else found.gradient * alpha
 
 
 def _matrix_bias(found: NodeGradient) -> GradientOperator:
-    return _unbroadcast(found, _times(accumulable(found.gradient), saved(found.node, "beta", 1)))
+    beta, gradient = saved(found.node, "beta", 1), accumulable(found.gradient)
+    return _unbroadcast(found, gradient if beta == 1 else gradient * beta)
 
 
 def _added(found: NodeGradient) -> GradientOperator:
-    sign = -1 if found.graph.kinds[found.use.node] == "SubBackward0" else 1
+    sign = -1 if found.kind == "SubBackward0" else 1
     factor = sign * saved(found.node, "alpha") if found.use.index == 1 else 1
-    return _unbroadcast(found, _times(accumulable(found.gradient), factor))
+    gradient = accumulable(found.gradient)
+    return _unbroadcast(found, gradient if factor == 1 else gradient * factor)
 
 
 def _multiplied(found: NodeGradient) -> GradientOperator:
@@ -420,7 +410,7 @@ def _of_sample(found: NodeGradient, sample: int) -> tuple[Tensor | None, ...]:
             parts.append(gradient if gradient is None else torch.zeros_like(gradient))
             continue
         mask = found.rows[number].of_sample(sample)
-        for axis in found.features[number]:
+        for axis in found.labelled.features[number]:
             mask = mask.unsqueeze(axis)
         parts.append(torch.where(mask, gradient, torch.zeros_like(gradient)))
     return tuple(parts)
@@ -433,8 +423,9 @@ def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
     total = torch.stack(tuple(parts)).sum(0)
     rounding = torch.finfo(whole.dtype).eps ** 0.5
     if float((total - whole).norm()) > rounding * float(whole.norm()):
-        kind = found.graph.kinds[found.use.node]
-        raise UnavailableError(f"backward of {kind} isn't linear in the gradient that comes in")
+        raise UnavailableError(
+            f"backward of {found.kind} isn't linear in the gradient that comes in"
+        )
 
 
 def _dense(found: NodeGradient, gradients: Tensor) -> Dense:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -44,16 +44,18 @@ def numbers(values: Sequence[Tensor]) -> list[float]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts: Iterable[Any] = ()
-    if isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, (list, tuple)):
-        parts = value
-    elif _is_dataclass(value):
-        parts = _arguments(value).values()
-    return [tensor for part in parts for tensor in _tensors(part)]
+    found, waiting = [], [value]
+    while waiting:  # a stack, since a call for each value would take most of the time
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, Mapping):
+            waiting += [*one.values()][::-1]
+        elif isinstance(one, (list, tuple)):
+            waiting += one[::-1]
+        elif is_dataclass(one) and not isinstance(one, type):
+            waiting += [getattr(one, field.name) for field in fields(one) if field.init][::-1]
+    return found
 
 
 def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
@@ -65,18 +67,11 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         parts = [_filled(part, tensors) for part in value]
         return tuple(parts) if isinstance(value, tuple) else parts
-    if _is_dataclass(value):
-        return replace(value, **_filled(_arguments(value), tensors))
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if field.init]
+        filled = {name: _filled(getattr(value, name), tensors) for name in names}
+        return replace(cast(Any, value), **filled)
     return value
-
-
-def _is_dataclass(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, type)
-
-
-def _arguments(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that its constructor takes."""
-    return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
 def _moved(tensors: Sequence[Tensor]) -> list[Tensor]:
