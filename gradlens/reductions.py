@@ -132,19 +132,16 @@ class ParameterGradients:
     @cached_property
     def elements(self) -> GradientOperator:
         """``individual``, with stored elements if they are ``shared`` and that saves work."""
-        return stored(self.individual, self.buffer) if self.are_stored else self.individual
-
-    @property
-    def are_stored(self) -> bool:
-        """Whether ``elements`` are stored."""
-        return self.shared and is_to_be_stored(self.individual, STORED_BYTES)
+        if self.shared and is_to_be_stored(self.individual, STORED_BYTES):
+            return stored(self.individual, self.buffer)
+        return self.individual
 
     @property
     def are_apart(self) -> bool:
         """Whether reductions that allow it are computed for some rows at a time."""
         large = self.individual.bytes_of_elements > STORED_BYTES
-        stays = self.individual.is_worth_storing and not is_distributed(self.tensor)
-        return self.shared and large and stays
+        worth = self.shared and large and self.individual.is_worth_storing
+        return worth and not is_distributed(self.tensor)
 
     def apart(self) -> Iterator[ParameterGradients]:
         """Stored gradients of some rows at a time, which all reductions share."""
@@ -405,6 +402,9 @@ class ElementRatios(MergeableReduction):
     def of_whole(self, merged: deviations.ElementDeviations, samples: int) -> Any:
         # The quantities that use it refuse a batch of one.
         return formulas.element_ratios(merged, max(samples - self.ddof, 1), self.epsilon)
+
+    def total(self, values: Sequence[formulas.ElementRatios]) -> formulas.ElementRatios:
+        return formulas.sum_of_ratios(values)
 
     def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
         raise NotImplementedError("the values of of_part are merged")

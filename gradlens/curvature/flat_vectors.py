@@ -91,7 +91,7 @@ def check_parameters(parameters: Mapping[str, Tensor]) -> None:
 
 def accumulation_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
     """The dtype of products, which is single precision for half precisions."""
-    dtype = reduce(torch.promote_types, (t.dtype for t in tensors))
+    dtype = reduce(torch.promote_types, {t.dtype for t in tensors})
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

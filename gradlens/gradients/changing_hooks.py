@@ -78,17 +78,13 @@ class ChangingHooks:
     def _arrive(self, number: int, gradients: Gradients) -> None:
         for output, gradient in enumerate(gradients):
             handed = self._handed.pop((number, output), [])
-            if handed and not _is_surely_sum(gradient, handed):
-                self._found(number)
-                return
-
-
-def _is_surely_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:
-    """Whether a gradient is what was handed on; False also where they can't be compared."""
-    try:
-        return _is_sum(gradient, handed)
-    except Exception:  # the user's backward pass goes on
-        return False
+            try:
+                if not handed or _is_sum(gradient, handed):
+                    continue
+            except Exception:  # they can't be compared, and the user's backward pass goes on
+                pass
+            self._found(number)
+            return
 
 
 def _is_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:

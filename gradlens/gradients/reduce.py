@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.gradients.collect import Collector
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import Contain, uncontained
-from gradlens.operators.dense import Buffer
+from gradlens.operators.dense import Buffer, is_to_be_stored
 from gradlens.operators.operator import GradientOperator
-from gradlens.reductions import ParameterGradients, Reduction
+from gradlens.reductions import STORED_BYTES, ParameterGradients, Reduction
 from gradlens.torch_private import backward_pass_id, outside_modes
 
 RETAINED_BYTES = 16 * 2**20
@@ -102,16 +101,16 @@ class Reducer:
                 raise
 
     def _reduce(self, name: str, individual: GradientOperator) -> None:
-        gradients = ParameterGradients(
-            name, self._leaves[name], individual, self._shared, buffer=self._buffer
-        )
-        lasts = self._retain and self._fits(gradients)
-        if lasts:
-            gradients = replace(gradients, buffer=None)
+        lasts = self._retain and self._fits(individual)
+        buffer = None if lasts else self._buffer
+        leaf = self._leaves[name]
+        gradients = ParameterGradients(name, leaf, individual, self._shared, buffer=buffer)
         apart = self._reduce_rows(gradients) if gradients.are_apart else {}
-        for reduction in self._unfailed(self.values):
+        for reduction, values in self.values.items():
+            if reduction in self.failed:
+                continue
             try:
-                self.values[reduction][name] = (
+                values[name] = (
                     reduction.total(apart[reduction])
                     if reduction in apart
                     else reduction.reduce(gradients)
@@ -133,13 +132,11 @@ class Reducer:
             return {}
         found: dict[Reduction, list[Any]] = {reduction: [] for reduction in reductions}
         for part in gradients.apart():
-            for reduction in self._unfailed(reductions):
-                with self._containing(reduction, gradients.name):
-                    found[reduction].append(reduction.reduce(part))
+            for reduction in reductions:
+                if reduction not in self.failed:
+                    with self._containing(reduction, gradients.name):
+                        found[reduction].append(reduction.reduce(part))
         return found
-
-    def _unfailed(self, reductions: Iterable[Reduction]) -> list[Reduction]:
-        return [reduction for reduction in reductions if reduction not in self.failed]
 
     def _containing(self, reduction: Reduction, name: str) -> AbstractContextManager[Any]:
         # The name of its class, since its own text has all numbers of its tensors.
@@ -156,10 +153,10 @@ class Reducer:
         for reduction in reductions:
             self.failed.setdefault(reduction, reason)
 
-    def _fits(self, gradients: ParameterGradients) -> bool:
+    def _fits(self, individual: GradientOperator) -> bool:
         """Whether elements may be retained, which give projections at less cost than factors."""
-        individual = gradients.individual
-        size = individual.bytes_of_elements if gradients.are_stored else 0
+        are_stored = self._shared and is_to_be_stored(individual, STORED_BYTES)
+        size = individual.bytes_of_elements if are_stored else 0
         more = max(size - individual.nbytes, 0)
         fits = more <= self._may_retain
         self._may_retain -= more if fits else 0

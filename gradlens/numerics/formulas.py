@@ -109,9 +109,12 @@ class ElementRatios:
     elements: int
     noise: float
 
-    def __add__(self, other: ElementRatios) -> ElementRatios:
-        noise = max(self.noise, other.noise)
-        return ElementRatios(self.sums + other.sums, self.elements + other.elements, noise)
+
+def sum_of_ratios(parts: Sequence[ElementRatios]) -> ElementRatios:
+    """Of several parameters."""
+    sums = torch.stack([each.sums for each in parts]).sum(0)
+    elements = sum(each.elements for each in parts)
+    return ElementRatios(sums, elements, max(each.noise for each in parts))
 
 
 def element_ratios(found: ElementDeviations, divisor: int, eps: float) -> ElementRatios:

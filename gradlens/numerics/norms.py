@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.precision import double, is_small
-from gradlens.numerics.shards import over_parts, own_part
+from gradlens.numerics.shards import over_parts, own_part, own_parts
 from gradlens.torch_private import foreach_norm, foreach_sub
 
 _FEW = 2**18
@@ -44,7 +44,7 @@ def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     They are in double precision, or in that of large tensors. The squares of vanishing or huge
     elements may leave the range of that precision; the norm is right nevertheless.
     """
-    return over_parts(tensors, _own_norms([*map(own_part, tensors)]), _norms_of_parts)
+    return over_parts(tensors, _own_norms(own_parts(tensors)), _norms_of_parts)
 
 
 def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
@@ -52,7 +52,7 @@ def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
 
     Of large ones on the processor, one is stored at a time.
     """
-    mine, theirs = ([*map(own_part, each)] for each in (ones, others))
+    mine, theirs = own_parts(ones), own_parts(others)
     small, large = _together(mine)
     found: dict[int, Tensor] = {place: _norm(mine[place] - theirs[place]) for place in large}
     if small:

@@ -6,7 +6,7 @@ processes must call these functions for the same tensors in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeGuard
 
 import torch
@@ -26,6 +26,11 @@ def is_distributed(tensor: Tensor) -> TypeGuard[DTensor]:
 def own_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process has: all of it, unless the tensor is distributed."""
     return _summed(tensor).to_local() if is_distributed(tensor) else tensor
+
+
+def own_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """``own_part`` of each tensor."""
+    return [_summed(t).to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
 def has_nonzero(tensor: Tensor) -> bool:
@@ -63,7 +68,7 @@ def over_parts(
     """
     layouts: dict[tuple[DeviceMesh, tuple[int, ...]], list[int]] = {}
     for place, tensor in enumerate(tensors):
-        if is_distributed(tensor):
+        if isinstance(tensor, DTensor):
             layout = (tensor.device_mesh, _divided_axes(tensor))
             layouts.setdefault(layout, []).append(place)
     found = list(values)

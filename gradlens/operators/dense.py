@@ -89,10 +89,10 @@ class Dense(GradientOperator):
             kept |= {"mean": mean, "apart": self._gradients - mean}
         return kept["apart"], kept["mean"]
 
-    def _dot_in_range(self, matrix: Tensor) -> Tensor:
+    def _dot_in_range(self, direction: Tensor) -> Tensor:
         if not is_small(self._gradients):
-            return super()._dot_in_range(matrix)
-        return double(self._gradients) @ double(matrix.flatten())
+            return super()._dot_in_range(direction)
+        return double(self._gradients) @ double(direction.flatten())
 
     def _dot(self, matrix: Tensor) -> Tensor:
         return dots(self._gradients, matrix.flatten())

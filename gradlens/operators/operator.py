@@ -182,9 +182,7 @@ class GradientOperator(ABC):
                 f"{list(self.shape)}: pass one number per parameter element"
             )
         direction = direction.detach() if direction.requires_grad else direction
-        shape = (self._rows, self._columns)
-        matrix = direction if direction.shape == shape else direction.reshape(shape)
-        return times(self._dot_in_range(matrix), self.scale)
+        return times(self._dot_in_range(direction), self.scale)
 
     @final
     def sum(self) -> Tensor:
@@ -476,10 +474,11 @@ class GradientOperator(ABC):
     def _double_zeros(self, *shape: int) -> Tensor:
         return double(torch.zeros(shape, device=self.device))
 
-    def _dot_in_range(self, matrix: Tensor) -> Tensor:
-        """⟨gₙ, matrix⟩ in float64 ``[N]``, where products of small numbers would vanish."""
-        size = scale_of(matrix)
-        return double(self._dot((matrix / size).to(self.dtype))) * size
+    def _dot_in_range(self, direction: Tensor) -> Tensor:
+        """⟨gₙ, direction⟩ in float64 ``[N]``, where products of small numbers would vanish."""
+        size = scale_of(direction)
+        matrix = (direction / size).to(self.dtype).reshape(self._rows, self._columns)
+        return double(self._dot(matrix)) * size
 
     def _dot(self, matrix: Tensor) -> Tensor:
         dot = self._zeros(self.batch_size)

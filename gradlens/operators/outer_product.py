@@ -138,10 +138,10 @@ class OuterProduct(GradientOperator):
         )
         return about_by_products(self._squared_norms(), with_centre, norm(double(centre)).square())
 
-    def _dot_in_range(self, matrix: Tensor) -> Tensor:
+    def _dot_in_range(self, direction: Tensor) -> Tensor:
         # The factors are smaller than the matrix.
         size = scale_of(self._delta)
-        rows = (self._delta / size) @ matrix.to(self.dtype)
+        rows = (self._delta / size) @ direction.to(self.dtype)
         return double(torch.linalg.vecdot(rows, self._inputs)) * size
 
     def _dot(self, matrix: Tensor) -> Tensor:
@@ -364,12 +364,12 @@ class SumOfOuterProducts(GradientOperator):
         found = (torch.cat(squared_norms), torch.cat(with_centre))
         return about_by_products(*found, norm(double(centre)).square())
 
-    def _dot_in_range(self, matrix: Tensor) -> Tensor:
-        size = scale_of(matrix)
+    def _dot_in_range(self, direction: Tensor) -> Tensor:
+        size = scale_of(direction)
         products = self._zeros(self.batch_size * self._positions, self._columns)
         # In parts, since a copy of the matrix can be large.
         for rows in slices(self._rows, PIECE_BYTES // max(self._columns * self.dtype.itemsize, 1)):
-            part = (matrix[rows] / size).to(self.dtype)
+            part = (direction[rows] / size).to(self.dtype)
             products.addmm_(self._delta[:, :, rows].flatten(0, 1), part)
         by_sample = products.view(self.batch_size, -1)
         return double(torch.linalg.vecdot(by_sample, self._inputs.flatten(1))) * size

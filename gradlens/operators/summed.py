@@ -50,8 +50,8 @@ class Summed(GradientOperator):
     def _keep_only(self, samples: Tensor) -> None:
         self._uses = tuple(use.some(samples) for use in self._uses)
 
-    def _dot_in_range(self, matrix: Tensor) -> Tensor:
-        return torch.stack([use._dot_in_range(matrix) for use in self._uses]).sum(0)
+    def _dot_in_range(self, direction: Tensor) -> Tensor:
+        return torch.stack([use._dot_in_range(direction) for use in self._uses]).sum(0)
 
     def _dot(self, matrix: Tensor) -> Tensor:
         total = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)

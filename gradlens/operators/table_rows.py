@@ -90,8 +90,8 @@ class IndexedRows(GradientOperator):
     def _squared_norms(self) -> Tensor:
         return self._per_sample(double(self._values).square().sum(1))
 
-    def _dot_in_range(self, matrix: Tensor) -> Tensor:
-        touched = matrix[self._row]
+    def _dot_in_range(self, direction: Tensor) -> Tensor:
+        touched = direction[self._row]
         size = scale_of(touched)
         rows = (touched / size).to(self.dtype)
         return double(self._per_sample(torch.linalg.vecdot(self._values, rows))) * size
