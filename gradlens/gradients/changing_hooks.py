@@ -57,23 +57,17 @@ class ChangingHooks:
         self._handles, self._handed = [], {}
 
     def _hand_on(self, number: int, handed: Gradients, arrived: Gradients) -> None:
-        children = self._graph.children[number]
+        edges = zip(self._graph.children[number], handed, strict=True)
         # The gradients of parameters and of what isn't watched aren't held or made dense.
-        wanted = tuple(
-            gradient if edge is not None and edge[0] in self._watched else None
-            for edge, gradient in zip(children, handed, strict=True)
-        )
-        try:
-            with outside_modes(), torch.no_grad():
-                gradients = as_engine(self._graph, number, wanted)
-        except Exception:  # such as of a nested tensor, which can't be compared
-            for edge, gradient in zip(children, wanted, strict=True):
-                if edge is not None and gradient is not None:
+        watched = [(edge, each) for edge, each in edges if edge and edge[0] in self._watched]
+        with outside_modes(), torch.no_grad():
+            for edge, gradient in watched:
+                try:
+                    if gradient is not None:
+                        dense = as_engine(self._graph, edge, gradient)
+                        self._handed.setdefault(edge, []).append((dense, version(dense)))
+                except Exception:  # such as of a nested tensor, which can't be compared
                     self._found(edge[0])
-            return
-        for edge, gradient in zip(children, gradients, strict=True):
-            if edge is not None and gradient is not None:
-                self._handed.setdefault(edge, []).append((gradient, version(gradient)))
 
     def _arrive(self, number: int, gradients: Gradients) -> None:
         for output, gradient in enumerate(gradients):

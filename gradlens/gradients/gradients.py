@@ -65,6 +65,8 @@ class Setting:
     def leaves(self) -> Mapping[str, nn.Parameter]:
         """What a loss's graph has for the parameters: themselves, unless they are sharded."""
         unsharded = self.unsharded
+        if not unsharded:
+            return self.parameters
         return {name: unsharded.get(id(p), p) for name, p in self.parameters.items()}
 
     @property

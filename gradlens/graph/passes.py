@@ -199,7 +199,7 @@ def call(
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(_call_node, node, given, create_graph, stream).result()
-    return as_engine(graph, number, found)
+    return _by_edge(graph, number, found)
 
 
 def _call_node(
@@ -250,7 +250,7 @@ def _call_function(
     places = [place for place, edge in enumerate(edges) if edge is not None]
     by_place = dict(zip(places, needed, strict=True))
     by_edge = [values[by_place[p]] if p in by_place else None for p in range(len(edges))]
-    return as_engine(graph, number, by_edge), watched.is_elementwise
+    return _by_edge(graph, number, by_edge), watched.is_elementwise
 
 
 def is_elementwise(graph: Graph, number: int) -> bool:
@@ -279,19 +279,20 @@ def is_elementwise(graph: Graph, number: int) -> bool:
     return all((*known, *again)) and same
 
 
-def as_engine(graph: Graph, number: int, found: Sequence[Tensor | None]) -> Gradients:
-    """A node's gradients as autograd's engine hands them on.
+def _by_edge(graph: Graph, number: int, found: Sequence[Tensor | None]) -> Gradients:
+    return tuple(
+        None if gradient is None or edge is None else as_engine(graph, edge, gradient)
+        for gradient, edge in zip(found, graph.children[number], strict=True)
+    )
+
+
+def as_engine(graph: Graph, edge: Edge, gradient: Tensor) -> Tensor:
+    """A gradient as autograd's engine hands it on along an edge.
 
     The engine, not the node, adds up what was broadcast, and takes the real part for real numbers.
     """
-    handed: list[Tensor | None] = []
-    for gradient, edge in zip(found, graph.children[number], strict=True):
-        if gradient is None or edge is None:
-            handed.append(None)
-            continue
-        dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-        if dense.is_complex() and not is_complex(graph.nodes[edge[0]], edge[1]):
-            dense = dense.real
-        shape = graph.shape(edge)
-        handed.append(dense if dense.shape == shape else dense.sum_to_size(shape))
-    return tuple(handed)
+    dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+    if dense.is_complex() and not is_complex(graph.nodes[edge[0]], edge[1]):
+        dense = dense.real
+    shape = graph.shape(edge)
+    return dense if dense.shape == shape else dense.sum_to_size(shape)
