@@ -11,7 +11,7 @@ from gradlens.cockpit.values import recordable
 from gradlens.curvature.curvature import Curvature
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.quantity import Needed, Phase, Quantity
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import Measure, Step
 from gradlens.reductions import Reduction
 
 
@@ -78,6 +78,12 @@ class StepValues:
             except Exception as error:
                 self._boundary.end(quantity.name, self.refusing(quantity), error)
         return found
+
+    @property
+    def measures(self) -> list[Measure]:
+        """What is measured after the backward pass."""
+        due = [q for q in self.active if q.should_compute(self._step)]
+        return [measure for quantity in due for measure in quantity.measures]
 
     @property
     def before_backward(self) -> list[Quantity]:

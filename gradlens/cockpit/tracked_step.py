@@ -461,6 +461,7 @@ class TrackedStep:
             without_losses=without_losses,
             untracked=changed.untracked,
             gradient_scale=context.scale,
+            measures=(*self._values.measures, *self._tracking.updates.measures),
             **{"batch_size": info.get("batch_size"), **of_samples},
         )
 

@@ -19,15 +19,15 @@ from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.gradients.gradients import Setting
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.checksums import differing, sums_of_bits
-from gradlens.numerics.host import on_host
+from gradlens.numerics.checksums import are_different, sums_of_bits
+from gradlens.numerics.host import on_host, together
+from gradlens.numerics.norms import norms
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Drawn, all_drawn
-from gradlens.operators.operator import GradientOperator
 from gradlens.parts.kept import KeptGradients
 from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase, Quantity
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import Measure, Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import DirectionDots
 
@@ -134,6 +134,11 @@ class Updates:
             self._pending.close()
         self._pending = None
 
+    @property
+    def measures(self) -> Sequence[Measure]:
+        """What is measured of the step that ends an interval."""
+        return () if self.interval is None else (self.interval.pending.changed,)
+
     def end_interval(self, end: Step, projections: Drawn | None) -> None:
         """Compute what needed this step, and record it at the step before.
 
@@ -206,6 +211,7 @@ class PendingUpdate:
         self._boundary = boundary
         self.overtaken = ""
         self._end: Mapping[str, Tensor] = {}
+        self._changed: tuple[tuple[str, ...], Tensor] = (), torch.zeros(0)
         # It stays until the context after: torch's hooks must not change while they run.
         self._handles: list[RemovableHandle] = []
 
@@ -252,11 +258,15 @@ class PendingUpdate:
     def close(self) -> None:
         """Remove the hook from the optimizer: the next step begins."""
         if self._end and not self.overtaken:
-            changed = differing(self._end, sums_of_bits(self.step.parameters))
-            self.overtaken = CHANGED.format(names=few(changed)) if changed else ""
+            changed = are_different(self._end, sums_of_bits(self.step.parameters))
+            self._changed = (*self._end,), changed
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def changed(self, _: Step) -> tuple[tuple[str, ...], Tensor]:
+        """Parameters, and whether they have changed since the update, as a measure."""
+        return self._changed
 
 
 def _update(
@@ -265,18 +275,20 @@ def _update(
     """The update from ``start``, in the memory of its copies, and retained gradients along it."""
     direction = {n: torch.sub(after[n], copy, out=copy) for n, copy in start.copies.items()}
     unchanged = all(each.is_unchanged for each in retained.operators.values())
-    projections = _projections(retained.operators if unchanged else {}, direction)
-    why = "" if unchanged else OVERWRITTEN
-    return Update(direction, projections, strata=retained.strata, without_projections=why)
-
-
-def _projections(
-    retained: Mapping[str, GradientOperator], direction: Mapping[str, Tensor]
-) -> Tensor | None:
+    operators = retained.operators if unchanged else {}
     # All processes take part in gathering a difference, whatever they have retained.
     gathered = ((name, whole(difference)) for name, difference in direction.items())
-    dots = on_host([retained[n].dot(each) for n, each in gathered if n in retained])
-    return torch.stack([each.double() for each in dots]).sum(0) if dots else None
+    dots = [operators[name].dot(each) for name, each in gathered if name in operators]
+    (names, sizes), dots = on_host(
+        (together(dict(zip(direction, norms([*direction.values()]), strict=True))), dots)
+    )
+    return Update(
+        direction,
+        dict(zip(names, sizes.tolist(), strict=True)),
+        torch.stack([each.double() for each in dots]).sum(0) if dots else None,
+        strata=retained.strata,
+        without_projections="" if unchanged else OVERWRITTEN,
+    )
 
 
 class Interval:
@@ -304,8 +316,12 @@ class Interval:
 
     def values(self, end: Step, start: Drawn | None, boundary: Boundary) -> dict[str, Any]:
         """The quantities' values, from the projections at the ``start`` in all processes."""
-        if self.pending.overtaken:
-            reason = self.pending.overtaken
+        names, flags = end.measured(self.pending.changed)
+        changed = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
+        reason = self.pending.overtaken
+        if changed and not reason:
+            reason = CHANGED.format(names=few(changed))
+        if reason:
             return {each.quantity.name: Undefined(reason) for each in self.waiting}
         found = boundary.value("the interval between two steps", end.total, self.reduction)
         strata = () if start is None or all_drawn(start.strata) else start.strata

@@ -48,10 +48,15 @@ def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[s
     """Names of tensors whose sums of bits differ, by a single synchronisation with the device."""
     if not before:
         return []
+    flags = are_different(before, now).tolist()
+    return [name for name, flag in zip(before, flags, strict=True) if flag]
+
+
+def are_different(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> Tensor:
+    """Whether the sums of bits of each tensor differ, ``[P]``, on their device."""
     device = next(iter(before.values())).device
     sums = (torch.stack([each.to(device) for each in sums.values()]) for sums in (before, now))
-    flags = torch.ne(*sums).tolist()
-    return [name for name, flag in zip(before, flags, strict=True) if flag]
+    return torch.ne(*sums)
 
 
 def _sum_of_bits(flat: Tensor) -> Tensor:

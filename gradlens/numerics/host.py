@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -38,9 +38,11 @@ def are_small(value: Any) -> bool:
     return all(tensor.numel() <= JOINED for tensor in _tensors(value))
 
 
-def numbers(values: Sequence[Tensor]) -> list[float]:
-    """Scalars as numbers, for which the program waits once for their device."""
-    return torch.stack([each.to(values[0].device) for each in values]).tolist() if values else []
+def together(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Tensor]:
+    """Names, and their scalars in one tensor ``[P]``, which is moved faster than each of them."""
+    devices = [each.device for each in values.values()]
+    scalars = [each.to(devices[0]) for each in values.values()]
+    return (*values,), torch.stack(scalars) if scalars else torch.zeros(0)
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -76,20 +78,31 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 def _moved(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors on the host, in their order."""
-    together: dict[Any, list[int]] = {}
+    by_device: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
         small = tensor.layout == torch.strided and tensor.numel() <= JOINED
-        key = (tensor.device, tensor.dtype) if small else place
-        together.setdefault(key, []).append(place)
+        by_device.setdefault(tensor.device if small else place, []).append(place)
     moved: dict[int, Tensor] = {}
-    for places in together.values():
+    for places in by_device.values():
         moved |= zip(places, _moved_at_once([tensors[place] for place in places]), strict=True)
     return [moved[place] for place in range(len(tensors))]
 
 
-def _moved_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _moved_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
+    """By one copy of their bytes, whatever their dtypes."""
     if len(tensors) == 1:
         return [tensors[0].cpu()]
-    joined = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
-    parts = joined.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        by_dtype.setdefault(tensor.dtype, []).append(place)
+    # The largest first, so that each number begins at a multiple of its own size.
+    dtypes = sorted(by_dtype, key=lambda dtype: -dtype.itemsize)
+    flat = [torch.cat([tensors[place].reshape(-1) for place in by_dtype[d]]) for d in dtypes]
+    joined = torch.cat([each.view(torch.uint8) for each in flat]).cpu()
+    moved: dict[int, Tensor] = {}
+    parts = joined.split([each.numel() * each.dtype.itemsize for each in flat])
+    for dtype, part in zip(dtypes, parts, strict=True):
+        places = by_dtype[dtype]
+        single = part.view(dtype).split([tensors[place].numel() for place in places])
+        moved |= {p: one.view(tensors[p].shape) for p, one in zip(places, single, strict=True)}
+    return [moved[place] for place in range(len(tensors))]

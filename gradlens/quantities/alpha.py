@@ -8,7 +8,7 @@ from gradlens.history.view import View
 from gradlens.numerics.formulas import local_step_size
 from gradlens.numerics.strata import count
 from gradlens.quantities.kinds import TwoPointQuantity
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import Step, losses_of_samples
 from gradlens.quantities.update import Update
 
 
@@ -24,6 +24,7 @@ class Alpha(TwoPointQuantity):
     """
 
     needs = ("individual_losses",)
+    measures = (losses_of_samples,)
     view = View("Local step size α", group="step size", label="α")
 
     def compute(self, start: Step, update: Update, end: Step) -> float:
@@ -38,7 +39,7 @@ class Alpha(TwoPointQuantity):
         unknown |= {*start.untracked, *end.untracked}
         if unknown:
             return Undefined(PARTLY.format(names=few(sorted(unknown))))
-        losses = (start.individual_losses, end.individual_losses)
+        losses = (start.individual_losses, end.measured(losses_of_samples))
         strata = update.strata
         samples = (
             count(strata) if strata else len(update.projections),

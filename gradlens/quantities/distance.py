@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.host import numbers
+from gradlens.numerics.host import together
 from gradlens.numerics.norms import distances
 from gradlens.numerics.precision import accumulable
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
-from gradlens.quantities.step import REMOVED, Step
+from gradlens.quantities.step import REMOVED, Measure, Step
 from gradlens.stateful import State
 
 
@@ -29,14 +29,22 @@ class Distance(SingleStepQuantity):
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._start = {name: p.detach().clone() for name, p in parameters.items()}
 
-    def compute(self, step: Step) -> dict[str, float]:
+    @property
+    def measures(self) -> Sequence[Measure]:  # type: ignore[override]
+        return (self._distances,)
+
+    def _distances(self, step: Step) -> tuple[tuple[str, ...], Tensor]:
         self._start = {n: p.to(step.parameters[n].device) for n, p in self._start.items()}
         present = {n: p for n, p in step.parameters.items() if n not in step.removed}
         moved = [accumulable(parameter) for parameter in present.values()]
-        sizes = numbers(distances(moved, [self._start[name] for name in present]))
+        sizes = distances(moved, [self._start[name] for name in present])
+        return together(dict(zip(present, sizes, strict=True)))
+
+    def compute(self, step: Step) -> dict[str, float]:
+        names, sizes = step.measured(self._distances)
         found = {
             name: explained(size, f"the parameter {name}")
-            for name, size in zip(present, sizes, strict=True)
+            for name, size in zip(names, sizes.tolist(), strict=True)
         }
         return {name: found.get(name, Undefined(REMOVED)) for name in step.parameters}
 

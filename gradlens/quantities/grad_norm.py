@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from gradlens.history.view import View
-from gradlens.numerics.host import numbers
+from gradlens.numerics.host import together
 from gradlens.numerics.norms import norms
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
+
+
+def _norms(step: Step) -> tuple[tuple[str, ...], Tensor]:
+    gradients = step.gradients()
+    return together(dict(zip(gradients, norms([*gradients.values()]), strict=True)))
 
 
 class GradNorm(SingleStepQuantity):
@@ -16,12 +23,12 @@ class GradNorm(SingleStepQuantity):
     With a sum loss, it is N times that of the mean loss.
     """
 
+    measures = (_norms,)
     view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")
 
     def compute(self, step: Step) -> dict[str, float]:
-        gradients = step.gradients()
-        sizes = numbers(norms([*gradients.values()]))
+        names, sizes = step.measured(_norms)
         return {
             name: explained(size, f"the gradient of {name}")
-            for name, size in zip(gradients, sizes, strict=True)
+            for name, size in zip(names, sizes.tolist(), strict=True)
         }

@@ -17,7 +17,7 @@ from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.probe import Probe
 from gradlens.history.view import View
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import Measure, Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
@@ -68,6 +68,9 @@ class Quantity(ABC):
     """The phases in which the quantity computes, in the order of ``Phase``."""
     reductions: Sequence[Reduction] = field(default=(), init=False, repr=False)
     """Reductions of the per-sample gradients whose results the quantity reads from the step."""
+    measures: Sequence[Measure] = field(default=(), init=False, repr=False)
+    """Functions of the step whose results the quantity reads by ``step.measured``; the program
+    waits once for a device, since those of all quantities are moved together."""
     needs: Sequence[Needed] = field(default=(), init=False, repr=False)
     """What the quantity needs on a tracked step: ``"loss"`` and ``"optimizer"``, which the user
     passes to the context, or ``"individual_losses"``, which are computed by the loss module that

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,6 +18,9 @@ from gradlens.numerics.host import are_small, is_on_host, on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.reductions import Reduction
 from gradlens.signals.layer_signals import LayerSignals
+
+Measure: TypeAlias = Callable[["Step"], Any]
+"""What is computed of a step besides reductions: tensors, or what has some, on their device."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Step:
     unknown. ``untracked`` names the model's trained parameters besides ``parameters``, and
     ``lacking`` those of ``parameters`` that have a gradient, but none of single samples.
     ``missing`` says of parameters why they have no gradients of single samples. ``gradient_scale``
-    has the factors of their gradients by a scaler.
+    has the factors of their gradients by a scaler. ``measures`` are what quantities measure of the
+    step; all of them are moved to the host together.
     """
 
     global_step: int
@@ -56,12 +61,11 @@ class Step:
     lacking: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict, repr=False)
     gradient_scale: GradientScale = field(default_factory=GradientScale, repr=False)
+    measures: Sequence[Measure] = ()
     _totals: dict[Reduction, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _on_host: dict[Reduction, Mapping[str, Any]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
@@ -69,7 +73,9 @@ class Step:
         return replace(
             self,
             loss=loss,
+            individual_losses=self._known.get(losses_of_samples, self.individual_losses),
             info={},
+            measures=(),
             reduced={},
             signals=LayerSignals(),
             failed={},
@@ -110,16 +116,29 @@ class Step:
         The program waits once for the device, since all parameters' values are moved together, and
         those of other reductions with them if they are small.
         """
-        if reduction not in self._on_host:
-            together = {reduction: self.by_parameter(reduction)}
-            if not is_on_host(together):
-                known = (each for each, found in self.reduced.items() if found and are_small(found))
-                others = (each for each in known if each not in self.failed)
-                together = on_host({**together, **{o: self.by_parameter(o) for o in others}})
-            for each, values in together.items():
-                found = {name: _precise(value) for name, value in values.items()}
-                self._on_host.setdefault(each, found)
-        return self._on_host[reduction]
+        if reduction not in self._known:
+            self._move({reduction: self.by_parameter(reduction)})
+        found: Mapping[str, Any] = self._known[reduction]
+        return found
+
+    def measured(self, measure: Measure) -> Any:
+        """What a measure has found, on the host; moved with all else that is small."""
+        if measure not in self._known:
+            self._move({measure: measure(self)})
+        return self._known[measure]
+
+    def _move(self, wanted: dict[Any, Any]) -> None:
+        if not is_on_host(wanted):
+            small = (each for each, found in self.reduced.items() if found and are_small(found))
+            others = (each for each in small if each not in self.failed)
+            for measure in self.measures:
+                with suppress(Exception):  # raised again where its value is wanted
+                    wanted.setdefault(measure, measure(self))
+            wanted = on_host({**{each: self.by_parameter(each) for each in others}, **wanted})
+        for each, value in wanted.items():
+            if isinstance(each, Reduction):
+                value = {name: _precise(found) for name, found in value.items()}
+            self._known.setdefault(each, value)
 
     def total(self, reduction: Reduction) -> Any:
         """A reduction's value for all covered parameters together, on the host.
@@ -174,6 +193,11 @@ class Step:
             raise UnavailableError(NO_GRADIENTS)
         scales = self.gradient_scale.of(trained)
         return {n: grad if scales[n] == 1 else grad / scales[n] for n, grad in found.items()}
+
+
+def losses_of_samples(step: Step) -> Tensor | None:
+    """ℓₙ ``[N]`` of a step, as a measure."""
+    return step.individual_losses
 
 
 NOTHING_COVERED = (

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradlens.numerics.host import numbers
-from gradlens.numerics.norms import norms
 from gradlens.numerics.strata import Strata
 
 
@@ -17,29 +15,21 @@ from gradlens.numerics.strata import Strata
 class Update:
     """The parameter update d = pₙ₊₁ − pₙ that followed a tracked step.
 
-    ``direction`` is d ``[*P]`` by parameter name. ``projections`` are ⟨gₙ, d⟩ ``[N]`` at the start
-    point, and ``end_projections`` those at the end point with the next step's batch, summed over
-    the covered parameters and in float64 on the host. They are ``None`` unless a quantity retains
-    gradients. ``strata`` is empty unless the former are those of samples that were drawn at random,
-    since those of all micro-batches take too much memory. ``without_projections`` is a reason why
-    there are none.
+    ``direction`` is d ``[*P]`` and ``norms`` are ‖d‖₂ by parameter name. ``projections`` are
+    ⟨gₙ, d⟩ ``[N]`` at the start point, and ``end_projections`` those at the end point with the next
+    step's batch, summed over the covered parameters and in float64 on the host. They are ``None``
+    unless a quantity retains gradients. ``strata`` is empty unless the former are those of samples
+    that were drawn at random, since those of all micro-batches take too much memory.
+    ``without_projections`` is a reason why there are none.
     """
 
     direction: Mapping[str, Tensor]
+    norms: Mapping[str, float]
     projections: Tensor | None = None
     end_projections: Tensor | None = None
     strata: Strata = ()
     without_projections: str = ""
-    # Computed once for all quantities, also for copies with other projections.
-    _norms: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
-
-    def norms(self) -> dict[str, float]:
-        """‖d‖₂ of each parameter by name."""
-        if not self._norms:
-            sizes = numbers(norms([*self.direction.values()]))
-            self._norms.update(zip(self.direction, sizes, strict=True))
-        return dict(self._norms)
 
     def norm(self) -> float:
         """‖d‖₂ of all parameters together."""
-        return math.hypot(*self.norms().values())
+        return math.hypot(*self.norms.values())

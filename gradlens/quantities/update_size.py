@@ -20,5 +20,5 @@ class UpdateSize(UpdateQuantity):
             name: Undefined(REMOVED)
             if name in step.removed
             else explained(size, f"the update of {name}")
-            for name, size in update.norms().items()
+            for name, size in update.norms.items()
         }
