@@ -33,7 +33,9 @@ from torch.nn.modules.pooling import (
     _AvgPoolNd,
     _MaxPoolNd,
 )
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch, checkpoint
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.hooks import RemovableHandle
@@ -44,6 +46,8 @@ __all__ = ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
 Containers that other libraries have registered with torch are included, such as the outputs of
 transformers; torch has no public function for them.
 """
+
+_autograd: Any = torch._C._autograd
 
 # Base classes of modules: their public subclasses have no other class in common, and users derive
 # layers and losses of their own from them.
@@ -264,18 +268,56 @@ def foreach_sub(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor
     return list(torch._foreach_sub(list(ones), list(others)))
 
 
-def outside_modes() -> AbstractContextManager[Any]:
-    """A context in which dispatch modes of others see no operation.
+def dispatch_modes_off() -> AbstractContextManager[Any] | None:
+    """A context in which dispatch modes of others see no operation; ``None`` if there are none.
 
     Such as a selective checkpoint, which counts the operations of its region, a ``FlopCounterMode``
     or one that adds noise. There is no public way to leave them for a while.
     """
-    return _python_dispatch._disable_current_modes() if has_dispatch_modes() else nullcontext()
+    active = torch._C._len_torch_dispatch_stack()
+    return _python_dispatch._disable_current_modes() if active else None
 
 
-def has_dispatch_modes() -> bool:
-    """Whether dispatch modes see the operations that are called now."""
-    return bool(torch._C._len_torch_dispatch_stack())
+def torch_functions_off() -> AbstractContextManager[None]:
+    """A context in which no ``__torch_function__`` of others is called, of modes or of tensors.
+
+    But for the mode by which ``torch.set_default_device`` works, if there is no other. What is
+    public of this is for calls inside a ``__torch_function__``.
+    """
+    for mode in _get_current_function_mode_stack():
+        if not isinstance(mode, DeviceContext):
+            return torch._C.DisableTorchFunction()
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def torch_functions_on() -> AbstractContextManager[None]:
+    """A context in which each ``__torch_function__`` is called that ``torch_functions_off`` hides.
+
+    For models and functions of the user's own.
+    """
+    return torch._C._EnableTorchFunction()
+
+
+@contextmanager
+def _packing_off() -> Iterator[None]:
+    hooks: list[Any] = []
+    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        _autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def packing_off() -> AbstractContextManager[None] | None:
+    """A context in which ``saved_tensors_hooks`` of others store nothing; ``None`` without any.
+
+    There is no public way to leave them for a while.
+    """
+    active = _autograd._top_saved_tensors_default_hooks(True) is not None
+    return _packing_off() if active else None
 
 
 ALIKE = frozenset((

@@ -8,7 +8,7 @@ import importlib
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
@@ -784,6 +787,80 @@ def test_no_other_module_uses_private_names_of_torch() -> None:
 )
 def test_private_names_are_found(source: str) -> None:
     assert [*private_uses(ast.parse(source), private_names_of_torch(), {"_parameters"})]
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return 2 * found if func is torch.neg else found
+
+
+class DoublingOperations(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return 2 * found if func is torch.ops.aten.neg.default else found
+
+
+class Doubled(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return 2 * found if func is torch.neg else found
+
+
+def test_functions_of_others_can_be_switched_off_and_on() -> None:
+    one, doubled = torch.ones(()), torch.ones(()).as_subclass(Doubled)
+
+    def values() -> list[float]:
+        return [float(torch.neg(one)), float(torch.neg(doubled))]
+
+    for mode, hidden in [(nullcontext(), [-1, -1]), (Doubling(), [-1, -1])]:
+        with mode:
+            before = values()
+            with private.torch_functions_off():
+                assert values() == hidden
+                with private.torch_functions_on():
+                    assert values() == before
+            assert values() == before
+    assert before == [-2, -4]
+
+
+def test_the_default_device_stays() -> None:
+    with torch.device("meta"), private.torch_functions_off():
+        assert torch.ones(()).is_meta
+
+
+def test_dispatch_modes_can_be_switched_off() -> None:
+    assert private.dispatch_modes_off() is None
+    with DoublingOperations():
+        off = private.dispatch_modes_off()
+        assert off is not None
+        with off:
+            assert float(-torch.ones(())) == -1
+        assert float(-torch.ones(())) == -2
+
+
+def test_packing_can_be_switched_off() -> None:
+    assert private.packing_off() is None
+    packed: list[str] = []
+
+    def packing(name: str) -> AbstractContextManager[None]:
+        return saved_tensors_hooks(lambda x: [packed.append(name), x.clone()][1], lambda x: x)
+
+    x = leaf(2)
+    with packing("outer"), packing("inner"):
+        off = private.packing_off()
+        assert off is not None
+        with off:
+            node = x.exp().grad_fn
+        assert private.saved_where_they_are(node)
+        x.exp()
+    assert packed == ["inner"]
+    with packing("outer"):
+        with packing("inner"), private.packing_off() or nullcontext():
+            x.exp()
+        x.exp()
+    assert packed == ["inner", "outer"]
 
 
 def test_operations_on_lists_of_tensors() -> None:

@@ -16,13 +16,13 @@ from torch.nn.utils.parametrize import ParametrizationList
 from gradlens.backpack_adapter.layer_calls import PendingCall, keep_with_graph
 from gradlens.graph.hooks import NO_MODULE, is_traced, on_gradient, takes_hooks
 from gradlens.graph.model_calls import keep_calls
+from gradlens.graph.unseen import unseen
 from gradlens.stateful import State
 from gradlens.torch_private import (
     LossModule,
     UnscriptedHook,
     add_forward_hook,
     forward_hooks,
-    outside_modes,
     remove_forward_hook,
     tree_leaves,
 )
@@ -107,7 +107,7 @@ class LayerHook(UnscriptedHook):
             return
         self.missed_call = False
         try:
-            with outside_modes():
+            with unseen():
                 self._await_gradient(module, args, kwargs, output)
         except Exception as error:
             self._failed(error)

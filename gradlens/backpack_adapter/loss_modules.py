@@ -14,9 +14,10 @@ from gradlens.gradients.losses import OTHER_LOSS, adds_up
 from gradlens.graph.hooks import without_hooks
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.undisturbed import buffers_kept, training_kept
+from gradlens.graph.unseen import unseen
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner, norm
-from gradlens.numerics.precision import accumulable, autocast_off
+from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.torch_private import LossModule, backward_pass_id, uncompiled
 
@@ -142,7 +143,7 @@ def _contributions(
     with (
         training_kept(needed),
         buffers_kept(module),
-        autocast_off(gradient),
+        unseen(),
         torch.enable_grad(),
     ):
         elements = _output(module, "none", leaves)

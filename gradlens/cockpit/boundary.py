@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, final
 
-from gradlens.graph.undisturbed import unseen
+from gradlens.graph.unseen import unseen
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.observers.observer import Observer

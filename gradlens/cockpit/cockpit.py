@@ -54,6 +54,7 @@ from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.data_parallel import replicas_of
 from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.loss import LossReduction
+from gradlens.graph.unseen import unseen
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
@@ -311,7 +312,8 @@ class Cockpit:
             "batch_size": batch_size,
             "scaler": scaler,
         }
-        known = checked_info({} if info is None else info, given)
+        with unseen():
+            known = checked_info({} if info is None else info, given)
         with self._tracking.boundary.contain("the check of a context's arguments"):
             self._note_missed_entry()
             if "optimizer" in known and not holds_any(known["optimizer"], self._ids):

@@ -237,7 +237,6 @@ class PendingUpdate:
         """Whether the update is known."""
         return self._find is None
 
-    @torch.no_grad()
     def resolve(self) -> None:
         """Compute the update from the parameters as they are now, if that isn't done yet."""
         if self._find is None:
@@ -245,7 +244,7 @@ class PendingUpdate:
         find = self._find
         # Frees what the update was found from, such as per-sample gradients.
         self._find = None
-        with self._boundary.contain("the quantities of an update"):
+        with self._boundary.contain("the quantities of an update"), torch.no_grad():
             update = self._boundary.value("the update of the parameters", find)
             del find
             lasts = any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)

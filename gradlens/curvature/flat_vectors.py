@@ -97,4 +97,4 @@ def accumulation_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The dtype of numpy that a dtype of torch is."""
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype

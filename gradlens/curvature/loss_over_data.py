@@ -13,7 +13,7 @@ from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
-from gradlens.torch_private import tree_map_only
+from gradlens.torch_private import torch_functions_on, tree_map_only
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 """Makes a loss of the model's outputs and the targets, such as ``nn.CrossEntropyLoss()``."""
@@ -118,7 +118,8 @@ class LossOverData:
         return totals
 
     def _loss(self, batch: BatchOutputs) -> Tensor:
-        loss = self._function(batch.outputs, batch.targets)
+        with torch_functions_on():
+            loss = self._function(batch.outputs, batch.targets)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             kind = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(NO_SCALAR.format(kind=kind, index=batch.index))

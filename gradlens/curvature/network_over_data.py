@@ -16,7 +16,7 @@ from gradlens.curvature.flat_vectors import selected_parameters
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
-from gradlens.torch_private import tree_leaves, tree_map_only
+from gradlens.torch_private import torch_functions_on, tree_leaves, tree_map_only
 
 Split: TypeAlias = Callable[[Any], tuple[Any, Any]]
 """Makes of a batch the inputs that the model is called with, and the targets."""
@@ -175,7 +175,8 @@ class NetworkOverData:
         sums = tuple(sum_of_bits_in_order(each) for each in _tensors((inputs, targets)))
         if self._checksums and self._checksums[index : index + 1] != [sums]:
             raise ValueError(CHANGED.format(index=index))
-        outputs = self._model(**inputs) if isinstance(inputs, Mapping) else self._model(inputs)
+        with torch_functions_on():
+            outputs = self._model(**inputs) if isinstance(inputs, Mapping) else self._model(inputs)
         samples = _samples(index, outputs, targets)
         return BatchOutputs(index, outputs, targets, samples), sums
 

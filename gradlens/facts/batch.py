@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, removal
-from gradlens.graph.undisturbed import unseen
+from gradlens.graph.unseen import unseen
 from gradlens.torch_private import add_forward_hook, tree_leaves
 
 Floats = NDArray[np.float64]

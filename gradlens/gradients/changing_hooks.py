@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.passes import Gradients, as_engine, nodes_above
-from gradlens.torch_private import outside_modes, version
+from gradlens.graph.unseen import unseen
+from gradlens.torch_private import version
 
 _Handed = tuple[Tensor, int]
 """A gradient that a node has handed on, and its version."""
@@ -60,7 +61,7 @@ class ChangingHooks:
         edges = zip(self._graph.children[number], handed, strict=True)
         # The gradients of parameters and of what isn't watched aren't held or made dense.
         watched = [(edge, each) for edge, each in edges if edge and edge[0] in self._watched]
-        with outside_modes(), torch.no_grad():
+        with unseen(), torch.no_grad():
             for edge, gradient in watched:
                 try:
                     if gradient is not None:
@@ -88,7 +89,7 @@ def _is_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:
     first, before = handed[0]
     if len(handed) == 1 and first.data_ptr() == gradient.data_ptr():
         return version(gradient) == before
-    with outside_modes(), torch.no_grad():
+    with unseen(), torch.no_grad():
         total = first
         for each, _ in handed[1:]:
             total = total + each

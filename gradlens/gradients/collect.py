@@ -13,15 +13,16 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.gradients.changing_hooks import ChangingHooks
 from gradlens.gradients.rules import NodeGradient, operator_of
+from gradlens.graph.checkpoints import recompute
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
 from gradlens.graph.passes import Instead, run_backward
-from gradlens.numerics.precision import autocast_off
+from gradlens.graph.unseen import unseen
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.operator import GradientOperator
 from gradlens.operators.summed import summed
 from gradlens.samples.plan import LabelledUse, Plan
-from gradlens.torch_private import backward_pass_id, outside_modes
+from gradlens.torch_private import backward_pass_id
 
 
 class BackwardPass:
@@ -90,17 +91,24 @@ class BackwardPass:
         if known is None or self.paused:
             return
         backward_pass, scale = backward_pass_id(), self.batch.scale
+        here, kind = self._at.get(number, ()), self._graph.kinds[number]
+        try:
+            recompute(self._graph.nodes[number])
+        except Exception as error:  # the user's backward pass goes on
+            reason = FAILED.format(kind=kind, error=first_line(error))
+            self._collector.refuse_all([name for name, _ in here], reason)
+            return
         shared: dict[Hashable, Any] = {}
-        with outside_modes(), torch.no_grad(), autocast_off(known):
-            for name, labelled in self._at.get(number, ()):
+        with unseen(), torch.no_grad():
+            for name, labelled in here:
                 found = NodeGradient(self._graph, labelled, tuple(gradients), scale, shared)
                 try:
                     self._collector.receive(name, backward_pass, operator_of(found))
                 except UnavailableError as reason:
                     self._collector.refuse(name, str(reason))
-                except Exception as error:  # the user's backward pass goes on
-                    failed = FAILED.format(kind=self._graph.kinds[number], error=first_line(error))
-                    self._collector.refuse(name, failed)
+                except Exception as error:
+                    reason = FAILED.format(kind=kind, error=first_line(error))
+                    self._collector.refuse(name, reason)
 
 
 CHANGED_ON_THE_WAY = (

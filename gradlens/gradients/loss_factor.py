@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import on_gradient
 from gradlens.graph.kinds import is_linear
+from gradlens.graph.unseen import unseen
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.torch_private import outside_modes
 
 
 class OfLoss(Protocol):
@@ -87,7 +87,7 @@ class LossFactor:
             self._of_loss.called_on(root)
 
     def _receive(self, gradient: Tensor) -> None:
-        with outside_modes():
+        with unseen():
             factor = gradient.detach().sum() * loss_scale(self._info)
             if self._of_loss is None:
                 self._found.append(factor)
@@ -189,8 +189,10 @@ class BackwardCall(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.Tensor.backward and args[0].numel() == 1:
-            self._begin(args[0])
+        if func is torch.Tensor.backward:
+            with unseen():
+                if args[0].numel() == 1:
+                    self._begin(args[0])
         return func(*args, **(kwargs or {}))
 
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.graph.checkpoints import recompute
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch, contributions
-from gradlens.numerics.precision import autocast_off
+from gradlens.graph.unseen import unseen
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.plan import LossTerm, Plan
-from gradlens.torch_private import backward_pass_id, outside_modes
+from gradlens.torch_private import backward_pass_id
 
 
 class GraphLosses:
@@ -71,7 +72,8 @@ class GraphLosses:
         if backward_pass_id() != self._backward_pass:
             self._backward_pass, self._found = backward_pass_id(), {}
         try:
-            with outside_modes(), torch.no_grad(), autocast_off(gradient):
+            recompute(self._graph.nodes[term.node])
+            with unseen(), torch.no_grad():
                 found = contributions(self._graph.nodes[term.node], gradient.detach())
                 self._found[term.node] = term.rows.sum(term.edge.rows(found).sum(-1))
         except Exception as error:  # the user's backward pass goes on

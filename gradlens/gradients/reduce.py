@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.gradients.collect import Collector
-from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import Contain, uncontained
 from gradlens.operators.dense import Buffer, is_to_be_stored
 from gradlens.operators.operator import GradientOperator
 from gradlens.reductions import STORED_BYTES, ParameterGradients, Reduction
-from gradlens.torch_private import backward_pass_id, outside_modes
+from gradlens.torch_private import backward_pass_id
 
 RETAINED_BYTES = 16 * 2**20
 """Memory that stored per-sample gradients may take until the update, beyond that of the factors
@@ -93,7 +92,7 @@ class Reducer:
                 self._refuse(name, SEVERAL_PASSES)
                 self._fail(self.values, SEVERAL_PASSES)
                 return
-            with outside_modes(), torch.no_grad(), autocast_off(self._leaves[name]):
+            with unseen(), torch.no_grad():
                 self._reduce(name, individual)
         except Exception:
             # Entering a context for each parameter would take longer than many reductions.

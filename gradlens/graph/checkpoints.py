@@ -9,7 +9,7 @@ gradlens. Hooks that aren't torch's are the user's own, and never called by grad
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -83,6 +83,15 @@ def read_again(node: Node, *names: str) -> Iterator[None]:
     finally:
         for one, tensor in zip(held, tensors, strict=True):
             one.hand_back(key, tensor)
+
+
+def recompute(node: Node) -> None:
+    """Let checkpoints compute what a node has saved, as the user's pass that reaches it will.
+
+    Not in gradlens's own work, so that the user's dispatch modes see the operations.
+    """
+    with suppress(UnavailableError), read_again(node):
+        pass
 
 
 STORED_BY_HOOKS = (

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.graph.unseen import unseen
 from gradlens.torch_private import (
     ScriptedModule,
     UnscriptedHook,
@@ -22,7 +23,6 @@ from gradlens.torch_private import (
     forward_pre_hooks,
     hook_tables,
     in_transform,
-    outside_modes,
     remove_hook,
 )
 
@@ -97,7 +97,7 @@ class OwnedHook(UnscriptedHook, Generic[Owner]):
         if owner is None or self._function is None or owner._paused:
             return
         try:
-            with outside_modes():
+            with unseen():
                 self._function(owner, *arguments)
         except Exception as error:
             owner.failed(error)

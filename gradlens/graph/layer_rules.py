@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import is_traced, without_hooks
+from gradlens.graph.unseen import unseen
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
@@ -197,7 +198,7 @@ class _Record(UnscriptedHook):
         if is_traced():
             return
         # Without the call, the layer's parameters are those of any computation.
-        with suppress(Exception):
+        with unseen(), suppress(Exception):
             _record_call(module, args, kwargs, output)
 
     def __reduce__(self) -> str:

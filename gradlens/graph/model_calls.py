@@ -20,6 +20,7 @@ from gradlens.graph.layer_rules import (
     keep_until_backward,
     record_layer_calls,
 )
+from gradlens.graph.unseen import unseen
 from gradlens.torch_private import (
     UnscriptedHook,
     add_forward_hook,
@@ -112,11 +113,10 @@ class ModelCalls(HookOwner, UnscriptedHook):
     ) -> None:
         if is_traced() or self._paused or not torch.is_grad_enabled():
             return
-        if not self.of_whole and any(map(_is_computed, args)):
-            return
         # Classes of tensors may lack what is read: N is unknown then, and the forward pass goes on.
-        with suppress(Exception):
-            self._latest.append(_call(args, kwargs, output))
+        with unseen(), suppress(Exception):
+            if self.of_whole or not any(map(_is_computed, args)):
+                self._latest.append(_call(args, kwargs, output))
 
     def __reduce__(self) -> tuple[type[ModelCalls], tuple[()]]:
         return ModelCalls, ()
@@ -286,7 +286,10 @@ class ModelOutputs(HookOwner, UnscriptedHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_traced() or self._paused or not torch.is_grad_enabled():
             return
-        with suppress(Exception):  # of objects that the model returns; the forward pass goes on
+        with (
+            unseen(),
+            suppress(Exception),
+        ):  # of objects that the model returns; the forward pass goes on
             self._latest = tuple(t for t in tensors_of(output) if t.grad_fn is not None)
 
     def __reduce__(self) -> tuple[type[ModelOutputs], tuple[()]]:

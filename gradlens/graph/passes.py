@@ -266,8 +266,10 @@ def is_elementwise(graph: Graph, number: int) -> bool:
     if not alike or not first.dtype.is_floating_point or reason_not_to_run(node):
         return False
     generator = torch.Generator().manual_seed(0)
-    gradients = [torch.rand(shape, generator=generator).to(**where) + 0.5 for _ in (0, *others)]
-    exponents = torch.randint(-2, 3, shape, generator=generator)
+    gradients = [
+        torch.rand(shape, generator=generator, device="cpu").to(**where) + 0.5 for _ in (0, *others)
+    ]
+    exponents = torch.randint(-2, 3, shape, generator=generator, device="cpu")
     factors = (exponents.exp2() * (exponents % 2 * 2 - 1)).to(**where)
     try:
         plain, *known = _call_function(graph, number, gradients, False)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from backpack import backpack
 from torch import Tensor, nn
 
 from gradlens.graph.hooks import hook_owners
-from gradlens.torch_private import has_dispatch_modes, outside_modes
 
 
 @contextmanager
@@ -120,26 +118,6 @@ def _restore(buffers: Iterable[Buffer]) -> None:
         each.buffer.data.copy_(each.values)
 
 
-DEVICES = ("cpu", "cuda")
-"""Kinds of devices whose autocast gradlens switches off."""
-
-
-def unseen() -> AbstractContextManager[Any]:
-    """A context for gradlens's own work: without autocast, and not seen by dispatch modes."""
-    enabled = [device for device in DEVICES if torch.is_autocast_enabled(device)]
-    # Entered dozens of times a step, almost always where there is nothing to switch off.
-    if not enabled and not has_dispatch_modes():
-        return _NOTHING
-    stack = ExitStack()
-    stack.enter_context(outside_modes())
-    for device in enabled:
-        stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
-
-
-_NOTHING = nullcontext()
-
-
 CONTEXT_LOCK = threading.RLock()
 """Held while BackPACK's context is changed, and during gradlens's own passes."""
 
@@ -158,6 +136,5 @@ def own_pass(model: nn.Module | None, parameters: Iterable[Tensor] = ()) -> Iter
         undisturbed(model),
         training_kept(parameters),
         torch.enable_grad(),
-        torch.autograd.set_detect_anomaly(False),
     ):
         yield

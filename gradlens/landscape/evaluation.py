@@ -13,7 +13,7 @@ from torch import nn
 
 from gradlens.curvature.loss_over_data import LossOverData
 from gradlens.curvature.probe import Probe
-from gradlens.graph.undisturbed import unseen
+from gradlens.graph.unseen import unseen
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
 from gradlens.landscape.direction import Direction

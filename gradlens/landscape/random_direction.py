@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gradlens.curvature.flat_vectors import selected_parameters
 from gradlens.curvature.products import Seed
-from gradlens.graph.undisturbed import unseen
+from gradlens.graph.unseen import unseen
 from gradlens.landscape.direction import Direction
 from gradlens.numerics.norms import row_norms
 from gradlens.signals.predicates import is_normalization

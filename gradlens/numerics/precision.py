@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -36,12 +33,3 @@ def accumulable(tensor: Tensor) -> Tensor:
     """Detached, and in float32 where sums in the tensor's own precision would lose digits."""
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def autocast_off(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast on the tensor's device."""
-    device = tensor.device.type
-    # Switching autocast off takes longer than this check.
-    if not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)

@@ -14,7 +14,6 @@ from torch import nn
 from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.gradients.gradients import Setting
 from gradlens.numerics import deviations
-from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.shards import has_nonzero, whole
 from gradlens.numerics.strata import all_drawn, count
 from gradlens.numerics.unavailable import Contain, UnavailableError
@@ -155,7 +154,7 @@ class SecondPhase:
             if name not in operators:
                 continue
             gradients = ParameterGradients(name, parameter, operators[name], shared, buffer=buffer)
-            with torch.no_grad(), autocast_off(parameter):
+            with torch.no_grad():
                 for key in [key for key in reductions if key not in failed]:
                     work = f"{type(reductions[key]).__name__} of {name}"
                     with self._contain(work, partial(refuse, key=key)):

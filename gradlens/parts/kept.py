@@ -77,7 +77,9 @@ class KeptSamples:
         if not samples or not operators:
             return
         self._was_changed = not self.are_unchanged
-        priorities = torch.rand(samples, generator=self._generator, dtype=torch.float64)
+        priorities = torch.rand(
+            samples, generator=self._generator, dtype=torch.float64, device="cpu"
+        )
         self._parts.append(_Part(operators, priorities, weight, samples))
         nbytes = sum(operator.nbytes for operator in operators.values())
         self.samples += samples

@@ -179,5 +179,5 @@ def _of_elements(labels: Tensor, samples: int, shape: Sequence[int]) -> Tensor:
 
 def signed(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Random numbers between 1/2 and 1 of either sign."""
-    sizes = 0.5 + torch.rand(tuple(shape), generator=generator) / 2
-    return sizes * (torch.randint(0, 2, tuple(shape), generator=generator) * 2 - 1)
+    sizes = 0.5 + torch.rand(tuple(shape), generator=generator, device="cpu") / 2
+    return sizes * (torch.randint(0, 2, tuple(shape), generator=generator, device="cpu") * 2 - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Any, ClassVar
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -429,42 +432,121 @@ def test_a_loss_in_a_checkpoint_is_computed_as_often_as_without(preset: str) -> 
     assert calls(True) == calls(False)
 
 
-class Noisy(TorchDispatchMode):
-    """Adds noise to products, as models of analog hardware do, and counts operations."""
+class Instrument:
+    """Counts what it sees, and may add noise to products, as models of analog hardware do."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
+        self.seen: list[str] = []
+
+    def see(self, name: object, output: Any, is_product: bool) -> Any:
+        self.seen.append(str(name))
+        return output + 1e-3 * torch.randn(output.shape) if is_product else output
+
+
+class NoisyOperations(TorchDispatchMode, Instrument):
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        Instrument.__init__(self)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.operations += 1
         output = function(*args, **(kwargs or {}))
         is_product = function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        return output + 1e-3 * torch.randn(output.shape) if is_product else output
+        return self.see(function, output, is_product)
+
+
+class NoisyFunctions(TorchFunctionMode, Instrument):
+    def __init__(self) -> None:
+        TorchFunctionMode.__init__(self)
+        Instrument.__init__(self)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", function)
+        return self.see(name, function(*args, **(kwargs or {})), function is F.linear)
+
+
+class Packing(saved_tensors_hooks, Instrument):
+    """Halves the precision of what is saved."""
+
+    def __init__(self) -> None:
+        saved_tensors_hooks.__init__(
+            self, self.pack, lambda packed: self.see("unpack", packed[0].to(packed[1]), False)
+        )
+        Instrument.__init__(self)
+
+    def pack(self, tensor: Tensor) -> Any:
+        return self.see("pack", (tensor.to(torch.bfloat16), tensor.dtype), False)
+
+
+INSTRUMENTS: dict[str, Callable[[], Any]] = {
+    "operations": NoisyOperations,
+    "functions": NoisyFunctions,
+    "saved tensors": Packing,
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "device": lambda: torch.device("cpu"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:gradlens")
+@pytest.mark.parametrize("whole", [True, False], ids=["around the loop", "around the context"])
+@pytest.mark.parametrize("checkpointed", [True, False])
+@pytest.mark.parametrize("name", INSTRUMENTS)
+@pytest.mark.parametrize("preset", ["economy", "business", "full"])
+def test_instruments_of_others_see_training_alone(
+    preset: str, name: str, checkpointed: bool, whole: bool
+) -> None:
+    def trained(tracked: bool) -> list[Any]:
+        torch.manual_seed(0)
+        middle = nn.Sequential(nn.Tanh(), nn.Linear(H, H))
+        first, last = nn.Linear(D, H), nn.Linear(H, C)
+        model = nn.ModuleList([first, middle, last])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        quantities = gradlens.configuration(preset) if tracked else []
+        cockpit = gradlens.Cockpit(model, quantities, facts=tracked)
+        instrument = INSTRUMENTS[name]()
+        around = (instrument, nullcontext()) if whole else (nullcontext(), instrument)
+        with around[0]:
+            for step in range(3):
+                optimizer.zero_grad()
+                x = first(torch.randn(N, D))
+                x = checkpoint(middle, x, use_reentrant=False) if checkpointed else middle(x)
+                loss = F.cross_entropy(last(x), torch.arange(N) % C)
+                info: dict[str, Any] = {"loss": loss, "optimizer": optimizer}
+                with around[1], cockpit(step, **info) if tracked else nullcontext():
+                    loss.backward()
+                optimizer.step()
+        seen = instrument.seen if isinstance(instrument, Instrument) else []
+        return [seen, torch.get_rng_state().tolist(), [p.tolist() for p in model.parameters()]]
+
+    assert trained(True) == trained(False)
+
+
+class Seen(Tensor):
+    """A class of tensors that lists the functions that are called with them."""
+
+    names: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.names.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 @pytest.mark.filterwarnings("ignore:gradlens")
 @pytest.mark.parametrize("preset", ["economy", "business", "full"])
-def test_dispatch_modes_see_the_operations_of_training_alone(preset: str) -> None:
-    def trained(tracked: bool) -> list[Any]:
+def test_classes_of_tensors_see_training_alone(preset: str) -> None:
+    def seen(tracked: bool) -> list[str]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        quantities = gradlens.configuration(preset) if tracked else []
-        cockpit = gradlens.Cockpit(model, quantities, facts=tracked)
-        mode = Noisy()
+        cockpit = gradlens.Cockpit(model, gradlens.configuration(preset) if tracked else [])
+        Seen.names.clear()
         for step in range(3):
-            optimizer.zero_grad()
-            with mode:
-                loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
-                if tracked:
-                    with cockpit(step, loss=loss, optimizer=optimizer):
-                        loss.backward()
-                else:
-                    loss.backward()
-            optimizer.step()
-        return [torch.get_rng_state(), torch.tensor(mode.operations), *model.parameters()]
+            loss = F.cross_entropy(model(torch.randn(N, D).as_subclass(Seen)), torch.arange(N) % C)
+            with cockpit(step, loss=loss) if tracked else nullcontext():
+                loss.backward()
+        return [*Seen.names]
 
-    assert all(map(torch.equal, trained(True), trained(False)))
+    assert seen(True) == seen(False)
