@@ -255,6 +255,11 @@ def has_parts(module: nn.Module) -> bool:
     return bool(vars(module).get("_modules"))
 
 
+def set_part(module: nn.Module, name: str, part: nn.Module) -> None:
+    """Set a part of a module; ``setattr`` also calls the hooks that others have for all modules."""
+    module._modules[name] = part
+
+
 def foreach_norm(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The Euclidean norm of each tensor in a dtype, by one operation for all of them.
 
@@ -492,6 +497,9 @@ class _ScriptedHooks:
 
     def __init__(self, table: OrderedDict[int, Any]) -> None:
         self._table = weakref.ref(table)
+        # A pickle brings the numbers of its hooks along, with the options that they are called by:
+        # a hook that is registered in the new process must not get one of them.
+        RemovableHandle.next_id = max(RemovableHandle.next_id, *(n + 1 for n in table), 0)
 
     def __call__(self) -> list[Any]:
         hooks = _listed(self._table() or {})

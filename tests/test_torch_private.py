@@ -632,6 +632,20 @@ def test_a_copy_without_hook_tables_calls_no_hook() -> None:
         assert hook.calls == expected
 
 
+def test_parts_are_set_without_hooks_of_all_modules() -> None:
+    calls: list[Any] = []
+    model = nn.Sequential(nn.Linear(1, 1))
+    handle = nn.modules.module.register_module_module_registration_hook(
+        lambda *arguments: calls.append(arguments)
+    )
+    try:
+        private.set_part(model, "0", nn.ReLU())
+    finally:
+        handle.remove()
+    assert isinstance(model[0], nn.ReLU)
+    assert not calls
+
+
 @pytest.mark.slow
 def test_compiled_modules_are_recognised() -> None:
     module = nn.Sequential(nn.Linear(2, 2))

@@ -95,8 +95,8 @@ class BackwardPass:
         try:
             recompute(self._graph.nodes[number])
         except Exception as error:  # the user's backward pass goes on
-            reason = FAILED.format(kind=kind, error=first_line(error))
-            self._collector.refuse_all([name for name, _ in here], reason)
+            failed = FAILED.format(kind=kind, error=first_line(error))
+            self._collector.refuse_all([name for name, _ in here], failed)
             return
         shared: dict[Hashable, Any] = {}
         with unseen(), torch.no_grad():
@@ -107,8 +107,8 @@ class BackwardPass:
                 except UnavailableError as reason:
                     self._collector.refuse(name, str(reason))
                 except Exception as error:
-                    reason = FAILED.format(kind=kind, error=first_line(error))
-                    self._collector.refuse(name, reason)
+                    failed = FAILED.format(kind=kind, error=first_line(error))
+                    self._collector.refuse(name, failed)
 
 
 CHANGED_ON_THE_WAY = (

@@ -54,7 +54,8 @@ class LossFactor:
     def finding(self) -> Iterator[None]:
         """A context for the backward pass."""
         if self.loss is not None:
-            self._begin(self.loss)
+            with unseen():
+                self._begin(self.loss)
         try:
             with BackwardCall(self._called_on):
                 yield

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.gradients.collect import Collector
+from gradlens.graph.unseen import unseen
 from gradlens.numerics.unavailable import Contain, uncontained
 from gradlens.operators.dense import Buffer, is_to_be_stored
 from gradlens.operators.operator import GradientOperator

@@ -24,6 +24,8 @@ from gradlens.torch_private import (
     hook_tables,
     in_transform,
     remove_hook,
+    set_compiled_call,
+    set_part,
 )
 
 
@@ -179,7 +181,7 @@ class NotPlainError(Exception):
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
-    """A copy that shares the parameters, has no hooks, and doesn't change the module's state.
+    """A copy that shares the parameters, runs no hooks, and doesn't change the module's state.
 
     ``NotPlainError`` if its output might be another one than the module's own.
     """
@@ -196,4 +198,9 @@ def without_hooks(module: nn.Module) -> nn.Module:
             state[name] = copy.copy(value)
     for name in hook_tables(clone):
         state[name] = OrderedDict()
+    for name, child in module.named_children():
+        set_part(clone, name, without_hooks(child))
+    # In place of what also runs the hooks of all modules; a copy mustn't wait for a collector.
+    forward: Any = weakref.WeakMethod(clone.forward)
+    set_compiled_call(clone, lambda *args, **keywords: forward()(*args, **keywords))
     return clone

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import is_traced, without_hooks
+from gradlens.graph.undisturbed import buffers_kept, training_kept
 from gradlens.graph.unseen import unseen
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
@@ -110,11 +111,14 @@ class LayerCall:
         if module is None or _versions(self.inputs) != self.versions:
             raise UnavailableError(f"{self.title} can't be applied: {OVERWRITTEN}")
         inputs = tree_map_only(Tensor, _accumulable, self.inputs)
-        device = grad_output.device.type
         if not len(grad_output):  # as of an expert that gets no rows
             return {n: grad_output.new_zeros(0, *p.shape) for n, p in self.parameters.items()}
         try:
-            with torch.no_grad(), torch.autocast(device, enabled=False):
+            with (
+                torch.no_grad(),
+                buffers_kept(module),
+                training_kept(self.parameters.values()),
+            ):
                 return dict(self.rule(module, inputs, _accumulable(grad_output)))
         except Exception as error:  # the user's backward pass goes on
             raise UnavailableError(
@@ -133,12 +137,11 @@ class LayerCall:
         inputs = tree_map_only(Tensor, lambda each: _accumulable(each).clone(), self.inputs)
         first = len(inputs) - len(self.keywords)
         keywords = dict(zip(self.keywords, inputs[first:], strict=True))
-        device = grad_output.device.type
         try:
             with (
                 torch.enable_grad(),
-                torch.autocast(device, enabled=False),
-                torch.random.fork_rng([grad_output.device] if grad_output.is_cuda else []),
+                buffers_kept(module),
+                training_kept(self.parameters.values()),
             ):
                 output = functional_call(without_hooks(module), own, inputs[:first], keywords)
                 found = torch.autograd.grad(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
+from torch.utils.hooks import RemovableHandle
 
 import gradlens
 from gradlens.backpack_adapter.layer_hooks import HookInstaller, layer_hook
@@ -79,6 +80,24 @@ def test_hooks_of_copies_have_no_owner(
     assert counter.calls == 0
     assert hook_owners(model) == {counter}
     assert hook_owners(other) == set()
+
+
+def test_hooks_that_are_registered_on_what_a_process_has_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They get numbers of their own, and so aren't called as gradlens's hooks are."""
+    model = model_of_two()
+    cockpit = gradlens.Cockpit(model)
+    pickled = pickle.dumps(model)
+    cockpit.close()
+    monkeypatch.setattr(RemovableHandle, "next_id", 0)  # as in a new process
+    other = pickle.loads(pickled)
+    calls: list[int] = []
+    for module in [other, *other] * 9:
+        module.register_forward_hook(lambda *arguments: calls.append(len(arguments)))
+        module.register_forward_pre_hook(lambda *arguments: calls.append(len(arguments)))
+    other(torch.ones(1, 2))
+    assert sorted(calls) == [2] * 36 + [3] * 36
 
 
 def test_a_model_keeps_no_owner_alive() -> None:

@@ -211,6 +211,51 @@ def test_under_autocast() -> None:
     assert len(gradients) == 5
 
 
+class Watched(nn.Module):
+    """A layer with parts that change when they run, beside what its outputs are computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(H))
+        self.norm = nn.BatchNorm1d(H, affine=False)
+        self.dropout = nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = x * self.scale
+        self.dropout(self.norm(outputs.detach()))
+        return outputs
+
+
+def by_its_parts(module: Any, inputs: Any, grad_output: Tensor) -> dict[str, Tensor]:
+    module.dropout(module.norm(inputs[0]))
+    return {"scale": inputs[0] * grad_output}
+
+
+@pytest.mark.filterwarnings("ignore:gradlens")
+def test_layers_with_parts_that_change_when_they_run() -> None:
+    """Neither checking a rule nor calling it changes buffers and random numbers, or runs hooks."""
+
+    def trained(tracked: bool) -> list[Any]:
+        torch.manual_seed(0)
+        calls: list[str] = []
+        model = nn.Sequential(nn.Linear(D, H), Watched(), nn.Linear(H, C))
+        model[1].norm.register_forward_hook(lambda *_: calls.append("norm"))
+        cockpit = gradlens.Cockpit(model, [quantities.NormTest()])
+        for step in range(STEPS):
+            loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+            with cockpit(step, loss=loss) if tracked else ExitStack():
+                loss.backward()
+        return [len(calls), torch.get_rng_state().tolist(), [b.tolist() for b in model.buffers()]]
+
+    def rule(module: Any, inputs: Any, grad_output: Tensor) -> dict[str, Tensor]:
+        return {"scale": inputs[0] * grad_output}
+
+    with register_layer_rule(Watched, rule):
+        assert trained(True) == trained(False)
+    with register_layer_rule(Watched, by_its_parts):
+        assert trained(True)[1:] == trained(False)[1:]
+
+
 def test_a_rule_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between forward and backward pass; the one before it is back then."""
     applied = Applied(monkeypatch)
