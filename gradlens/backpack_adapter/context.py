@@ -2,12 +2,13 @@
 
 BackPACK keeps the active extensions in one global place. Entering its context replaces them, also
 those of another cockpit, and an empty one keeps what extensions have stored only if it retains
-the graph. Contexts that overlap in two threads would restore each other's state, so gradlens's own
-passes run one after the other, and extensions are neither activated nor deactivated meanwhile.
+the graph. Contexts that overlap in two threads would run each other's extensions, so that none is
+entered while extensions are active in another thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,8 +17,30 @@ from backpack.context import CTX
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
-from gradlens.graph.undisturbed import CONTEXT_LOCK
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import backward_hooks
+
+_LOCK = threading.RLock()
+"""Held while the context is changed, and in one without extensions."""
+
+
+class _Hooks:
+    """The extension hooks of a context, which belongs to the thread that it is entered in."""
+
+    def __init__(self, hooks: Sequence[Callable[[nn.Module], None]]) -> None:
+        self.thread = threading.get_ident()
+        self._hooks = hooks
+
+    def __call__(self, module: nn.Module) -> None:
+        for hook in self._hooks:
+            hook(module)
+
+
+def _check_thread() -> None:
+    """``UnavailableError`` if extensions are active in another thread."""
+    hook = CTX.get_extension_hook()
+    if isinstance(hook, _Hooks) and hook.thread != threading.get_ident():
+        raise UnavailableError(OTHER_THREAD)
 
 
 @contextmanager
@@ -26,22 +49,34 @@ def with_extensions(
     hooks: Sequence[Callable[[nn.Module], None]],
     debug: bool = False,
 ) -> Iterator[None]:
-    """A context in which extensions and extension hooks are active, besides the active ones."""
+    """A context in which extensions and extension hooks are active, besides the active ones.
 
-    def run_hooks(module: nn.Module) -> None:
-        for hook in (outer_hook, *hooks):
-            hook(module)
-
+    ``UnavailableError`` if some are active in another thread.
+    """
     # The lock isn't held inside, where the user's backward pass may wait for other threads.
-    with CONTEXT_LOCK:
-        outer, outer_hook = CTX.get_active_exts(), CTX.get_extension_hook()
-        context = backpack(*outer, *extensions, extension_hook=run_hooks, debug=debug)
+    with _LOCK:
+        _check_thread()
+        found = _Hooks([CTX.get_extension_hook(), *hooks])
+        outer = CTX.get_active_exts()
+        context = backpack(*outer, *extensions, extension_hook=found, debug=debug)
         context.__enter__()
     try:
         yield
     finally:
-        with CONTEXT_LOCK:
+        with _LOCK:
             context.__exit__(None, None, None)
+
+
+@contextmanager
+def without_extensions() -> Iterator[None]:
+    """A context in which none is active; what BackPACK has stored for the user's pass stays.
+
+    ``UnavailableError`` if some are active in another thread.
+    """
+    with _LOCK:
+        _check_thread()
+        with backpack(retain_graph=True):
+            yield
 
 
 def extended_by_backpack(model: nn.Module) -> bool:
@@ -51,3 +86,9 @@ def extended_by_backpack(model: nn.Module) -> bool:
         for module in model.modules()
         if not any(True for _ in module.children())
     )
+
+
+OTHER_THREAD = (
+    "extensions of BackPACK are active in another thread, and BackPACK has one context for all "
+    "threads: run trainings with extensions in processes of their own, or one after the other"
+)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
+from torch import Tensor
+
+from gradlens.backpack_adapter.context import without_extensions
 from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.step_values import NOT_PASSED, StepValues
 from gradlens.cockpit.tracking import Tracking
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.probe import Probe
+from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import unscaled_loss
 from gradlens.graph.passes import why_not_to_pass
-from gradlens.graph.undisturbed import own_pass
+from gradlens.graph.undisturbed import training_kept, undisturbed
 from gradlens.numerics.shards import is_distributed
 from gradlens.observers.observer import StepContext
 from gradlens.quantities.quantity import Quantity
@@ -74,7 +80,7 @@ def _compute_on_loss(
         plans=tracking.output_plans,
         is_part=is_part,
     )
-    with setting.own_passes(), own_pass(setting.model):
+    with _own_passes(setting):
         if backpack is not None:
             backpack.run_apart(curvature)
         _compute(tracking, values, curvature, active)
@@ -99,11 +105,26 @@ def _compute_on_probe(
     optimizer = context.info.get("optimizer")
     with (
         tracking.boundary.contain("a probe", values.refusing(*active)),
-        setting.own_passes(),
-        own_pass(setting.model, setting.parameters.values()),
+        _own_passes(setting, setting.parameters.values()),
         probed.curvature(context.global_step, setting.parameters, optimizer) as curvature,
     ):
         _compute(tracking, values, curvature, active)
+
+
+@contextmanager
+def _own_passes(setting: Setting, parameters: Iterable[Tensor] = ()) -> Iterator[None]:
+    """A context for passes of gradlens's own, which leave no trace in the training.
+
+    Nothing is exchanged with other processes, and no extension is active.
+    """
+    with (
+        without_extensions(),
+        setting.own_passes(),
+        undisturbed(setting.model),
+        training_kept(parameters),
+        torch.enable_grad(),
+    ):
+        yield
 
 
 def _compute(

@@ -255,8 +255,9 @@ class TrackedStep:
         besides = [] if self._losses is None else [self._losses]
         if backpack is not None:
             stack.enter_context(backpack.running(besides, self._debug))
-        elif besides:
-            stack.enter_context(with_extensions(besides, [], self._debug))
+        elif self._losses is not None:
+            with tracking.boundary.contain("the losses of a loss module", self._losses.refuse):
+                stack.enter_context(with_extensions(besides, [], self._debug))
 
     def _reductions(self) -> tuple[Reduction, ...]:
         """Those of this step, in the same order in all processes."""

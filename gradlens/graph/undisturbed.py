@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from backpack import backpack
 from torch import Tensor, nn
 
 from gradlens.graph.hooks import hook_owners
@@ -116,25 +114,3 @@ def _restore(buffers: Iterable[Buffer]) -> None:
             setattr(each.module, each.name, each.buffer)
         # Through .data, since the graph may have saved the buffer and checks its version.
         each.buffer.data.copy_(each.values)
-
-
-CONTEXT_LOCK = threading.RLock()
-"""Held while BackPACK's context is changed, and during gradlens's own passes."""
-
-
-@contextmanager
-def own_pass(model: nn.Module | None, parameters: Iterable[Tensor] = ()) -> Iterator[None]:
-    """A context for gradlens's own backward passes through a user's graph.
-
-    No extension is active, gradlens's hooks on the model are paused, and what BackPACK has stored
-    for the user's backward pass stays. Buffers, random numbers and the gradients of ``parameters``
-    are as before afterwards. Anomaly mode is off, which is meant for the user's backward pass.
-    """
-    with (
-        CONTEXT_LOCK,
-        backpack(retain_graph=True),
-        undisturbed(model),
-        training_kept(parameters),
-        torch.enable_grad(),
-    ):
-        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import Cockpit
 from gradlens.messages import GradlensWarning
+from gradlens.numerics.unavailable import UnavailableError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -166,3 +168,30 @@ def test_first_order_is_what_needs_nothing_propagated(way: str) -> None:
 def test_an_exception_of_the_users_extension_is_raised(way: str) -> None:
     with pytest.raises(RuntimeError, match="an extension has failed"):
         backward(sequential, Failing(), way)
+
+
+def test_extensions_of_two_threads_do_not_meet() -> None:
+    """BackPACK's state is global: while extensions are active in a thread, others have none."""
+    model, other = sequential(), sequential()
+    first, second = Cockpit(model, []), Cockpit(other, [gradlens.quantities.HessTrace()])
+    refused: list[str] = []
+
+    def in_another_thread() -> None:
+        loss = other(torch.randn(6, 5)).square().mean()
+        with second(0, loss=loss):
+            loss.backward()
+        loss = other(torch.randn(6, 5)).square().mean()
+        with pytest.raises(UnavailableError, match="in processes of their own") as error:
+            second(1, BatchGrad(), loss=loss).__enter__()
+        refused.append(str(error.value))
+
+    loss = model(torch.randn(6, 5)).square().mean()
+    with first(0, BatchGrad(), loss=loss):
+        thread = threading.Thread(target=in_another_thread)
+        thread.start()
+        thread.join()
+        loss.backward()
+    assert refused
+    for parameter in model.parameters():
+        assert torch.allclose(parameter.grad_batch.sum(0), parameter.grad)  # type: ignore[attr-defined]
+    assert "active in another thread" in second.history["HessTrace"].reason
