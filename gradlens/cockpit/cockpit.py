@@ -392,7 +392,8 @@ class Cockpit:
             "learning_rate": learning_rate,
             **others,
         }
-        found = {name: loggable(name, each) for name, each in given.items() if each is not None}
+        with unseen():
+            found = {n: loggable(n, each) for n, each in given.items() if each is not None}
         self._run.log(step_number(global_step), found)
 
     def push(self, **metrics: float | Tensor) -> None:
@@ -403,7 +404,8 @@ class Cockpit:
         next call adds them to the same record. ``TypeError`` names a metric that is no number, and
         ``ValueError`` one whose name another series has; none of them is added in these cases.
         """
-        self._run.push(metrics)
+        with unseen():
+            self._run.push(metrics)
 
     def tick_epoch(self, across_processes: bool = False) -> None:
         """End an epoch: record the statistics of each ``Aggregate`` and of pushed metrics.
@@ -445,7 +447,8 @@ class Cockpit:
         ``Distance``, which has the size of the model. Recorded values are not contained: they are
         in the history and the run's file.
         """
-        return state_of_tracking(self._tracking)
+        with unseen():
+            return state_of_tracking(self._tracking)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Continue from the state of a cockpit of the same network.
@@ -464,4 +467,5 @@ class Cockpit:
         try:
             self._note_missed_entry()
         finally:
-            self._tracking.close()
+            with unseen():
+                self._tracking.close()

@@ -14,6 +14,7 @@ from torch import nn
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.forecast import Forecast, may_hold
 from gradlens.graph.uncompiled import uncompiled_calls
+from gradlens.graph.unseen import unseen
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.signals.capture import FindAxes, SignalCapture
@@ -130,7 +131,7 @@ class LayerTracking:
         for text in captured[0].notes:
             note(f"{name}: {text}")
         at, before = self._evaluated.get(name, (None, LayerSignals()))
-        with torch.no_grad():
+        with unseen(), torch.no_grad():
             signals = before.and_also(captured[0]) if at == step.global_step else captured[0]
             self._evaluated[name] = step.global_step, signals
             for quantity in able:

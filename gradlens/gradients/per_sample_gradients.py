@@ -17,6 +17,7 @@ from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.hooks import NO_MODULE
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.model_calls import forget_calls, keep_calls
+from gradlens.graph.unseen import unseen
 from gradlens.history.html import count, table
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.operator import GradientOperator
@@ -53,15 +54,16 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         sharding = sharding_of(model)
         shards = {} if sharding is None else sharding.shards()
         named = {name: shards.get(id(p), p) for name, p in model.named_parameters()}
-        parameters = {name: p for name, p in named.items() if p.requires_grad}
-        self._setting = Setting(
-            parameters,
-            model,
-            loss_reduction,
-            batchnorm,
-            sharding=sharding,
-            replicas=replicas_of(model),
-        )
+        with unseen():
+            parameters = {name: p for name, p in named.items() if p.requires_grad}
+            self._setting = Setting(
+                parameters,
+                model,
+                loss_reduction,
+                batchnorm,
+                sharding=sharding,
+                replicas=replicas_of(model),
+            )
         self._loss = loss
         self._batch_size = batch_size
         self._operators: dict[str, GradientOperator] = {}
@@ -70,6 +72,11 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._contexts = ExitStack()
 
     def __enter__(self) -> per_sample_gradients:
+        with unseen():
+            self._enter()
+        return self
+
+    def _enter(self) -> None:
         self._operators = {}
         info = {"loss": self._loss, "batch_size": self._batch_size}
         self._gradients = Gradients(self._setting, info)
@@ -78,7 +85,6 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._reducer.start(self._setting.leaves)
         self._contexts.enter_context(_recorded_calls(self._model, self._gradients))
         self._contexts.enter_context(LossFactor(info, self._gradients).finding())
-        return self
 
     def __exit__(
         self,
@@ -88,8 +94,9 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     ) -> None:
         assert self._gradients is not None
         assert self._reducer is not None
-        self._contexts.close()
-        self._reducer.finish()
+        with unseen():
+            self._contexts.close()
+            self._reducer.finish()
         found = self._reducer.kept
         self._operators = {name: found[name] for name in self._setting.parameters if name in found}
         self._reducer.stop()

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.graph.model_calls import made_by
+from gradlens.graph.unseen import unseen
 from gradlens.signals.axes import find_axes
 from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import (
@@ -217,7 +218,8 @@ class SignalCapture(HookOwner):
         found: list[LayerSignals] = []
         try:
             yield found
-            signals = signals_of(self._calls, wanted, self.modules, {}, {})
+            with unseen():
+                signals = signals_of(self._calls, wanted, self.modules, {}, {})
             found.append(self._noted(signals, NOTHING_EVALUATED))
         finally:
             self._wanted, self._calls, self._open_calls, self._without_gradients = before

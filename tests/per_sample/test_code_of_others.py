@@ -550,3 +550,31 @@ def test_classes_of_tensors_see_training_alone(preset: str) -> None:
         return [*Seen.names]
 
     assert seen(True) == seen(False)
+
+
+@pytest.mark.filterwarnings("ignore:gradlens")
+def test_instruments_see_no_other_context_either() -> None:
+    def seen(tracked: bool) -> list[str]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C))
+        cockpit = gradlens.Cockpit(model, [gradlens.quantities.OutputNorm()])
+        instrument = NoisyFunctions()
+        with instrument:
+            for step in range(3):
+                with cockpit.forward(step) if tracked else nullcontext():
+                    loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+                gradients = gradlens.per_sample_gradients(model, loss=loss) if tracked else None
+                with gradients or nullcontext():
+                    loss.backward()
+                with cockpit.evaluation(step) if tracked else nullcontext():
+                    value = model(torch.randn(N, D)).mean().detach()
+                if tracked:
+                    cockpit.log(step, valid_loss=value)
+                    cockpit.push(value=value)
+                    cockpit.tick_epoch()
+                    cockpit.state_dict()
+            if tracked:
+                cockpit.close()
+        return instrument.seen
+
+    assert seen(True) == seen(False)
