@@ -138,11 +138,11 @@ class Graph:
     @cached_property
     def _shapes(self) -> list[tuple[tuple[int, ...], ...]]:
         """Shapes of each node's outputs in the forward pass."""
-        return [tuple(tuple(each.shape) for each in _outputs(node)) for node in self.nodes]
+        return [tuple(map(_shape, _outputs(node))) for node in self.nodes]
 
     @property
     def has_nested_tensors(self) -> bool:
-        """Whether some tensor has rows of different lengths, which torch gives as symbols."""
+        """Whether some tensor has rows of different lengths, of which torch gives no numbers."""
         shapes = (shape for shapes in self._shapes for shape in shapes)
         return any(not isinstance(length, int) for shape in shapes for length in shape)
 
@@ -266,6 +266,13 @@ def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
         found.add(node)
         stack += [child for child, _ in node.next_functions]
     return found
+
+
+def _shape(output: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(output.shape)
+    except RuntimeError:  # of a nested tensor that isn't jagged
+        return (None,)
 
 
 def _outputs(node: Node) -> Sequence[Any]:

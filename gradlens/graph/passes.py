@@ -297,4 +297,5 @@ def as_engine(graph: Graph, edge: Edge, gradient: Tensor) -> Tensor:
     if dense.is_complex() and not is_complex(graph.nodes[edge[0]], edge[1]):
         dense = dense.real
     shape = graph.shape(edge)
-    return dense if dense.shape == shape else dense.sum_to_size(shape)
+    fits = dense.is_nested or dense.shape == shape
+    return dense if fits else dense.sum_to_size(shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import gradlens
 from gradlens.facts.network import Activation, Network, activation_share
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import read_loss
@@ -371,3 +372,15 @@ def test_saturated_units(kind: str) -> None:
     assert float(found[1]) == pytest.approx(3 / 8)
     assert activation_share(Activation(0, "gelu", "0"), inputs) is None
     assert activation_share(Activation(0, kind, "0"), inputs[:0]) is None
+
+
+@pytest.mark.filterwarnings("ignore:gradlens", "ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_without_a_shape_is_a_reason() -> None:
+    model = nn.Linear(3, 2)
+    cockpit = gradlens.Cockpit(model, [gradlens.quantities.NormTest()])
+    nested = torch.nested.nested_tensor([torch.randn(n, 3) for n in (1, 4)])
+    loss = torch.stack([rows.tanh().mean() for rows in model(nested).unbind()]).mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert "by way of a nested tensor" in cockpit.history.coverage("NormTest", 0).missing["weight"]
+    assert not [note for note in cockpit.history.notes if " failed: " in note.text]
