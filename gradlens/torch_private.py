@@ -303,26 +303,21 @@ def torch_functions_on() -> AbstractContextManager[None]:
     return torch._C._EnableTorchFunction()
 
 
-@contextmanager
-def _packing_off() -> Iterator[None]:
-    hooks: list[Any] = []
-    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(top)
-        _autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(hooks):
-            _autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
 def packing_off() -> AbstractContextManager[None] | None:
     """A context in which ``saved_tensors_hooks`` of others store nothing; ``None`` without any.
 
-    There is no public way to leave them for a while.
+    There is no public way to leave them for a while: torch's compiler does it so.
     """
-    active = _autograd._top_saved_tensors_default_hooks(True) is not None
-    return _packing_off() if active else None
+    return None if _autograd._top_saved_tensors_default_hooks(False) is None else _packing_off()
+
+
+@contextmanager
+def _packing_off() -> Iterator[None]:
+    before = _autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        _autograd._saved_tensors_hooks_set_tracing(before)
 
 
 ALIKE = frozenset((

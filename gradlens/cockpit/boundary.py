@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -89,10 +89,9 @@ class _Contained(AbstractContextManager[None]):
 
     def __init__(self, end: Callable[[Exception], None]) -> None:
         self._end = end
-        self._unseen: AbstractContextManager[Any] = nullcontext()
+        self._unseen = unseen()
 
     def __enter__(self) -> None:
-        self._unseen = unseen()
         self._unseen.__enter__()
 
     def __exit__(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,17 +21,25 @@ def unseen() -> AbstractContextManager[Any]:
     is computed under autocast or in anomaly mode.
     """
     functions, modes, packing = torch_functions_off(), dispatch_modes_off(), packing_off()
-    enabled = [device for device in DEVICES if torch.is_autocast_enabled(device)]
-    anomalies = torch.is_anomaly_enabled()
+    contexts = [each for each in (functions, modes, packing) if each is not None]
+    for device in DEVICES:
+        if torch.is_autocast_enabled(device):
+            contexts.append(torch.autocast(device, enabled=False))
+    if torch.is_anomaly_enabled():
+        contexts.append(_anomalies_undetected())
     # Entered dozens of times a step, almost always where there is nothing else to switch off.
-    if modes is None and packing is None and not enabled and not anomalies:
-        return functions
-    stack = ExitStack()
-    for each in (functions, modes, packing):
-        if each is not None:
+    return functions if len(contexts) == 1 else _together(contexts)
+
+
+@contextmanager
+def _together(contexts: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in contexts:
             stack.enter_context(each)
-    for device in enabled:
-        stack.enter_context(torch.autocast(device, enabled=False))
-    if anomalies:
-        stack.enter_context(torch.autograd.set_detect_anomaly(False))
-    return stack
+        yield
+
+
+@contextmanager
+def _anomalies_undetected() -> Iterator[None]:
+    with torch.autograd.set_detect_anomaly(False):
+        yield
