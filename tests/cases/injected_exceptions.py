@@ -158,7 +158,7 @@ OUTERMOST = {
     # Hooks on nodes, which contain what they call.
     *("GraphLosses._reach", "ChangingHooks._hand_on", "ChangingHooks._arrive", "_is_surely_sum"),
     *("LayerHook._await_gradient.<locals>.<lambda>", "LayerHook._run_extensions"),
-    *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform", "_is_computed"),
+    *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform"),
     *("ModelOutputs.__call__", "BackwardCall.__torch_function__", "_release"),
     # What is looked up before a step, or to see that nothing has changed.
     *("_bits", "_sum_of_bits", "sums_of_bits"),
