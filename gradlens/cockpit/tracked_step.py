@@ -35,7 +35,8 @@ from gradlens.history.coverage import few
 from gradlens.messages import log
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.observers.observer import Observer, Outcome, StepContext
-from gradlens.parts.kept import KeptGradients
+from gradlens.parts.assembly import Whole
+from gradlens.parts.part import BatchPart
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
 from gradlens.signals.recorded_calls import Made
@@ -238,19 +239,19 @@ class TrackedStep:
             self._gradients = StepGradients(
                 tracking.setting,
                 tracking.assembly,
-                reductions,
-                self._own,
-                values.retain_gradients,
-                None if interval is None else interval.projections,
-                info,
-                self._context.accumulating,
-                tracking.boundary.contain,
-                self._finds_losses,
+                self._context,
+                reductions=reductions,
+                own=self._own,
+                retain=values.retain_gradients,
+                projections=None if interval is None else interval.projections,
+                contain=tracking.boundary.contain,
+                needs_losses=self._finds_losses,
             )
         if wants_gradients or values.needs("optimizer"):
-            self._factor = LossFactor(info, self._gradients)
+            of_pass = None if self._gradients is None else self._gradients.of_pass
+            self._factor = LossFactor(info, of_pass)
             stack.enter_context(self._factor.finding())
-        if self._finds_losses and not (self._gradients and self._gradients.expects_losses):
+        if self._finds_losses and not (self._gradients and self._gradients.of_pass.expects_losses):
             self._losses = PerSampleLosses(tracking.setting.loss_reduction, lambda: self._samples)
         besides = [] if self._losses is None else [self._losses]
         if backpack is not None:
@@ -295,7 +296,7 @@ class TrackedStep:
             self._contexts.close()
         if error is not None:
             self._interrupt(error)
-        once = 0.0 if self._gradients is None else self._gradients.labelling_seconds
+        once = 0.0 if self._gradients is None else self._gradients.of_pass.planning_seconds
         try:
             if error is None and self._by_user:
                 self._check_user_results()
@@ -323,7 +324,9 @@ class TrackedStep:
         """
         assembly, gradients = self._tracking.assembly, self._gradients
         accumulating = self._context.accumulating
-        is_last = gradients is not None and gradients.are_complete and not accumulating
+        is_last = (
+            gradients is not None and gradients.of_pass.reducer.has_seen_all and not accumulating
+        )
         if is_last and isinstance(error, Exception):
             reason = LEFT_EARLY.format(error=type(error).__name__)
             with self._tracking.boundary.contain("the exchange with other processes"):
@@ -337,7 +340,7 @@ class TrackedStep:
 
     def _release(self) -> None:
         if self._gradients is not None:
-            self._gradients.release()
+            self._gradients.of_pass.release()
         if self._start is not None:
             self._start.close()
         if self._backpack is not None:
@@ -376,18 +379,19 @@ class TrackedStep:
     def _compute(self) -> None:
         tracking, gradients = self._tracking, self._gradients
         losses = self._individual_losses()
-        if gradients is not None:
-            gradients.finish(losses, self._why_no_losses() if losses is None else "")
+        without_losses = self._why_no_losses() if losses is None else ""
+        whole = None if gradients is None else gradients.finish(losses, without_losses)
         if self._context.accumulating:
             return
-        step = self._step(losses)
-        self._add_notes(step)
+        if whole is None:
+            whole = Whole(BatchPart(individual_losses=losses, without_losses=without_losses))
+        step = self._step(whole)
+        self._add_notes(step, whole)
         with torch.no_grad():
             with tracking.boundary.contain("the interval between two steps"):
-                projections = None if gradients is None else gradients.start_projections
-                tracking.updates.end_interval(step, projections)
+                tracking.updates.end_interval(step, whole.part.projections)
             self._values.compute_after(step)
-            self._await_update(step)
+            self._await_update(step, whole)
 
     def _individual_losses(self) -> Tensor | None:
         if not self._finds_losses:
@@ -414,22 +418,22 @@ class TrackedStep:
     @property
     def _samples(self) -> int | None:
         """The number of samples of this part of the batch, if it is known."""
-        return None if self._gradients is None else self._gradients.part_samples
+        return None if self._gradients is None else self._gradients.of_pass.batch.samples
 
     def _losses_of_graph(self) -> Tensor | None:
         if self._gradients is None:
             return None
         try:
-            return self._gradients.losses()
+            return self._gradients.of_pass.losses()
         except UnavailableError as reason:
             self._losses_reason = str(reason)
             return None
 
-    def _loss_weight(self) -> float:
+    def _loss_weight(self, whole: BatchPart) -> float:
         """That of ``Step``; a NaN with the reason if it isn't known."""
-        gradients, factor, scale = self._gradients, self._factor, self._context.scale.of_backward
-        if gradients is not None and gradients.whole is not None:
-            return gradients.whole.part.weight / scale
+        factor, scale = self._factor, self._context.scale.of_backward
+        if self._gradients is not None and self._gradients.is_part:
+            return whole.weight / scale
         if factor is None:
             return 1.0
         found: float = self._tracking.boundary.value(
@@ -437,28 +441,25 @@ class TrackedStep:
         )
         return found
 
-    def _step(self, individual_losses: Tensor | None) -> Step:
+    def _step(self, whole: Whole) -> Step:
         setting, gradients, context = self._tracking.setting, self._gradients, self._context
-        info, changed = context.info, changed_parameters(setting)
+        info, changed, part = context.info, changed_parameters(setting), whole.part
         loss = unscaled_loss(info)
-        without_losses = self._why_no_losses() if individual_losses is None else ""
-        if gradients is not None and gradients.whole is not None:
-            whole = gradients.whole.part
-            individual_losses, without_losses = whole.individual_losses, whole.without_losses
-            loss = None if whole.loss is None else torch.tensor(whole.loss, dtype=torch.float64)
-        of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step()
+        if gradients is not None and gradients.is_part:
+            loss = None if part.loss is None else torch.tensor(part.loss, dtype=torch.float64)
+        of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step(whole)
         return Step(
             context.global_step,
             setting.parameters,
             setting.loss_reduction,
             loss=loss,
-            individual_losses=individual_losses,
+            individual_losses=part.individual_losses,
             optimizer=info.get("optimizer"),
             info=info,
             signals=self._tracking.forward_passes.layers.finish(context.global_step),
-            loss_weight=self._loss_weight(),
+            loss_weight=self._loss_weight(part),
             removed=changed.removed,
-            without_losses=without_losses,
+            without_losses=part.without_losses,
             untracked=changed.untracked,
             gradient_scale=context.scale,
             **{"batch_size": info.get("batch_size"), **of_samples},
@@ -470,7 +471,7 @@ class TrackedStep:
         found = "" if self._losses is None else self._losses.unavailable
         return found or PASS_LOSSES.format(why=self._losses_reason)
 
-    def _add_notes(self, step: Step) -> None:
+    def _add_notes(self, step: Step, whole: Whole) -> None:
         run, gradients, notes = self._tracking.run, self._gradients, list(step.signals.notes)
         if step.untracked:
             notes.append(UNTRACKED.format(names=few(step.untracked)))
@@ -480,12 +481,12 @@ class TrackedStep:
             run.note(step.global_step, note)
         if gradients is None:
             return
-        if gradients.values:
-            run.cover(step.global_step, gradients.coverage)
-        for note in gradients.notes():
+        if whole.values:
+            run.cover(step.global_step, gradients.coverage(whole.part))
+        for note in gradients.notes(whole):
             run.note(step.global_step, note)
 
-    def _await_update(self, step: Step) -> None:
+    def _await_update(self, step: Step, whole: Whole) -> None:
         waiting = self._values.waiting
         if not waiting or self._start is None:
             return
@@ -496,8 +497,7 @@ class TrackedStep:
                 quantities=", ".join(of_losses), why=step.without_losses
             )
             self._tracking.run.note(step.global_step, text)
-        retained = KeptGradients() if self._gradients is None else self._gradients.retained
-        self._tracking.updates.wait(step, waiting, retained, self._start)
+        self._tracking.updates.wait(step, waiting, whole.kept, self._start)
 
 
 UNTRACKED = (

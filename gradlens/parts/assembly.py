@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -178,9 +178,9 @@ class Whole:
     """
 
     part: BatchPart
-    values: Mapping[Reduction, Values]
-    failed: Mapping[Reduction, str]
-    kept: KeptGradients
+    values: Mapping[Reduction, Values] = field(default_factory=dict)
+    failed: Mapping[Reduction, str] = field(default_factory=dict)
+    kept: KeptGradients = field(default_factory=KeptGradients)
 
 
 class BatchAssembly:
