@@ -33,8 +33,8 @@ from gradlens.cockpit.arguments import (
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
-from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.forward_passes import ForwardPasses
+from gradlens.cockpit.layers import NOTHING_TO_RECORD
 from gradlens.cockpit.model import (
     process_group_of,
     processes_apart,
@@ -62,7 +62,6 @@ from gradlens.observers.autopsy import Autopsies
 from gradlens.observers.live_diagnosis import Diagnosing
 from gradlens.observers.observer import Observer
 from gradlens.observers.sample_log import SampleLog
-from gradlens.observers.stale_gradient import StaleGradient
 from gradlens.parts.assembly import BatchAssembly
 from gradlens.parts.kept import MAX_BYTES
 from gradlens.parts.processes import Processes
@@ -181,7 +180,6 @@ class Cockpit:
         processes = Processes(process_group_of(setting.replicas, sharding), device)
         check_budget(budget, processes.count)
         self.budget = Budget(budget, self.quantities, device, facts) if budget is not None else None
-        is_due = is_scheduled if self.budget is None else self.budget.is_due
         self._run = Run(
             self.quantities,
             aggregation,
@@ -198,10 +196,8 @@ class Cockpit:
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
         watches = (lambda step: True) if self.budget is None else self.budget.watches
-        stale = StaleGradient(self.parameters.values(), self._run)
         observers: list[Observer] = [
-            stale,
-            *([FactRecorder(setting, self._run, stale, watches)] if facts else []),
+            *([FactRecorder(setting, self._run, watches)] if facts else []),
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
             *([Diagnosing(self._run)] if diagnose else []),
             SampleLog(setting, self._run),
@@ -218,7 +214,6 @@ class Cockpit:
                 wrapped=wrapped,
                 loss_function=loss_function,
                 quantities=self.quantities,
-                forecast=Forecast(self.quantities, is_due),
                 budget=self.budget,
                 boundary=boundary,
                 run=self._run,
@@ -354,7 +349,10 @@ class Cockpit:
         step = Step(step_number(global_step), self.parameters, self.loss_reduction)
         record = partial(self._run.record_evaluation, step.global_step, name)
         note = partial(self._run.note, step.global_step)
-        return self._tracking.forward_passes.layers.evaluation(step, name, record, note)
+        layers = self._tracking.forward_passes.layers
+        if layers is None:
+            raise ValueError(NOTHING_TO_RECORD)
+        return layers.evaluation(step, name, record, note)
 
     def create_graph(self, global_step: int) -> bool:
         """Whether backward needs ``create_graph=True`` at this step: never."""

@@ -16,7 +16,6 @@ from gradlens.backpack_adapter.context import with_extensions
 from gradlens.backpack_adapter.loss_modules import PerSampleLosses
 from gradlens.cockpit.backpack_step import BackpackStep, late
 from gradlens.cockpit.curvature_phase import compute_curvature
-from gradlens.cockpit.forecast import may_hold
 from gradlens.cockpit.gradients import StepGradients
 from gradlens.cockpit.model import changed_parameters
 from gradlens.cockpit.start_point import StartPoint
@@ -39,6 +38,7 @@ from gradlens.parts.assembly import Whole
 from gradlens.parts.part import BatchPart
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
+from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import Made
 from gradlens.torch_private import uncompiled_backward
 
@@ -126,7 +126,7 @@ class TrackedStep:
         self._context = replace(self._context, scale=scale)
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step)
-            active = tracking.forward_passes.forecast.active_at(step, tracking.boundary)
+            active = tracking.forward_passes.active_at(step, tracking.boundary)
             self._values = StepValues(step, active, tracking.boundary)
             if self._is_tracked and tracking.may_end_alone:
                 tracking.assembly.leave_out()
@@ -183,13 +183,15 @@ class TrackedStep:
         with ExitStack() as stack:
             if self._needs_graph():
                 self._run_uncompiled(stack)
-            compute_curvature(tracking, context, self._values, self._backpack)
+            if self._values.before_backward or self._backpack is not None:
+                compute_curvature(tracking, context, self._values, self._backpack)
             if self._values.waiting and not context.accumulating:
                 self._start = tracking.updates.start_point(context.info.get("optimizer"))
             self._enter_contexts(stack)
             self._contexts = stack.pop_all()
-        scale = context.scale.of_backward
-        tracking.forward_passes.layers.begin(context.global_step, scale, self._sample_axes)
+        layers = tracking.forward_passes.layers
+        if layers is not None:
+            layers.begin(context.global_step, context.scale.of_backward, self._sample_axes)
 
     def _sample_axes(self, made: Mapping[Made, tuple[int, ...]]) -> Mapping[Made, int]:
         """The axes that count the samples of tensors that nodes have made, if they are known."""
@@ -201,8 +203,7 @@ class TrackedStep:
 
     def _needs_graph(self) -> bool:
         of_earlier = self._tracking.updates.interval is not None
-        forecast = self._tracking.forward_passes.forecast
-        needed = may_hold(forecast.needs_graph_at, self._context.global_step)
+        needed = self._tracking.forward_passes.needs_graph([self._context.global_step])
         return needed or of_earlier or bool(self._by_user or self._own)
 
     def _run_uncompiled(self, stack: ExitStack) -> None:
@@ -448,6 +449,8 @@ class TrackedStep:
         if gradients is not None and gradients.is_part:
             loss = None if part.loss is None else torch.tensor(part.loss, dtype=torch.float64)
         of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step(whole)
+        layers = self._tracking.forward_passes.layers
+        signals = LayerSignals() if layers is None else layers.finish(context.global_step)
         return Step(
             context.global_step,
             setting.parameters,
@@ -456,7 +459,7 @@ class TrackedStep:
             individual_losses=part.individual_losses,
             optimizer=info.get("optimizer"),
             info=info,
-            signals=self._tracking.forward_passes.layers.finish(context.global_step),
+            signals=signals,
             loss_weight=self._loss_weight(part),
             removed=changed.removed,
             without_losses=part.without_losses,

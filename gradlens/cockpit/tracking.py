@@ -43,7 +43,7 @@ class Tracking:
     @property
     def may_end_alone(self) -> bool:
         """Whether the other processes may have no further step."""
-        return may_end_alone(self.setting.replicas)
+        return bool(self.setting.replicas) and may_end_alone(self.setting.replicas)
 
     def begin_idle_step(self, global_step: int) -> None:
         """The context of a step is entered for which the budget has no means."""
@@ -59,12 +59,10 @@ class Tracking:
         if self.budget is None:
             return
         self.budget.end_backward(())
-        forecast = self.forward_passes.forecast
-        steps = forecast.steps_behind(global_step)
-        if self.budget.expect(steps):
-            forecast.end_step(global_step)
-        else:
-            self.forward_passes.layers.end(global_step, False)
+        self.forward_passes.pass_by(global_step)
+        steps = self.forward_passes.next_steps
+        if not self.budget.expect(steps):
+            self.forward_passes.expect_layers()
             self.expect(steps)
         self.budget.end_step()
 
@@ -86,26 +84,24 @@ class Tracking:
         late = [quantity.name for quantity in new if type(quantity).start is not Quantity.start]
         if late and self.run.is_continued and not self.run.has_begun:
             self.run.note(global_step, LATE_START.format(names=", ".join(late), step=global_step))
-        apart = processes_apart(self.setting)
-        if apart:
-            self.run.note(global_step, APART.format(count=apart))
-        self._compare_processes()
+        if not self.run.has_begun:
+            apart = processes_apart(self.setting)
+            if apart:
+                self.run.note(global_step, APART.format(count=apart))
+        if self.assembly.processes.count > 1:
+            self._compare_processes()
         self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
-        is_behind = self.forward_passes.forecast.is_behind(global_step)
-        if is_behind and self.run.has_values(global_step):
+        if self.forward_passes.is_behind(global_step) and self.run.has_values(global_step):
             self.run.note(global_step, REPEATED)
-        self.forward_passes.layers.announce(global_step)
+        self.forward_passes.begin_step(global_step)
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note(global_step, left_over)
 
     def _compare_processes(self) -> None:
-        if self.assembly.is_compared or self.may_end_alone:
-            return
-        several = self.assembly.processes.count > 1
-        texts = [f"{q.name}: {q.track_schedule!r}" for q in self.quantities if several]
-        self.assembly.compare(texts)
+        if not (self.assembly.is_compared or self.may_end_alone):
+            self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
 
     def tell(self, what: Callable[[Observer], None]) -> None:
         """Tell all observers something; where one fails, the others go on."""
@@ -114,15 +110,12 @@ class Tracking:
     def end_step(self, context: StepContext, outcome: Outcome) -> None:
         """A step's context is left: it is complete, or goes on with another context, or neither."""
         goes_on = context.accumulating and outcome.error is None
-        forward_passes = self.forward_passes
-        forward_passes.layer_hooks.take_error()
-        forward_passes.outputs.take()
-        forward_passes.layers.end(context.global_step, goes_on)
+        self.forward_passes.end_step(context.global_step, goes_on)
         if not context.accumulating and outcome.error is None:
             self.updates.close_interval()
         if not goes_on:
-            forward_passes.eager_calls.end_step()
-            self.expect(forward_passes.forecast.next_steps)
+            self.forward_passes.expect_layers()
+            self.expect(self.forward_passes.next_steps)
 
     def expect(self, steps: Sequence[int]) -> None:
         """Prepare forward passes for one of these steps; without any, it is unknown which comes."""

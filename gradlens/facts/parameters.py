@@ -1,4 +1,4 @@
-"""Numbers of parameters, their gradients and updates, and the optimizer's options and steps."""
+"""Numbers of parameters, their gradients and updates, and the optimizer's options."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.graph.hooks import OptimizerFollower
-from gradlens.graph.scaler import GradientScale
 from gradlens.history.setup import ParameterGroup
 from gradlens.numerics.shards import is_distributed
-from gradlens.torch_private import version
 
 SAMPLED = 2**16
 """Of larger parameters, updates and second moments are those of so many elements."""
@@ -160,35 +157,3 @@ def second_moments(
         if isinstance(moment, Tensor) and moment.shape == parameter.shape:
             found[f"root_second_moment/{name}"] = some_elements(moment).float().sqrt().median()
     return found
-
-
-class OptimizerSteps(OptimizerFollower):
-    """Counts an optimizer's steps, and finds the norm of the gradients that they begin with.
-
-    The norm is computed only if the gradients have changed since the backward pass, as by clipping.
-    """
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._versions: list[int] = []
-        self._needs_norm = False
-        self._scale = GradientScale()
-        self.count = 0
-        self.norm: Tensor | None = None
-
-    def begin(self, needs_norm: bool, scale: GradientScale) -> None:
-        """The backward pass is over, and the optimizer's step comes next."""
-        self._scale = scale
-        self.count, self.norm = 0, None
-        self._needs_norm = needs_norm
-        self._versions = self._present_versions() if needs_norm else []
-
-    def before_step(self) -> None:
-        """Count it; the norm stays unknown if it can't be computed."""
-        self.count += 1
-        if self._needs_norm and self.count == 1 and self._versions != self._present_versions():
-            gradients = own_gradients(self._parameters)
-            self.norm = unscaled_norm(gradients, self._scale.of(self._parameters))
-
-    def _present_versions(self) -> list[int]:
-        return [version(gradient) for gradient in own_gradients(self._parameters).values()]

@@ -14,8 +14,8 @@ from gradlens.facts.loss import (
     loss_rows,
 )
 from gradlens.facts.network import Network, activation_share, by_layer
+from gradlens.facts.optimizer_steps import NOT_ZEROED, OptimizerSteps
 from gradlens.facts.parameters import (
-    OptimizerSteps,
     dense,
     learning_rate,
     own_gradients,
@@ -32,7 +32,6 @@ from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Loss, read_loss
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
-from gradlens.observers.stale_gradient import StaleGradient
 from gradlens.stateful import State
 
 FIRST_LAYER_STEPS = frozenset({0, 1, 2, 4, 8, 16})
@@ -60,12 +59,10 @@ class FactRecorder(Observer):
         self,
         setting: Setting,
         run: Records,
-        stale: StaleGradient,
         watches: Callable[[int], bool] = lambda step: True,
     ) -> None:
         self._setting = setting
         self._run = run
-        self._stale = stale
         self._watches = watches
         self._parameters = dense(setting.parameters)
         self._batch = BatchRows(setting.model)
@@ -80,6 +77,8 @@ class FactRecorder(Observer):
     def enter(self, context: StepContext) -> None:
         """Read the loss's graph while it is whole; the last update is over."""
         step, info = context.global_step, context.info
+        optimizer = info.get("optimizer")
+        self._optimizer.enter(optimizer)
         if not self._watches(step):
             self.skip()
             return
@@ -96,9 +95,7 @@ class FactRecorder(Observer):
             loss = read_loss(given, _samples(self._present.rows, info), loss_scale(info))
             if given.numel() == 1:
                 self._read_loss(self._present, loss, info)
-        optimizer = info.get("optimizer")
         if optimizer is not None:
-            self._optimizer.follow(optimizer)
             self._present.numbers["lr"] = learning_rate(optimizer)
         if self._present.of_layers is not None and not self._goes_on:
             self._read_network(self._present, loss, info)
@@ -147,6 +144,9 @@ class FactRecorder(Observer):
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Read the gradients; a step that an exception has left isn't recorded."""
+        self._optimizer.leave(context.accumulating and outcome.error is None)
+        if self._optimizer.is_stale:
+            self._run.note(context.global_step, NOT_ZEROED)
         if outcome.error is not None:
             self._present, self._goes_on, self._before = None, False, {}
             self.flush()
@@ -163,13 +163,13 @@ class FactRecorder(Observer):
         total = unscaled_norm(gradients, scales) if self._is_norm_step else None
         if total is not None:
             facts.numbers["grad_norm"] = total
-        facts.numbers["stale"] = float(self._stale.is_stale)
+        facts.numbers["stale"] = float(self._optimizer.is_stale)
         if facts.of_layers is not None:
             facts.of_layers |= parameter_numbers(self._parameters, gradients, scales)
             if info.get("optimizer") is not None:
                 facts.of_layers |= second_moments(info["optimizer"], self._parameters)
             self._before = {name: some_elements(p) for name, p in self._parameters.items()}
-        self._optimizer.begin(self._is_norm_step, scale)
+        self._optimizer.begin(scale if self._is_norm_step else None)
 
     @property
     def _is_norm_step(self) -> bool:

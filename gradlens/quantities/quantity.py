@@ -239,14 +239,18 @@ class Quantity(ABC):
         return extends or bool(self.extension_hooks(global_step))
 
     @property
+    def may_need_layer_hooks(self) -> bool:
+        """Whether ``needs_layer_hooks`` may hold at any step."""
+        of_loss = self.of_loss_curvature or "individual_losses" in self.needs
+        return of_loss or self.extends_backward or self._overrides("needs_layer_hooks")
+
+    @property
     def may_need_graph(self) -> bool:
         """Whether values may come from the operations in the loss's graph, or from hooks on layers.
 
         Compiled code shows neither.
         """
-        of_loss = self.of_loss_curvature or "individual_losses" in self.needs
-        own = self.extends_backward or self._overrides("needs_layer_hooks")
-        return own or of_loss or self.of_samples or bool(self.layer_requests)
+        return self.may_need_layer_hooks or self.of_samples or bool(self.layer_requests)
 
     def needs_graph(self, global_step: int) -> bool:
         """Whether this step's forward pass must not run compiled, if the quantity is active."""
