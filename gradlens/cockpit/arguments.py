@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -204,12 +204,6 @@ def checked_info(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     return known
 
 
-def holds_any(optimizer: Optimizer, parameters: Set[int]) -> bool:
-    """Whether an optimizer has one of the parameters, given by their ``id``s."""
-    groups: Iterable[Mapping[str, Any]] = optimizer.param_groups
-    return any(id(parameter) in parameters for group in groups for parameter in group["params"])
-
-
 def _loss(loss: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss
@@ -272,11 +266,3 @@ def _short(value: object) -> str:
         return " ".join(reprlib.repr(value).split())
     except ValueError:  # of an int with thousands of digits
         return f"{type(value).__name__} object"
-
-
-OTHER_OPTIMIZER = (
-    "the optimizer that was passed has none of the cockpit's parameters: updates are measured when "
-    "the next context is entered, and nothing else is known of the optimizer's steps. Unless it "
-    "updates copies, pass the optimizer of the tracked model, made of the parameters that the "
-    "model has now"
-)

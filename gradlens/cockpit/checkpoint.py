@@ -57,12 +57,11 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
         if name in own:
             tracking.run.record(step, {name: Undefined(CONTINUED)})
     forward_passes = tracking.forward_passes
-    forward_passes.load_state_dict(state["forward_passes"])
     forward_passes.layer_hooks.load_state_dict(state["layer_hooks"])
     load_state(tracking.budget, state["budget"])
     for observer in tracking.observers:
         load_state(observer, state["observers"].get(type(observer).__name__, {}))
-    forward_passes.expect_layers()
+    forward_passes.load_state_dict(state["forward_passes"])
     tracking.expect(forward_passes.next_steps)
     new = [name for name in own if name not in saved]
     for names, text in ((new, NEW), (unknown, LEFT_OUT)):

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from gradlens.cockpit.aggregation import Aggregate, Aggregation
 from gradlens.cockpit.arguments import (
-    OTHER_OPTIMIZER,
     check_budget,
     check_extensions,
     check_loss_function,
@@ -27,7 +26,6 @@ from gradlens.cockpit.arguments import (
     checked_info,
     checked_quantities,
     checked_sinks,
-    holds_any,
     step_number,
 )
 from gradlens.cockpit.boundary import Boundary
@@ -165,7 +163,6 @@ class Cockpit:
         )
         check_sink_layers(sinks, self.model, self.parameters)
         check_probes(self.quantities, self.model)
-        self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
         setting = Setting(
@@ -230,7 +227,8 @@ class Cockpit:
     @property
     def history(self) -> History:
         """All values so far, with notes and coverage."""
-        self._tracking.tell(lambda observer: observer.flush())
+        tracking = self._tracking
+        tracking.boundary.tell(tracking.observers, lambda observer: observer.flush())
         return self._run.history
 
     def __repr__(self) -> str:
@@ -298,7 +296,8 @@ class Cockpit:
         if not (has_means or extensions or accumulating):
             self._note_missed_entry()
             return IdleStep(self._tracking, step)
-        check_extensions(extensions)
+        if extensions:
+            check_extensions(extensions)
         given = {
             "loss": loss,
             "loss_scale": loss_scale,
@@ -307,10 +306,7 @@ class Cockpit:
             "scaler": scaler,
         }
         known = checked_info({} if info is None else info, given)
-        with self._tracking.boundary.contain("the check of a context's arguments"):
-            self._note_missed_entry()
-            if "optimizer" in known and not holds_any(known["optimizer"], self._ids):
-                self._run.note(step, OTHER_OPTIMIZER)
+        self._note_missed_entry()
         found = TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
         self._entry = found.entry
         return found

@@ -85,20 +85,22 @@ class ForwardPasses:
             self._active[global_step] = tuple(active)
         return self._active[global_step]
 
-    def is_behind(self, global_step: int) -> bool:
-        """Whether the last step has the same number, or a larger one."""
-        return bool(self._past) and self._past[-1] >= global_step
-
     @property
     def next_steps(self) -> tuple[int, ...]:
         """The steps that may come next; empty if that is unknown."""
         return steps_after(self._past)
 
-    def begin_step(self, global_step: int) -> None:
-        """A step's context is entered; micro-batches of another one are dropped."""
-        self._drop_other(global_step)
+    def begin_step(self, global_step: int) -> bool:
+        """A step's context is entered; whether the last step has its number, or a larger one.
+
+        Micro-batches of another step are dropped.
+        """
+        is_behind = bool(self._past) and self._past[-1] >= global_step
+        if self._unfinished is not None:
+            self._drop_other(global_step)
         if self.layers is not None:
             self.layers.announce(global_step)
+        return is_behind
 
     def _drop_other(self, global_step: int) -> None:
         if self._unfinished not in (None, global_step):
@@ -117,11 +119,13 @@ class ForwardPasses:
                 self.layers.end_part(global_step)
             return
         self.eager_calls.end_step()
-        self._past.append(global_step)
+        self.pass_by(global_step)
 
     def pass_by(self, global_step: int) -> None:
-        """A step is over at which nothing was done."""
+        """A step is over; layers are captured from now on as the next one may need it."""
         self._past.append(global_step)
+        if self.layers is not None:
+            self.layers.expect(self.next_steps)
 
     def state_dict(self) -> State:
         """The numbers of the last steps."""
@@ -132,6 +136,8 @@ class ForwardPasses:
         self._past = deque(state["past"], maxlen=self._past.maxlen)
         self._active = {}
         self._unfinished = None
+        if self.layers is not None:
+            self.layers.expect(self.next_steps)
 
     # What forward passes run with.
 
@@ -154,11 +160,6 @@ class ForwardPasses:
         self.outputs.keep_if(
             self._may_need(self._of_outputs, Quantity.should_compute, steps_of_outputs)
         )
-
-    def expect_layers(self) -> None:
-        """Capture from now on what the steps that come next may need of layers."""
-        if self.layers is not None:
-            self.layers.expect(self.next_steps)
 
     def needs_graph(self, steps: Sequence[int]) -> bool:
         """Whether the forward pass of one of these steps must not run compiled."""

@@ -9,6 +9,7 @@ from gradlens.cockpit.boundary import Boundary, Refuse
 from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.cockpit.values import recordable
 from gradlens.curvature.curvature import Curvature
+from gradlens.graph.undisturbed import unseen
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
@@ -18,24 +19,31 @@ from gradlens.reductions import Reduction
 class StepValues:
     """Calls the ``active`` quantities of a step in their phases, and keeps what they return.
 
+
     ``recorded`` are the values that are known, and ``failure`` is the reason why none of them has
     one, if something has failed that all depend on.
     """
 
-    def __init__(self, global_step: int, active: Sequence[Quantity], boundary: Boundary) -> None:
+    def __init__(self, global_step: int, boundary: Boundary) -> None:
         self._step = global_step
         self._boundary = boundary
-        self.active = active
+        self.active: Sequence[Quantity] = ()
+        self._computed: Sequence[Quantity] = ()
         self.recorded: dict[str, Any] = {}
         self.failure = ""
         self._earlier: dict[str, Any] = {}
+
+    def begin(self, active: Sequence[Quantity]) -> None:
+        """Take these quantities for the active ones of the step."""
+        self.active = active
+        self._computed = [quantity for quantity in active if quantity.should_compute(self._step)]
 
     def refusing(self, *quantities: Quantity) -> Refuse:
         """A function that gives quantities no value, for a reason."""
 
         def refuse(reason: str) -> None:
             for quantity in quantities:
-                if quantity.should_compute(self._step):
+                if quantity in self._computed:
                     self.recorded.setdefault(quantity.name, Undefined(reason))
 
         return refuse
@@ -66,7 +74,7 @@ class StepValues:
     @property
     def retain_gradients(self) -> bool:
         """Whether a quantity needs the per-sample gradients until the optimizer has stepped."""
-        return any(q.retains_gradients and q.should_compute(self._step) for q in self.active)
+        return any(quantity.retains_gradients for quantity in self._computed)
 
     @property
     def reductions(self) -> list[Reduction]:
@@ -93,13 +101,16 @@ class StepValues:
 
     def compute_after(self, step: Step) -> None:
         """Call the quantities after the backward pass."""
-        for quantity in self.active:
-            with self._boundary.contain(quantity.name, self.refusing(quantity)):
-                self._compute_after(quantity, step)
+        with unseen():
+            for quantity in self.active:
+                try:
+                    self._compute_after(quantity, step)
+                except Exception as error:
+                    self._boundary.end(quantity.name, self.refusing(quantity), error)
 
     def _compute_after(self, quantity: Quantity, step: Step) -> None:
         name, phases = quantity.name, quantity.phases
-        due = name not in self.recorded and quantity.should_compute(step.global_step)
+        due = name not in self.recorded and quantity in self._computed
         begun = name in self._earlier or phases[0] is Phase.AFTER_BACKWARD
         if due and begun and Phase.AFTER_BACKWARD in phases:
             found = quantity.after_backward(step, self._earlier.pop(name, None))
@@ -118,9 +129,8 @@ class StepValues:
         """The quantities that need the update after this step."""
         return [
             WaitingQuantity(quantity, self._earlier.get(quantity.name))
-            for quantity in self.active
+            for quantity in self._computed
             if quantity.phases[-1] in (Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
-            and quantity.should_compute(self._step)
             and quantity.name not in self.recorded
         ]
 

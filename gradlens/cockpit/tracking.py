@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch.optim import Optimizer
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
@@ -48,10 +50,10 @@ class Tracking:
     def begin_idle_step(self, global_step: int) -> None:
         """The context of a step is entered for which the budget has no means."""
         self.boundary.begin_step(global_step)
-        self._begin_budget(global_step)
         self.run.begin_step(global_step)
-        self.tell(lambda observer: observer.skip())
         if self.budget is not None:
+            self._begin_budget(self.budget, global_step)
+            self.boundary.tell(self.observers, lambda observer: observer.skip())
             self.budget.begin_backward()
 
     def end_idle_step(self, global_step: int) -> None:
@@ -62,21 +64,24 @@ class Tracking:
         self.forward_passes.pass_by(global_step)
         steps = self.forward_passes.next_steps
         if not self.budget.expect(steps):
-            self.forward_passes.expect_layers()
             self.expect(steps)
         self.budget.end_step()
 
-    def _begin_budget(self, global_step: int) -> None:
+    def _begin_budget(self, budget: Budget, global_step: int) -> None:
         """A step's context is entered: the one before is over, and paid for."""
-        if self.budget is not None:
-            if self.budget.begin_step(global_step):
-                self._record_spending(self.budget)
-            if self.budget.pays_for_none:
-                self.run.note(global_step, self.budget.pays_for_none)
+        if budget.begin_step(global_step):
+            self.run.record_spending(budget.latest_step, budget.spending)
+        if budget.pays_for_none:
+            self.run.note(global_step, budget.pays_for_none)
 
-    def begin_step(self, global_step: int) -> None:
+    def begin_step(self, global_step: int, optimizer: Optimizer | None) -> None:
         """A step's context is entered: what waited for the update is over."""
-        self._begin_budget(global_step)
+        if self.budget is not None:
+            self._begin_budget(self.budget, global_step)
+        if optimizer is not None:
+            own = {id(parameter) for parameter in self.setting.parameters.values()}
+            if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+                self.run.note(global_step, OTHER_OPTIMIZER)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
@@ -92,9 +97,9 @@ class Tracking:
             self._compare_processes()
         self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
-        if self.forward_passes.is_behind(global_step) and self.run.has_values(global_step):
+        is_behind = self.forward_passes.begin_step(global_step)
+        if is_behind and self.run.has_values(global_step):
             self.run.note(global_step, REPEATED)
-        self.forward_passes.begin_step(global_step)
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note(global_step, left_over)
@@ -103,10 +108,6 @@ class Tracking:
         if not (self.assembly.is_compared or self.may_end_alone):
             self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
 
-    def tell(self, what: Callable[[Observer], None]) -> None:
-        """Tell all observers something; where one fails, the others go on."""
-        self.boundary.tell(self.observers, what)
-
     def end_step(self, context: StepContext, outcome: Outcome) -> None:
         """A step's context is left: it is complete, or goes on with another context, or neither."""
         goes_on = context.accumulating and outcome.error is None
@@ -114,33 +115,31 @@ class Tracking:
         if not context.accumulating and outcome.error is None:
             self.updates.close_interval()
         if not goes_on:
-            self.forward_passes.expect_layers()
             self.expect(self.forward_passes.next_steps)
 
     def expect(self, steps: Sequence[int]) -> None:
         """Prepare forward passes for one of these steps; without any, it is unknown which comes."""
-        waits = self.updates.is_waiting or self.assembly.has_own_parts
-        self.forward_passes.expect(steps, self.updates.needs_next_step, waits)
-        self.tell(lambda observer: observer.expect(steps))
+        has_work = False
+        if self.budget is not None:
+            self.boundary.tell(self.observers, lambda observer: observer.expect(steps))
+            has_work = self.updates.is_waiting or self.assembly.has_own_parts
+        self.forward_passes.expect(steps, self.updates.needs_next_step, has_work)
 
     def close(self) -> None:
         """Compute what waited for the last update, remove all hooks, and release memory."""
         with self.boundary.contain("the last update"):
             self.updates.resolve_and_close()
             self.updates.close_interval()
-        self.tell(lambda observer: observer.close())
+        self.boundary.tell(self.observers, lambda observer: observer.close())
         with self.boundary.contain("closing the run"):
             if self.budget is not None:
-                self._record_spending(self.budget)
+                self.run.record_spending(self.budget.latest_step, self.budget.spending)
                 if self.budget.without_turns:
                     self.run.note(self.budget.latest_step, self.budget.without_turns)
             self.run.close()
         self.setting.buffer.free()
         self.probed.close()
         self.forward_passes.close()
-
-    def _record_spending(self, budget: Budget) -> None:
-        self.run.record_spending(budget.latest_step, budget.spending)
 
 
 REPEATED = (
@@ -157,4 +156,10 @@ LATE_START = (
     "quantities start at step {step}, within a run that is continued: {names}. To continue from "
     "the run's own start, save cockpit.state_dict() with the model, and load it by "
     "cockpit.load_state_dict(...)"
+)
+OTHER_OPTIMIZER = (
+    "the optimizer that was passed has none of the cockpit's parameters: updates are measured when "
+    "the next context is entered, and nothing else is known of the optimizer's steps. Unless it "
+    "updates copies, pass the optimizer of the tracked model, made of the parameters that the "
+    "model has now"
 )

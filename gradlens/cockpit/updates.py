@@ -122,9 +122,10 @@ class Updates:
         An interval ends with all contexts of one step: if one of these was left by an exception, or
         the last one is missing, they may be repeated, but no other step takes their place.
         """
-        if self._pending is None and global_step != self._end_step:
+        if self._pending is not None:
+            self.resolve_and_close()
+        elif self.interval is not None and global_step != self._end_step:
             self.refuse_interval(NEVER_ENDED.format(step=self._end_step))
-        self.resolve_and_close()
         self._end_step = global_step
 
     def resolve_and_close(self) -> None:

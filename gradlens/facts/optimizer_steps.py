@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.facts.parameters import own_gradients, unscaled_norm
+from gradlens.facts.parameters import gradients_of, unscaled_norm
 from gradlens.graph.hooks import OptimizerFollower
 from gradlens.graph.scaler import GradientScale
 from gradlens.torch_private import version
@@ -80,7 +80,7 @@ class OptimizerSteps(OptimizerFollower):
             self.is_stale = added and self._left.gradient() is left.gradient()
 
     def begin(self, scale: GradientScale | None) -> None:
-        """The optimizer's steps come next; the norm is found if the gradients' ``scale`` is given."""
+        """The optimizer's steps come next; with the gradients' ``scale``, their norm is found."""
         self.count, self.norm, self._scale = 0, None, scale
         self._versions = [] if scale is None else self._present_versions()
 
@@ -89,7 +89,7 @@ class OptimizerSteps(OptimizerFollower):
         self.count += 1
         scale = self._scale if self.count == 1 else None
         if scale is not None and self._versions != self._present_versions():
-            gradients = own_gradients(self._parameters)
+            gradients = gradients_of(self._parameters)
             self.norm = unscaled_norm(gradients, scale.of(self._parameters))
         left = None if self._left is None else self._left.now()
         if left is None or self._left is None or self._goes_on:
@@ -99,7 +99,7 @@ class OptimizerSteps(OptimizerFollower):
             self._left = replace(self._left, changes=version(left), is_used=True)
 
     def _present_versions(self) -> list[int]:
-        return [version(gradient) for gradient in own_gradients(self._parameters).values()]
+        return [version(gradient) for gradient in gradients_of(self._parameters).values()]
 
     def _now(self) -> _Left | None:
         for parameter in self._parameters.values():

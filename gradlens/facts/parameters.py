@@ -28,12 +28,12 @@ def dense(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     }
 
 
-def own_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The gradients that this process has as a whole."""
+def gradients_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The gradients of parameters that this process has as a whole, if they aren't sparse."""
     return {
         name: p.grad
         for name, p in parameters.items()
-        if p.grad is not None and p.grad.layout == torch.strided and not is_distributed(p.grad)
+        if p.grad is not None and p.grad.layout == torch.strided
     }
 
 

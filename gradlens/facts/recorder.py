@@ -17,8 +17,8 @@ from gradlens.facts.network import Network, activation_share, by_layer
 from gradlens.facts.optimizer_steps import NOT_ZEROED, OptimizerSteps
 from gradlens.facts.parameters import (
     dense,
+    gradients_of,
     learning_rate,
-    own_gradients,
     parameter_numbers,
     second_moments,
     some_elements,
@@ -66,7 +66,7 @@ class FactRecorder(Observer):
         self._watches = watches
         self._parameters = dense(setting.parameters)
         self._batch = BatchRows(setting.model)
-        self._optimizer = OptimizerSteps(setting.parameters)
+        self._optimizer = OptimizerSteps(self._parameters)
         self._labels = LabelCounts()
         self._complete: list[StepFacts] = []
         self._present: StepFacts | None = None
@@ -158,7 +158,7 @@ class FactRecorder(Observer):
         if facts.parts:
             is_mean = self._setting.loss_reduction == "mean"
             facts.numbers["loss"] = joined_loss(facts.parts, is_mean)
-        gradients = own_gradients(self._setting.parameters)
+        gradients = gradients_of(self._parameters)
         scales = scale.of(self._setting.parameters)
         total = unscaled_norm(gradients, scales) if self._is_norm_step else None
         if total is not None:
