@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradlens.cockpit.backpack_step import BackpackStep
-from gradlens.cockpit.step_values import NOT_PASSED, StepValues
 from gradlens.cockpit.tracking import Tracking
+from gradlens.cockpit.values import NOT_PASSED, StepValues
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.probe import Probe

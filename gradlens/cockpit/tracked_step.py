@@ -18,9 +18,9 @@ from gradlens.cockpit.backpack_step import BackpackStep, late
 from gradlens.cockpit.curvature_phase import compute_curvature
 from gradlens.cockpit.gradients import StepGradients
 from gradlens.cockpit.model import changed_parameters
-from gradlens.cockpit.start_point import StartPoint
-from gradlens.cockpit.step_values import StepValues
 from gradlens.cockpit.tracking import Tracking
+from gradlens.cockpit.updates import StartPoint
+from gradlens.cockpit.values import StepValues
 from gradlens.gradients.gradients import sample_axes
 from gradlens.gradients.loss_factor import (
     BackwardCall,

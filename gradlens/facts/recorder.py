@@ -8,14 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradlens.facts.batch import BatchRows, Rows
-from gradlens.facts.loss import (
-    LabelCounts,
-    loss_rows,
-)
-from gradlens.facts.network import Network, activation_share, by_layer
-from gradlens.facts.optimizer_steps import NOT_ZEROED, OptimizerSteps
+from gradlens.facts.network import Network, activation_share, by_layer, setup_of
 from gradlens.facts.parameters import (
+    NOT_ZEROED,
+    OptimizerSteps,
     dense,
     gradients_of,
     learning_rate,
@@ -25,8 +21,13 @@ from gradlens.facts.parameters import (
     unscaled_norm,
     update_numbers,
 )
-from gradlens.facts.setups import setup_of
-from gradlens.facts.step_facts import StepFacts, columns, read
+from gradlens.facts.rows import (
+    BatchRows,
+    LabelCounts,
+    Rows,
+    loss_rows,
+)
+from gradlens.facts.step_facts import StepFacts, columns
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
@@ -200,7 +201,7 @@ class FactRecorder(Observer):
         steps, self._complete = self._complete, []
         if not steps:
             return
-        rows, of_layers = columns(read(steps), self._labels)
+        rows, of_layers = columns(steps, self._labels)
         self._run.record_facts("steps", [facts.step for facts in steps], _by_column(rows))
         for step, row in of_layers:
             if row:
