@@ -8,7 +8,7 @@ a tenth of a plain step of a small network.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
@@ -31,7 +31,8 @@ class ForwardPasses:
     """Decides which quantities are active at a step, and prepares its forward pass.
 
     ``model`` is the network inside the ``wrapped`` one that the user calls. ``layers`` is ``None``
-    if no quantity has signals of layers.
+    if no quantity has signals of layers. The quantities ``of_graphs`` need forward passes that
+    aren't compiled, and those ``of_backpack`` name BackPACK's extensions.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class ForwardPasses:
             self.layers = LayerTracking(model, quantities, self.active_at, boundary)
         self._model = model
         self._quantities = quantities
-        self._of_hooks = {quantity for quantity in quantities if quantity.may_need_layer_hooks}
-        self._of_graphs = {quantity for quantity in quantities if quantity.may_need_graph}
+        self._of_hooks = {quantity for quantity in quantities if quantity.needs_layer_hooks}
+        self.of_graphs = {quantity for quantity in quantities if quantity.needs_graph}
+        self.of_backpack = {quantity for quantity in quantities if quantity.extends_backward}
         self._of_outputs = {quantity for quantity in quantities if quantity.of_loss_curvature}
         self._budget = budget
         self._boundary = boundary
@@ -149,45 +151,28 @@ class ForwardPasses:
         self._active = {step: self._active[step] for step in steps if step in self._active}
         if self._budget is not None:
             self._spare(self._budget, steps, has_work)
-        self.eager_calls.run_if(needs_next_step or self.needs_graph(steps))
+        needed = needs_next_step or (not steps and bool(self.of_graphs))
+        self.eager_calls.run_if(needed or self._may_be_active(steps, self.of_graphs))
         # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
         stay = self.eager_calls.has_modules or not steps
         needed = stay or needs_next_step
-        self.layer_hooks.install_if(
-            needed or self._may_need(self._of_hooks, Quantity.needs_layer_hooks, steps)
-        )
-        steps_of_outputs = () if stay else steps
-        self.outputs.keep_if(
-            self._may_need(self._of_outputs, Quantity.should_compute, steps_of_outputs)
-        )
+        self.layer_hooks.install_if(needed or self._may_be_active(steps, self._of_hooks))
+        of_outputs = stay and bool(self._of_outputs)
+        self.outputs.keep_if(of_outputs or self._may_be_active(steps, self._of_outputs))
 
-    def needs_graph(self, steps: Sequence[int]) -> bool:
-        """Whether the forward pass of one of these steps must not run compiled."""
-        return self._may_need(self._of_graphs, Quantity.needs_graph, steps)
+    def _may_be_active(self, steps: Iterable[int], among: set[Quantity] | None = None) -> bool:
+        """Whether a quantity, ``among`` some if these are given, may be active at these steps.
 
-    def _may_need(
-        self,
-        quantities: set[Quantity],
-        need: Callable[[Quantity, int], bool],
-        steps: Sequence[int],
-    ) -> bool:
-        """Whether one of some quantities may have a need at one of these steps.
-
-        Without any step, it is unknown which one comes, and all may have it. So they may where a
-        user's schedule raises an exception, such as that of a table without an entry for the step:
-        it is raised when the step is tracked, if it ever is.
+        A user's schedule may raise an exception, such as that of a table without an entry for the
+        step: it is raised when the step is tracked, if it ever is.
         """
-        if not quantities or not steps:
-            return bool(quantities)
+        if among is not None and not among:
+            return False
         try:
-            return any(
-                need(quantity, step)
-                for step in steps
-                for quantity in self.active_at(step)
-                if quantity in quantities
-            )
+            found = [quantity for step in steps for quantity in self.active_at(step)]
         except Exception:
             return True
+        return bool(found) if among is None else not among.isdisjoint(found)
 
     def _spare(self, budget: Budget, steps: Sequence[int], has_work: bool) -> None:
         """Keep no calls in forward passes of steps for which the budget has no means."""
@@ -198,12 +183,6 @@ class ForwardPasses:
             return
         if is_idle == keeps_calls(self._model, user=self.layer_hooks):
             (forget_calls if is_idle else keep_calls)(self._model, user=self.layer_hooks)
-
-    def _may_be_active(self, steps: Iterable[int]) -> bool:
-        try:
-            return any(map(self.active_at, steps))
-        except Exception:
-            return True
 
     @contextmanager
     def of(self, global_step: int) -> Iterator[None]:

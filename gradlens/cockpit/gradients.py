@@ -40,6 +40,7 @@ class StepGradients:
         assembly: BatchAssembly,
         context: StepContext,
         *,
+        is_part: bool,
         reductions: Sequence[Reduction],
         own: Sequence[Reduction],
         retain: bool,
@@ -54,7 +55,7 @@ class StepGradients:
         self._own = own
         self._projections = projections
         self._contain = contain
-        self.is_part = assembly.has_parts(context.accumulating)
+        self.is_part = is_part
         self._of_part: Mapping[str, Reduction] = {}
         if self.is_part:
             self._of_part = assembly.part_reductions(reductions, context.accumulating)
@@ -175,7 +176,7 @@ class StepGradients:
             yield SCALED.format(factor=f"{factor:.6g}")
         if self.of_pass.beside and not self.is_part:
             yield BESIDE.format(names=few(self.of_pass.beside))
-        if self._assembly.is_first_estimate(whole):
+        if self.is_part and self._assembly.is_first_estimate(whole):
             strata = whole.part.strata
             drawn, samples = sum(stratum.drawn for stratum in strata), count(strata)
             yield DRAWN.format(drawn=drawn, samples=samples, error=_error(whole))

@@ -168,7 +168,8 @@ class TrackedStep:
         if self._debug:
             names = ", ".join(quantity.name for quantity in self._values.active) or "nothing"
             log(f"[Step {context.global_step}] active: {names}")
-        if self._by_user or any(quantity.extends_backward for quantity in self._values.active):
+        extending = tracking.forward_passes.of_backpack
+        if self._by_user or not extending.isdisjoint(self._values.active):
             self._prepare_backpack()
         with ExitStack() as stack:
             if self._needs_graph():
@@ -193,7 +194,7 @@ class TrackedStep:
 
     def _needs_graph(self) -> bool:
         of_earlier = self._tracking.updates.interval is not None
-        needed = self._tracking.forward_passes.needs_graph([self._context.global_step])
+        needed = not self._tracking.forward_passes.of_graphs.isdisjoint(self._values.active)
         return needed or of_earlier or bool(self._by_user or self._own)
 
     def _run_uncompiled(self, stack: ExitStack) -> None:
@@ -231,6 +232,7 @@ class TrackedStep:
                 tracking.setting,
                 tracking.assembly,
                 self._context,
+                is_part=is_part,
                 reductions=reductions,
                 own=self._own,
                 retain=values.retain_gradients,
@@ -345,7 +347,7 @@ class TrackedStep:
         step, accumulating = self._context.global_step, self._context.accumulating
         error = tracking.forward_passes.layer_hooks.take_error()
         if error is not None:
-            by_hooks = [q for q in values.active if q.needs_layer_hooks(step)]
+            by_hooks = [q for q in values.active if q.needs_layer_hooks]
             boundary.report("a hook on a layer", error, values.refusing(*by_hooks))
         if not values.failure:
             with boundary.contain("the end of a step", self._refuse_all):
