@@ -27,21 +27,17 @@ from gradlens.cockpit.arguments import (
     checked_quantities,
     checked_sinks,
     step_number,
+    trainable_parameters,
+    unwrapped,
 )
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forward_passes import ForwardPasses
 from gradlens.cockpit.layers import NOTHING_TO_RECORD
-from gradlens.cockpit.model import (
-    process_group_of,
-    processes_apart,
-    trainable_parameters,
-    unwrapped,
-)
 from gradlens.cockpit.run import Run
-from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, IdleStep, TrackedStep
-from gradlens.cockpit.tracking import Tracking
+from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, TrackedStep
+from gradlens.cockpit.tracking import IdleStep, Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
 from gradlens.curvature.probed_model import ProbedModels
@@ -61,8 +57,8 @@ from gradlens.observers.live_diagnosis import Diagnosing
 from gradlens.observers.observer import Observer
 from gradlens.observers.sample_log import SampleLog
 from gradlens.parts.assembly import BatchAssembly
-from gradlens.parts.kept import MAX_BYTES
-from gradlens.parts.processes import Processes
+from gradlens.parts.part import MAX_BYTES
+from gradlens.parts.processes import Processes, process_group_of, processes_apart
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm
@@ -216,6 +212,7 @@ class Cockpit:
                 run=self._run,
             ),
             observers=observers,
+            are_watched=facts or diagnose or (wants_autopsy and alone),
             budget=self.budget,
             output_plans=Plans(),
             probed=ProbedModels(),
@@ -292,9 +289,8 @@ class Cockpit:
             Log what is tracked at this step.
         """
         step = step_number(global_step)
-        has_means = self.budget is None or not self.budget.is_idle(step)
-        if not (has_means or extensions or accumulating):
-            self._note_missed_entry()
+        self._note_missed_entry()
+        if not (extensions or accumulating or debug) and self._tracking.is_idle(step, info):
             return IdleStep(self._tracking, step)
         if extensions:
             check_extensions(extensions)
@@ -306,7 +302,6 @@ class Cockpit:
             "scaler": scaler,
         }
         known = checked_info({} if info is None else info, given)
-        self._note_missed_entry()
         found = TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
         self._entry = found.entry
         return found

@@ -115,17 +115,14 @@ class ForwardPasses:
         """A step's context is left, also after an exception; whether another one follows."""
         self.layer_hooks.take_error()
         self.outputs.take()
-        self._unfinished = global_step if goes_on else None
         if goes_on:
+            self._unfinished = global_step
             if self.layers is not None:
                 self.layers.end_part(global_step)
             return
         self.eager_calls.end_step()
-        self.pass_by(global_step)
-
-    def pass_by(self, global_step: int) -> None:
-        """A step is over; layers are captured from now on as the next one may need it."""
         self._past.append(global_step)
+        self._unfinished = None
         if self.layers is not None:
             self.layers.expect(self.next_steps)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gradlens.cockpit.model import changed_parameters
 from gradlens.gradients.gradients import Gradients, Setting
 from gradlens.gradients.loss_factor import loss_scale, unscaled_loss
 from gradlens.gradients.per_sample_gradients import UNSEEN
@@ -20,8 +19,7 @@ from gradlens.numerics.unavailable import Contain
 from gradlens.observers.observer import Outcome, StepContext
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.assembly import BatchAssembly, Whole, need_gradients
-from gradlens.parts.kept import KeptGradients, smaller
-from gradlens.parts.part import BatchPart, Results
+from gradlens.parts.part import BatchPart, KeptGradients, Results, smaller
 from gradlens.quantities.step import REMOVED
 from gradlens.reductions import Deviations, Reduction
 from gradlens.samples.planner import UNUSED
@@ -209,3 +207,26 @@ BESIDE = (
     "the samples' gradients don't add up to p.grad of {names}: the loss has a term that isn't a "
     "sum over samples (a regulariser). Quantities describe the part that comes from the samples"
 )
+
+
+class ChangedParameters(NamedTuple):
+    """How the model's parameters differ from those that the cockpit has found at the start."""
+
+    untracked: list[str]
+    """Names of those that need a gradient and have been frozen, or absent, at the start."""
+    removed: list[str]
+    """Names of tracked ones that the model doesn't have any more."""
+
+
+def changed_parameters(setting: Setting) -> ChangedParameters:
+    """Compare the model's present parameters with those that are tracked."""
+    if setting.model is None:
+        return ChangedParameters([], [])
+    leaves = setting.leaves
+    tracked = {id(leaf) for leaf in [*setting.parameters.values(), *leaves.values()]}
+    present = dict(setting.model.named_parameters())
+    found = {id(parameter) for parameter in present.values()}
+    return ChangedParameters(
+        [name for name, p in present.items() if p.requires_grad and id(p) not in tracked],
+        [name for name, p in setting.parameters.items() if not found & {id(p), id(leaves[name])}],
+    )

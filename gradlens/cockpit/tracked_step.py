@@ -16,8 +16,7 @@ from gradlens.backpack_adapter.context import with_extensions
 from gradlens.backpack_adapter.loss_modules import PerSampleLosses
 from gradlens.cockpit.backpack_step import BackpackStep, late
 from gradlens.cockpit.curvature_phase import compute_curvature
-from gradlens.cockpit.gradients import StepGradients
-from gradlens.cockpit.model import changed_parameters
+from gradlens.cockpit.gradients import StepGradients, changed_parameters
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import StartPoint
 from gradlens.cockpit.values import StepValues
@@ -49,29 +48,6 @@ class Entry:
 
     global_step: int
     is_entered: bool = False
-
-
-class IdleStep:
-    """The context of a step for which the budget has no means, in which nothing is done.
-
-    It passes a tenth of the functions that another one does: most steps are such.
-    """
-
-    def __init__(self, tracking: Tracking, global_step: int) -> None:
-        self._tracking = tracking
-        self._global_step = global_step
-
-    def __enter__(self) -> None:
-        try:
-            self._tracking.begin_idle_step(self._global_step)
-        except Exception as error:
-            self._tracking.boundary.report("the beginning of a step", error)
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._tracking.end_idle_step(self._global_step)
-        except Exception as error:
-            self._tracking.boundary.report("the end of a step", error)
 
 
 class TrackedStep:
@@ -289,7 +265,7 @@ class TrackedStep:
             self._contexts.close()
         if error is not None:
             self._interrupt(error)
-        gradients = self._gradients
+        once = 0.0 if self._gradients is None else self._gradients.of_pass.planning_seconds
         try:
             if error is None and self._by_user:
                 self._check_user_results()
@@ -299,7 +275,9 @@ class TrackedStep:
                 tracking.assembly.drop()  # what an exception has left of an untracked step
         finally:
             with boundary.contain("the end of a step"):
-                outcome = Outcome(error) if gradients is None else gradients.outcome(error)
+                outcome = Outcome(error)
+                if self._gradients is not None:
+                    outcome = self._gradients.outcome(error)
                 boundary.tell(tracking.observers, lambda each: each.leave(context, outcome))
                 start = self._start
                 self._release()
@@ -307,7 +285,6 @@ class TrackedStep:
                     tracking.updates.finish_start(start)
                 tracking.end_step(context, outcome)
             if tracking.budget is not None:
-                once = 0.0 if gradients is None else gradients.of_pass.planning_seconds
                 tracking.budget.end_step(once)
 
     def _interrupt(self, error: BaseException) -> None:
@@ -383,8 +360,10 @@ class TrackedStep:
         if known is not None or not self._finds_losses:
             return None if known is None else known.detach(), ""
         losses, gradients, why = self._losses, self._gradients, ""
+        assert self._factor is not None
         try:
-            found = None if losses is None else self._losses_of_modules(losses)
+            factor = self._factor.factor
+            found = None if losses is None else self._losses_of_modules(losses, factor)
             if found is None and gradients is not None:
                 found = gradients.of_pass.losses()
             if found is not None:
@@ -396,13 +375,12 @@ class TrackedStep:
         of_modules = "" if losses is None else losses.unavailable
         return None, of_modules or PASS_LOSSES.format(why=why)
 
-    def _losses_of_modules(self, losses: PerSampleLosses) -> Tensor | None:
+    def _losses_of_modules(self, losses: PerSampleLosses, factor: float) -> Tensor | None:
         """Where the graph doesn't show them, but a loss module was called."""
         assert self._factor is not None
-        factor, samples = self._factor.factor, self._samples()
         if self._factor.loss is not None:
             losses.check_sum(self._factor.loss / loss_scale(self._context.info), factor)
-        values = losses.values
+        values, samples = losses.values, self._samples()
         is_whole = values is not None and len(values) == (samples or len(values))
         return values / factor if values is not None and is_whole else None
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.optim import Optimizer
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forward_passes import ForwardPasses
-from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probed_model import ProbedModels
@@ -18,6 +18,7 @@ from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import may_end_alone
 from gradlens.observers.observer import Observer, Outcome, StepContext
 from gradlens.parts.assembly import BatchAssembly
+from gradlens.parts.processes import processes_apart
 from gradlens.quantities.quantity import Quantity
 from gradlens.samples.plan import Plans
 
@@ -26,7 +27,8 @@ from gradlens.samples.plan import Plans
 class Tracking:
     """The parts of a cockpit that its steps work on.
 
-    ``setting`` names the parameters, the model and the loss reduction. ``output_plans`` are plans
+    ``setting`` names the parameters, the model and the loss reduction. ``are_watched`` says that
+    there are observers for whom all steps have something. ``output_plans`` are plans
     of the graphs of the network's outputs, for curvature.
     """
 
@@ -38,6 +40,7 @@ class Tracking:
     assembly: BatchAssembly
     forward_passes: ForwardPasses
     observers: Sequence[Observer]
+    are_watched: bool
     budget: Budget | None
     output_plans: Plans
     probed: ProbedModels
@@ -47,10 +50,25 @@ class Tracking:
         """Whether the other processes may have no further step."""
         return bool(self.setting.replicas) and may_end_alone(self.setting.replicas)
 
+    def is_idle(self, global_step: int, info: Mapping[str, Any] | None) -> bool:
+        """Whether nothing is to be done at a step, or the budget has no means for it."""
+        if self.budget is not None:
+            return self.budget.is_idle(global_step)
+        if self.are_watched or (info is not None and "ids" in info):
+            return False
+        waits = self.updates.is_waiting or self.assembly.has_own_parts
+        started = all(quantity.has_started for quantity in self.quantities)
+        if waits or not started or self.assembly.processes.count > 1:
+            return False
+        self.boundary.begin_step(global_step)
+        return not self.forward_passes.active_at(global_step, self.boundary)
+
     def begin_idle_step(self, global_step: int) -> None:
-        """The context of a step is entered for which the budget has no means."""
+        """The context of such a step is entered."""
         self.boundary.begin_step(global_step)
         self.run.begin_step(global_step)
+        self.forward_passes.begin_step(global_step)
+        self.setting.buffer.free()
         if self.budget is not None:
             self._begin_budget(self.budget, global_step)
             self.boundary.tell(self.observers, lambda observer: observer.skip())
@@ -58,14 +76,14 @@ class Tracking:
 
     def end_idle_step(self, global_step: int) -> None:
         """The context of such a step is left."""
-        if self.budget is None:
-            return
-        self.budget.end_backward(())
-        self.forward_passes.pass_by(global_step)
+        if self.budget is not None:
+            self.budget.end_backward(())
+        self.forward_passes.end_step(global_step, goes_on=False)
         steps = self.forward_passes.next_steps
-        if not self.budget.expect(steps):
+        if self.budget is None or not self.budget.expect(steps):
             self.expect(steps)
-        self.budget.end_step()
+        if self.budget is not None:
+            self.budget.end_step()
 
     def _begin_budget(self, budget: Budget, global_step: int) -> None:
         """A step's context is entered: the one before is over, and paid for."""
@@ -140,6 +158,29 @@ class Tracking:
         self.setting.buffer.free()
         self.probed.close()
         self.forward_passes.close()
+
+
+class IdleStep:
+    """The context of a step at which nothing is to be done, or for which a budget has no means.
+
+    It passes a tenth of the functions that another one does: under a budget, most steps are such.
+    """
+
+    def __init__(self, tracking: Tracking, global_step: int) -> None:
+        self._tracking = tracking
+        self._global_step = global_step
+
+    def __enter__(self) -> None:
+        try:
+            self._tracking.begin_idle_step(self._global_step)
+        except Exception as error:
+            self._tracking.boundary.report("the beginning of a step", error)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._tracking.end_idle_step(self._global_step)
+        except Exception as error:
+            self._tracking.boundary.report("the end of a step", error)
 
 
 REPEATED = (

@@ -25,7 +25,7 @@ from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Drawn, all_drawn
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.operator import GradientOperator
-from gradlens.parts.kept import KeptGradients
+from gradlens.parts.part import KeptGradients
 from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase
 from gradlens.quantities.step import Step

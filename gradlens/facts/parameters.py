@@ -146,11 +146,6 @@ OF_SCHEDULES = frozenset({"lr", "initial_lr", "params", "max_lr", "min_lr", "max
 """Entries of a group that change from step to step, or are no options."""
 
 
-def learning_rate(optimizer: Optimizer) -> float:
-    """The largest learning rate of all groups."""
-    return max(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-
-
 @torch.no_grad()
 def second_moments(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]

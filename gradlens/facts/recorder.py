@@ -14,7 +14,6 @@ from gradlens.facts.parameters import (
     OptimizerSteps,
     dense,
     gradients_of,
-    learning_rate,
     parameter_numbers,
     second_moments,
     some_elements,
@@ -32,6 +31,7 @@ from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Loss, read_loss
+from gradlens.observers.autopsy import learning_rate
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 from gradlens.stateful import State
 
@@ -88,7 +88,9 @@ class FactRecorder(Observer):
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
             self._present = StepFacts(step, of_layers={} if is_layer_step else None)
             self._steps += 1
-        self._read_batch(self._present)
+        rows = self._batch.take()
+        if rows is not None:
+            self._present.rows.append(rows)
         self._present.ids += info.get("ids", ())
         given = info.get("loss")
         loss = None
@@ -108,11 +110,6 @@ class FactRecorder(Observer):
     def expect(self, steps: Sequence[int]) -> None:
         """Read batches of the next forward passes if these may be those of watched steps."""
         self._batch.is_wanted = not steps or any(map(self._watches, steps))
-
-    def _read_batch(self, facts: StepFacts) -> None:
-        rows = self._batch.take()
-        if rows is not None:
-            facts.rows.append(rows)
 
     def _read_loss(self, facts: StepFacts, loss: Loss, info: Mapping[str, Any]) -> None:
         found, scale = loss_rows(loss), loss_scale(info)
@@ -161,7 +158,8 @@ class FactRecorder(Observer):
             facts.numbers["loss"] = joined_loss(facts.parts, is_mean)
         gradients = gradients_of(self._parameters)
         scales = scale.of(self._setting.parameters)
-        total = unscaled_norm(gradients, scales) if self._is_norm_step else None
+        is_norm_step = self._steps <= NORM_INTERVAL or self._steps % NORM_INTERVAL == 0
+        total = unscaled_norm(gradients, scales) if is_norm_step else None
         if total is not None:
             facts.numbers["grad_norm"] = total
         facts.numbers["stale"] = float(self._optimizer.is_stale)
@@ -170,11 +168,7 @@ class FactRecorder(Observer):
             if info.get("optimizer") is not None:
                 facts.of_layers |= second_moments(info["optimizer"], self._parameters)
             self._before = {name: some_elements(p) for name, p in self._parameters.items()}
-        self._optimizer.begin(scale if self._is_norm_step else None)
-
-    @property
-    def _is_norm_step(self) -> bool:
-        return self._steps <= NORM_INTERVAL or self._steps % NORM_INTERVAL == 0
+        self._optimizer.begin(scale if is_norm_step else None)
 
     def _end_last_step(self) -> None:
         """The update that follows the latest step is over."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.gradients.loss_factor import loss_scale
@@ -342,7 +342,7 @@ def by_layer(norms: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
-def learning_rate(optimizer: Any) -> float:
+def learning_rate(optimizer: Optimizer) -> float:
     """The largest of the groups'; NaN if there is none."""
     return max((float(g["lr"]) for g in optimizer.param_groups if "lr" in g), default=math.nan)
 

@@ -19,8 +19,17 @@ from gradlens.numerics.strata import all_drawn, count
 from gradlens.numerics.unavailable import Contain, UnavailableError
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
-from gradlens.parts.kept import KeptGradients, KeptSamples, part_factor
-from gradlens.parts.part import EMPTY, BatchPart, Keyed, Results, Values, merged
+from gradlens.parts.part import (
+    EMPTY,
+    BatchPart,
+    KeptGradients,
+    KeptSamples,
+    Keyed,
+    Results,
+    Values,
+    merged,
+    part_factor,
+)
 from gradlens.parts.processes import Processes
 from gradlens.reductions import (
     Mean,
