@@ -110,7 +110,7 @@ class Cockpit:
         NaN.
     ``facts``
         Record some numbers of the batch, the loss and the gradients at each step, from which
-        ``gradlens.diagnose`` finds what is wrong.
+        ``gradlens.diagnose`` finds what is wrong, and warn of gradients that aren't set to zero.
     ``diagnose``
         Look for faults while training runs. Each one is a warning, once, and is stored in the run.
     ``autopsy``

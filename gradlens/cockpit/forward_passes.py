@@ -146,36 +146,33 @@ class ForwardPasses:
         Something that waits ``needs_next_step``, or there ``has_work`` for it whatever is tracked.
         """
         self._active = {step: self._active[step] for step in steps if step in self._active}
+        active = self._possible(steps)
         if self._budget is not None:
-            self._spare(self._budget, steps, has_work)
-        needed = needs_next_step or (not steps and bool(self.of_graphs))
-        self.eager_calls.run_if(needed or self._may_be_active(steps, self.of_graphs))
+            self._spare(self._budget, steps, has_work or bool(active))
+        self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
         # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
         stay = self.eager_calls.has_modules or not steps
         needed = stay or needs_next_step
-        self.layer_hooks.install_if(needed or self._may_be_active(steps, self._of_hooks))
-        of_outputs = stay and bool(self._of_outputs)
-        self.outputs.keep_if(of_outputs or self._may_be_active(steps, self._of_outputs))
+        self.layer_hooks.install_if(needed or not self._of_hooks.isdisjoint(active))
+        self.outputs.keep_if(not self._of_outputs.isdisjoint(self._quantities if stay else active))
 
-    def _may_be_active(self, steps: Iterable[int], among: set[Quantity] | None = None) -> bool:
-        """Whether a quantity, ``among`` some if these are given, may be active at these steps.
+    def _possible(self, steps: Sequence[int]) -> Sequence[Quantity]:
+        """The quantities that may be active at one of these steps: all of them without any step.
 
         A user's schedule may raise an exception, such as that of a table without an entry for the
         step: it is raised when the step is tracked, if it ever is.
         """
-        if among is not None and not among:
-            return False
         try:
             found = [quantity for step in steps for quantity in self.active_at(step)]
         except Exception:
-            return True
-        return bool(found) if among is None else not among.isdisjoint(found)
+            return self._quantities
+        return found if steps else self._quantities
 
     def _spare(self, budget: Budget, steps: Sequence[int], has_work: bool) -> None:
         """Keep no calls in forward passes of steps for which the budget has no means."""
-        active = not steps or any(map(budget.watches, steps)) or self._may_be_active(steps)
+        has_work |= not steps or any(map(budget.watches, steps))
         started = all(quantity.has_started for quantity in self._quantities)
-        is_idle = budget.expect(steps, has_work=active or has_work or not started)
+        is_idle = budget.expect(steps, has_work=has_work or not started)
         if self._model is None or self.eager_calls.has_modules:
             return
         if is_idle == keeps_calls(self._model, user=self.layer_hooks):
