@@ -289,8 +289,14 @@ class Cockpit:
             Log what is tracked at this step.
         """
         step = step_number(global_step)
-        self._note_missed_entry()
-        if not (extensions or accumulating or debug) and self._tracking.is_idle(step, info):
+        is_idle = False
+        try:
+            self._note_missed_entry()
+            if not (extensions or accumulating or debug):
+                is_idle = self._tracking.is_idle(step, info)
+        except Exception as error:
+            self._tracking.boundary.report("the beginning of a step", error)
+        if is_idle:
             return IdleStep(self._tracking, step)
         if extensions:
             check_extensions(extensions)
