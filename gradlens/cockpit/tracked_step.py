@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -109,7 +110,7 @@ class TrackedStep:
                 assembly.leave_out()
                 self._refuse_all(MAY_END_ALONE)
         boundary.tell(tracking.observers, lambda observer: observer.enter(self._context))
-        self._own = [each for observer in tracking.observers for each in observer.reductions]
+        self._own = [*chain.from_iterable(each.reductions for each in tracking.observers)]
         if self._values.active:
             self._values.check_needs(info, boundary.strict or not tracking.run.has_recorded)
         if self._by_user:  # what BackPACK says of the user's own extensions is raised
