@@ -79,7 +79,7 @@ class Run:
         start = time.perf_counter()
         gradients = Gradients(Setting(dict(self.model.named_parameters()), self.model), {})
         gradients.begin(loss)
-        gradients.end()
+        gradients.release()
         return time.perf_counter() - start
 
 

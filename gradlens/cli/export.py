@@ -12,7 +12,7 @@ from gradlens.history.history import History
 from gradlens.history.lines import number_lines
 from gradlens.sinks import CSV, MLflow, Sink, TensorBoard, WandB
 from gradlens.sinks.mlflow import mlflow_library
-from gradlens.sinks.names import is_inside
+from gradlens.sinks.publisher import is_inside
 from gradlens.sinks.wandb import wandb_library
 from gradlens.spelling import near
 

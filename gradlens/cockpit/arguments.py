@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from gradlens.backpack_adapter.loss_modules import own_reduction
 from gradlens.cockpit.aggregation import Aggregate
 from gradlens.curvature.probe import Probe
+from gradlens.graph.fully_shard import Sharding
+from gradlens.graph.hooks import takes_hooks
 from gradlens.graph.loss import LossReduction
 from gradlens.history.spikes import SampleId
 from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks.sink import Sink
 from gradlens.spelling import near
+from gradlens.torch_private import uncompiled
 
 # Of a cockpit ---------------------------------------------------------------------------------
 
@@ -152,6 +156,75 @@ def check_sink_layers(
                 )
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside ``DistributedDataParallel`` or ``torch.compile``.
+
+    ``TypeError`` for what ``torch.jit.script`` has compiled.
+    """
+    if not takes_hooks(model):
+        raise TypeError(
+            "the model was compiled by torch.jit.script, whose layers take no hooks and whose "
+            "graph doesn't show them: track the model that it was made of, or compile that by "
+            "torch.compile"
+        )
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise TypeError(
+            "FullyShardedDataParallel joins the parameters of several layers in one tensor, so "
+            "that the layers' own aren't in the loss's graph: use fully_shard, which replaces it"
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    inner = uncompiled(model)
+    return model if inner is model else unwrapped(inner)
+
+
+def trainable_parameters(
+    params: Any, sharding: Sharding | None = None
+) -> Mapping[str, nn.Parameter]:
+    """The parameters that need a gradient by name, ``param_0`` and so on without a model.
+
+    ``params`` is a module or an iterable of parameters; ``TypeError`` for anything else,
+    ``ValueError`` if there are none. Sharded parameters are given as the optimizer has them.
+    """
+    if isinstance(params, nn.Module):
+        shards = {} if sharding is None else sharding.shards()
+        named = {name: shards.get(id(p), p) for name, p in params.named_parameters()}
+    elif isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
+        kind = f"the class {params.__name__}" if isinstance(params, type) else type(params).__name__
+        raise TypeError(
+            f"params is {kind}: pass the model itself, or an iterable of its parameters"
+        )
+    else:
+        named = {f"param_{index}": parameter for index, parameter in enumerate(params)}
+    for name, parameter in named.items():
+        if not isinstance(parameter, Tensor):
+            raise TypeError(
+                f"{name} is a {type(parameter).__name__}: pass the model, or an iterable of its "
+                "parameters"
+            )
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ValueError(
+                f"{name} has no shape yet: run the lazy module once before tracking it"
+            )
+        if not parameter.is_leaf:
+            raise TypeError(
+                f"{name} is computed from other tensors, and gets no gradient of its own: pass "
+                "the model, or an iterable of its parameters"
+            )
+    if not named:
+        raise ValueError(
+            "there are no parameters, and nothing to track: an iterator such as "
+            "model.parameters() is empty after its first use, so pass the model instead"
+        )
+    trainable = {name: p for name, p in named.items() if p.requires_grad}
+    if not trainable:
+        raise ValueError(
+            "no parameter needs a gradient, since all are frozen: there is nothing to track "
+            "before one has requires_grad_(True)"
+        )
+    return trainable
+
+
 # Of a context ---------------------------------------------------------------------------------
 
 
@@ -202,12 +275,6 @@ def checked_info(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
         elif name in _CHECKED:
             known[name] = _CHECKED[name](known[name])
     return known
-
-
-def holds_any(optimizer: Optimizer, parameters: Set[int]) -> bool:
-    """Whether an optimizer has one of the parameters, given by their ``id``s."""
-    groups: Iterable[Mapping[str, Any]] = optimizer.param_groups
-    return any(id(parameter) in parameters for group in groups for parameter in group["params"])
 
 
 def _loss(loss: Any) -> Tensor:
@@ -272,11 +339,3 @@ def _short(value: object) -> str:
         return " ".join(reprlib.repr(value).split())
     except ValueError:  # of an int with thousands of digits
         return f"{type(value).__name__} object"
-
-
-OTHER_OPTIMIZER = (
-    "the optimizer that was passed has none of the cockpit's parameters: updates are measured when "
-    "the next context is entered, and nothing else is known of the optimizer's steps. Unless it "
-    "updates copies, pass the optimizer of the tracked model, made of the parameters that the "
-    "model has now"
-)

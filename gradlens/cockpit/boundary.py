@@ -5,10 +5,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, final
+from typing import Any, Final
 
 from gradlens.graph.unseen import unseen
 from gradlens.history.undefined import Undefined
@@ -43,7 +43,7 @@ class Boundary:
 
     def contain(self, work: str, refuse: Refuse | None = None) -> AbstractContextManager[None]:
         """A context for a piece of ``work``; ``refuse`` is called with the reason if it fails."""
-        return _Contained(partial(self.end, work, refuse))
+        return _Contained(self, work, refuse)
 
     def tell(self, observers: Iterable[Observer], what: Callable[[Observer], None]) -> None:
         """Tell several observers something; where one fails, the others go on."""
@@ -79,20 +79,21 @@ class Boundary:
         self._note(self._step, FAILED.format(work=work, reason=reason))
 
 
-@final
+@dataclass
 class _Contained(AbstractContextManager[None]):
-    """A context whose exceptions are passed to a function.
+    """A context whose exceptions end in a boundary.
 
     By hand, since ``contextlib.contextmanager`` takes three times as many calls, and a step enters
     dozens of these.
     """
 
-    def __init__(self, end: Callable[[Exception], None]) -> None:
-        self._end = end
-        self._unseen = unseen()
+    boundary: Boundary
+    work: str
+    refuse: Refuse | None
+    unseen: AbstractContextManager[Any] = field(default_factory=unseen)
 
     def __enter__(self) -> None:
-        self._unseen.__enter__()
+        self.unseen.__enter__()
 
     def __exit__(
         self,
@@ -100,9 +101,9 @@ class _Contained(AbstractContextManager[None]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        self._unseen.__exit__(kind, error, traceback)
+        self.unseen.__exit__(kind, error, traceback)
         if isinstance(error, Exception):
-            self._end(error)
+            self.boundary.end(self.work, self.refuse, error)
             return True
         return False
 

@@ -352,7 +352,7 @@ class Budget:
 
 def _is_light(quantity: Quantity) -> bool:
     """Whether a quantity is computed within the context alone, and changes no backward pass."""
-    return tuple(quantity.phases) == (Phase.AFTER_BACKWARD,) and not quantity.may_need_graph
+    return tuple(quantity.phases) == (Phase.AFTER_BACKWARD,) and not quantity.needs_graph
 
 
 def _accelerator(device: torch.device | None) -> torch.device | None:

@@ -34,7 +34,7 @@ def state_of_tracking(tracking: Tracking) -> State:
         "unfinished": dict(tracking.updates.unfinished),
         "observers": {type(each).__name__: each.state_dict() for each in tracking.observers},
         "run": tracking.run.state_dict(),
-        "forecast": tracking.forward_passes.forecast.state_dict(),
+        "forward_passes": tracking.forward_passes.state_dict(),
         "layer_hooks": tracking.forward_passes.layer_hooks.state_dict(),
         "budget": state_of(tracking.budget),
     }
@@ -57,13 +57,12 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
         if name in own:
             tracking.run.record(step, {name: Undefined(CONTINUED)})
     forward_passes = tracking.forward_passes
-    forward_passes.forecast.load_state_dict(state["forecast"])
     forward_passes.layer_hooks.load_state_dict(state["layer_hooks"])
     load_state(tracking.budget, state["budget"])
     for observer in tracking.observers:
         load_state(observer, state["observers"].get(type(observer).__name__, {}))
-    forward_passes.layers.expect_next()
-    tracking.expect(forward_passes.forecast.next_steps)
+    forward_passes.load_state_dict(state["forward_passes"])
+    tracking.expect(forward_passes.next_steps)
     new = [name for name in own if name not in saved]
     for names, text in ((new, NEW), (unknown, LEFT_OUT)):
         if names:

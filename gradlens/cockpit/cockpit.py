@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from gradlens.cockpit.aggregation import Aggregate, Aggregation
 from gradlens.cockpit.arguments import (
-    OTHER_OPTIMIZER,
     check_budget,
     check_extensions,
     check_loss_function,
@@ -27,23 +26,18 @@ from gradlens.cockpit.arguments import (
     checked_info,
     checked_quantities,
     checked_sinks,
-    holds_any,
     step_number,
+    trainable_parameters,
+    unwrapped,
 )
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
-from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.forward_passes import ForwardPasses
-from gradlens.cockpit.model import (
-    process_group_of,
-    processes_apart,
-    trainable_parameters,
-    unwrapped,
-)
+from gradlens.cockpit.layers import NOTHING_TO_RECORD
 from gradlens.cockpit.run import Run
-from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, IdleStep, TrackedStep
-from gradlens.cockpit.tracking import Tracking
+from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, TrackedStep
+from gradlens.cockpit.tracking import IdleStep, Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
 from gradlens.curvature.probed_model import ProbedModels
@@ -63,10 +57,9 @@ from gradlens.observers.autopsy import Autopsies
 from gradlens.observers.live_diagnosis import Diagnosing
 from gradlens.observers.observer import Observer
 from gradlens.observers.sample_log import SampleLog
-from gradlens.observers.stale_gradient import StaleGradient
 from gradlens.parts.assembly import BatchAssembly
-from gradlens.parts.kept import MAX_BYTES
-from gradlens.parts.processes import Processes
+from gradlens.parts.part import MAX_BYTES
+from gradlens.parts.processes import Processes, process_group_of, processes_apart
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm
@@ -118,7 +111,7 @@ class Cockpit:
         NaN.
     ``facts``
         Record some numbers of the batch, the loss and the gradients at each step, from which
-        ``gradlens.diagnose`` finds what is wrong.
+        ``gradlens.diagnose`` finds what is wrong, and warn of gradients that aren't set to zero.
     ``diagnose``
         Look for faults while training runs. Each one is a warning, once, and is stored in the run.
     ``autopsy``
@@ -167,7 +160,6 @@ class Cockpit:
         )
         check_sink_layers(sinks, self.model, self.parameters)
         check_probes(self.quantities, self.model)
-        self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
         setting = Setting(
@@ -182,7 +174,6 @@ class Cockpit:
         processes = Processes(process_group_of(setting.replicas, sharding), device)
         check_budget(budget, processes.count)
         self.budget = Budget(budget, self.quantities, device, facts) if budget is not None else None
-        is_due = is_scheduled if self.budget is None else self.budget.is_due
         self._run = Run(
             self.quantities,
             aggregation,
@@ -199,10 +190,8 @@ class Cockpit:
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
         watches = (lambda step: True) if self.budget is None else self.budget.watches
-        stale = StaleGradient(self.parameters.values(), self._run)
         observers: list[Observer] = [
-            stale,
-            *([FactRecorder(setting, self._run, stale, watches)] if facts else []),
+            *([FactRecorder(setting, self._run, watches)] if facts else []),
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
             *([Diagnosing(self._run)] if diagnose else []),
             SampleLog(setting, self._run),
@@ -219,12 +208,12 @@ class Cockpit:
                 wrapped=wrapped,
                 loss_function=loss_function,
                 quantities=self.quantities,
-                forecast=Forecast(self.quantities, is_due),
                 budget=self.budget,
                 boundary=boundary,
                 run=self._run,
             ),
             observers=observers,
+            are_watched=facts or diagnose or (wants_autopsy and alone),
             budget=self.budget,
             output_plans=Plans(),
             probed=ProbedModels(),
@@ -236,7 +225,8 @@ class Cockpit:
     @property
     def history(self) -> History:
         """All values so far, with notes and coverage."""
-        self._tracking.tell(lambda observer: observer.flush())
+        tracking = self._tracking
+        tracking.boundary.tell(tracking.observers, lambda observer: observer.flush())
         return self._run.history
 
     def __repr__(self) -> str:
@@ -300,11 +290,17 @@ class Cockpit:
             Log what is tracked at this step.
         """
         step = step_number(global_step)
-        has_means = self.budget is None or not self.budget.is_idle(step)
-        if not (has_means or extensions or accumulating):
+        is_idle = False
+        try:
             self._note_missed_entry()
+            if not (extensions or accumulating or debug):
+                is_idle = self._tracking.is_idle(step, info)
+        except Exception as error:
+            self._tracking.boundary.report("the beginning of a step", error)
+        if is_idle:
             return IdleStep(self._tracking, step)
-        check_extensions(extensions)
+        if extensions:
+            check_extensions(extensions)
         given = {
             "loss": loss,
             "loss_scale": loss_scale,
@@ -314,10 +310,6 @@ class Cockpit:
         }
         with unseen():
             known = checked_info({} if info is None else info, given)
-        with self._tracking.boundary.contain("the check of a context's arguments"):
-            self._note_missed_entry()
-            if "optimizer" in known and not holds_any(known["optimizer"], self._ids):
-                self._run.note(step, OTHER_OPTIMIZER)
         found = TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
         self._entry = found.entry
         return found
@@ -356,7 +348,10 @@ class Cockpit:
         step = Step(step_number(global_step), self.parameters, self.loss_reduction)
         record = partial(self._run.record_evaluation, step.global_step, name)
         note = partial(self._run.note, step.global_step)
-        return self._tracking.forward_passes.layers.evaluation(step, name, record, note)
+        layers = self._tracking.forward_passes.layers
+        if layers is None:
+            raise ValueError(NOTHING_TO_RECORD)
+        return layers.evaluation(step, name, record, note)
 
     def create_graph(self, global_step: int) -> bool:
         """Whether backward needs ``create_graph=True`` at this step: never."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradlens.backpack_adapter.context import without_extensions
 from gradlens.cockpit.backpack_step import BackpackStep
-from gradlens.cockpit.step_values import NOT_PASSED, StepValues
 from gradlens.cockpit.tracking import Tracking
+from gradlens.cockpit.values import NOT_PASSED, StepValues
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.probe import Probe

@@ -1,32 +1,38 @@
-"""What forward passes run with: hooks on layers, compiled code or not, and records of calls.
+"""The steps to come: which quantities are active at them, and what their forward passes run with.
 
 A forward pass runs before the context of its step is entered, so that it is prepared for the steps
-that may come next. What it doesn't need costs it nothing.
+that may come next. What it doesn't need costs it nothing: hooks on layers would take a hundredth to
+a tenth of a plain step of a small network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 from torch import nn
 
 from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
-from gradlens.cockpit.forecast import Forecast, may_hold
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.run import Run
 from gradlens.graph.model_calls import ModelOutputs, forget_calls, keep_calls, keeps_calls
 from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 from gradlens.quantities.quantity import Quantity
+from gradlens.stateful import State
 
 
 class ForwardPasses:
-    """Prepares forward passes for the steps that may come next.
+    """Decides which quantities are active at a step, and prepares its forward pass.
 
-    ``model`` is the network inside the ``wrapped`` one that the user calls.
+    ``model`` is the network inside the ``wrapped`` one that the user calls. ``layers`` is ``None``
+    if no quantity has signals of layers. The quantities ``of_graphs`` need forward passes that
+    aren't compiled, and those ``of_backpack`` name BackPACK's extensions.
     """
 
     def __init__(
@@ -36,45 +42,137 @@ class ForwardPasses:
         wrapped: nn.Module | None,
         loss_function: nn.Module | None,
         quantities: Sequence[Quantity],
-        forecast: Forecast,
         budget: Budget | None,
         boundary: Boundary,
         run: Run,
     ) -> None:
-        self.forecast = forecast
         self.layer_hooks = HookInstaller([m for m in (model, loss_function) if m is not None])
         self.eager_calls = EagerCalls([m for m in (wrapped, loss_function) if m is not None])
         self.outputs = ModelOutputs(model)
-        self.layers = LayerTracking(model, quantities, forecast, boundary)
+        self.layers: LayerTracking | None = None
+        if model is not None and any(quantity.layer_requests for quantity in quantities):
+            self.layers = LayerTracking(model, quantities, self.active_at, boundary)
         self._model = model
         self._quantities = quantities
+        self._of_hooks = {quantity for quantity in quantities if quantity.needs_layer_hooks}
+        self.of_graphs = {quantity for quantity in quantities if quantity.needs_graph}
+        self.of_backpack = {quantity for quantity in quantities if quantity.extends_backward}
+        self._of_outputs = {quantity for quantity in quantities if quantity.of_loss_curvature}
         self._budget = budget
         self._boundary = boundary
         self._run = run
+        self._past: deque[int] = deque(maxlen=3)
+        self._unfinished: int | None = None
+        self._active: dict[int, tuple[Quantity, ...]] = {}
         if model is not None:  # from which the number of samples is read
             keep_calls(model, user=self.layer_hooks)
+
+    # Which steps come, and what is active at them.
+
+    def active_at(self, global_step: int, boundary: Boundary | None = None) -> tuple[Quantity, ...]:
+        """The active quantities, which are decided on once for each step.
+
+        Where a schedule raises an exception, its quantity isn't active, with a ``boundary``.
+        """
+        if global_step not in self._active:
+            active = []
+            is_due = Quantity.is_active if self._budget is None else self._budget.is_due
+            for quantity in self._quantities:
+                try:
+                    active += [quantity] if is_due(quantity, global_step) else []
+                except Exception as error:
+                    if boundary is None:
+                        raise
+                    boundary.report(f"{quantity.name}'s schedule", error)
+            self._active[global_step] = tuple(active)
+        return self._active[global_step]
+
+    @property
+    def next_steps(self) -> tuple[int, ...]:
+        """The steps that may come next; empty if that is unknown."""
+        return steps_after(self._past)
+
+    def begin_step(self, global_step: int) -> bool:
+        """A step's context is entered; whether the last step has its number, or a larger one.
+
+        Micro-batches of another step are dropped.
+        """
+        is_behind = bool(self._past) and self._past[-1] >= global_step
+        if self._unfinished is not None:
+            self._drop_other(global_step)
+        if self.layers is not None:
+            self.layers.announce(global_step)
+        return is_behind
+
+    def _drop_other(self, global_step: int) -> None:
+        if self._unfinished not in (None, global_step):
+            self._past.append(self._unfinished)
+            self._unfinished = None
+            if self.layers is not None:
+                self.layers.discard_step()
+
+    def end_step(self, global_step: int, goes_on: bool) -> None:
+        """A step's context is left, also after an exception; whether another one follows."""
+        self.layer_hooks.take_error()
+        self.outputs.take()
+        if goes_on:
+            self._unfinished = global_step
+            if self.layers is not None:
+                self.layers.end_part(global_step)
+            return
+        self.eager_calls.end_step()
+        self._past.append(global_step)
+        self._unfinished = None
+        if self.layers is not None:
+            self.layers.expect(self.next_steps)
+
+    def state_dict(self) -> State:
+        """The numbers of the last steps."""
+        return {"past": list(self._past)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._past = deque(state["past"], maxlen=self._past.maxlen)
+        self._active = {}
+        self._unfinished = None
+        if self.layers is not None:
+            self.layers.expect(self.next_steps)
+
+    # What forward passes run with.
 
     def expect(self, steps: Sequence[int], needs_next_step: bool, has_work: bool) -> None:
         """One of these steps comes next; without any, it is unknown which.
 
         Something that waits ``needs_next_step``, or there ``has_work`` for it whatever is tracked.
         """
-        self.forecast.keep(steps)
+        self._active = {step: self._active[step] for step in steps if step in self._active}
+        active = self._possible(steps)
         if self._budget is not None:
-            self._spare(self._budget, steps, has_work)
-        self.eager_calls.run_if(self.forecast.needs_graph(steps) or needs_next_step)
+            self._spare(self._budget, steps, has_work or bool(active))
+        self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
         # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
-        stay = self.eager_calls.has_modules
-        needed = self.forecast.needs_layer_hooks(steps) or needs_next_step
-        self.layer_hooks.install_if(needed or stay or not steps)
-        self.outputs.keep_if(self.forecast.needs_outputs(() if stay else steps))
+        stay = self.eager_calls.has_modules or not steps
+        needed = stay or needs_next_step
+        self.layer_hooks.install_if(needed or not self._of_hooks.isdisjoint(active))
+        self.outputs.keep_if(not self._of_outputs.isdisjoint(self._quantities if stay else active))
+
+    def _possible(self, steps: Sequence[int]) -> Sequence[Quantity]:
+        """The quantities that may be active at one of these steps: all of them without any step.
+
+        A user's schedule may raise an exception, such as that of a table without an entry for the
+        step: it is raised when the step is tracked, if it ever is.
+        """
+        try:
+            found = [quantity for step in steps for quantity in self.active_at(step)]
+        except Exception:
+            return self._quantities
+        return found if steps else self._quantities
 
     def _spare(self, budget: Budget, steps: Sequence[int], has_work: bool) -> None:
         """Keep no calls in forward passes of steps for which the budget has no means."""
-        is_active = (may_hold(lambda n: bool(self.forecast.active_at(n)), step) for step in steps)
-        active = not steps or any(map(budget.watches, steps)) or any(is_active)
+        has_work |= not steps or any(map(budget.watches, steps))
         started = all(quantity.has_started for quantity in self._quantities)
-        is_idle = budget.expect(steps, has_work=active or has_work or not started)
+        is_idle = budget.expect(steps, has_work=has_work or not started)
         if self._model is None or self.eager_calls.has_modules:
             return
         if is_idle == keeps_calls(self._model, user=self.layer_hooks):
@@ -91,14 +189,32 @@ class ForwardPasses:
                 note = partial(self._run.note, global_step)
                 with self._boundary.contain("running a forward pass uncompiled", note):
                     stack.enter_context(uncompiled_calls())
-            stack.enter_context(self.layers.forward(global_step))
+            if self.layers is not None:
+                self._drop_other(global_step)
+                stack.enter_context(self.layers.forward(global_step))
             yield
 
     def close(self) -> None:
         """Remove all hooks, and forget all calls."""
-        self.layers.close()
+        if self.layers is not None:
+            self.layers.close()
         self.layer_hooks.close()
         self.eager_calls.close()
         self.outputs.keep_if(False)
         if self._model is not None:
             forget_calls(self._model, user=self.layer_hooks)
+
+
+def steps_after(past: Iterable[int]) -> tuple[int, ...]:
+    """The steps that may follow the last three; empty if that is unknown.
+
+    Steps follow each other as the last two did; where a step's number was repeated, it may be
+    repeated again.
+    """
+    steps = tuple(past)
+    gaps = [after - before for before, after in pairwise(steps)]
+    moves = [gap for gap in gaps if gap]
+    if not moves:
+        return ()
+    following = steps[-1] + moves[-1]
+    return (following,) if len(moves) == len(gaps) else (steps[-1], following)

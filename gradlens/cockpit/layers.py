@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from gradlens.cockpit.boundary import Boundary
-from gradlens.cockpit.forecast import Forecast, may_hold
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.unseen import unseen
 from gradlens.quantities.quantity import Quantity
@@ -22,6 +20,9 @@ from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import Requests
 from gradlens.signals.signal import Request
 
+ActiveAt = Callable[[int, Boundary | None], Sequence[Quantity]]
+"""The active quantities of a step; the boundary takes the exceptions of their schedules."""
+
 Record = Callable[[Quantity, Any], None]
 """Records a quantity and its value in an evaluation."""
 
@@ -30,80 +31,61 @@ class LayerTracking:
     """Captures the signals of layers that quantities need.
 
     A forward pass runs before the context of its step is entered. It is taken for that of the step
-    that the ``forecast`` names; where that is unknown, all signals are captured.
+    that is expected; where that is unknown, all signals are captured.
     """
 
     def __init__(
         self,
-        model: nn.Module | None,
+        model: nn.Module,
         quantities: Iterable[Quantity],
-        forecast: Forecast,
+        active_at: ActiveAt,
         boundary: Boundary,
     ) -> None:
         self._boundary = boundary
+        self._active_at = active_at
         self.quantities = [q for q in quantities if q.layer_requests]
-        self._forecast = forecast
         self._step: int | None = None
-        self._unfinished = False
         self._evaluated: dict[str, tuple[int, LayerSignals]] = {}
         self._everything = _wanted(self.quantities)
-        self._capture = None
-        if model is not None and self._everything:
-            named = {n: m for quantity in self.quantities for n, m in quantity.modules.items()}
-            places = {module: place for place, module in enumerate(model.modules())}
-            modules = dict(sorted(named.items(), key=lambda item: places[item[1]]))
-            self._capture = SignalCapture(model, modules, self._everything, boundary.report)
-            self._capture.expect(self._everything)
+        named = {n: m for quantity in self.quantities for n, m in quantity.modules.items()}
+        places = {module: place for place, module in enumerate(model.modules())}
+        modules = dict(sorted(named.items(), key=lambda item: places[item[1]]))
+        self._capture = SignalCapture(model, modules, self._everything, boundary.report)
+        self._capture.expect(self._everything)
 
     def announce(self, global_step: int) -> None:
-        """A step's context is about to be entered; micro-batches of another one are dropped.
+        """A step's context is about to be entered.
 
         What runs until ``begin`` is not captured, such as the passes of curvature quantities.
         """
-        if self._step is not None and self._step != global_step and self._unfinished:
-            self._forecast.end_step(self._step)
-            self._unfinished = False
-            if self._capture is not None:
-                self._capture.discard_step()
         self._step = global_step
-        if self._capture is not None:
-            self._capture.suspend()
+        self._capture.suspend()
 
     def begin(self, global_step: int, scale: float, find_axes: FindAxes) -> None:
         """A step's context is entered, as in ``SignalCapture.begin``."""
-        if self._capture is not None:
-            self._capture.begin(self._wanted_at(global_step), scale, find_axes)
+        self._capture.begin(self._wanted_at(global_step), scale, find_axes)
 
     def finish(self, global_step: int) -> LayerSignals:
         """The signals captured at a step, after its backward pass."""
-        if self._capture is None:
-            return LayerSignals()
         return self._capture.finish(global_step, self._wanted_at(global_step))
 
-    def end(self, global_step: int, accumulating: bool) -> None:
-        """A step's context is left, also after an exception; ``accumulating`` if it goes on."""
-        self._unfinished = accumulating
-        if accumulating:
-            if self._capture is not None:
-                self._capture.end_part(self._wanted_at(global_step))
-            return
-        self._forecast.end_step(global_step)
-        self.expect_next()
+    def end_part(self, global_step: int) -> None:
+        """The context of one of a step's micro-batches is left."""
+        self._capture.end_part(self._wanted_at(global_step))
 
-    def expect_next(self) -> None:
-        """Capture from now on what the step may need that the forecast names."""
-        self._step, self._unfinished = None, False
+    def discard_step(self) -> None:
+        """Drop the micro-batches of a step that never had a last one."""
+        self._capture.discard_step()
+
+    def expect(self, steps: Sequence[int]) -> None:
+        """Capture from now on what one of these steps may need; without any, everything."""
+        self._step = None
         self._evaluated.clear()
-        if self._capture is not None:
-            steps = self._forecast.next_steps
-            self._capture.expect(self._wanted_in(steps) if steps else self._everything)
+        self._capture.expect(self._wanted_in(steps) if steps else self._everything)
 
     @contextmanager
     def forward(self, global_step: int) -> Iterator[None]:
-        """A context for a forward pass of a step other than the forecast one."""
-        if self._capture is None:
-            yield
-            return
+        """A context for a forward pass of a step other than the expected one."""
         wanted = self._wanted_at(global_step)
         if global_step != self._step:
             self.announce(global_step)
@@ -121,11 +103,8 @@ class LayerTracking:
         Several of the same step and ``name``, with no other step between them, count together.
         """
         able = [q for q in self.quantities if not _needs_backward(q)]
-        if self._capture is None or not able:
-            raise ValueError(
-                "there is nothing to record in an evaluation: track a quantity of layers' "
-                "inputs or outputs, such as OutputNorm"
-            )
+        if not able:
+            raise ValueError(NOTHING_TO_RECORD)
         with uncompiled_calls(), self._capture.evaluating(_wanted(able)) as captured:
             yield
         for text in captured[0].notes:
@@ -144,24 +123,25 @@ class LayerTracking:
     def close(self) -> None:
         """Remove all hooks from the model."""
         self._evaluated.clear()
-        if self._capture is not None:
-            self._capture.close()
+        self._capture.close()
 
     def _wanted_at(self, global_step: int) -> Requests:
-        self._forecast.active_at(global_step, self._boundary)
-        return _wanted(q for q in self.quantities if self._computes(q, global_step))
+        return self._wanted_of(self._active_at(global_step, self._boundary), global_step)
 
     def _wanted_in(self, steps: Sequence[int]) -> Requests:
-        """What may be needed at one of these steps, which are still to come."""
-        return _wanted(
-            q
-            for q in self.quantities
-            if any(may_hold(partial(self._computes, q), step) for step in steps)
-        )
+        """What may be needed at one of these steps, which are still to come.
 
-    def _computes(self, quantity: Quantity, global_step: int) -> bool:
-        active = self._forecast.active_at(global_step)
-        return quantity in active and quantity.should_compute(global_step)
+        A user's schedule may raise an exception, which is raised when the step is tracked.
+        """
+        try:
+            found = [self._wanted_of(self._active_at(step, None), step) for step in steps]
+        except Exception:
+            return self._everything
+        names = dict.fromkeys(name for each in found for name in each)
+        return {n: frozenset().union(*(each.get(n, ()) for each in found)) for n in names}
+
+    def _wanted_of(self, active: Sequence[Quantity], global_step: int) -> Requests:
+        return _wanted(q for q in self.quantities if q in active and q.should_compute(global_step))
 
 
 def _wanted(quantities: Iterable[Quantity]) -> Requests:
@@ -174,3 +154,9 @@ def _wanted(quantities: Iterable[Quantity]) -> Requests:
 
 def _needs_backward(quantity: Quantity) -> bool:
     return any(request.signal.needs_backward for request in quantity.layer_requests.values())
+
+
+NOTHING_TO_RECORD = (
+    "there is nothing to record in an evaluation: track a quantity of layers' inputs or outputs, "
+    "such as OutputNorm"
+)

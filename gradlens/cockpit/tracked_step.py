@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -16,12 +17,10 @@ from gradlens.backpack_adapter.context import with_extensions
 from gradlens.backpack_adapter.loss_modules import PerSampleLosses
 from gradlens.cockpit.backpack_step import BackpackStep, late
 from gradlens.cockpit.curvature_phase import compute_curvature
-from gradlens.cockpit.forecast import may_hold
-from gradlens.cockpit.gradients import StepGradients
-from gradlens.cockpit.model import changed_parameters
-from gradlens.cockpit.start_point import StartPoint
-from gradlens.cockpit.step_values import StepValues
+from gradlens.cockpit.gradients import StepGradients, changed_parameters
 from gradlens.cockpit.tracking import Tracking
+from gradlens.cockpit.updates import StartPoint
+from gradlens.cockpit.values import StepValues
 from gradlens.gradients.gradients import sample_axes
 from gradlens.gradients.loss_factor import (
     BackwardCall,
@@ -34,10 +33,12 @@ from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
 from gradlens.history.coverage import few
 from gradlens.messages import log
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.observers.observer import Observer, Outcome, StepContext
-from gradlens.parts.kept import KeptGradients
+from gradlens.observers.observer import Outcome, StepContext
+from gradlens.parts.assembly import Whole
+from gradlens.parts.part import BatchPart
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
+from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import Made
 from gradlens.torch_private import uncompiled_backward
 
@@ -48,29 +49,6 @@ class Entry:
 
     global_step: int
     is_entered: bool = False
-
-
-class IdleStep:
-    """The context of a step for which the budget has no means, in which nothing is done.
-
-    It passes a tenth of the functions that another one does: most steps are such.
-    """
-
-    def __init__(self, tracking: Tracking, global_step: int) -> None:
-        self._tracking = tracking
-        self._global_step = global_step
-
-    def __enter__(self) -> None:
-        try:
-            self._tracking.begin_idle_step(self._global_step)
-        except Exception as error:
-            self._tracking.boundary.report("the beginning of a step", error)
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._tracking.end_idle_step(self._global_step)
-        except Exception as error:
-            self._tracking.boundary.report("the end of a step", error)
 
 
 class TrackedStep:
@@ -90,18 +68,18 @@ class TrackedStep:
         accumulating: bool,
         debug: bool,
     ) -> None:
+        scale = GradientScale(info.get("scaler"), info.get("optimizer"))
         self._tracking = tracking
-        self._context = StepContext(global_step, info, accumulating)
+        self._context = StepContext(global_step, info, accumulating, scale)
         self._by_user = extensions
         self._debug = debug
         self.entry = Entry(global_step)
-        self._values = StepValues(global_step, (), tracking.boundary)
         self._own: list[Reduction] = []
+        self._is_tracked = False
         self._backpack: BackpackStep | None = None
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
         self._finds_losses = False
-        self._losses_reason = ""
         self._factor: LossFactor | None = None
         self._start: StartPoint | None = None
         self._contexts = ExitStack()
@@ -117,43 +95,33 @@ class TrackedStep:
 
     def _enter(self) -> None:
         tracking, step, info = self._tracking, self._context.global_step, self._context.info
+        boundary, updates, assembly = tracking.boundary, tracking.updates, tracking.assembly
         if self.entry.is_entered:
             raise RuntimeError(ENTERED)
         self.entry.is_entered = True
-        tracking.boundary.begin_step(step)
-        scale = GradientScale(info.get("scaler"), info.get("optimizer"))
-        self._context = replace(self._context, scale=scale)
-        with tracking.boundary.contain("the beginning of a step", self._refuse_all):
-            tracking.begin_step(step)
-            active = tracking.forward_passes.forecast.active_at(step, tracking.boundary)
-            self._values = StepValues(step, active, tracking.boundary)
+        boundary.begin_step(step)
+        self._values = StepValues(step, boundary)
+        with boundary.contain("the beginning of a step", self._refuse_all):
+            tracking.begin_step(step, info.get("optimizer"))
+            self._values.begin(tracking.forward_passes.active_at(step, boundary))
+            waits = updates.interval is not None
+            self._is_tracked = bool(self._values.active) or waits or assembly.exchanges_always
             if self._is_tracked and tracking.may_end_alone:
-                tracking.assembly.leave_out()
+                assembly.leave_out()
                 self._refuse_all(MAY_END_ALONE)
-        tracking.tell(self._tell_entered)
-        self._values.check_needs(info, tracking.boundary.strict or not tracking.run.has_recorded)
+        boundary.tell(tracking.observers, lambda observer: observer.enter(self._context))
+        self._own = [*chain.from_iterable(each.reductions for each in tracking.observers)]
+        if self._values.active:
+            self._values.check_needs(info, boundary.strict or not tracking.run.has_recorded)
         if self._by_user:  # what BackPACK says of the user's own extensions is raised
             self._prepare()
         elif self._is_tracked or self._own:
-            with tracking.boundary.contain("preparing a step", self._refuse_all):
+            with boundary.contain("preparing a step", self._refuse_all):
                 self._prepare()
         else:
             tracking.setting.buffer.free()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
-
-    def _tell_entered(self, observer: Observer) -> None:
-        try:
-            observer.enter(self._context)
-        finally:  # what has failed may be another part of its work
-            self._own += observer.reductions
-
-    @property
-    def _is_tracked(self) -> bool:
-        """Whether there is something to compute, or to exchange with other processes."""
-        tracking = self._tracking
-        waits = tracking.updates.interval is not None
-        return bool(self._values.active) or waits or tracking.assembly.exchanges_always
 
     def _prepare_backpack(self) -> None:
         """``ValueError`` if the user's extensions have nothing to work on."""
@@ -177,18 +145,21 @@ class TrackedStep:
         if self._debug:
             names = ", ".join(quantity.name for quantity in self._values.active) or "nothing"
             log(f"[Step {context.global_step}] active: {names}")
-        if self._by_user or any(quantity.extends_backward for quantity in self._values.active):
+        extending = tracking.forward_passes.of_backpack
+        if self._by_user or not extending.isdisjoint(self._values.active):
             self._prepare_backpack()
         with ExitStack() as stack:
             if self._needs_graph():
                 self._run_uncompiled(stack)
-            compute_curvature(tracking, context, self._values, self._backpack)
+            if self._values.before_backward or self._backpack is not None:
+                compute_curvature(tracking, context, self._values, self._backpack)
             if self._values.waiting and not context.accumulating:
                 self._start = tracking.updates.start_point(context.info.get("optimizer"))
             self._enter_contexts(stack)
             self._contexts = stack.pop_all()
-        scale = context.scale.of_backward
-        tracking.forward_passes.layers.begin(context.global_step, scale, self._sample_axes)
+        layers = tracking.forward_passes.layers
+        if layers is not None:
+            layers.begin(context.global_step, context.scale.of_backward, self._sample_axes)
 
     def _sample_axes(self, made: Mapping[Made, tuple[int, ...]]) -> Mapping[Made, int]:
         """The axes that count the samples of tensors that nodes have made, if they are known."""
@@ -200,8 +171,7 @@ class TrackedStep:
 
     def _needs_graph(self) -> bool:
         of_earlier = self._tracking.updates.interval is not None
-        forecast = self._tracking.forward_passes.forecast
-        needed = may_hold(forecast.needs_graph_at, self._context.global_step)
+        needed = not self._tracking.forward_passes.of_graphs.isdisjoint(self._values.active)
         return needed or of_earlier or bool(self._by_user or self._own)
 
     def _run_uncompiled(self, stack: ExitStack) -> None:
@@ -238,20 +208,21 @@ class TrackedStep:
             self._gradients = StepGradients(
                 tracking.setting,
                 tracking.assembly,
-                reductions,
-                self._own,
-                values.retain_gradients,
-                None if interval is None else interval.projections,
-                info,
-                self._context.accumulating,
-                tracking.boundary.contain,
-                self._finds_losses,
+                self._context,
+                is_part=is_part,
+                reductions=reductions,
+                own=self._own,
+                retain=values.retain_gradients,
+                projections=None if interval is None else interval.projections,
+                contain=tracking.boundary.contain,
+                needs_losses=self._finds_losses,
             )
         if wants_gradients or values.needs("optimizer"):
-            self._factor = LossFactor(info, self._gradients)
+            of_pass = None if self._gradients is None else self._gradients.of_pass
+            self._factor = LossFactor(info, of_pass)
             stack.enter_context(self._factor.finding())
-        if self._finds_losses and not (self._gradients and self._gradients.expects_losses):
-            self._losses = PerSampleLosses(tracking.setting.loss_reduction, lambda: self._samples)
+        if self._finds_losses and not (self._gradients and self._gradients.of_pass.expects_losses):
+            self._losses = PerSampleLosses(tracking.setting.loss_reduction, self._samples)
         besides = [] if self._losses is None else [self._losses]
         if backpack is not None:
             stack.enter_context(backpack.running(besides, self._debug))
@@ -296,7 +267,7 @@ class TrackedStep:
             self._contexts.close()
         if error is not None:
             self._interrupt(error)
-        once = 0.0 if self._gradients is None else self._gradients.labelling_seconds
+        once = 0.0 if self._gradients is None else self._gradients.of_pass.planning_seconds
         try:
             if error is None and self._by_user:
                 self._check_user_results()
@@ -306,8 +277,10 @@ class TrackedStep:
                 tracking.assembly.drop()  # what an exception has left of an untracked step
         finally:
             with boundary.contain("the end of a step"):
-                outcome = self._outcome(error)
-                tracking.tell(lambda observer: observer.leave(context, outcome))
+                outcome = Outcome(error)
+                if self._gradients is not None:
+                    outcome = self._gradients.outcome(error)
+                boundary.tell(tracking.observers, lambda each: each.leave(context, outcome))
                 start = self._start
                 self._release()
                 if start is not None and error is None:
@@ -324,21 +297,16 @@ class TrackedStep:
         """
         assembly, gradients = self._tracking.assembly, self._gradients
         accumulating = self._context.accumulating
-        is_last = gradients is not None and gradients.are_complete and not accumulating
-        if is_last and isinstance(error, Exception):
+        are_complete = gradients is not None and gradients.of_pass.reducer.has_seen_all
+        if are_complete and not accumulating and isinstance(error, Exception):
             reason = LEFT_EARLY.format(error=type(error).__name__)
             with self._tracking.boundary.contain("the exchange with other processes"):
                 assembly.refuse(reason, self._reductions(), accumulating)
         assembly.interrupt()
 
-    def _outcome(self, error: BaseException | None) -> Outcome:
-        if self._gradients is None:
-            return Outcome(error)
-        return self._gradients.outcome(error)
-
     def _release(self) -> None:
         if self._gradients is not None:
-            self._gradients.release()
+            self._gradients.of_pass.release()
         if self._start is not None:
             self._start.close()
         if self._backpack is not None:
@@ -354,83 +322,79 @@ class TrackedStep:
             self._tracking.run.note(self._context.global_step, self._backpack.lacking)
 
     def _finish(self) -> None:
-        tracking, boundary, step = (
-            self._tracking,
-            self._tracking.boundary,
-            self._context.global_step,
-        )
+        tracking, boundary, values = self._tracking, self._tracking.boundary, self._values
+        step, accumulating = self._context.global_step, self._context.accumulating
         error = tracking.forward_passes.layer_hooks.take_error()
         if error is not None:
-            by_hooks = [q for q in self._values.active if q.needs_layer_hooks(step)]
-            boundary.report("a hook on a layer", error, self._values.refusing(*by_hooks))
-        if not self._values.failure:
+            by_hooks = [q for q in values.active if q.needs_layer_hooks]
+            boundary.report("a hook on a layer", error, values.refusing(*by_hooks))
+        if not values.failure:
             with boundary.contain("the end of a step", self._refuse_all):
                 self._compute()
-        accumulating, failure = self._context.accumulating, self._values.failure
-        if failure:
+        if values.failure:
             with boundary.contain("the exchange with other processes"):
-                tracking.assembly.refuse(failure, self._reductions(), accumulating)
+                tracking.assembly.refuse(values.failure, self._reductions(), accumulating)
         if not accumulating:
             with boundary.contain("recording a step"):
-                tracking.run.record(step, self._values.recorded)
+                tracking.run.record(step, values.recorded)
 
     def _compute(self) -> None:
         tracking, gradients = self._tracking, self._gradients
-        losses = self._individual_losses()
-        if gradients is not None:
-            gradients.finish(losses, self._why_no_losses() if losses is None else "")
+        losses, without_losses = self._individual_losses()
+        whole = None if gradients is None else gradients.finish(losses, without_losses)
         if self._context.accumulating:
             return
-        step = self._step(losses)
-        self._add_notes(step)
+        if whole is None:
+            whole = Whole(BatchPart(individual_losses=losses, without_losses=without_losses))
+        step = self._step(whole)
+        self._add_notes(step, whole)
         with torch.no_grad():
-            with tracking.boundary.contain("the interval between two steps"):
-                projections = None if gradients is None else gradients.start_projections
-                tracking.updates.end_interval(step, projections)
+            if tracking.updates.interval is not None:
+                with tracking.boundary.contain("the interval between two steps"):
+                    tracking.updates.end_interval(step, whole.part.projections)
             self._values.compute_after(step)
-            self._await_update(step)
+            if self._start is not None:
+                self._await_update(step, whole, self._start)
 
-    def _individual_losses(self) -> Tensor | None:
-        if not self._finds_losses:
-            known: Tensor | None = self._context.info.get("individual_losses")
-            return None if known is None else known.detach()
+    def _individual_losses(self) -> tuple[Tensor | None, str]:
+        """ℓₙ of this part of the batch, or why they aren't known."""
+        known: Tensor | None = self._context.info.get("individual_losses")
+        if known is not None or not self._finds_losses:
+            return None if known is None else known.detach(), ""
+        losses, gradients, why = self._losses, self._gradients, ""
         assert self._factor is not None
         try:
             factor = self._factor.factor
+            found = None if losses is None else self._losses_of_modules(losses, factor)
+            if found is None and gradients is not None:
+                found = gradients.of_pass.losses()
+            if found is not None:
+                return found, ""
         except UnavailableError as reason:
-            self._losses_reason = str(reason)
-            return None
-        found = None if self._losses is None else self._losses_of_modules(self._losses, factor)
-        return self._losses_of_graph() if found is None else found
+            why = str(reason)
+        if losses is not None and self._tracking.forward_passes.layer_hooks.missed_call:
+            return None, UNFORESEEN
+        of_modules = "" if losses is None else losses.unavailable
+        return None, of_modules or PASS_LOSSES.format(why=why)
 
     def _losses_of_modules(self, losses: PerSampleLosses, factor: float) -> Tensor | None:
         """Where the graph doesn't show them, but a loss module was called."""
         assert self._factor is not None
         if self._factor.loss is not None:
             losses.check_sum(self._factor.loss / loss_scale(self._context.info), factor)
-        values, samples = losses.values, self._samples
+        values, samples = losses.values, self._samples()
         is_whole = values is not None and len(values) == (samples or len(values))
         return values / factor if values is not None and is_whole else None
 
-    @property
     def _samples(self) -> int | None:
         """The number of samples of this part of the batch, if it is known."""
-        return None if self._gradients is None else self._gradients.part_samples
+        return None if self._gradients is None else self._gradients.of_pass.batch.samples
 
-    def _losses_of_graph(self) -> Tensor | None:
-        if self._gradients is None:
-            return None
-        try:
-            return self._gradients.losses()
-        except UnavailableError as reason:
-            self._losses_reason = str(reason)
-            return None
-
-    def _loss_weight(self) -> float:
+    def _loss_weight(self, whole: BatchPart) -> float:
         """That of ``Step``; a NaN with the reason if it isn't known."""
-        gradients, factor, scale = self._gradients, self._factor, self._context.scale.of_backward
-        if gradients is not None and gradients.whole is not None:
-            return gradients.whole.part.weight / scale
+        factor, scale = self._factor, self._context.scale.of_backward
+        if self._gradients is not None and self._gradients.is_part:
+            return whole.weight / scale
         if factor is None:
             return 1.0
         found: float = self._tracking.boundary.value(
@@ -438,41 +402,34 @@ class TrackedStep:
         )
         return found
 
-    def _step(self, individual_losses: Tensor | None) -> Step:
+    def _step(self, whole: Whole) -> Step:
         setting, gradients, context = self._tracking.setting, self._gradients, self._context
-        info, changed = context.info, changed_parameters(setting)
+        info, changed, part = context.info, changed_parameters(setting), whole.part
         loss = unscaled_loss(info)
-        without_losses = self._why_no_losses() if individual_losses is None else ""
-        if gradients is not None and gradients.whole is not None:
-            whole = gradients.whole.part
-            individual_losses, without_losses = whole.individual_losses, whole.without_losses
-            loss = None if whole.loss is None else torch.tensor(whole.loss, dtype=torch.float64)
-        of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step()
+        if gradients is not None and gradients.is_part:
+            loss = None if part.loss is None else torch.tensor(part.loss, dtype=torch.float64)
+        of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step(whole)
+        layers = self._tracking.forward_passes.layers
+        signals = LayerSignals() if layers is None else layers.finish(context.global_step)
         return Step(
             context.global_step,
             setting.parameters,
             setting.loss_reduction,
             loss=loss,
-            individual_losses=individual_losses,
+            individual_losses=part.individual_losses,
             optimizer=info.get("optimizer"),
             info=info,
-            signals=self._tracking.forward_passes.layers.finish(context.global_step),
-            loss_weight=self._loss_weight(),
+            signals=signals,
+            loss_weight=self._loss_weight(part),
             removed=changed.removed,
-            without_losses=without_losses,
+            without_losses=part.without_losses,
             untracked=changed.untracked,
             gradient_scale=context.scale,
             measures=(*self._values.measures, *self._tracking.updates.measures),
             **{"batch_size": info.get("batch_size"), **of_samples},
         )
 
-    def _why_no_losses(self) -> str:
-        if self._losses is not None and self._tracking.forward_passes.layer_hooks.missed_call:
-            return UNFORESEEN
-        found = "" if self._losses is None else self._losses.unavailable
-        return found or PASS_LOSSES.format(why=self._losses_reason)
-
-    def _add_notes(self, step: Step) -> None:
+    def _add_notes(self, step: Step, whole: Whole) -> None:
         run, gradients, notes = self._tracking.run, self._gradients, list(step.signals.notes)
         if step.untracked:
             notes.append(UNTRACKED.format(names=few(step.untracked)))
@@ -482,14 +439,14 @@ class TrackedStep:
             run.note(step.global_step, note)
         if gradients is None:
             return
-        if gradients.values:
-            run.cover(step.global_step, gradients.coverage)
-        for note in gradients.notes():
+        if whole.values:
+            run.cover(step.global_step, gradients.coverage(whole.part))
+        for note in gradients.notes(whole):
             run.note(step.global_step, note)
 
-    def _await_update(self, step: Step) -> None:
+    def _await_update(self, step: Step, whole: Whole, start: StartPoint) -> None:
         waiting = self._values.waiting
-        if not waiting or self._start is None:
+        if not waiting:
             return
         of_losses = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
         missed_call = self._tracking.forward_passes.layer_hooks.missed_call
@@ -498,8 +455,7 @@ class TrackedStep:
                 quantities=", ".join(of_losses), why=step.without_losses
             )
             self._tracking.run.note(step.global_step, text)
-        retained = KeptGradients() if self._gradients is None else self._gradients.retained
-        self._tracking.updates.wait(step, waiting, retained, self._start)
+        self._tracking.updates.wait(step, waiting, whole.kept, start)
 
 
 UNTRACKED = (

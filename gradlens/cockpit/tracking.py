@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forward_passes import ForwardPasses
-from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probed_model import ProbedModels
@@ -16,6 +18,7 @@ from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import may_end_alone
 from gradlens.observers.observer import Observer, Outcome, StepContext
 from gradlens.parts.assembly import BatchAssembly
+from gradlens.parts.processes import processes_apart
 from gradlens.quantities.quantity import Quantity
 from gradlens.samples.plan import Plans
 
@@ -24,7 +27,8 @@ from gradlens.samples.plan import Plans
 class Tracking:
     """The parts of a cockpit that its steps work on.
 
-    ``setting`` names the parameters, the model and the loss reduction. ``output_plans`` are plans
+    ``setting`` names the parameters, the model and the loss reduction. ``are_watched`` says that
+    there are observers for whom all steps have something. ``output_plans`` are plans
     of the graphs of the network's outputs, for curvature.
     """
 
@@ -36,6 +40,7 @@ class Tracking:
     assembly: BatchAssembly
     forward_passes: ForwardPasses
     observers: Sequence[Observer]
+    are_watched: bool
     budget: Budget | None
     output_plans: Plans
     probed: ProbedModels
@@ -43,42 +48,58 @@ class Tracking:
     @property
     def may_end_alone(self) -> bool:
         """Whether the other processes may have no further step."""
-        return may_end_alone(self.setting.replicas)
+        return bool(self.setting.replicas) and may_end_alone(self.setting.replicas)
+
+    def is_idle(self, global_step: int, info: Mapping[str, Any] | None) -> bool:
+        """Whether nothing is to be done at a step, or the budget has no means for it."""
+        if self.budget is not None:
+            return self.budget.is_idle(global_step)
+        if self.are_watched or (info is not None and "ids" in info):
+            return False
+        waits = self.updates.is_waiting or self.assembly.has_own_parts
+        started = all(quantity.has_started for quantity in self.quantities)
+        if waits or not started or self.assembly.processes.count > 1:
+            return False
+        self.boundary.begin_step(global_step)
+        return not self.forward_passes.active_at(global_step, self.boundary)
 
     def begin_idle_step(self, global_step: int) -> None:
-        """The context of a step is entered for which the budget has no means."""
+        """The context of such a step is entered."""
         self.boundary.begin_step(global_step)
-        self._begin_budget(global_step)
         self.run.begin_step(global_step)
-        self.tell(lambda observer: observer.skip())
+        self.forward_passes.begin_step(global_step)
+        self.setting.buffer.free()
         if self.budget is not None:
+            self._begin_budget(self.budget, global_step)
+            self.boundary.tell(self.observers, lambda observer: observer.skip())
             self.budget.begin_backward()
 
     def end_idle_step(self, global_step: int) -> None:
         """The context of such a step is left."""
-        if self.budget is None:
-            return
-        self.budget.end_backward(())
-        forecast = self.forward_passes.forecast
-        steps = forecast.steps_behind(global_step)
-        if self.budget.expect(steps):
-            forecast.end_step(global_step)
-        else:
-            self.forward_passes.layers.end(global_step, False)
-            self.expect(steps)
-        self.budget.end_step()
-
-    def _begin_budget(self, global_step: int) -> None:
-        """A step's context is entered: the one before is over, and paid for."""
         if self.budget is not None:
-            if self.budget.begin_step(global_step):
-                self._record_spending(self.budget)
-            if self.budget.pays_for_none:
-                self.run.note(global_step, self.budget.pays_for_none)
+            self.budget.end_backward(())
+        self.forward_passes.end_step(global_step, goes_on=False)
+        steps = self.forward_passes.next_steps
+        if self.budget is None or not self.budget.expect(steps):
+            self.expect(steps)
+        if self.budget is not None:
+            self.budget.end_step()
 
-    def begin_step(self, global_step: int) -> None:
+    def _begin_budget(self, budget: Budget, global_step: int) -> None:
+        """A step's context is entered: the one before is over, and paid for."""
+        if budget.begin_step(global_step):
+            self.run.record_spending(budget.latest_step, budget.spending)
+        if budget.pays_for_none:
+            self.run.note(global_step, budget.pays_for_none)
+
+    def begin_step(self, global_step: int, optimizer: Optimizer | None) -> None:
         """A step's context is entered: what waited for the update is over."""
-        self._begin_budget(global_step)
+        if self.budget is not None:
+            self._begin_budget(self.budget, global_step)
+        if optimizer is not None:
+            own = {id(parameter) for parameter in self.setting.parameters.values()}
+            if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+                self.run.note(global_step, OTHER_OPTIMIZER)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
@@ -86,59 +107,51 @@ class Tracking:
         late = [quantity.name for quantity in new if type(quantity).start is not Quantity.start]
         if late and self.run.is_continued and not self.run.has_begun:
             self.run.note(global_step, LATE_START.format(names=", ".join(late), step=global_step))
-        apart = processes_apart(self.setting)
-        if apart:
-            self.run.note(global_step, APART.format(count=apart))
-        self._compare_processes()
+        if not self.run.has_begun:
+            apart = processes_apart(self.setting)
+            if apart:
+                self.run.note(global_step, APART.format(count=apart))
+        if self.assembly.processes.count > 1:
+            self._compare_processes()
         self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
-        is_behind = self.forward_passes.forecast.is_behind(global_step)
+        is_behind = self.forward_passes.begin_step(global_step)
         if is_behind and self.run.has_values(global_step):
             self.run.note(global_step, REPEATED)
-        self.forward_passes.layers.announce(global_step)
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note(global_step, left_over)
 
     def _compare_processes(self) -> None:
-        if self.assembly.is_compared or self.may_end_alone:
-            return
-        several = self.assembly.processes.count > 1
-        texts = [f"{q.name}: {q.track_schedule!r}" for q in self.quantities if several]
-        self.assembly.compare(texts)
-
-    def tell(self, what: Callable[[Observer], None]) -> None:
-        """Tell all observers something; where one fails, the others go on."""
-        self.boundary.tell(self.observers, what)
+        if not (self.assembly.is_compared or self.may_end_alone):
+            self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
 
     def end_step(self, context: StepContext, outcome: Outcome) -> None:
         """A step's context is left: it is complete, or goes on with another context, or neither."""
         goes_on = context.accumulating and outcome.error is None
-        forward_passes = self.forward_passes
-        forward_passes.layer_hooks.take_error()
-        forward_passes.outputs.take()
-        forward_passes.layers.end(context.global_step, goes_on)
+        self.forward_passes.end_step(context.global_step, goes_on)
         if not context.accumulating and outcome.error is None:
             self.updates.close_interval()
         if not goes_on:
-            forward_passes.eager_calls.end_step()
-            self.expect(forward_passes.forecast.next_steps)
+            self.expect(self.forward_passes.next_steps)
 
     def expect(self, steps: Sequence[int]) -> None:
         """Prepare forward passes for one of these steps; without any, it is unknown which comes."""
-        waits = self.updates.is_waiting or self.assembly.has_own_parts
-        self.forward_passes.expect(steps, self.updates.needs_next_step, waits)
-        self.tell(lambda observer: observer.expect(steps))
+        has_work = False
+        if self.budget is not None:
+            self.boundary.tell(self.observers, lambda observer: observer.expect(steps))
+            has_work = self.updates.is_waiting or self.assembly.has_own_parts
+        self.forward_passes.expect(steps, self.updates.needs_next_step, has_work)
 
     def close(self) -> None:
         """Compute what waited for the last update, remove all hooks, and release memory."""
         with self.boundary.contain("the last update"):
             self.updates.resolve_and_close()
             self.updates.close_interval()
-        self.tell(lambda observer: observer.close())
+        self.boundary.tell(self.observers, lambda observer: observer.close())
         with self.boundary.contain("closing the run"):
             if self.budget is not None:
-                self._record_spending(self.budget)
+                self.run.record_spending(self.budget.latest_step, self.budget.spending)
                 if self.budget.without_turns:
                     self.run.note(self.budget.latest_step, self.budget.without_turns)
             self.run.close()
@@ -146,8 +159,28 @@ class Tracking:
         self.probed.close()
         self.forward_passes.close()
 
-    def _record_spending(self, budget: Budget) -> None:
-        self.run.record_spending(budget.latest_step, budget.spending)
+
+class IdleStep:
+    """The context of a step at which nothing is to be done, or for which a budget has no means.
+
+    It passes a tenth of the functions that another one does: under a budget, most steps are such.
+    """
+
+    def __init__(self, tracking: Tracking, global_step: int) -> None:
+        self._tracking = tracking
+        self._global_step = global_step
+
+    def __enter__(self) -> None:
+        try:
+            self._tracking.begin_idle_step(self._global_step)
+        except Exception as error:
+            self._tracking.boundary.report("the beginning of a step", error)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._tracking.end_idle_step(self._global_step)
+        except Exception as error:
+            self._tracking.boundary.report("the end of a step", error)
 
 
 REPEATED = (
@@ -164,4 +197,10 @@ LATE_START = (
     "quantities start at step {step}, within a run that is continued: {names}. To continue from "
     "the run's own start, save cockpit.state_dict() with the model, and load it by "
     "cockpit.load_state_dict(...)"
+)
+OTHER_OPTIMIZER = (
+    "the optimizer that was passed has none of the cockpit's parameters: updates are measured when "
+    "the next context is entered, and nothing else is known of the optimizer's steps. Unless it "
+    "updates copies, pass the optimizer of the tracked model, made of the parameters that the "
+    "model has now"
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,34 +13,27 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
-from gradlens.cockpit.start_point import StartPoint
-from gradlens.cockpit.values import recordable
+from gradlens.cockpit.values import WaitingQuantity, recordable
 from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.gradients.gradients import Setting
+from gradlens.graph.hooks import OptimizerFollower
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.checksums import are_different, sums_of_bits
+from gradlens.numerics.checksums import are_different, differing, sums_of_bits
 from gradlens.numerics.host import on_host, together
 from gradlens.numerics.norms import norms
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Drawn, all_drawn
-from gradlens.parts.kept import KeptGradients
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.parts.part import KeptGradients
 from gradlens.quantities.held import not_held
-from gradlens.quantities.quantity import Phase, Quantity
+from gradlens.quantities.quantity import Phase
 from gradlens.quantities.step import Measure, Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import DirectionDots
 
 Record = Callable[[int, Mapping[str, Any]], None]
 """Records values by name at a global step."""
-
-
-@dataclass(frozen=True)
-class WaitingQuantity:
-    """A quantity that isn't finished, and what its earlier phases have returned."""
-
-    quantity: Quantity
-    earlier: Any = None
 
 
 class Updates:
@@ -122,9 +115,10 @@ class Updates:
         An interval ends with all contexts of one step: if one of these was left by an exception, or
         the last one is missing, they may be repeated, but no other step takes their place.
         """
-        if self._pending is None and global_step != self._end_step:
+        if self._pending is not None:
+            self.resolve_and_close()
+        elif self.interval is not None and global_step != self._end_step:
             self.refuse_interval(NEVER_ENDED.format(step=self._end_step))
-        self.resolve_and_close()
         self._end_step = global_step
 
     def resolve_and_close(self) -> None:
@@ -354,4 +348,65 @@ CHANGED = (
     "{names} have changed between the optimizer's step and the next context, so that this doesn't "
     "begin where the update ended. Without optimizer=..., the update is measured when the next "
     "context is entered"
+)
+
+
+LARGE = 64 * 2**20
+"""Bytes of parameters above which comparing them twice costs less than memory for one more copy."""
+
+
+class StartPoint(OptimizerFollower):
+    """Copies of the parameters as they are when a step's context is entered.
+
+    Large ones are copied when the context is left, since the update before is freed by then, or
+    when the optimizer is about to step inside the context. Meanwhile only the optimizer may change
+    them: if something else has, ``copies`` raise ``UnavailableError``.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None, at_once: bool
+    ) -> None:
+        self._parameters = parameters
+        self._copies: dict[str, Tensor] | None = None
+        self._sums: Mapping[str, Tensor] = {}
+        self.changed: tuple[str, ...] = ()
+        if at_once or optimizer is None or not _can_wait(parameters, optimizer):
+            self._copy()
+            return
+        self._sums = sums_of_bits(parameters)
+        self.follow(optimizer)
+
+    def finish(self) -> None:
+        """Copy the parameters if that isn't done yet: the context is left."""
+        self._copy()
+        self.close()
+
+    @property
+    def copies(self) -> dict[str, Tensor]:
+        """The copies by name."""
+        if self._copies is None or self.changed:
+            raise UnavailableError(CHANGED_INSIDE.format(names=few(self.changed)))
+        return self._copies
+
+    def before_step(self) -> None:
+        """The optimizer is about to change the parameters: copy them."""
+        self._copy()
+
+    @torch.no_grad()
+    def _copy(self) -> None:
+        if self._copies is None:
+            if self._sums:
+                self.changed = tuple(differing(self._sums, sums_of_bits(self._parameters)))
+            self._copies = {name: p.clone() for name, p in self._parameters.items()}
+
+
+def _can_wait(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> bool:
+    size = sum(p.numel() * p.dtype.itemsize for p in parameters.values())
+    apart = any(map(is_distributed, parameters.values()))
+    return size > LARGE and not apart and not not_held(optimizer, parameters)
+
+
+CHANGED_INSIDE = (
+    "{names} were changed inside the context, and not by the optimizer that was passed, so that "
+    "the start of the update isn't known; it is from the next step on"
 )

@@ -8,31 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradlens.facts.batch import BatchRows, Rows
-from gradlens.facts.loss import (
-    LabelCounts,
-    loss_rows,
-)
-from gradlens.facts.network import Network, activation_share, by_layer
+from gradlens.facts.network import Network, activation_share, by_layer, setup_of
 from gradlens.facts.parameters import (
+    NOT_ZEROED,
     OptimizerSteps,
     dense,
-    learning_rate,
-    own_gradients,
+    gradients_of,
     parameter_numbers,
     second_moments,
     some_elements,
     unscaled_norm,
     update_numbers,
 )
-from gradlens.facts.setups import setup_of
-from gradlens.facts.step_facts import StepFacts, columns, read
+from gradlens.facts.rows import (
+    BatchRows,
+    LabelCounts,
+    Rows,
+    loss_rows,
+)
+from gradlens.facts.step_facts import StepFacts, columns
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Loss, read_loss
+from gradlens.observers.autopsy import learning_rate
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
-from gradlens.observers.stale_gradient import StaleGradient
 from gradlens.stateful import State
 
 FIRST_LAYER_STEPS = frozenset({0, 1, 2, 4, 8, 16})
@@ -60,16 +60,14 @@ class FactRecorder(Observer):
         self,
         setting: Setting,
         run: Records,
-        stale: StaleGradient,
         watches: Callable[[int], bool] = lambda step: True,
     ) -> None:
         self._setting = setting
         self._run = run
-        self._stale = stale
         self._watches = watches
         self._parameters = dense(setting.parameters)
         self._batch = BatchRows(setting.model)
-        self._optimizer = OptimizerSteps(setting.parameters)
+        self._optimizer = OptimizerSteps(self._parameters)
         self._labels = LabelCounts()
         self._complete: list[StepFacts] = []
         self._present: StepFacts | None = None
@@ -80,6 +78,8 @@ class FactRecorder(Observer):
     def enter(self, context: StepContext) -> None:
         """Read the loss's graph while it is whole; the last update is over."""
         step, info = context.global_step, context.info
+        optimizer = info.get("optimizer")
+        self._optimizer.enter(optimizer)
         if not self._watches(step):
             self.skip()
             return
@@ -88,7 +88,9 @@ class FactRecorder(Observer):
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
             self._present = StepFacts(step, of_layers={} if is_layer_step else None)
             self._steps += 1
-        self._read_batch(self._present)
+        rows = self._batch.take()
+        if rows is not None:
+            self._present.rows.append(rows)
         self._present.ids += info.get("ids", ())
         given = info.get("loss")
         loss = None
@@ -96,9 +98,7 @@ class FactRecorder(Observer):
             loss = read_loss(given, _samples(self._present.rows, info), loss_scale(info))
             if given.numel() == 1:
                 self._read_loss(self._present, loss, info)
-        optimizer = info.get("optimizer")
         if optimizer is not None:
-            self._optimizer.follow(optimizer)
             self._present.numbers["lr"] = learning_rate(optimizer)
         if self._present.of_layers is not None and not self._goes_on:
             self._read_network(self._present, loss, info)
@@ -110,11 +110,6 @@ class FactRecorder(Observer):
     def expect(self, steps: Sequence[int]) -> None:
         """Read batches of the next forward passes if these may be those of watched steps."""
         self._batch.is_wanted = not steps or any(map(self._watches, steps))
-
-    def _read_batch(self, facts: StepFacts) -> None:
-        rows = self._batch.take()
-        if rows is not None:
-            facts.rows.append(rows)
 
     def _read_loss(self, facts: StepFacts, loss: Loss, info: Mapping[str, Any]) -> None:
         found, scale = loss_rows(loss), loss_scale(info)
@@ -147,6 +142,9 @@ class FactRecorder(Observer):
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Read the gradients; a step that an exception has left isn't recorded."""
+        self._optimizer.leave(context.accumulating and outcome.error is None)
+        if self._optimizer.is_stale:
+            self._run.note(context.global_step, NOT_ZEROED)
         if outcome.error is not None:
             self._present, self._goes_on, self._before = None, False, {}
             self.flush()
@@ -158,22 +156,19 @@ class FactRecorder(Observer):
         if facts.parts:
             is_mean = self._setting.loss_reduction == "mean"
             facts.numbers["loss"] = joined_loss(facts.parts, is_mean)
-        gradients = own_gradients(self._setting.parameters)
+        gradients = gradients_of(self._parameters)
         scales = scale.of(self._setting.parameters)
-        total = unscaled_norm(gradients, scales) if self._is_norm_step else None
+        is_norm_step = self._steps <= NORM_INTERVAL or self._steps % NORM_INTERVAL == 0
+        total = unscaled_norm(gradients, scales) if is_norm_step else None
         if total is not None:
             facts.numbers["grad_norm"] = total
-        facts.numbers["stale"] = float(self._stale.is_stale)
+        facts.numbers["stale"] = float(self._optimizer.is_stale)
         if facts.of_layers is not None:
             facts.of_layers |= parameter_numbers(self._parameters, gradients, scales)
             if info.get("optimizer") is not None:
                 facts.of_layers |= second_moments(info["optimizer"], self._parameters)
             self._before = {name: some_elements(p) for name, p in self._parameters.items()}
-        self._optimizer.begin(self._is_norm_step, scale)
-
-    @property
-    def _is_norm_step(self) -> bool:
-        return self._steps <= NORM_INTERVAL or self._steps % NORM_INTERVAL == 0
+        self._optimizer.begin(scale if is_norm_step else None)
 
     def _end_last_step(self) -> None:
         """The update that follows the latest step is over."""
@@ -200,7 +195,7 @@ class FactRecorder(Observer):
         steps, self._complete = self._complete, []
         if not steps:
             return
-        rows, of_layers = columns(read(steps), self._labels)
+        rows, of_layers = columns(steps, self._labels)
         self._run.record_facts("steps", [facts.step for facts in steps], _by_column(rows))
         for step, row in of_layers:
             if row:

@@ -1,4 +1,4 @@
-"""What is recorded of one step: on the device, as numbers, and as columns of tables."""
+"""What is recorded of one step: on the device, and as columns of tables."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.facts.batch import Rows, batch_columns, joined
-from gradlens.facts.loss import (
+from gradlens.facts.rows import (
     LabelCounts,
     LossRows,
+    Rows,
+    batch_columns,
     counts_of,
+    joined,
     known_rows,
     label_columns,
     loss_columns,
 )
 from gradlens.history.facts import OF_SAMPLES
+from gradlens.numerics.host import on_host
 
 Floats = NDArray[np.float64]
 
@@ -43,84 +45,36 @@ class StepFacts:
     ids: list[int | str] = field(default_factory=list)
     loss_rows: list[LossRows] = field(default_factory=list)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """All tensors, in the order in which ``StepNumbers`` takes them."""
-        yield from (value for value in self.numbers.values() if isinstance(value, Tensor))
-        yield from (self.of_layers or {}).values()
-        for rows in self.rows:
-            yield from rows.numbers
-        for part in self.loss_rows:
-            yield from (each for each in (part.losses, part.labels) if each is not None)
-
-
-@dataclass(frozen=True)
-class StepNumbers:
-    """What is recorded of one step, in double precision.
-
-    ``of_layers`` is ``None`` if the step has no row in the layers' table. ``rows`` ``[4, N]`` are
-    numbers of the inputs' rows, of ``elements`` each; of micro-batches whose rows have other sizes
-    than those of the last, there are none. ``losses`` ``[N]`` and ``labels`` ``[N]`` are those of
-    samples, and empty where they aren't known.
-    """
-
-    step: int
-    numbers: Mapping[str, float]
-    of_layers: Mapping[str, float] | None
-    rows: Floats | None
-    elements: int
-    losses: Floats
-    labels: Floats
-    classes: int
-    ids: Sequence[int | str]
+    @property
+    def elements(self) -> int:
+        """How many elements a row of the inputs has; 0 if that isn't known."""
+        return self.rows[-1].elements if self.rows else 0
 
     @property
-    def samples(self) -> float | None:
-        """The number of samples; ``None`` if it isn't known."""
-        return self.numbers.get("labels") if self.rows is None else self.rows.shape[1]
+    def classes(self) -> int:
+        """The number of classes; 0 if there are none."""
+        return self.loss_rows[-1].classes if self.loss_rows else 0
+
+    def inputs(self) -> Floats | None:
+        """Numbers ``[4, N]`` of the inputs' rows.
+
+        Of micro-batches whose rows have other sizes than those of the last, there are none.
+        """
+        same = [each.numbers for each in self.rows if each.elements == self.elements]
+        return joined([[*map(_numbers, each)] for each in same]) if same else None
+
+    def losses_and_labels(self) -> tuple[Floats, Floats]:
+        """Those of samples ``[N]``, and empty where they aren't known."""
+        found = [
+            known_rows(_numbers(each.losses), _numbers(each.labels), each.ignored)
+            for each in self.loss_rows
+        ]
+        losses, labels = zip(*found, strict=True) if found else ((), ())
+        return np.concatenate([NONE, *losses]), np.concatenate([NONE, *labels])
 
 
-def read(steps: Sequence[StepFacts]) -> list[StepNumbers]:
-    """The same as numbers, which are copied from the device together."""
-    tensors = [tensor for facts in steps for tensor in facts.tensors()]
-    flat = [tensor.detach().reshape(-1).double() for tensor in tensors]
-    numbers = torch.cat(flat).cpu().numpy() if flat else np.zeros(0)
-    ends = np.cumsum([len(each) for each in flat]).tolist()
-    pieces = (
-        numbers[end - tensor.numel() : end].reshape(tuple(tensor.shape))
-        for tensor, end in zip(tensors, ends, strict=True)
-    )
-    return [_numbers(facts, pieces) for facts in steps]
-
-
-def _numbers(facts: StepFacts, pieces: Iterator[Floats]) -> StepNumbers:
-    numbers = {
-        name: float(next(pieces)) if isinstance(value, Tensor) else value
-        for name, value in facts.numbers.items()
-    }
-    of_layers = None
-    if facts.of_layers is not None:
-        of_layers = {name: float(next(pieces)) for name in facts.of_layers}
-    parts = [(rows.elements, [next(pieces) for _ in rows.numbers]) for rows in facts.rows]
-    elements = parts[-1][0] if parts else 0
-    same = [numbers for size, numbers in parts if size == elements]
-    of_samples = [_of_samples(part, pieces) for part in facts.loss_rows]
-    return StepNumbers(
-        facts.step,
-        numbers,
-        of_layers,
-        joined(same) if same else None,
-        elements,
-        np.concatenate([NONE, *(losses for losses, _ in of_samples)]),
-        np.concatenate([NONE, *(labels for _, labels in of_samples)]),
-        facts.loss_rows[-1].classes if facts.loss_rows else 0,
-        facts.ids,
-    )
-
-
-def _of_samples(part: LossRows, pieces: Iterator[Floats]) -> tuple[Floats, Floats]:
-    losses = NONE if part.losses is None else next(pieces)
-    labels = NONE if part.labels is None else next(pieces)
-    return known_rows(losses, labels, part.ignored)
+def _numbers(tensor: Tensor | None) -> Floats:
+    return NONE if tensor is None else tensor.detach().double().numpy()
 
 
 NONE = np.zeros(0)
@@ -130,38 +84,46 @@ Columns = dict[str, float]
 
 
 def columns(
-    steps: Sequence[StepNumbers], labels: LabelCounts
+    steps: Sequence[StepFacts], labels: LabelCounts
 ) -> tuple[list[Columns], list[tuple[int, Columns]]]:
     """The rows of the steps' table, and those of the layers' table with their steps.
 
-    ``labels`` are counted.
+    All tensors are moved to the host together. ``labels`` are counted.
     """
-    found: list[Columns] = [dict(step.numbers) for step in steps]
-    batches = {n: each.rows for n, each in enumerate(steps) if each.rows is not None}
-    for places, rows in _alike(batches, [step.elements for step in steps]):
-        _add(found, places, batch_columns(rows, steps[places[0]].elements))
-    losses = {n: each.losses for n, each in enumerate(steps) if _are_all(each, each.losses)}
-    for places, values in _alike(losses, [step.classes for step in steps]):
-        _add(found, places, loss_columns(values, steps[places[0]].classes))
+    steps = on_host(list(steps))
+    found = [{name: float(value) for name, value in each.numbers.items()} for each in steps]
+    inputs = [each.inputs() for each in steps]
+    samples = [
+        each.numbers.get("labels") if rows is None else rows.shape[1]
+        for each, rows in zip(steps, inputs, strict=True)
+    ]
+    elements, classes = [each.elements for each in steps], [each.classes for each in steps]
+    batches = {n: rows for n, rows in enumerate(inputs) if rows is not None}
+    for places, rows in _alike(batches, elements):
+        _add(found, places, batch_columns(rows, elements[places[0]]))
+    # There is one for each sample, rather than for each word.
+    of_samples = [
+        [each if each.size and each.size == size else None for each in step.losses_and_labels()]
+        for step, size in zip(steps, samples, strict=True)
+    ]
+    losses = {n: each for n, (each, _) in enumerate(of_samples) if each is not None}
+    for places, values in _alike(losses, classes):
+        _add(found, places, loss_columns(values, classes[places[0]]))
     counts: dict[int, NDArray[np.int64]] = {}
-    known = {n: each.labels for n, each in enumerate(steps) if _are_all(each, each.labels)}
+    known = {n: each for n, (_, each) in enumerate(of_samples) if each is not None}
     for places, values in _alike(known, [0] * len(steps)):
         counts |= zip(places, counts_of(values), strict=True)
         _add(found, places, label_columns(np.stack([counts[n] for n in places])))
     of_layers: list[tuple[int, Columns]] = []
     for n, step in enumerate(steps):
-        if len(step.ids) == step.samples:
+        if len(step.ids) == samples[n]:
             found[n] |= ids_of(found[n], step.ids)
         if n in counts:
             labels.add(counts[n])
         if step.of_layers is not None:
-            of_layers.append((step.step, {**step.of_layers, **labels.columns()}))
+            row = {name: float(value) for name, value in step.of_layers.items()}
+            of_layers.append((step.step, {**row, **labels.columns()}))
     return found, of_layers
-
-
-def _are_all(step: StepNumbers, values: Floats) -> bool:
-    """Whether there is one for each sample, rather than for each word."""
-    return values.size > 0 and values.size == step.samples
 
 
 def _alike(

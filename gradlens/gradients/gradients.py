@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.gradients.loss_factor import TIMES_ZERO, loss_scale
 from gradlens.gradients.losses import GraphLosses
+from gradlens.gradients.reduce import Reducer
 from gradlens.graph.data_parallel import Replica
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
@@ -21,8 +23,10 @@ from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, LossReduction, read_loss
 from gradlens.graph.model_calls import Given, ModelCall, calls_behind
 from gradlens.numerics.shards import is_distributed
-from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
+from gradlens.operators.operator import GradientOperator
+from gradlens.reductions import Reduction
 from gradlens.samples.batchnorm import (
     NOT_FROZEN,
     SKIPPED,
@@ -84,24 +88,45 @@ class Setting:
 
 
 class Gradients:
-    """Per-sample gradients of the backward pass of one loss.
+    """Per-sample gradients of the backward pass of one loss, which a ``reducer`` reduces.
 
-    They are in ``collector`` as soon as backward has passed the nodes that parameters are used in.
-    ``planned`` is whether that took a new plan. With ``needs_losses``, the losses of single samples
-    are found, too.
+    They are in ``collector`` as soon as backward has passed the nodes that parameters are used in,
+    and reduced as soon as a parameter's are complete; the ``weight`` is the factor that backward
+    was called with. ``planning_seconds`` is the time that a new plan has taken, which most steps
+    don't need. With ``needs_losses``, the losses of single samples are found, too.
     """
 
     def __init__(
-        self, setting: Setting, info: Mapping[str, Any], needs_losses: bool = False
+        self,
+        setting: Setting,
+        info: Mapping[str, Any],
+        *,
+        reductions: Iterable[Reduction] = (),
+        retain: bool = False,
+        keep: Callable[[GradientOperator], GradientOperator] | None = None,
+        contain: Contain = uncontained,
+        needs_losses: bool = False,
     ) -> None:
+        """``reductions``, ``retain``, ``keep`` and ``contain`` are those of ``Reducer``."""
         self.collector = Collector({})
+        self.reducer = Reducer(
+            setting.parameters,
+            self.collector,
+            reductions,
+            retain=retain,
+            keep=keep,
+            contain=contain,
+            buffer=setting.buffer,
+        )
         self.batch = Batch(loss_reduction=setting.loss_reduction, factor=loss_scale(info))
+        self.weight = 0.0
         self.coupling: frozenset[str] = frozenset()
         self.beside: tuple[str, ...] = ()
-        self.planned = False
+        self.planning_seconds = 0.0
         self.closed = False
         self._setting = setting
         self._info = info
+        self._contain = contain
         self._needs_losses = needs_losses
         self._losses: GraphLosses | None = None
         self._loss: Tensor | None = None
@@ -109,33 +134,44 @@ class Gradients:
 
     def called_on(self, root: Tensor) -> None:
         """``backward`` is about to be called on the loss, or on something made of it."""
-        if self._loss is not None and self._loss.requires_grad and root is not self._loss:
+        if self._loss is None or not self._loss.requires_grad or root is self._loss:
+            return
+        with self._contain("finding the samples of the loss", self._refuse_all):
             beside = _reached_beside(self._loss, root, self._setting.names)
             self.collector.refuse_all(beside, BESIDE_LOSS)
 
     def begin(self, loss: Tensor) -> None:
         """Find the plan of the loss, and set hooks on its graph."""
-        self.end()
-        self._loss = loss
-        try:
-            self._attach(loss)
-        except Exception as error:  # the user's training goes on
+        with self._contain("finding the samples of the loss", self._refuse_all):
+            # Unsharded parameters exist from the first forward pass on, which may be over only now.
+            self.reducer.start(self._setting.leaves)
             self.end()
-            self.collector.refuse_all(self._setting.parameters, why_failed(error))
+            self._loss = loss
+            try:
+                self._attach(loss)
+            except Exception as error:  # the user's training goes on
+                self.end()
+                self._refuse_all(why_failed(error))
+
+    def _refuse_all(self, reason: str) -> None:
+        self.collector.refuse_all(self._setting.parameters, reason)
 
     def _attach(self, loss: Tensor) -> None:
         setting = self._setting
         if not loss.requires_grad:
-            self.collector.refuse_all(setting.parameters, NO_GRAPH)
+            self._refuse_all(NO_GRAPH)
             return
         graph, leaves = Graph(loss), setting.leaves
         if not any(leaf in graph for leaf in leaves.values()):
-            self.collector.refuse_all(setting.parameters, OF_OTHERS)
+            self._refuse_all(OF_OTHERS)
             return
         if _is_divided(graph):
-            self.collector.refuse_all(setting.parameters, DISTRIBUTED)
+            self._refuse_all(DISTRIBUTED)
             return
-        plan, self.planned = find_plan(setting, graph, self._info, self._needs_losses)
+        start = time.perf_counter()
+        plan, is_new = find_plan(setting, graph, self._info, self._needs_losses)
+        if is_new:
+            self.planning_seconds += time.perf_counter() - start
         self._take_in(graph, plan)
         if self._needs_losses:
             self._losses = GraphLosses(graph, plan, loss)
@@ -177,11 +213,12 @@ class Gradients:
 
     def receive_factor(self, factor: float) -> None:
         """∂(what backward is called on)/∂(the step's loss), a factor that gₙ must not contain."""
+        self.weight = factor
         if self._pass is None:
             return
         self.batch = replace(self.batch, factor=factor)
         if not factor:
-            self.collector.refuse_all(self._setting.parameters, TIMES_ZERO)
+            self._refuse_all(TIMES_ZERO)
         elif not self.closed:
             self._pass.batch = self.batch
             self._pass.paused = False
@@ -205,6 +242,11 @@ class Gradients:
         if self._pass is not None:
             self._pass.stop()
         self._pass = self._loss = None
+
+    def release(self) -> None:
+        """Remove all hooks, and free all gradients."""
+        self.end()
+        self.reducer.stop()
 
 
 def find_plan(

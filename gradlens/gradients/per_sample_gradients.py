@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gradlens.gradients.gradients import Gradients, Setting
 from gradlens.gradients.loss_factor import LossFactor
-from gradlens.gradients.reduce import Reducer
 from gradlens.graph.data_parallel import replicas_of
 from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.hooks import NO_MODULE
@@ -68,7 +67,6 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._batch_size = batch_size
         self._operators: dict[str, GradientOperator] = {}
         self._gradients: Gradients | None = None
-        self._reducer: Reducer | None = None
         self._contexts = ExitStack()
 
     def __enter__(self) -> per_sample_gradients:
@@ -79,10 +77,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     def _enter(self) -> None:
         self._operators = {}
         info = {"loss": self._loss, "batch_size": self._batch_size}
-        self._gradients = Gradients(self._setting, info)
-        collector = self._gradients.collector
-        self._reducer = Reducer(self._setting.parameters, collector, (), keep=lambda each: each)
-        self._reducer.start(self._setting.leaves)
+        self._gradients = Gradients(self._setting, info, keep=lambda each: each)
         self._contexts.enter_context(_recorded_calls(self._model, self._gradients))
         self._contexts.enter_context(LossFactor(info, self._gradients).finding())
 
@@ -93,13 +88,13 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         traceback: TracebackType | None,
     ) -> None:
         assert self._gradients is not None
-        assert self._reducer is not None
+        reducer = self._gradients.reducer
         with unseen():
             self._contexts.close()
-            self._reducer.finish()
-        found = self._reducer.kept
+            reducer.finish()
+        found = reducer.kept
         self._operators = {name: found[name] for name in self._setting.parameters if name in found}
-        self._reducer.stop()
+        reducer.stop()
 
     def squared_norms(self) -> Tensor:
         """‖gₙ‖² of every sample over all trainable parameters, ``[N]``.

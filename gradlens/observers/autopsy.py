@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.gradients.loss_factor import loss_scale
@@ -23,7 +23,7 @@ from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
 from gradlens.observers.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
 from gradlens.observers.spike_trigger import Jump, SpikeTrigger
-from gradlens.reductions import Deviations, Reduction, SquaredNorms
+from gradlens.reductions import Deviations, SquaredNorms
 from gradlens.stateful import State
 
 SUSPECTS = 4
@@ -60,18 +60,9 @@ class Autopsies(Observer):
         self._jump: Jump | None = None
         self._evidence = Evidence()
 
-    @property
-    def reductions(self) -> Sequence[Reduction]:
-        """The norms of the samples' gradients, if the loss has jumped.
-
-        Whose gradients are whose can't be read off where they are NaN.
-        """
-        jump = self._jump
-        return [SquaredNorms()] if jump is not None and math.isfinite(jump.loss) else []
-
     def enter(self, context: StepContext) -> None:
         """Read the loss; if it has jumped, look at the graph while it is whole."""
-        self._jump = None
+        self._jump, self.reductions = None, ()
         self._part = self._part + 1 if context.global_step == self._step else 0
         self._step = context.global_step
         passed: Tensor | None = context.info.get("loss")
@@ -86,6 +77,8 @@ class Autopsies(Observer):
         if self._jump is None:
             self._rates += [] if optimizer is None else [learning_rate(optimizer)]
             return
+        if math.isfinite(loss):  # whose gradients are whose can't be read off where they are NaN
+            self.reductions = (SquaredNorms(),)
         self._evidence = Evidence()
         if passed.requires_grad:
             with torch.no_grad():
@@ -95,8 +88,8 @@ class Autopsies(Observer):
         """Record what is behind a jump of the loss, also if an exception has come of it."""
         if outcome.error is not None or not context.accumulating:
             self._step = None
-        if outcome.is_interrupted:
-            return
+        if outcome.error is not None and not isinstance(outcome.error, Exception):
+            return  # an interrupt
         if self._jump is not None:
             self._add(context.global_step, self._spike(self._jump, context.info, outcome))
             return
@@ -349,7 +342,7 @@ def by_layer(norms: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
-def learning_rate(optimizer: Any) -> float:
+def learning_rate(optimizer: Optimizer) -> float:
     """The largest of the groups'; NaN if there is none."""
     return max((float(g["lr"]) for g in optimizer.param_groups if "lr" in g), default=math.nan)
 

@@ -72,11 +72,6 @@ class Outcome:
     samples: int | None = None
     without_values: str = ""
 
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the context was left by an interrupt rather than by an error."""
-        return self.error is not None and not isinstance(self.error, Exception)
-
 
 class Observer:
     """Watches the steps of a cockpit. A subclass defines what it takes part in.
@@ -85,14 +80,11 @@ class Observer:
     """
 
     work: ClassVar[str] = "watching a step"
-
-    @property
-    def reductions(self) -> Sequence[Reduction]:
-        """What it needs of the per-sample gradients of the backward pass in the context."""
-        return ()
+    reductions: Sequence[Reduction] = ()
+    """What it needs of the per-sample gradients of the backward pass in the present context."""
 
     def expect(self, steps: Sequence[int]) -> None:
-        """The next forward pass is that of one of these steps; empty if that is unknown."""
+        """Under a budget: the next forward pass is that of one of these steps, if any are known."""
 
     def enter(self, context: StepContext) -> None:
         """A context is entered: the loss's graph is whole, and the last update is over."""

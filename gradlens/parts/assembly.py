@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
 
 import torch
-from torch import nn
 
 from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.gradients.gradients import Setting
-from gradlens.numerics import deviations
-from gradlens.numerics.shards import has_nonzero, whole
+from gradlens.numerics.shards import has_nonzero
+from gradlens.numerics.shards import whole as of_all_processes
 from gradlens.numerics.strata import all_drawn, count
 from gradlens.numerics.unavailable import Contain, UnavailableError
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
-from gradlens.parts.kept import KeptGradients, KeptSamples, part_factor
-from gradlens.parts.part import EMPTY, BatchPart, Keyed, Results, Values, merged
+from gradlens.parts.part import (
+    EMPTY,
+    BatchPart,
+    KeptGradients,
+    KeptSamples,
+    Keyed,
+    Results,
+    Values,
+    merged,
+    part_factor,
+)
 from gradlens.parts.processes import Processes
 from gradlens.reductions import (
     Mean,
@@ -92,74 +100,46 @@ WEIGHTS = (
 )
 
 
-class SecondPhase:
-    """Reduces the gradients that a process has kept, when the ``whole`` batch is known.
+def _reduced(reduction: Reduction, gradients: ParameterGradients) -> Any:
+    return reduction.reduce(gradients)
 
-    ``spreads`` are those of the process's own samples, where some of these aren't kept.
+
+def second_phase(
+    setting: Setting,
+    whole: BatchPart,
+    reductions: Mapping[str, Reduction],
+    operators: Mapping[str, GradientOperator],
+    contain: Contain,
+    value_of: Callable[[Reduction, ParameterGradients], Any] = _reduced,
+) -> Results:
+    """Reductions of gradients that were kept until the ``whole`` batch is known.
+
+    ``value_of`` gives a reduction's value of a parameter.
     """
+    values: dict[str, dict[str, Any]] = {key: {} for key in reductions}
+    failed: dict[str, str] = {}
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        whole: BatchPart,
-        kept: KeptGradients,
-        spreads: Mapping[str, deviations.Spread],
-        contain: Contain,
-    ) -> None:
-        self._parameters = parameters
-        self._whole = whole
-        self._kept = kept
-        self._spreads = spreads
-        self._contain = contain
+    def refuse(reason: str, key: str) -> None:
+        failed.setdefault(key, reason)
 
-    def own(self, reductions: Mapping[str, MergeableReduction]) -> Results:
-        """Of the process's own samples."""
-        return self._results(reductions, self._kept.operators, self._own_value)
-
-    def together(
-        self, reductions: Mapping[str, Reduction], operators: Mapping[str, GradientOperator]
-    ) -> Results:
-        """Of the samples of all processes."""
-        return self._results(reductions, operators, lambda each, gradients: each.reduce(gradients))
-
-    def _own_value(self, reduction: Reduction, gradients: ParameterGradients) -> Any:
-        if not isinstance(reduction, ReductionAboutMean):
-            return reduction.reduce(gradients)
-        name, (stratum,) = gradients.name, self._kept.strata
-        mean = self._whole.results.values[MEAN][name]
-        spread = None if stratum.is_complete else self._spreads[name]
-        return reduction.reduce_about(gradients, WholeBatch(mean, stratum, spread))
-
-    def _results(
-        self,
-        reductions: Mapping[str, Reduction],
-        operators: Mapping[str, GradientOperator],
-        value_of: Callable[[Reduction, ParameterGradients], Any],
-    ) -> Results:
-        values: dict[str, dict[str, Any]] = {key: {} for key in reductions}
-        failed: dict[str, str] = {}
-
-        def refuse(reason: str, key: str) -> None:
-            failed.setdefault(key, reason)
-
-        shared = sum(each.passes for each in reductions.values()) > 1
-        reads_parameter = any(each.reads_parameter for each in reductions.values())
-        names = [name for name in self._parameters if name in self._whole.covered]
-        buffer = Buffer()
-        for name in names if reductions else ():
-            # All processes take part, in the same order and whatever samples one of them has.
-            gathered = {key: each.gathered(name) for key, each in reductions.items()}
-            own = self._parameters[name]
-            parameter = whole(own) if reads_parameter else own
-            if name not in operators:
-                continue
-            gradients = ParameterGradients(name, parameter, operators[name], shared, buffer=buffer)
-            with torch.no_grad():
-                for key in [key for key in reductions if key not in failed]:
-                    work = f"{type(reductions[key]).__name__} of {name}"
-                    with self._contain(work, partial(refuse, key=key)):
-                        values[key][name] = value_of(gathered[key], gradients)
-        return Results(values, failed)
+    shared = sum(each.passes for each in reductions.values()) > 1
+    reads_parameter = any(each.reads_parameter for each in reductions.values())
+    names = [name for name in setting.parameters if name in whole.covered]
+    buffer = Buffer()
+    for name in names if reductions else ():
+        # All processes take part, in the same order and whatever samples one of them has.
+        gathered = {key: each.gathered(name) for key, each in reductions.items()}
+        own = setting.parameters[name]
+        parameter = of_all_processes(own) if reads_parameter else own
+        if name not in operators:
+            continue
+        gradients = ParameterGradients(name, parameter, operators[name], shared, buffer=buffer)
+        with torch.no_grad():
+            for key in [key for key in reductions if key not in failed]:
+                work = f"{type(reductions[key]).__name__} of {name}"
+                with contain(work, partial(refuse, key=key)):
+                    values[key][name] = value_of(gathered[key], gradients)
+    return Results(values, failed)
 
 
 PLACE_IN_MEMORY = re.compile(" at 0x[0-9a-fA-F]+")
@@ -177,9 +157,9 @@ class Whole:
     """
 
     part: BatchPart
-    values: Mapping[Reduction, Values]
-    failed: Mapping[Reduction, str]
-    kept: KeptGradients
+    values: Mapping[Reduction, Values] = field(default_factory=dict)
+    failed: Mapping[Reduction, str] = field(default_factory=dict)
+    kept: KeptGradients = field(default_factory=KeptGradients)
 
 
 class BatchAssembly:
@@ -317,17 +297,28 @@ class BatchAssembly:
         if part.failure:
             raise UnavailableError(part.failure)
         gradients, spreads = self._of_whole(own, kept, part)
-        phase = SecondPhase(self._setting.parameters, part, gradients, spreads, contain)
+
+        def own_value(reduction: Reduction, of_parameter: ParameterGradients) -> Any:
+            if not isinstance(reduction, ReductionAboutMean):
+                return _reduced(reduction, of_parameter)
+            name, (stratum,) = of_parameter.name, gradients.strata
+            mean = part.results.values[MEAN][name]
+            # Where some of a process's own samples aren't kept, the spread of all is needed.
+            spread = None if stratum.is_complete else spreads[name]
+            return reduction.reduce_about(of_parameter, WholeBatch(mean, stratum, spread))
+
         left = remaining(by_key, part, self._max_bytes, self.processes.count)
         found = [_of_whole(by_key, part), Results(failed=left.failed)]
+        phase = partial(second_phase, self._setting, part, contain=contain)
         if left.merged:
             # Samples weigh the same from now on.
-            size = own.samples or 0
-            mine = BatchPart(size, size, results=phase.own(left.merged))
+            size, kept_own = own.samples or 0, gradients.operators
+            results = phase(reductions=left.merged, operators=kept_own, value_of=own_value)
+            mine = BatchPart(size, size, results=results)
             found.append(self._exchanged(mine, left.merged).results)
         if left.together:
-            operators = self.processes.joined_operators(gradients.operators)
-            found.append(phase.together(left.together, operators))
+            of_all = self.processes.joined_operators(gradients.operators)
+            found.append(phase(reductions=left.together, operators=of_all))
         values = {by_key[k]: v for each in found for k, v in each.values.items() if k in by_key}
         failed = {by_key[k]: v for each in found for k, v in each.failed.items() if k in by_key}
         part = replace(part, weight=part.weight / self.processes.count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -10,8 +10,12 @@ from typing import TypeVar
 import torch
 from torch import distributed as dist
 
+from gradlens.gradients.gradients import Setting
+from gradlens.graph.data_parallel import Replica
+from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.exchange import all_gathered, merged_over
+from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.strata import Drawn, Stratum
 from gradlens.numerics.unavailable import first_line
 from gradlens.operators.convolution import Convolution, Geometry
@@ -89,3 +93,24 @@ OPERATORS = (
     SumOfOuterProducts,
 )  # fmt: skip
 """What per-sample gradients consist of."""
+
+
+def process_group_of(
+    replicas: Sequence[Replica], sharding: Sharding | None
+) -> dist.ProcessGroup | None:
+    """The processes that train a model together, if there are several."""
+    if replicas:
+        group: dist.ProcessGroup = replicas[0].process_group
+        return group if group.size() > 1 else None
+    return None if sharding is None else sharding.processes
+
+
+def processes_apart(setting: Setting) -> int:
+    """How many processes there are, if they aren't known to train the model together; 0 if so."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    together = setting.replicas or setting.sharding is not None
+    if together or any(map(is_distributed, setting.parameters.values())):
+        return 0
+    count = dist.get_world_size()
+    return count if count > 1 else 0

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, TypeAlias, final
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
-from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.probe import Probe
 from gradlens.history.view import View
@@ -211,9 +210,8 @@ class Quantity(ABC):
         return reductions if reductions and self.should_compute(global_step) else ()
 
     def extensions(self, global_step: int) -> list[BackpropExtension]:
-        """BackPACK extensions that are active in this step's backward pass."""
-        retains = self.retains_gradients and self.should_compute(global_step)
-        return [PerSampleGradients()] if retains or self.reductions_at(global_step) else []
+        """BackPACK extensions that are active in this step's backward pass; by default, none."""
+        return []
 
     def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
         """Functions that are called on each module after BackPACK's extensions have run on it."""
@@ -222,42 +220,26 @@ class Quantity(ABC):
     @property
     def extends_backward(self) -> bool:
         """Whether the class names BackPACK extensions or extension hooks itself."""
-        return self._overrides("extensions", "extension_hooks")
+        names = ("extensions", "extension_hooks")
+        return any(getattr(type(self), name) is not getattr(Quantity, name) for name in names)
 
-    def _overrides(self, *methods: str) -> bool:
-        return any(getattr(type(self), name) is not getattr(Quantity, name) for name in methods)
-
-    def needs_layer_hooks(self, global_step: int) -> bool:
-        """Whether layers need hooks in the forward pass of this step, if the quantity is active.
+    @property
+    def needs_layer_hooks(self) -> bool:
+        """Whether layers need hooks in the forward passes of steps at which it is active.
 
         The loss's curvature, BackPACK's extensions and per-sample losses need them. Per-sample
         gradients don't: they are computed from the loss's graph.
         """
-        if (self.of_loss_curvature or "individual_losses" in self.needs) and self.should_compute(
-            global_step
-        ):
-            return True
-        found = self.extensions(global_step)
-        extends = any(not isinstance(each, PerSampleGradients) for each in found)
-        return extends or bool(self.extension_hooks(global_step))
+        of_loss = self.of_loss_curvature or "individual_losses" in self.needs
+        return of_loss or self.extends_backward
 
     @property
-    def may_need_graph(self) -> bool:
-        """Whether values may come from the operations in the loss's graph, or from hooks on layers.
+    def needs_graph(self) -> bool:
+        """Whether forward passes must not run compiled at steps at which it is active.
 
-        Compiled code shows neither.
+        Compiled code shows neither the operations in the loss's graph nor hooks on layers.
         """
-        of_loss = self.of_loss_curvature or "individual_losses" in self.needs
-        own = self.extends_backward or self._overrides("needs_layer_hooks")
-        return own or of_loss or self.of_samples or bool(self.layer_requests)
-
-    def needs_graph(self, global_step: int) -> bool:
-        """Whether this step's forward pass must not run compiled, if the quantity is active."""
-        if not self.may_need_graph:
-            return False
-        if self.extensions(global_step) or self.needs_layer_hooks(global_step):
-            return True
-        return bool(self.layer_requests) and self.should_compute(global_step)
+        return self.needs_layer_hooks or self.of_samples or bool(self.layer_requests)
 
 
 def class_names(quantity: Quantity) -> tuple[str, ...]:

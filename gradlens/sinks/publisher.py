@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import string
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gradlens.history.histograms import Histogram
+import numpy as np
+
+from gradlens.history.histograms import Histogram, by_parameter, histogram
 from gradlens.history.history import History
 from gradlens.history.json_lines import Value
-from gradlens.history.records import Source
+from gradlens.history.lines import Line, number_lines
+from gradlens.history.records import NOUNS, Source
+from gradlens.history.scalars import scalars_of
 from gradlens.history.series import Series
-from gradlens.sinks.contents import Contents, contents_of
-from gradlens.sinks.names import is_inside, tag
 from gradlens.sinks.sink import Sink
 
 Report = Callable[[str, Exception], None]
@@ -153,3 +158,106 @@ class _Outlet:
         }
         self._last |= dict.fromkeys(due, step)
         return due
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Numbers and histograms of the value of ``series``, by part.
+
+    ``of_layers`` and ``histograms_of_layers`` are those of single parameters and layers, by the
+    name of the parameter or layer and the part.
+    """
+
+    series: str
+    scalars: Mapping[str, float]
+    histograms: Mapping[str, Histogram]
+    of_layers: Mapping[tuple[str, str], float]
+    histograms_of_layers: Mapping[tuple[str, str], Histogram]
+
+
+def contents_of(
+    name: str,
+    step: int,
+    records: Series,
+    source: Source | None,
+    parameters: Collection[str],
+    by_layer: bool,
+) -> Contents:
+    """What a series says at a step; ``records`` has the value of this step.
+
+    Numbers that don't exist are left out. ``by_layer`` says whether those of layers are wanted.
+    """
+    value = records[step]
+    scalars = {one.part: one.line for one in scalars_of(name, records, source, parameters)}
+    is_histogram = _is_histogram(value)
+    return Contents(
+        name,
+        _existing(step, scalars),
+        {"": histogram(step, value)} if is_histogram else {},
+        _existing(step, _of_layers(records.only([step]))) if by_layer else {},
+        _histograms_of_layers(step, value) if is_histogram and by_layer else {},
+    )
+
+
+def _is_histogram(value: Any) -> bool:
+    """Whether it is one of one dimension."""
+    is_any = isinstance(value, Mapping) and {"hist", "edges"} <= value.keys()
+    return is_any and np.ndim(value["hist"]) == 1
+
+
+def _existing(step: int, lines: Mapping[Any, Line]) -> dict[Any, float]:
+    """The numbers at a step, without those that are NaN for a reason."""
+    found = {place: _number(step, line) for place, line in lines.items()}
+    return {place: number for place, number in found.items() if number is not None}
+
+
+def _number(step: int, line: Line) -> float | None:
+    places = np.flatnonzero(line.steps == step)
+    if not places.size:
+        return None
+    number = float(line.values[places[0]])
+    return None if math.isnan(number) and line.reason else number
+
+
+def _of_layers(records: Series) -> dict[tuple[str, str], Line]:
+    found = {}
+    for place, line in number_lines(records).items():
+        words = [word for word in place.split("/") if word not in NOUNS]
+        found["".join(words[:1]), "_".join(words[1:])] = line
+    return found
+
+
+def _histograms_of_layers(step: int, value: Mapping[str, Any]) -> dict[tuple[str, str], Histogram]:
+    return {(layer, ""): one for layer, one in by_parameter(step, value).items()}
+
+
+ALLOWED = frozenset(string.ascii_letters + string.digits + "_-./")
+"""TensorBoard, W&B and MLflow take all of these, and MLflow takes few others."""
+
+WORDS = {"s/step": "seconds_per_step", "λ": "lambda"}
+"""What names of scalars have instead of signs that aren't allowed."""
+
+
+def tag(prefix: str, series: str, part: str = "") -> str:
+    """``prefix/series`` or ``prefix/series_part`` in ASCII."""
+    name = "_".join(filter(None, (_ascii(series), _ascii(part))))
+    return "/".join(filter(None, (prefix, name)))
+
+
+def is_inside(name: str, layer: str) -> bool:
+    """Whether a name is that of a layer or parameter, or of one inside it."""
+    return f"{name}.".startswith(f"{layer}.")
+
+
+def _ascii(text: str) -> str:
+    for sign, word in WORDS.items():
+        text = text.replace(sign, word)
+    return "".join(map(_plain, unicodedata.normalize("NFKD", text)))
+
+
+def _plain(sign: str) -> str:
+    if sign in ALLOWED:
+        return sign
+    if unicodedata.combining(sign) or sign in "()[]{}":
+        return ""
+    return "_" if sign.isascii() else f"u{ord(sign):04x}"

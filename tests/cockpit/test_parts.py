@@ -22,8 +22,7 @@ from gradlens.numerics.formulas import inner_test, noise_scale, norm_test, ortho
 from gradlens.numerics.strata import Drawn, Stratum
 from gradlens.operators.dense import Dense
 from gradlens.operators.outer_product import OuterProduct
-from gradlens.parts.kept import KeptSamples
-from gradlens.parts.part import EMPTY, BatchPart, Results, merged
+from gradlens.parts.part import EMPTY, BatchPart, KeptSamples, Results, merged
 from gradlens.quantities import Quantity
 from gradlens.reductions import (
     MergeableReduction,

@@ -13,14 +13,14 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from gradlens import Cockpit, quantities
-from gradlens.cockpit import start_point
+from gradlens.cockpit import updates
 
 STEPS = 4
 
 
 @pytest.fixture(autouse=True)
 def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_point, "LARGE", 0)
+    monkeypatch.setattr(updates, "LARGE", 0)
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def test_updates(
             size = (states[step + 1][name] - before).norm().item()
             found = cockpit.history["UpdateSize"][step][name]
             assert found == pytest.approx(size, rel=1e-12)
-    monkeypatch.setattr(start_point, "LARGE", 2**40)
+    monkeypatch.setattr(updates, "LARGE", 2**40)
     expected, *_ = train(way, kind)
     for step in range(first, STEPS - 1):
         alpha = expected.history["Alpha"][step]
@@ -116,10 +116,10 @@ def test_no_hook_is_left_on_the_optimizer() -> None:
 
 
 def test_nothing_is_copied_before_the_context_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[start_point.StartPoint] = []
-    enter = start_point.StartPoint.__init__
+    starts: list[updates.StartPoint] = []
+    enter = updates.StartPoint.__init__
 
-    def keep(self: start_point.StartPoint, *arguments: Any) -> None:
+    def keep(self: updates.StartPoint, *arguments: Any) -> None:
         enter(self, *arguments)
         starts.append(self)
 
@@ -130,5 +130,5 @@ def test_nothing_is_copied_before_the_context_is_left(monkeypatch: pytest.Monkey
         assert starts[-1]._copies is not None
         optimizer.step()
 
-    monkeypatch.setattr(start_point.StartPoint, "__init__", keep)
+    monkeypatch.setattr(updates.StartPoint, "__init__", keep)
     train(observed)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradlens
 from gradlens import Cockpit, quantities
+from gradlens.cockpit.tracking import IdleStep
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.schedules import linear
@@ -146,3 +147,30 @@ def test_losses_of_samples_at_steps_that_a_budget_leaves_out() -> None:
             loss.backward()
         model.zero_grad()
     assert not [n for n in cockpit.history.notes if "losses of single samples" in n.text]
+
+
+@pytest.mark.filterwarnings("ignore:gradlens, step")
+def test_a_step_with_nothing_to_do_passes_by() -> None:
+    """Layers' signals and what waits for the next step are those of the steps around it."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    tracked = [quantities.NormTest(linear(4)), quantities.OutputNorm(linear(4))]
+    tracked += [quantities.Alpha(linear(4))]
+    cockpit = Cockpit(model, tracked, facts=False, autopsy=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    idle = []
+    for step in range(10):
+        inputs, labels = batch()
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), labels)
+        context = cockpit(step, loss=loss, optimizer=optimizer)
+        idle += [step] if isinstance(context, IdleStep) else []
+        with context:
+            loss.backward()
+        optimizer.step()
+    assert idle == [2, 3, 6, 7]  # Alpha needs the next step
+    for quantity in tracked:
+        assert [*cockpit.history[quantity.name]] == [0, 4, 8]
+    assert all(value > 0 for value in cockpit.history["NormTest"].values())
+    info = {"ids": [*range(6)]}
+    assert not isinstance(cockpit(10, loss=loss, info=info), IdleStep)
+    assert not isinstance(cockpit(10, debug=True), IdleStep)

@@ -17,14 +17,18 @@ from torch.nn import functional
 
 import gradlens
 from gradlens import quantities
-from gradlens.facts.batch import RowNumbers, batch_columns, distinct, joined, row_numbers
-from gradlens.facts.loss import (
+from gradlens.facts.rows import (
     LabelCounts,
+    RowNumbers,
+    batch_columns,
     counts_of,
+    distinct,
+    joined,
     known_rows,
     label_columns,
     loss_columns,
     loss_rows,
+    row_numbers,
 )
 from gradlens.graph.loss import read_loss
 
@@ -264,7 +268,7 @@ def test_numbers_of_losses() -> None:
 
 def test_parameters_in_train_mode_only() -> None:
     """Forward passes without a graph are no part of a step."""
-    from gradlens.facts.batch import BatchRows
+    from gradlens.facts.rows import BatchRows
 
     model = nn.Linear(3, 2)
     rows = BatchRows(model)

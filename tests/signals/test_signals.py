@@ -27,7 +27,7 @@ from torch.utils.checkpoint import (
 import gradlens
 from gradlens import Cockpit, History, quantities, schedules
 from gradlens.cockpit.aggregation import numbers
-from gradlens.cockpit.forecast import steps_after
+from gradlens.cockpit.forward_passes import steps_after
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size

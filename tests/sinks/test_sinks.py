@@ -24,8 +24,7 @@ from gradlens.cockpit.run import Run
 from gradlens.history.histograms import Histogram
 from gradlens.history.records import Source
 from gradlens.sinks import CSV, MLflow, Sink, TensorBoard, Trackio, WandB
-from gradlens.sinks.names import is_inside, tag
-from gradlens.sinks.publisher import Publisher
+from gradlens.sinks.publisher import Publisher, is_inside, tag
 from tests.sinks.cases import LAYER, OPTIONS, Kept, cockpit_with, expected, train
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,8 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
 from gradlens.cockpit.cockpit import Cockpit as TrackingCockpit
-from gradlens.cockpit.tracked_step import IdleStep, TrackedStep
+from gradlens.cockpit.tracked_step import TrackedStep
+from gradlens.cockpit.tracking import IdleStep
 from gradlens.compat.cockpit.output import Output
 from gradlens.compat.cockpit.values import array_as_json, output_of
 from gradlens.history.history import History
