@@ -27,8 +27,7 @@ from gradlens.curvature.fisher import (
     FisherOperator,
     GradCovarianceOperator,
 )
-from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.hessian import GGNOperator, HessianOperator
 from gradlens.curvature.hutchinson import (
     DiagonalEstimate,
     frobenius_norm,
@@ -40,13 +39,12 @@ from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import LossDiagonal
-from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
+from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, SumOverData
 from gradlens.curvature.low_rank import LowRankGGN
 from gradlens.curvature.network_over_data import BatchOutputs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
 from gradlens.curvature.products import SymmetricMatrix
-from gradlens.curvature.sum_over_data import SumOverData
 
 __all__ = [
     "BatchLoss",

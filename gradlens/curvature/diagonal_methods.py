@@ -16,7 +16,6 @@ from backpack.extensions import DiagHessian
 from torch import Tensor
 
 from gradlens.curvature.backpack_graph import check_graph
-from gradlens.curvature.flat_vectors import parameter_slices
 from gradlens.curvature.hessian_roots import drawing, roots
 from gradlens.curvature.hutchinson import hutchinson_estimates, probed_diagonal
 from gradlens.curvature.loss_diagonal import (
@@ -28,7 +27,7 @@ from gradlens.curvature.loss_diagonal import (
     exact_diagonal,
     mean_diagonal,
 )
-from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.operator import CurvatureOperator, parameter_slices
 from gradlens.curvature.products import Products, float64_device
 from gradlens.curvature.sampled_traces import coupled_traces, sampled_traces
 from gradlens.curvature.samples_jacobians import SamplesJacobians

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradlens.curvature.flat_vectors import placed, shaped
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator
 from gradlens.curvature.hessian_roots import normal_like
+from gradlens.curvature.operator import placed, shaped
 from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.numerics.formulas import signal_to_noise
 from gradlens.numerics.unavailable import UnavailableError

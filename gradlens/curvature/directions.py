@@ -15,9 +15,9 @@ from torch import nn
 
 from gradlens.curvature.directional_derivatives import Floats, directional_derivatives
 from gradlens.curvature.eigenpairs import eigenpairs
-from gradlens.curvature.flat_vectors import flat
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator
 from gradlens.curvature.low_rank import ZERO, LowRankGGN
+from gradlens.curvature.operator import flat
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.formulas import share_in_span
 from gradlens.numerics.unavailable import UnavailableError

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 

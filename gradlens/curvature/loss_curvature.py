@@ -16,8 +16,7 @@ from gradlens.curvature.calls import Calls, LossCall, calls_behind, loss_calls_a
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.diagonal_methods import DIAGONAL_METHODS, TRACE_METHODS
 from gradlens.curvature.directions import Directions, DirectionsProblem, directions
-from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.hessian import HessianOperator, check_loss
+from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
     DiagonalProblem,

@@ -16,10 +16,8 @@ from gradlens.curvature.estimate import (
     undefined_estimate,
     weighted_sum,
 )
-from gradlens.curvature.flat_vectors import parameter_slices
-from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.hessian import HessianOperator
-from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.hessian import GGNOperator, HessianOperator
+from gradlens.curvature.operator import CurvatureOperator, parameter_slices
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
 

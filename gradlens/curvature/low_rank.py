@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradlens.curvature.directional_derivatives import DirectionalDerivatives, Floats
-from gradlens.curvature.flat_vectors import flat
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator
 from gradlens.curvature.hessian_roots import roots, signed_sum
+from gradlens.curvature.operator import flat
 from gradlens.curvature.products import Seed, float64_device
 from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.numerics.formulas import share_in_span

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from gradlens.curvature.flat_vectors import selected_parameters
+from gradlens.curvature.operator import selected_parameters
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order

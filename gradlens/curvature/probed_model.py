@@ -15,11 +15,10 @@ from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.directions import Directions
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import DiagonalKind, LossDiagonal, LossTraces, summed_traces
-from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
+from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, OfBatch, SumOverData
 from gradlens.curvature.network_outputs import NetworkOutputs, returned_outputs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
-from gradlens.curvature.sum_over_data import OfBatch, SumOverData
 from gradlens.graph.loss import Batch
 from gradlens.graph.model_calls import tensors_of
 from gradlens.numerics.unavailable import UnavailableError

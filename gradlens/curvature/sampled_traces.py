@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator
 from gradlens.curvature.hessian_roots import drawing
 from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
 from gradlens.curvature.samples_jacobians import SamplesJacobians, check_rows

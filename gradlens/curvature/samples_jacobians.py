@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator
 from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradlens.curvature.eigenpairs import Which, eigenpairs
-from gradlens.curvature.flat_vectors import shaped
-from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.operator import CurvatureOperator, shaped
 from gradlens.curvature.products import float64_device
 from gradlens.instruments.scales import number_label
 from gradlens.landscape.direction import Direction

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.hessian import HessianOperator
-from gradlens.curvature.loss_over_data import LossOverData
-from gradlens.curvature.sum_over_data import SumOverData
+from gradlens.curvature.loss_over_data import LossOverData, SumOverData
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.norms import inner
 from gradlens.numerics.unavailable import UnavailableError
@@ -28,8 +27,8 @@ def slope_and_curvature(loss: LossOverData, parts: Sequence[Tensor]) -> tuple[fl
         image = hessian.product(vectors)
     except UnavailableError as error:
         return slope, Undefined(str(error))
-    divisor = loss.samples if loss.loss_reduction == "sum" else 1
-    return slope, _inner(image, vectors) / divisor
+
+    return slope, _inner(image, vectors) / loss.divisor
 
 
 def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.flat_vectors import selected_parameters
+from gradlens.curvature.operator import selected_parameters
 from gradlens.curvature.products import Seed
 from gradlens.graph.undisturbed import unseen
 from gradlens.landscape.direction import Direction
