@@ -9,8 +9,8 @@ from typing import final
 from torch import nn
 from torch.optim import Optimizer
 
+from gradlens.curvature.diagonals import DiagonalKind, LossDiagonal, LossTraces
 from gradlens.curvature.directions import Directions
-from gradlens.curvature.loss_diagonal import DiagonalKind, LossDiagonal, LossTraces
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.graph.loss import Batch
 
@@ -57,7 +57,7 @@ class Curvature(ABC):
 
     @final
     def diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
-        """The diagonal by the first method that applies (``DIAGONAL_METHODS``).
+        """The diagonal by the first method that applies.
 
         Exact where one of them is, and estimated with ``samples`` draws otherwise;
         ``"diag_ggn_mc"`` is always an estimate. Each is found once for all quantities. Where no

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradlens.curvature.hessian import GGNOperator
+from gradlens.curvature.hessian import GGNOperator, check_rows
 from gradlens.curvature.hessian_roots import normal_like
 from gradlens.curvature.operator import placed, shaped
 from gradlens.curvature.samples_jacobians import SamplesJacobians
@@ -66,7 +66,7 @@ def directional_derivatives(
     has no per-sample gradients; and where an operation can't be differentiated twice.
     """
     _check_sum_over_samples(ggn)
-    SamplesJacobians(ggn, model, Plans() if plans is None else plans)  # refuses coupled samples
+    SamplesJacobians(ggn, model, plans)  # refuses coupled samples
     factor = len(ggn.outputs) * ggn.scale
     gradient = ggn.loss_gradient
     first, second = [], []
@@ -92,8 +92,7 @@ def _check_sum_over_samples(ggn: GGNOperator) -> None:
     zero.
     """
     outputs = ggn.outputs
-    if outputs.numel() == 0 or outputs.dim() == 0:
-        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
+    check_rows(outputs)
     probe = normal_like(outputs, np.random.default_rng(0))
     for kept in (0, 1):
         some = probe.clone()

@@ -59,52 +59,38 @@ class Directions:
     not_exact: str = ""
 
 
-@dataclass(frozen=True)
-class DirectionsProblem:
-    """The k directions that a method has to find, and what it can be found from."""
-
-    ggn: GGNOperator
-    k: int
-    seed: int
-    model: nn.Module | None
-    plans: Plans
-
-
-def directions(problem: DirectionsProblem) -> Directions:
-    """The directions by Gram matrices, or by Lanczos' method where those can't be had.
+def directions(
+    ggn: GGNOperator, k: int, *, seed: int, model: nn.Module | None, plans: Plans
+) -> Directions:
+    """The k directions by Gram matrices, or by Lanczos' method where those can't be had.
 
     Raises ``UnavailableError`` where neither finds them.
     """
     try:
-        return by_gram_matrices(problem)
+        return _by_gram_matrices(ggn, k, seed, model, plans)
     except UnavailableError as reason:
-        return replace(by_lanczos(problem), not_exact=str(reason))
+        return replace(_by_lanczos(ggn, k, seed, model, plans), not_exact=str(reason))
 
 
-def by_gram_matrices(problem: DirectionsProblem) -> Directions:
-    """Exact directions.
-
-    Raises ``UnavailableError`` as ``LowRankGGN`` does, and for more than ``MAX_OUTPUTS`` outputs of
-    each sample.
-    """
-    k, outputs = problem.k, problem.ggn.outputs
-    size = outputs[:1].numel()
+def _by_gram_matrices(
+    ggn: GGNOperator, k: int, seed: int, model: nn.Module | None, plans: Plans
+) -> Directions:
+    """Exact directions; ``UnavailableError`` for more than ``MAX_OUTPUTS`` outputs of a sample."""
+    size = ggn.outputs[:1].numel()
     if size > MAX_OUTPUTS:
         raise UnavailableError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")
-    found = LowRankGGN(problem.ggn, problem.model, problem.plans, problem.seed)
+    found = LowRankGGN(ggn, model, plans, seed)
     derivatives = found.directional_derivatives(k)
     values, along = found.eigenvalues[:k], derivatives.first.mean(0)
     ratios = derivatives.gradient_snr, derivatives.curvature_snr
     return _directions(values, along, ratios, found.gradient_overlap(k), k)
 
 
-def by_lanczos(problem: DirectionsProblem) -> Directions:
-    """Directions to ``TOLERANCE``, without the derivatives of samples where these are coupled.
-
-    Raises ``UnavailableError`` where they have not converged after ``MAX_PRODUCTS`` products.
-    """
-    ggn, k = problem.ggn, problem.k
-    pairs = eigenpairs(ggn, k, tolerance=TOLERANCE, max_products=MAX_PRODUCTS, seed=problem.seed)
+def _by_lanczos(
+    ggn: GGNOperator, k: int, seed: int, model: nn.Module | None, plans: Plans
+) -> Directions:
+    """Directions to ``TOLERANCE``, without the derivatives of samples where these are coupled."""
+    pairs = eigenpairs(ggn, k, tolerance=TOLERANCE, max_products=MAX_PRODUCTS, seed=seed)
     if not pairs.converged:
         raise UnavailableError(f"the largest eigenvalues have {pairs.reason}")
     kept = pairs.values > pairs.residuals
@@ -115,16 +101,13 @@ def by_lanczos(problem: DirectionsProblem) -> Directions:
     mean: Floats = gradient.cpu().double().numpy()
     along = mean @ vectors
     overlap = share_in_span(along, float(mean @ mean))
-    return _directions(values, np.abs(along), _ratios_along(problem, vectors), overlap, k)
-
-
-def _ratios_along(problem: DirectionsProblem, vectors: Floats) -> _Ratios:
     try:
-        found = directional_derivatives(problem.ggn, vectors, problem.model, problem.plans)
+        found = directional_derivatives(ggn, vectors, model, plans)
+        ratios = found.gradient_snr, found.curvature_snr
     except UnavailableError as reason:
-        none: list[float] = [Undefined(str(reason))] * vectors.shape[1]
-        return none, none
-    return found.gradient_snr, found.curvature_snr
+        none: list[float] = [Undefined(str(reason))] * len(values)
+        ratios = none, none
+    return _directions(values, np.abs(along), ratios, overlap, k)
 
 
 def _directions(

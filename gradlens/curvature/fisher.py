@@ -19,6 +19,7 @@ from gradlens.curvature.hessian import (
     GGNOperator,
     check_loss,
     check_outputs,
+    check_rows,
 )
 from gradlens.curvature.hessian_roots import drawing
 from gradlens.curvature.jacobian import JacobianOperator
@@ -213,8 +214,7 @@ def _sample_gradients(loss: Tensor, outputs: Tensor, loss_reduction: LossReducti
     check_loss_reduction(loss_reduction)
     check_loss(loss)
     check_outputs(loss, outputs)
-    if outputs.dim() == 0 or outputs.numel() == 0:
-        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
+    check_rows(outputs)
     (gradient,) = derivative([loss], [outputs], [torch.ones_like(loss)])
     return gradient * len(outputs) if loss_reduction == "mean" else gradient
 

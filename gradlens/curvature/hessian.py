@@ -127,3 +127,9 @@ def check_outputs(loss: Tensor, outputs: Tensor) -> None:
         raise UnavailableError(
             "the loss doesn't depend on the outputs: pass the tensor that it is given"
         )
+
+
+def check_rows(outputs: Tensor) -> None:
+    """Raises ``UnavailableError`` for outputs without an axis of samples, or without samples."""
+    if outputs.dim() == 0 or outputs.numel() == 0:
+        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")

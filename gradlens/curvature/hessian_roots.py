@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradlens.curvature.hessian import GGNOperator
+from gradlens.curvature.hessian import GGNOperator, check_rows
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -37,8 +37,7 @@ def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
     ``MAX_OUTPUTS`` outputs of each sample, and for a Hessian with NaN or Inf.
     """
     outputs = ggn.outputs
-    if outputs.numel() == 0 or outputs.dim() == 0:
-        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
+    check_rows(outputs)
     n, size = len(outputs), outputs[0].numel()
     if size > MAX_OUTPUTS:
         raise UnavailableError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
@@ -14,16 +15,18 @@ from torch.optim import Optimizer
 from gradlens.curvature.backpack_graph import BackpackGraph, backpack_graph, check_graph
 from gradlens.curvature.calls import Calls, LossCall, calls_behind, loss_calls_at
 from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.diagonal_methods import DIAGONAL_METHODS, TRACE_METHODS
-from gradlens.curvature.directions import Directions, DirectionsProblem, directions
-from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
-from gradlens.curvature.loss_diagonal import (
+from gradlens.curvature.diagonals import (
     DiagonalKind,
-    DiagonalProblem,
     LossDiagonal,
     LossTraces,
+    by_backpack,
+    by_draws,
+    by_hutchinson,
+    by_roots,
     undefined_diagonal,
 )
+from gradlens.curvature.directions import Directions, directions
+from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
 from gradlens.curvature.network_outputs import (
     LINEAR_IN_RETURNED,
     NetworkOutputs,
@@ -32,6 +35,8 @@ from gradlens.curvature.network_outputs import (
     passed_outputs,
     returned_outputs,
 )
+from gradlens.curvature.sampled_traces import coupled_traces, sampled_traces
+from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.gradients.gradients import evidence_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch, LossReduction
@@ -39,8 +44,6 @@ from gradlens.graph.model_calls import calls_behind as calls_of_model
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
 from gradlens.samples.planner import EMPTY, plan_of
-
-_Found = TypeVar("_Found", bound=LossTraces)
 
 
 @final
@@ -156,14 +159,20 @@ class LossCurvature(Curvature):
         return Batch(plan.samples, plan.known_by, "sum")
 
     def directions(self, k: int) -> Directions:
-        found = directions(DirectionsProblem(self.ggn, k, self.seed, self._model, self._plans))
+        found = directions(self.ggn, k, seed=self.seed, model=self._model, plans=self._plans)
         if found.not_exact:
             self.note(f"directions are found by Lanczos' method: {found.not_exact}")
         return found
 
     def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
-        found, _ = self._first(TRACE_METHODS[kind], kind, samples, sub_batch)
-        return found or self.diagonal(kind, max(samples, 2))
+        if kind == "diag_ggn_mc":
+            with suppress(UnavailableError):
+                return sampled_traces(
+                    self.ggn, samples, sub_batch, self.seed, self._model, self._plans
+                )
+            with suppress(UnavailableError):
+                return coupled_traces(self.ggn, samples, self.seed)
+        return self.diagonal(kind, max(samples, 2))
 
     def run(self, extension: BackpropExtension) -> None:
         """Run a second-order BackPACK extension, which saves its results on the parameters.
@@ -179,49 +188,27 @@ class LossCurvature(Curvature):
             ) from reason
 
     def _find_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
-        found, reasons = self._first(DIAGONAL_METHODS[kind], kind, samples)
-        if found is None:
-            # The last method takes nothing but products, so its reason is the matrix's own.
-            why = f"{kind} is undefined: {reasons[-1]}"
-            return undefined_diagonal(self.parameters, why)
-        if found.method == "Hutchinson":
-            self.note(
-                f"{kind} is estimated, by Hutchinson's method with {samples} products: "
-                + "; ".join(reasons)
-            )
-        return found
-
-    def _first(
-        self,
-        methods: Sequence[Callable[[DiagonalProblem], _Found]],
-        kind: DiagonalKind,
-        samples: int,
-        sub_batch: int | None = None,
-    ) -> tuple[_Found | None, list[str]]:
-        """The result of the first method that applies, and why those before it didn't."""
-        if not methods:
-            return None, []
+        try:
+            return self._preferred_diagonal(kind, samples)
+        except UnavailableError as reason:
+            better = reason
         try:
             matrix = self.hessian if kind == "diag_h" else self.ggn
+            found = by_hutchinson(matrix, samples, self.seed)
         except UnavailableError as reason:
-            return None, [str(reason)]
-        problem = DiagonalProblem(
-            kind,
-            matrix,
-            samples,
-            sub_batch,
-            self.seed,
-            self._model,
-            self._plans,
-            lambda: self._graph,
-        )
-        reasons: list[str] = []
-        for method in methods:
-            try:
-                return method(problem), reasons
-            except UnavailableError as reason:
-                reasons.append(str(reason))
-        return None, reasons
+            # Hutchinson's method takes nothing but products, so its reason is the matrix's own.
+            return undefined_diagonal(self.parameters, f"{kind} is undefined: {reason}")
+        self.note(f"{kind} is estimated, by Hutchinson's method with {samples} products: {better}")
+        return found
+
+    def _preferred_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+        """The diagonal by a method that is exact, or takes less than Hutchinson's."""
+        if kind == "diag_h":
+            return by_backpack(self.hessian, self._graph, self.seed)
+        jacobians = SamplesJacobians(self.ggn, self._model, self._plans)
+        if kind == "diag_ggn_mc":
+            return by_draws(jacobians, samples, self.seed)
+        return by_roots(jacobians, self.seed)
 
     @property
     def _scale(self) -> float:

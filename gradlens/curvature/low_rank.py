@@ -73,7 +73,7 @@ class LowRankGGN:
         self.samples = len(ggn.outputs) if ggn.outputs.dim() else 0
         self._columns = _without_zeros(roots(ggn, np.random.default_rng(seed)))
         starts = [*self._columns, ggn.loss_gradient]
-        jacobians = SamplesJacobians(ggn, model, Plans() if plans is None else plans)
+        jacobians = SamplesJacobians(ggn, model, plans)
         gram = _gram(jacobians, starts) * ggn.scale
         size = gram.shape[0] - self.samples
         values, vectors = torch.linalg.eigh(gram[:size, :size])

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.diagonals import DiagonalKind, LossDiagonal, LossTraces, summed_traces
 from gradlens.curvature.directions import Directions
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.curvature.loss_diagonal import DiagonalKind, LossDiagonal, LossTraces, summed_traces
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, OfBatch, SumOverData
 from gradlens.curvature.network_outputs import NetworkOutputs, returned_outputs
 from gradlens.curvature.operator import CurvatureOperator
