@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.step_values import NOT_PASSED, StepValues
 from gradlens.cockpit.tracking import Tracking
-from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import Curvature, LossCurvature
 from gradlens.curvature.probe import Probe
 from gradlens.gradients.loss_factor import unscaled_loss
 from gradlens.graph.passes import why_not_to_pass

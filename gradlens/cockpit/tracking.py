@@ -11,7 +11,7 @@ from gradlens.cockpit.forward_passes import ForwardPasses
 from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
-from gradlens.curvature.probed_model import ProbedModels
+from gradlens.curvature.probe import ProbedModels
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import may_end_alone
 from gradlens.observers.observer import Observer, Outcome, StepContext

@@ -13,7 +13,7 @@ eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
 ``Probe``, their diagonals and the traces of these.
 """
 
-from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.curvature import Curvature, LossCurvature
 from gradlens.curvature.density import SpectralDensity, spectral_density
 from gradlens.curvature.diagonals import LossDiagonal
 from gradlens.curvature.directional_derivatives import (
@@ -38,7 +38,6 @@ from gradlens.curvature.hutchinson import (
 )
 from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.jacobian import JacobianOperator
-from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, SumOverData
 from gradlens.curvature.low_rank import LowRankGGN
 from gradlens.curvature.network_over_data import BatchOutputs

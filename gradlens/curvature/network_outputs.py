@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gradlens.curvature.calls import LossCall
+from gradlens.curvature.backpack_graph import LossCall
 from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.numerics.unavailable import UnavailableError
 
