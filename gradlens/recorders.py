@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, final
+from typing import Any, NoReturn, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.signals.selection import Selection, Selectors, select, selection
+from gradlens.signals.signal import tensors_in
 from gradlens.stateful import State
 from gradlens.torch_private import (
     add_forward_hook,
@@ -148,7 +149,8 @@ class Recorder(ABC):
         self._closed = False
 
     @abstractmethod
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle: ...
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        """Set the hook of a slot on its module."""
 
     @final
     def modules(
@@ -209,7 +211,7 @@ class Recorder(ABC):
             )
         for name, module in modules:
             slot = _Slot(self, name, module)
-            slot.handle = self._register(module, slot)
+            slot.handle = self._register(slot)
             self._slots.append(slot)
 
     # The recorded data.
@@ -309,7 +311,7 @@ class Recorder(ABC):
         self._closed = False
         for slot in self._slots:
             if slot.handle is None:
-                slot.handle = self._register(slot.module, slot)
+                slot.handle = self._register(slot)
         return self
 
     def __exit__(
@@ -373,27 +375,24 @@ def _places(indices: int | Iterable[int] | None) -> frozenset[int] | None:
 class ForwardPre(Recorder):
     """Records what goes into modules, as it is before they are called."""
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        return _before_call(module, slot, _Slot.record)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _before_call(slot, _Slot.record)
 
 
 @final
 class ForwardInput(Recorder):
     """Records what goes into modules, as it is after their call, which may work in place."""
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        def record(slot: _Slot, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            slot.record(_first((args, kwargs)))
-
-        return add_forward_hook(module, OwnedHook(slot, record), with_kwargs=True)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _after_call(slot, _Slot.record, of_input=True)
 
 
 @final
 class ForwardOutput(Recorder):
     """Records what comes out of modules."""
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        return _after_call(module, slot, _Slot.record)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _after_call(slot, _Slot.record)
 
 
 @final
@@ -405,48 +404,36 @@ class BackwardInput(Recorder):
     gradient, such as the input of most first layers, has none.
     """
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        return _before_call(module, slot, _Slot.record_gradient)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _before_call(slot, _Slot.record_gradient)
 
 
 @final
 class BackwardOutput(Recorder):
     """Records gradients at the tensors that come out of modules."""
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        return _after_call(module, slot, _Slot.record_gradient)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _after_call(slot, _Slot.record_gradient)
 
 
-def _before_call(
-    module: nn.Module, slot: _Slot, record: Callable[[_Slot, Tensor | None], None]
-) -> RemovableHandle:
+_Receive: TypeAlias = Callable[[_Slot, Tensor | None], None]
+
+
+def _before_call(slot: _Slot, receive: _Receive) -> RemovableHandle:
     def hook(slot: _Slot, module: nn.Module, args: Any, kwargs: Any) -> None:
-        record(slot, _first((args, kwargs)))
+        receive(slot, _first((args, kwargs)))
 
-    return add_forward_pre_hook(module, OwnedHook(slot, hook), with_kwargs=True)
+    return add_forward_pre_hook(slot.module, OwnedHook(slot, hook), with_kwargs=True)
 
 
-def _after_call(
-    module: nn.Module, slot: _Slot, record: Callable[[_Slot, Tensor | None], None]
-) -> RemovableHandle:
-    def hook(slot: _Slot, module: nn.Module, args: Any, output: Any) -> None:
-        record(slot, _first(output))
+def _after_call(slot: _Slot, receive: _Receive, of_input: bool = False) -> RemovableHandle:
+    def hook(slot: _Slot, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        receive(slot, _first((args, kwargs) if of_input else output))
 
-    return add_forward_hook(module, OwnedHook(slot, hook))
+    return add_forward_hook(slot.module, OwnedHook(slot, hook), with_kwargs=True)
 
 
 def _first(value: Any) -> Tensor | None:
     """The first floating-point tensor, and without one the first tensor."""
-    found = [*_tensors(value)]
+    found = [*tensors_in(value)]
     return next((t for t in found if t.is_floating_point()), found[0] if found else None)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if isinstance(value, Mapping):
-        value = [*value.values()]
-    for part in value if isinstance(value, (tuple, list)) else ():
-        yield from _tensors(part)

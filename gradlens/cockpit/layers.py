@@ -17,9 +17,8 @@ from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.signals.capture import FindAxes, SignalCapture
-from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import Requests
-from gradlens.signals.signal import Request
+from gradlens.signals.signal import LayerSignals, Request
 
 Record = Callable[[Quantity, Any], None]
 """Records a quantity and its value in an evaluation."""

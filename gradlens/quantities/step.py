@@ -16,7 +16,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import are_small, is_on_host, on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.reductions import Reduction
-from gradlens.signals.layer_signals import LayerSignals
+from gradlens.signals.signal import LayerSignals
 
 
 @dataclass(frozen=True)

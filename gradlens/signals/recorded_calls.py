@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
-from gradlens.signals.layer_signals import LayerSignals, merged
-from gradlens.signals.signal import Request, Signal
+from gradlens.signals.signal import LayerSignals, Request, Signal, merged
 
 Requests: TypeAlias = Mapping[str, frozenset[Request]]
 """What is requested of each layer, by its name."""
