@@ -29,7 +29,7 @@ from gradlens.backpack_adapter.layer_calls import (
     trainable_parameters,
 )
 from gradlens.curvature.hessian import HessianOperator, check_loss
-from gradlens.curvature.products import Products, gaussian
+from gradlens.curvature.products import Products, normal_like
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import without_hooks
 from gradlens.graph.passes import gradients_at
@@ -178,7 +178,7 @@ def check_graph(graph: BackpackGraph, hessian: HessianOperator, seed: int) -> No
     curvature counts as much as the others. The error is also raised for NaN or Inf.
     """
     products = Products(hessian)
-    vector = gaussian(products, np.random.default_rng(seed))
+    vector = normal_like(products.like, np.random.default_rng(seed))
     expected = products(vector)
     other = HessianOperator(graph.loss, hessian.parameters, hessian.scale)
     difference = other.multiply(vector).to(expected) - expected

@@ -19,7 +19,7 @@ from gradlens.curvature.products import (
     Seed,
     SymmetricMatrix,
     projected_out,
-    rademacher,
+    signs_like,
 )
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -94,7 +94,7 @@ def spectral_density(
     generator = np.random.default_rng(seed)
     products = Products(matrix)
     try:
-        starts = (rademacher(products, generator) for _ in range(probes))
+        starts = (signs_like(products.like, generator) for _ in range(probes))
         rules = [found.quadrature() for found in lanczos(products, starts, steps)]
     except UnavailableError as error:
         nan = np.full(points, np.nan)

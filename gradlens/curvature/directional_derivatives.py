@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradlens.curvature.hessian import GGNOperator, check_rows
-from gradlens.curvature.hessian_roots import normal_like
 from gradlens.curvature.operator import placed, shaped
+from gradlens.curvature.products import normal_like
 from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.numerics.formulas import signal_to_noise
 from gradlens.numerics.unavailable import UnavailableError

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.curvature.products import Products, Seed, SymmetricMatrix, direction, gaussian
+from gradlens.curvature.products import Products, Seed, SymmetricMatrix, direction, normal_like
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.stateful import State
@@ -243,7 +243,7 @@ class _Search:
         """What a vector adds to a basis, or a random one instead; of norm one."""
         unit = None if vector is None else direction(vector, basis)
         while unit is None:
-            unit = direction(gaussian(self.products, generator), basis)
+            unit = direction(normal_like(self.products.like, generator), basis)
         return unit
 
     def _add(self, unit: Tensor, image: Tensor) -> None:

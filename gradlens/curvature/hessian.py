@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossOperator, LossOverData, OfBatch
+from gradlens.curvature.products import normal_like
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -103,8 +103,8 @@ class GGNOperator(LossOperator):
 
     def is_zero(self, seed: int = 0) -> bool:
         """Whether the loss is linear in the outputs, by a product with a random vector."""
-        drawn = np.random.default_rng(seed).standard_normal(tuple(self.outputs.shape))
-        return not bool(self.loss_hessian_product(torch.from_numpy(drawn).to(self.outputs)).any())
+        vector = normal_like(self.outputs, np.random.default_rng(seed))
+        return not bool(self.loss_hessian_product(vector).any())
 
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
         curved = self.loss_hessian_product(self.jacobian.product(vectors))

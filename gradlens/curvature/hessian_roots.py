@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.hessian import GGNOperator, check_rows
+from gradlens.curvature.products import normal_like, signs_like
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -78,10 +79,10 @@ def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Te
     closed = _closed_form(ggn, generator)
     if closed is not None:
         root, size = closed
-        return lambda: root(_signs(ggn.outputs.detach(), generator)) * size
+        return lambda: root(signs_like(ggn.outputs.detach(), generator)) * size
     columns = roots(ggn, generator)
     samples = columns.new_empty(columns.shape[:2])
-    return lambda: signed_sum(columns, _signs(samples, generator))
+    return lambda: signed_sum(columns, signs_like(samples, generator))
 
 
 def _closed_form(
@@ -153,14 +154,3 @@ def _factor(curved: Tensor, expected: Tensor) -> float | None:
     difference = (curved - factor * expected).norm()
     agrees = difference <= torch.finfo(curved.dtype).eps ** 0.5 * curved.norm()
     return factor if bool(agrees) and factor >= 0 else None
-
-
-def _signs(like: Tensor, generator: np.random.Generator) -> Tensor:
-    drawn = torch.from_numpy(generator.integers(0, 2, tuple(like.shape), dtype=np.int8))
-    return drawn.to(like.device, like.dtype).mul_(2).sub_(1)
-
-
-def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
-    """Independent standard normal numbers of another tensor's shape, dtype and device."""
-    drawn = torch.from_numpy(generator.standard_normal(tuple(like.shape)))
-    return drawn.to(like.device, like.dtype)

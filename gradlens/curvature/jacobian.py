@@ -6,13 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
 from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
-from gradlens.curvature.operator import ParameterOperator, flat, placed, shaped
+from gradlens.curvature.operator import (
+    ParameterOperator,
+    consecutive_slices,
+    flat,
+    placed,
+    shaped,
+)
 from gradlens.numerics.unavailable import UnavailableError
 
 
@@ -90,8 +95,7 @@ class JacobianOverData(ParameterOperator):
             model, data, parameters, split, lambda batch: sizes.append(batch.output.numel())
         )
         super().__init__(self._network.parameters, sum(sizes))
-        stops = np.cumsum(sizes).tolist()
-        self._rows = [slice(*bound) for bound in zip([0, *stops[:-1]], stops, strict=True)]
+        self._rows = consecutive_slices(sizes)
 
     def multiply(self, vector: Tensor) -> Tensor:
         found: list[Tensor] = []

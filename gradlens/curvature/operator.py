@@ -179,10 +179,14 @@ def placed(vectors: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> list[
 
 def parameter_slices(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
     """The part of the flat vector that belongs to each parameter, in their order."""
-    stops = np.cumsum([p.numel() for p in parameters.values()]).tolist()
-    starts = [0, *stops[:-1]]
-    bounds = zip(starts, stops, strict=True)
-    return {name: slice(*bound) for name, bound in zip(parameters, bounds, strict=True)}
+    sizes = [p.numel() for p in parameters.values()]
+    return dict(zip(parameters, consecutive_slices(sizes), strict=True))
+
+
+def consecutive_slices(sizes: Sequence[int]) -> list[slice]:
+    """The parts of these sizes, one after the other."""
+    stops = np.cumsum(sizes).tolist()
+    return [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
 
 
 def _check(parameters: Mapping[str, Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -197,12 +198,15 @@ class ProbedModel:
     def __init__(self, probe: Probe, model: nn.Module) -> None:
         self._probe = probe
         self._model = model
-        self._loss: LossOverData | None = None
         self._plans = Plans()
         function: Any = probe.loss_function
         losses = [function] if isinstance(function, nn.Module) else []
         self._layer_hooks = HookInstaller([model, *losses])
         self._layer_hooks.install_if(False)
+
+    @cached_property
+    def _loss(self) -> LossOverData:
+        return self._probe.loss_of(self._model)
 
     @contextmanager
     def curvature(
@@ -217,8 +221,6 @@ class ProbedModel:
         """
         mode = self._probe.mode_of(self._model)
         with self._layer_hooks.installed(), mode, uncompiled_backward():
-            if self._loss is None:
-                self._loss = self._probe.loss_of(self._model)
             loss = self._loss
             curvature = DataCurvature(
                 loss, global_step, parameters, optimizer, self._model, self._plans

@@ -125,19 +125,25 @@ class Products:
         """
         return 16 * self.eps * self.norm
 
-    def place(self, vector: NDArray[Any]) -> Tensor:
-        """A copy of the vector as a tensor of ``dtype`` on ``device``."""
-        return torch.tensor(vector).to(self.dtype).to(self.device)
+    @property
+    def like(self) -> Tensor:
+        """A tensor ``[D]`` of ``dtype`` on ``device``, whose numbers take no memory."""
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.size)
 
 
-def rademacher(products: Products, generator: np.random.Generator) -> Tensor:
-    """Independent signs ±1, ``[D]``."""
-    return products.place(2 * generator.integers(0, 2, products.size, dtype=np.int8) - 1)
+def signs_like(like: Tensor, generator: np.random.Generator) -> Tensor:
+    """Independent signs ±1 of another tensor's shape, dtype and device."""
+    drawn = torch.from_numpy(generator.integers(0, 2, tuple(like.shape), dtype=np.int8))
+    return drawn.to(like.device, like.dtype).mul_(2).sub_(1)
 
 
-def gaussian(products: Products, generator: np.random.Generator) -> Tensor:
-    """Independent standard normal numbers, ``[D]``: any direction is as likely as any other."""
-    return products.place(generator.standard_normal(products.size))
+def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
+    """Independent standard normal numbers of another tensor's shape, dtype and device.
+
+    As a flat vector, any direction is as likely as any other.
+    """
+    drawn = torch.from_numpy(generator.standard_normal(tuple(like.shape)))
+    return drawn.to(like.dtype).to(like.device)
 
 
 def projected_out(vector: Tensor, basis: Iterable[Tensor]) -> Tensor:
