@@ -16,11 +16,12 @@ eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
 from gradlens.curvature.curvature import Curvature, LossCurvature
 from gradlens.curvature.density import SpectralDensity, spectral_density
 from gradlens.curvature.diagonals import LossDiagonal
-from gradlens.curvature.directional_derivatives import (
+from gradlens.curvature.directions import (
     DirectionalDerivatives,
+    Directions,
+    LowRankGGN,
     directional_derivatives,
 )
-from gradlens.curvature.directions import Directions
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.estimate import Estimate
 from gradlens.curvature.fisher import (
@@ -39,7 +40,6 @@ from gradlens.curvature.hutchinson import (
 from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, SumOverData
-from gradlens.curvature.low_rank import LowRankGGN
 from gradlens.curvature.network_over_data import BatchOutputs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe

@@ -130,6 +130,7 @@ _CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class BackpackGraph:
     """A loss's graph that BackPACK's second-order extensions can be run on.
 
@@ -139,12 +140,9 @@ class BackpackGraph:
     module's output is multiplied by in the user's loss; the results of extensions are without it.
     """
 
-    def __init__(
-        self, loss: Tensor, links: Sequence[tuple[Any, Tensor]], factor: float = 1.0
-    ) -> None:
-        self.loss = loss
-        self.factor = factor
-        self._links = links
+    loss: Tensor
+    links: Sequence[tuple[Any, Tensor]]
+    factor: float = 1.0
 
     def run(self, extension: BackpropExtension) -> None:
         """Run an extension, which saves its results on the parameters.
@@ -153,16 +151,16 @@ class BackpackGraph:
         """
         try:
             with torch.no_grad(), _explained():
-                for module, gradient in reversed(self._links):
+                for module, gradient in reversed(self.links):
                     extension(module, (), (gradient,))  # type: ignore[arg-type]
         finally:
-            for module, _ in self._links:  # what is handed on from module to module
+            for module, _ in self.links:  # what is handed on from module to module
                 vars(module.output).pop(extension.savefield, None)
 
     @property
     def bytes_for_hessian(self) -> int:
         """About what BackPACK's backpropagated matrices of the exact Hessian take."""
-        *layers, last = [module for module, _ in self._links]
+        *layers, last = [module for module, _ in self.links]
         outputs = last.input0
         curved: list[Tensor] = [each.output for each in layers if type(each) in _CURVED]
         columns = outputs[0].numel() + 2 * sum(output[0].numel() for output in curved)

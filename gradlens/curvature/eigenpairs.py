@@ -45,6 +45,12 @@ MARGIN = 2.0
 That eigenvalue is one of an earlier matrix: the gap may have become smaller, to half at most.
 """
 
+FOLLOWING = 8
+"""Products in which the last pairs must be found again; otherwise there is a search in full.
+
+A search in full takes ten products at least: beyond that number, following saves nothing.
+"""
+
 _BUDGET = "not converged within {} products"
 _PRECISION = "the residual is at rounding level, but above the tolerance relative to the eigenvalue"
 
@@ -354,13 +360,6 @@ def _checked(k: int, size: int, which: Which, max_products: int) -> int:
     if max_products < min(k + 1, size):
         raise ValueError(f"{k} eigenvalues need more than {max_products} products")
     return k
-
-
-FOLLOWING = 8
-"""Products in which the last pairs must be found again; otherwise there is a search in full.
-
-A search in full takes ten products at least: beyond that number, following saves nothing.
-"""
 
 
 class WarmStartedEigenpairs:

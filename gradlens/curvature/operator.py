@@ -28,10 +28,8 @@ else:
 class ParameterOperator(LinearOperator, ABC):
     """A matrix ``[R, D]`` whose columns are those of the concatenated, flattened parameters.
 
-    ``multiply`` and ``multiply_transposed`` do in torch, on the parameters' device, what ``matvec``
-    and ``rmatvec`` do. R is D without ``rows``. Numbers are of the parameters' dtype, in float32
-    for half precisions. Raises ``ValueError`` without parameters, and for one that doesn't require
-    a gradient; ``UnavailableError`` for complex ones.
+    ``multiply`` and ``multiply_transposed`` do in torch what ``matvec`` and ``rmatvec`` do. R is D
+    without ``rows``. Raises as ``CurvatureOperator`` does.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], rows: int | None = None) -> None:

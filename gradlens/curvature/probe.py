@@ -33,6 +33,14 @@ from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
 from gradlens.torch_private import uncompiled_backward
 
+OTHER_OUTPUTS = "let the model return another tensor"
+NO_OUTPUTS = (
+    "the generalised Gauss-Newton matrix takes the one tensor that the model returns and from "
+    "which the probe's loss is computed: pass a loss_function of such a tensor"
+)
+SEEDS_APART = 2**31
+"""Between the seeds of two batches, so that none is that of another batch at another step."""
+
 
 @dataclass(frozen=True, eq=False)
 class Probe:
@@ -76,15 +84,6 @@ class Probe:
     def mode_of(self, model: nn.Module) -> AbstractContextManager[None]:
         """A context in which the modules of a model are in the probe's mode."""
         return nullcontext() if self.training else in_eval_mode(model)
-
-
-OTHER_OUTPUTS = "let the model return another tensor"
-NO_OUTPUTS = (
-    "the generalised Gauss-Newton matrix takes the one tensor that the model returns and from "
-    "which the probe's loss is computed: pass a loss_function of such a tensor"
-)
-SEEDS_APART = 2**31
-"""Between the seeds of two batches, so that none is that of another batch at another step."""
 
 
 @final
