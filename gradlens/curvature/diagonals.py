@@ -184,10 +184,15 @@ def exact_diagonal(diagonal: Tensor, parameters: Mapping[str, Tensor]) -> LossDi
 
 def _block_sums(diagonal: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
     """The sum of all elements, and those of the parameters' blocks."""
-    if not bool(diagonal.isfinite().all()):
-        raise UnavailableError("the curvature's diagonal contains NaN or Inf")
     blocks = parameter_slices(parameters).values()
-    return torch.stack([diagonal.sum(), *(diagonal[block].sum() for block in blocks)])
+    return with_total(torch.stack([diagonal[block].sum() for block in blocks]))
+
+
+def with_total(traces: Tensor) -> Tensor:
+    """Traces of the whole matrix in front of those of its blocks, which are the last axis."""
+    if not bool(traces.isfinite().all()):
+        raise UnavailableError("the curvature's diagonal contains NaN or Inf")
+    return torch.cat([traces.sum(-1, keepdim=True), traces], dim=-1)
 
 
 def undefined_diagonal(parameters: Mapping[str, Tensor], reason: str) -> LossDiagonal:

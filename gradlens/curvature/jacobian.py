@@ -51,7 +51,11 @@ class JacobianOperator(ParameterOperator):
 
         The arguments are those of ``HessianOperator.over_data``.
         """
-        return JacobianOverData(model, data, parameters, split)
+        sizes: list[int] = []
+        network = NetworkOverData(
+            model, data, parameters, split, lambda batch: sizes.append(batch.output.numel())
+        )
+        return JacobianOverData(network, sizes)
 
     def product(self, vectors: Sequence[Tensor]) -> Tensor:
         """Jv, of the outputs' shape; v is one tensor for each parameter, of its shape."""
@@ -81,20 +85,14 @@ class JacobianOperator(ParameterOperator):
 
 @final
 class JacobianOverData(ParameterOperator):
-    """The Jacobian ``[R, D]`` of a network's outputs for all batches, in the order of the data."""
+    """The Jacobian ``[R, D]`` of a network's outputs for all batches, in the order of the data.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Iterable[Any],
-        parameters: Sequence[str] | None = None,
-        split: Split = as_pair,
-    ) -> None:
-        sizes: list[int] = []
-        self._network = NetworkOverData(
-            model, data, parameters, split, lambda batch: sizes.append(batch.output.numel())
-        )
-        super().__init__(self._network.parameters, sum(sizes))
+    ``sizes`` are the numbers of outputs of each batch.
+    """
+
+    def __init__(self, network: NetworkOverData, sizes: Sequence[int]) -> None:
+        super().__init__(network.parameters, sum(sizes))
+        self._network = network
         self._rows = consecutive_slices(sizes)
 
     def multiply(self, vector: Tensor) -> Tensor:

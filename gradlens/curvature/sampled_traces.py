@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.diagonals import LossTraces
+from gradlens.curvature.diagonals import LossTraces, with_total
 from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.curvature.hessian import GGNOperator, check_rows
 from gradlens.curvature.hessian_roots import drawing
@@ -57,7 +57,7 @@ def sampled_traces(
     squares = [
         _squared_norms(jacobians, draw(), _some_of(n, sub_batch, generator)) for _ in range(samples)
     ]
-    each = _with_total(torch.stack(squares) * (n * ggn.scale))
+    each = with_total(torch.stack(squares) * (n * ggn.scale))
     one = samples == 1
     found = estimates_of_one_draw(each[0], 1) if one else positive_estimates(each.mean(1), samples)
     return _traces(found, ggn)
@@ -123,7 +123,7 @@ def coupled_traces(ggn: GGNOperator, samples: int, seed: int) -> LossTraces:
     sizes = on_host([norms(ggn.jacobian.transposed_product(draw())) for _ in range(draws)])
     each = torch.stack([torch.stack([size.double() for size in one]) for one in sizes])
     each = each.square() * ggn.scale
-    return _traces(positive_estimates(_with_total(each), draws), ggn)
+    return _traces(positive_estimates(with_total(each), draws), ggn)
 
 
 def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | None) -> Tensor:
@@ -134,13 +134,6 @@ def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | No
     squares = on_host({name: each.squared_norms() for name, each in found.items()})
     columns = [squares.get(name, zeros).double() for name in jacobians.ggn.parameters]
     return torch.stack(columns, dim=1)
-
-
-def _with_total(traces: Tensor) -> Tensor:
-    """Traces of the whole matrix in front of those of its blocks, which are the last axis."""
-    if not bool(traces.isfinite().all()):
-        raise UnavailableError("the curvature's diagonal contains NaN or Inf")
-    return torch.cat([traces.sum(-1, keepdim=True), traces], dim=-1)
 
 
 def _traces(found: Sequence[Estimate], ggn: GGNOperator) -> LossTraces:

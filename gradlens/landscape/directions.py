@@ -209,9 +209,9 @@ def inner_products(
 def checked(state: StateDict, like: StateDict, which: str, other: str) -> dict[str, Tensor]:
     """The tensors of a state; ``ValueError`` unless names and shapes are those of another."""
     found, expected = _tensors(state), _tensors(like)
-    differences = [f"{name!r} is missing" for name in expected.keys() - found.keys()]
-    unknown = sorted(found.keys() - expected.keys())
-    differences = sorted(differences) + [f"{name!r}{near(name, expected)}" for name in unknown]
+    missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
+    differences = [f"{name!r} is missing" for name in sorted(missing)]
+    differences += [f"{name!r}{near(name, expected)}" for name in sorted(unknown)]
     if differences:
         more = len(differences) - SHOWN
         shown = ", ".join(differences[:SHOWN]) + (f", and {more} more" if more > 0 else "")

@@ -165,10 +165,8 @@ class SignalCapture(HookOwner):
 
     def discard_step(self) -> None:
         """Discard the calls that count so far, since their step is never finished."""
-        dropped = counted(self._calls)
-        self._discard(dropped)
-        identities = {id(call) for call in dropped}
-        self._calls = [call for call in self._calls if id(call) not in identities]
+        self._discard(counted(self._calls))
+        self._calls = [call for call in self._calls if not call.is_over]
 
     def begin(self, wanted: Requests, scale: float, find_axes: FindAxes) -> None:
         """Record what a step needs, from now on: its context is entered.
