@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient
+from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.signals.signal import tensors_in
@@ -39,7 +39,7 @@ class _Slot(HookOwner):
         self._recorder = weakref.ref(recorder)
         self.name = f"{name or 'the model'} ({type(module).__name__})"
         self.module = module
-        self.handle: RemovableHandle | None = None
+        self.removal: Callable[[], object] | None = None
         self.awaited: MutableMapping[Tensor, dict[int, RemovableHandle]] = WeakTensorKeyDictionary()
         self.data: Any = None if recorder.reduction is not None else []
         self.samples = 0
@@ -48,7 +48,7 @@ class _Slot(HookOwner):
     @torch.no_grad()
     def record(self, tensor: Tensor | None) -> None:
         recorder = self._recorder()
-        if recorder is None or self.handle is None or tensor is None:
+        if recorder is None or self.removal is None or tensor is None:
             return
         try:
             if recorder.condition is not None and not recorder.condition():
@@ -76,10 +76,10 @@ class _Slot(HookOwner):
             return
         # A leaf may go in at every step; another tensor may be changed in place, and go in again.
         hooks = self.awaited.setdefault(tensor, {})
-        number, opened = 0 if tensor.is_leaf else version(tensor), self.handle
+        number, opened = 0 if tensor.is_leaf else version(tensor), self.removal
 
         def receive(slot: _Slot, gradient: Tensor) -> None:
-            if slot.handle is opened:
+            if slot.removal is opened:
                 slot.record(gradient)
 
         if number not in hooks:
@@ -96,12 +96,17 @@ class _Slot(HookOwner):
             )
         self.data, self.samples = restored(state["data"]), state["samples"]
 
+    def open(self, handle: RemovableHandle) -> None:
+        """Own the hook on the module, which is removed with the slot at the latest."""
+        self.removal = removal(self, [handle])
+
     def close(self) -> None:
         """Remove the slot's hooks; the data stays."""
-        on_tensors = [handle for hooks in self.awaited.values() for handle in hooks.values()]
-        for handle in on_tensors if self.handle is None else [self.handle, *on_tensors]:
+        for handle in [handle for hooks in self.awaited.values() for handle in hooks.values()]:
             remove_hook(handle)
-        self.handle = None
+        if self.removal is not None:
+            self.removal()
+        self.removal = None
         self.awaited.clear()
 
 
@@ -121,14 +126,6 @@ class Recorder(ABC):
     context again adds to it.
     """
 
-    _slots: list[_Slot]
-
-    def __new__(cls, *args: object, **kwargs: object) -> Recorder:
-        # close() needs the slots, also if __init__ raises.
-        recorder = super().__new__(cls)
-        recorder._slots = []
-        return recorder
-
     def __init__(
         self,
         condition: Callable[[], bool] | None = None,
@@ -146,6 +143,7 @@ class Recorder(ABC):
             )
         self.condition = condition
         self.reduction = reduction
+        self._slots: list[_Slot] = []
         self._closed = False
 
     @abstractmethod
@@ -211,7 +209,7 @@ class Recorder(ABC):
             )
         for name, module in modules:
             slot = _Slot(self, name, module)
-            slot.handle = self._register(slot)
+            slot.open(self._register(slot))
             self._slots.append(slot)
 
     # The recorded data.
@@ -310,8 +308,8 @@ class Recorder(ABC):
     def __enter__(self: Self) -> Self:
         self._closed = False
         for slot in self._slots:
-            if slot.handle is None:
-                slot.handle = self._register(slot)
+            if slot.removal is None:
+                slot.open(self._register(slot))
         return self
 
     def __exit__(
@@ -320,10 +318,6 @@ class Recorder(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # Without a reference to the recorder, no code can close it.
         self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -36,6 +36,16 @@ from gradlens.graph.passes import gradients_at
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import ChannelNorm, LossModule, has_parts
 
+_ROUNDING = 100
+"""Rounding errors that the products of equal matrices may differ by, relative to the whole product.
+
+Each comes from passes through the network and back that sum in other orders. A trade-off: a block
+whose part of the product is smaller than these isn't checked.
+"""
+
+_CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
+"""Activations with a second derivative, for which BackPACK's Hessian has further matrices."""
+
 
 @dataclass(frozen=True)
 class LossCall:
@@ -116,17 +126,6 @@ def loss_calls_at(loss: Tensor) -> list[LossCall]:
         for call in calls
         if isinstance(call.module, LossModule)
     ]
-
-
-_ROUNDING = 100
-"""Rounding errors that the products of equal matrices may differ by, relative to the whole product.
-
-Each comes from passes through the network and back that sum in other orders. A trade-off: a block
-whose part of the product is smaller than these isn't checked.
-"""
-
-_CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
-"""Activations with a second derivative, for which BackPACK's Hessian has further matrices."""
 
 
 @final
