@@ -17,7 +17,6 @@ from gradlens.landscape.directions import (
     Direction,
     StateDict,
     checked,
-    difference,
     inner_products,
 )
 from gradlens.spelling import near
@@ -134,8 +133,9 @@ class Neighbourhood:
         found = [checked(s, like, f"trajectory[{i}]", "the model") for i, s in enumerate(states)]
 
         def rows(name: str, parameter: Tensor) -> list[Tensor | None]:
-            start = {name: self.start(parameter)}
-            moves = [difference(start, {name: state[name]})[name] for state in found]
+            start = self.start(parameter)
+            precise = torch.promote_types(start.dtype, torch.float32)
+            moves = [state[name].to(start.device, precise) - start for state in found]
             return [self.part(parameter, 0), self.part(parameter, 1), *moves]
 
         gram = inner_products(self._model, 2 + len(found), rows)
