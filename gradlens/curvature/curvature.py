@@ -194,7 +194,7 @@ class LossCurvature(Curvature):
     def hessian(self) -> HessianOperator:
         """The Hessian; ``UnavailableError`` if the loss can't be differentiated twice."""
         self._check_batch()
-        return HessianOperator(self.loss, self.parameters, self._scale)
+        return HessianOperator(self.loss, self.parameters, 1 / self.loss_factor)
 
     @cached_property
     def ggn(self) -> GGNOperator:
@@ -206,7 +206,7 @@ class LossCurvature(Curvature):
         """
         self._check_batch()
         found = self._network_outputs()
-        operator = GGNOperator(self.loss, found.tensor, self.parameters, self._scale)
+        operator = GGNOperator(self.loss, found.tensor, self.parameters, 1 / self.loss_factor)
         if found.origin == "the model's output" and operator.is_zero(self.seed):
             raise UnavailableError(LINEAR_IN_RETURNED.format(remedy=found.remedy))
         bypass = note_on_bypass(self.loss, found, self.parameters)
@@ -311,10 +311,6 @@ class LossCurvature(Curvature):
         if kind == "diag_ggn_mc":
             return by_draws(jacobians, samples, self.seed)
         return by_roots(jacobians, self.seed)
-
-    @property
-    def _scale(self) -> float:
-        return 1 / self.loss_factor
 
     @cached_property
     def _graph(self) -> BackpackGraph:
