@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gradlens.curvature import HessianOperator, eigenpairs
-from gradlens.curvature.eigenpairs import ritz_pairs
-from gradlens.curvature.warm_start import WarmStartedEigenpairs
+from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, ritz_pairs
 
 TOLERANCE, INTERVAL, PRODUCTS = 0.03, 10, 100
 """As in the preset full."""

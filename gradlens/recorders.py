@@ -7,16 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, final
+from typing import Any, NoReturn, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient
+from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.signals.selection import Selection, Selectors, select, selection
+from gradlens.signals.signal import tensors_in
 from gradlens.stateful import State
 from gradlens.torch_private import (
     add_forward_hook,
@@ -38,7 +39,7 @@ class _Slot(HookOwner):
         self._recorder = weakref.ref(recorder)
         self.name = f"{name or 'the model'} ({type(module).__name__})"
         self.module = module
-        self.handle: RemovableHandle | None = None
+        self.removal: Callable[[], object] | None = None
         self.awaited: MutableMapping[Tensor, dict[int, RemovableHandle]] = WeakTensorKeyDictionary()
         self.data: Any = None if recorder.reduction is not None else []
         self.samples = 0
@@ -47,7 +48,7 @@ class _Slot(HookOwner):
     @torch.no_grad()
     def record(self, tensor: Tensor | None) -> None:
         recorder = self._recorder()
-        if recorder is None or self.handle is None or tensor is None:
+        if recorder is None or self.removal is None or tensor is None:
             return
         try:
             if recorder.condition is not None and not recorder.condition():
@@ -75,10 +76,10 @@ class _Slot(HookOwner):
             return
         # A leaf may go in at every step; another tensor may be changed in place, and go in again.
         hooks = self.awaited.setdefault(tensor, {})
-        number, opened = 0 if tensor.is_leaf else version(tensor), self.handle
+        number, opened = 0 if tensor.is_leaf else version(tensor), self.removal
 
         def receive(slot: _Slot, gradient: Tensor) -> None:
-            if slot.handle is opened:
+            if slot.removal is opened:
                 slot.record(gradient)
 
         if number not in hooks:
@@ -95,12 +96,17 @@ class _Slot(HookOwner):
             )
         self.data, self.samples = restored(state["data"]), state["samples"]
 
+    def open(self, handle: RemovableHandle) -> None:
+        """Own the hook on the module, which is removed with the slot at the latest."""
+        self.removal = removal(self, [handle])
+
     def close(self) -> None:
         """Remove the slot's hooks; the data stays."""
-        on_tensors = [handle for hooks in self.awaited.values() for handle in hooks.values()]
-        for handle in on_tensors if self.handle is None else [self.handle, *on_tensors]:
+        for handle in [handle for hooks in self.awaited.values() for handle in hooks.values()]:
             remove_hook(handle)
-        self.handle = None
+        if self.removal is not None:
+            self.removal()
+        self.removal = None
         self.awaited.clear()
 
 
@@ -120,14 +126,6 @@ class Recorder(ABC):
     context again adds to it.
     """
 
-    _slots: list[_Slot]
-
-    def __new__(cls, *args: object, **kwargs: object) -> Recorder:
-        # close() needs the slots, also if __init__ raises.
-        recorder = super().__new__(cls)
-        recorder._slots = []
-        return recorder
-
     def __init__(
         self,
         condition: Callable[[], bool] | None = None,
@@ -145,10 +143,12 @@ class Recorder(ABC):
             )
         self.condition = condition
         self.reduction = reduction
+        self._slots: list[_Slot] = []
         self._closed = False
 
     @abstractmethod
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle: ...
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        """Set the hook of a slot on its module."""
 
     @final
     def modules(
@@ -209,7 +209,7 @@ class Recorder(ABC):
             )
         for name, module in modules:
             slot = _Slot(self, name, module)
-            slot.handle = self._register(module, slot)
+            slot.open(self._register(slot))
             self._slots.append(slot)
 
     # The recorded data.
@@ -308,8 +308,8 @@ class Recorder(ABC):
     def __enter__(self: Self) -> Self:
         self._closed = False
         for slot in self._slots:
-            if slot.handle is None:
-                slot.handle = self._register(slot.module, slot)
+            if slot.removal is None:
+                slot.open(self._register(slot))
         return self
 
     def __exit__(
@@ -318,10 +318,6 @@ class Recorder(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # Without a reference to the recorder, no code can close it.
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -373,27 +369,24 @@ def _places(indices: int | Iterable[int] | None) -> frozenset[int] | None:
 class ForwardPre(Recorder):
     """Records what goes into modules, as it is before they are called."""
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        return _before_call(module, slot, _Slot.record)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _before_call(slot, _Slot.record)
 
 
 @final
 class ForwardInput(Recorder):
     """Records what goes into modules, as it is after their call, which may work in place."""
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        def record(slot: _Slot, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            slot.record(_first((args, kwargs)))
-
-        return add_forward_hook(module, OwnedHook(slot, record), with_kwargs=True)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _after_call(slot, _Slot.record, of_input=True)
 
 
 @final
 class ForwardOutput(Recorder):
     """Records what comes out of modules."""
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        return _after_call(module, slot, _Slot.record)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _after_call(slot, _Slot.record)
 
 
 @final
@@ -405,48 +398,36 @@ class BackwardInput(Recorder):
     gradient, such as the input of most first layers, has none.
     """
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        return _before_call(module, slot, _Slot.record_gradient)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _before_call(slot, _Slot.record_gradient)
 
 
 @final
 class BackwardOutput(Recorder):
     """Records gradients at the tensors that come out of modules."""
 
-    def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        return _after_call(module, slot, _Slot.record_gradient)
+    def _register(self, slot: _Slot) -> RemovableHandle:
+        return _after_call(slot, _Slot.record_gradient)
 
 
-def _before_call(
-    module: nn.Module, slot: _Slot, record: Callable[[_Slot, Tensor | None], None]
-) -> RemovableHandle:
+_Receive: TypeAlias = Callable[[_Slot, Tensor | None], None]
+
+
+def _before_call(slot: _Slot, receive: _Receive) -> RemovableHandle:
     def hook(slot: _Slot, module: nn.Module, args: Any, kwargs: Any) -> None:
-        record(slot, _first((args, kwargs)))
+        receive(slot, _first((args, kwargs)))
 
-    return add_forward_pre_hook(module, OwnedHook(slot, hook), with_kwargs=True)
+    return add_forward_pre_hook(slot.module, OwnedHook(slot, hook), with_kwargs=True)
 
 
-def _after_call(
-    module: nn.Module, slot: _Slot, record: Callable[[_Slot, Tensor | None], None]
-) -> RemovableHandle:
-    def hook(slot: _Slot, module: nn.Module, args: Any, output: Any) -> None:
-        record(slot, _first(output))
+def _after_call(slot: _Slot, receive: _Receive, of_input: bool = False) -> RemovableHandle:
+    def hook(slot: _Slot, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        receive(slot, _first((args, kwargs) if of_input else output))
 
-    return add_forward_hook(module, OwnedHook(slot, hook))
+    return add_forward_hook(slot.module, OwnedHook(slot, hook), with_kwargs=True)
 
 
 def _first(value: Any) -> Tensor | None:
     """The first floating-point tensor, and without one the first tensor."""
-    found = [*_tensors(value)]
+    found = [*tensors_in(value)]
     return next((t for t in found if t.is_floating_point()), found[0] if found else None)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if isinstance(value, Mapping):
-        value = [*value.values()]
-    for part in value if isinstance(value, (tuple, list)) else ():
-        yield from _tensors(part)

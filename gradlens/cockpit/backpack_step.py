@@ -15,7 +15,7 @@ from gradlens.backpack_adapter.context import extended_by_backpack, with_extensi
 from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.values import StepValues
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import LossCurvature
 from gradlens.gradients.gradients import Setting
 from gradlens.quantities.quantity import Quantity
 

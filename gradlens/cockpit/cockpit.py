@@ -40,7 +40,7 @@ from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, TrackedStep
 from gradlens.cockpit.tracking import IdleStep, Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
-from gradlens.curvature.probed_model import ProbedModels
+from gradlens.curvature.probe import ProbedModels
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.facts.recorder import FactRecorder
 from gradlens.gradients.gradients import Setting

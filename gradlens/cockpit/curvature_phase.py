@@ -12,8 +12,7 @@ from gradlens.backpack_adapter.context import without_extensions
 from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.values import NOT_PASSED, StepValues
-from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import Curvature, LossCurvature
 from gradlens.curvature.probe import Probe
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import unscaled_loss

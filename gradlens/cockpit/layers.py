@@ -16,9 +16,8 @@ from gradlens.graph.unseen import unseen
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.signals.capture import FindAxes, SignalCapture
-from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import Requests
-from gradlens.signals.signal import Request
+from gradlens.signals.signal import LayerSignals, Request
 
 ActiveAt = Callable[[int, Boundary | None], Sequence[Quantity]]
 """The active quantities of a step; the boundary takes the exceptions of their schedules."""

@@ -38,8 +38,8 @@ from gradlens.parts.assembly import Whole
 from gradlens.parts.part import BatchPart
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
-from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import Made
+from gradlens.signals.signal import LayerSignals
 from gradlens.torch_private import uncompiled_backward
 
 

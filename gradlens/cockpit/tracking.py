@@ -13,7 +13,7 @@ from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forward_passes import ForwardPasses
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
-from gradlens.curvature.probed_model import ProbedModels
+from gradlens.curvature.probe import ProbedModels
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import may_end_alone
 from gradlens.observers.observer import Observer, Outcome, StepContext

@@ -13,13 +13,15 @@ eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
 ``Probe``, their diagonals and the traces of these.
 """
 
-from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.curvature import Curvature, LossCurvature
 from gradlens.curvature.density import SpectralDensity, spectral_density
-from gradlens.curvature.directional_derivatives import (
+from gradlens.curvature.diagonals import LossDiagonal
+from gradlens.curvature.directions import (
     DirectionalDerivatives,
+    Directions,
+    LowRankGGN,
     directional_derivatives,
 )
-from gradlens.curvature.directions import Directions
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.estimate import Estimate
 from gradlens.curvature.fisher import (
@@ -27,8 +29,7 @@ from gradlens.curvature.fisher import (
     FisherOperator,
     GradCovarianceOperator,
 )
-from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.hessian import GGNOperator, HessianOperator
 from gradlens.curvature.hutchinson import (
     DiagonalEstimate,
     frobenius_norm,
@@ -38,15 +39,11 @@ from gradlens.curvature.hutchinson import (
 )
 from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.jacobian import JacobianOperator
-from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.curvature.loss_diagonal import LossDiagonal
-from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
-from gradlens.curvature.low_rank import LowRankGGN
+from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, SumOverData
 from gradlens.curvature.network_over_data import BatchOutputs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
 from gradlens.curvature.products import SymmetricMatrix
-from gradlens.curvature.sum_over_data import SumOverData
 
 __all__ = [
     "BatchLoss",

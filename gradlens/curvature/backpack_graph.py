@@ -8,8 +8,10 @@ forward pass.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -18,14 +20,21 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
 from gradlens.backpack_adapter.context import extended_by_backpack
-from gradlens.backpack_adapter.layer_calls import LayerCall, own_parameters, trainable_parameters
-from gradlens.curvature.calls import Calls, LossCall, extended_modules
-from gradlens.curvature.hessian import HessianOperator
-from gradlens.curvature.products import Products, gaussian
+from gradlens.backpack_adapter.layer_calls import (
+    LayerCall,
+    in_order,
+    kept_calls,
+    own_parameters,
+    stored_inputs,
+    trainable_parameters,
+)
+from gradlens.curvature.hessian import HessianOperator, check_loss
+from gradlens.curvature.products import Products, normal_like
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import without_hooks
+from gradlens.graph.passes import gradients_at
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.torch_private import ChannelNorm
+from gradlens.torch_private import ChannelNorm, LossModule, has_parts
 
 _ROUNDING = 100
 """Rounding errors that the products of equal matrices may differ by, relative to the whole product.
@@ -38,7 +47,89 @@ _CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
 """Activations with a second derivative, for which BackPACK's Hessian has further matrices."""
 
 
+@dataclass(frozen=True)
+class LossCall:
+    """One call of an extended loss module: its inputs, still in the graph, and ∂L/∂output."""
+
+    module: LossModule
+    inputs: tuple[Any, ...]
+    grad_output: Tensor
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of layers by module, and those of loss modules, from the loss on."""
+
+    of: Mapping[nn.Module, Sequence[LayerCall]] = field(default_factory=dict)
+    of_losses: Sequence[LossCall] = ()
+
+
+def calls_behind(loss: Tensor, model: nn.Module | None) -> Calls:
+    """The calls that the graph of a loss keeps, with the gradients at their outputs.
+
+    A loss module that BackPACK itself has extended keeps none there, but stores its own.
+    """
+    check_loss(loss)
+    graph = Graph(loss)
+    numbers = graph.by_sequence_number
+    kept = [
+        (call, [(numbers.get(made, -1), output) for made, output in places])
+        for node in reversed(graph.nodes)
+        for call, places in kept_calls(node)
+    ]
+    places = [edge for _, edges in kept for edge in edges]
+    found = gradients_at(graph, [(graph.root, torch.ones_like(loss))], places)
+    of: dict[nn.Module, list[LayerCall]] = {}
+    of_losses: list[LossCall] = []
+    for pending, edges in kept:
+        call = pending.completed(tuple(found.get(edge) for edge in edges))
+        of.setdefault(call.module, []).append(call)
+        gradient = call.grad_outputs[0]
+        if isinstance(call.module, LossModule) and gradient is not None:
+            of_losses.append(LossCall(call.module, in_order(call), gradient.detach()))
+    if not of_losses and (model is None or extended_by_backpack(model)):
+        of_losses = [
+            LossCall(module, stored_inputs(module), gradient)
+            for module, gradient in extended_modules(graph, loss)
+            if isinstance(module, LossModule)
+        ]
+    return Calls(of, of_losses)
+
+
+def extended_modules(graph: Graph, loss: Tensor) -> list[tuple[nn.Module, Tensor]]:
+    """The modules that BackPACK has extended, in the order of their calls, and their gradients.
+
+    BackPACK stores the output of its latest call on each. Nothing leads from a graph to them but a
+    backward pass in which others' hooks would run, too, so that they are looked for among all
+    objects.
+    """
+    every = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    modules = [each for each in every if not has_parts(each)]
+    outputs = [(each, vars(each).get("output")) for each in modules]
+    edges = {
+        (graph.number_of(output), output.output_nr): module
+        for module, output in outputs
+        if isinstance(output, Tensor) and graph.number_of(output) >= 0
+    }
+    found = gradients_at(graph, [(graph.root, torch.ones_like(loss))], edges)
+    gradients = {edge: found.get(edge) for edge in sorted(edges)}
+    return [(edges[edge], each.detach()) for edge, each in gradients.items() if each is not None]
+
+
+def loss_calls_at(loss: Tensor) -> list[LossCall]:
+    """The calls of loss modules that have returned the loss itself; none if it was made of them."""
+    check_loss(loss)
+    ones = torch.ones_like(loss)
+    calls = [call.completed((ones,)) for call, _ in kept_calls(loss.grad_fn)]
+    return [
+        LossCall(call.module, in_order(call), ones)
+        for call in calls
+        if isinstance(call.module, LossModule)
+    ]
+
+
 @final
+@dataclass(frozen=True, eq=False)
 class BackpackGraph:
     """A loss's graph that BackPACK's second-order extensions can be run on.
 
@@ -48,12 +139,9 @@ class BackpackGraph:
     module's output is multiplied by in the user's loss; the results of extensions are without it.
     """
 
-    def __init__(
-        self, loss: Tensor, links: Sequence[tuple[Any, Tensor]], factor: float = 1.0
-    ) -> None:
-        self.loss = loss
-        self.factor = factor
-        self._links = links
+    loss: Tensor
+    links: Sequence[tuple[Any, Tensor]]
+    factor: float = 1.0
 
     def run(self, extension: BackpropExtension) -> None:
         """Run an extension, which saves its results on the parameters.
@@ -62,16 +150,16 @@ class BackpackGraph:
         """
         try:
             with torch.no_grad(), _explained():
-                for module, gradient in reversed(self._links):
+                for module, gradient in reversed(self.links):
                     extension(module, (), (gradient,))  # type: ignore[arg-type]
         finally:
-            for module, _ in self._links:  # what is handed on from module to module
+            for module, _ in self.links:  # what is handed on from module to module
                 vars(module.output).pop(extension.savefield, None)
 
     @property
     def bytes_for_hessian(self) -> int:
         """About what BackPACK's backpropagated matrices of the exact Hessian take."""
-        *layers, last = [module for module, _ in self._links]
+        *layers, last = [module for module, _ in self.links]
         outputs = last.input0
         curved: list[Tensor] = [each.output for each in layers if type(each) in _CURVED]
         columns = outputs[0].numel() + 2 * sum(output[0].numel() for output in curved)
@@ -87,7 +175,7 @@ def check_graph(graph: BackpackGraph, hessian: HessianOperator, seed: int) -> No
     curvature counts as much as the others. The error is also raised for NaN or Inf.
     """
     products = Products(hessian)
-    vector = gaussian(products, np.random.default_rng(seed))
+    vector = normal_like(products.like, np.random.default_rng(seed))
     expected = products(vector)
     other = HessianOperator(graph.loss, hessian.parameters, hessian.scale)
     difference = other.multiply(vector).to(expected) - expected

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 from gradlens.curvature.estimate import t_quantile
-from gradlens.curvature.orthogonal import projected_out
-from gradlens.curvature.products import Products, Seed, SymmetricMatrix, rademacher
+from gradlens.curvature.products import (
+    Products,
+    Seed,
+    SymmetricMatrix,
+    projected_out,
+    signs_like,
+)
 from gradlens.numerics.unavailable import UnavailableError
 
 Array: TypeAlias = NDArray[np.float64]
@@ -90,7 +94,7 @@ def spectral_density(
     generator = np.random.default_rng(seed)
     products = Products(matrix)
     try:
-        starts = (rademacher(products, generator) for _ in range(probes))
+        starts = (signs_like(products.like, generator) for _ in range(probes))
         rules = [found.quadrature() for found in lanczos(products, starts, steps)]
     except UnavailableError as error:
         nan = np.full(points, np.nan)
@@ -150,10 +154,10 @@ class Tridiagonal:
     Where m is below the number of steps requested, the space is invariant under H.
     """
 
-    diagonal: NDArray[np.float64]
-    off_diagonal: NDArray[np.float64]
+    diagonal: Array
+    off_diagonal: Array
 
-    def quadrature(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def quadrature(self) -> _Rule:
         """Nodes and weights ``[m]`` of Gauss' rule for vᵀf(H)v, v the unit start vector.
 
         The nodes are the eigenvalues, the weights the squared first entries of the eigenvectors
@@ -172,41 +176,26 @@ def lanczos(products: Products, starts: Iterable[Tensor], steps: int) -> Iterato
     steps = min(steps, products.size)
     remaining = iter(starts)
     while group := list(islice(remaining, products.together(kept=steps))):
-        yield from _side_by_side(products, [_steps(products, each, steps) for each in group])
+        yield from _side_by_side(products, group, steps)
 
 
-_Steps = Generator[Tensor, Tensor, Tridiagonal]
-"""Yields a vector for each step, and is sent its product."""
-
-
-def _side_by_side(products: Products, runs: list[_Steps]) -> list[Tridiagonal]:
-    """The results of the runs, whose next vectors are multiplied together."""
-    found: dict[int, Tridiagonal] = {}
-    waiting = {place: next(run) for place, run in enumerate(runs)}
-    while waiting:
-        images = products.each([*waiting.values()])
-        for place, (_, image) in zip([*waiting], images, strict=True):
-            try:
-                waiting[place] = runs[place].send(image)
-            except StopIteration as ended:
-                found[place] = ended.value
-                del waiting[place]
-    return [found[place] for place in range(len(runs))]
-
-
-def _steps(products: Products, start: Tensor, steps: int) -> _Steps:
-    basis = torch.empty(steps, products.size, dtype=torch.float64, device=products.device)
-    diagonal: list[float] = []
-    off_diagonal: list[float] = []
-    basis[0] = start / start.norm()
+def _side_by_side(products: Products, starts: Sequence[Tensor], steps: int) -> list[Tridiagonal]:
+    """Those of all starts, whose vectors are multiplied together at each step."""
+    bases = [[start / start.norm()] for start in starts]
+    diagonals: list[list[float]] = [[] for _ in starts]
+    off_diagonals: list[list[float]] = [[] for _ in starts]
+    growing = list(range(len(starts)))
     for step in range(steps):
-        image = yield basis[step]
-        diagonal.append(float(basis[step] @ image))
-        rest = projected_out(image, basis[: step + 1])
-        size = float(rest.norm())
-        if step + 1 == steps or size <= products.rounding:
-            break
-        off_diagonal.append(size)
-        rest = projected_out(rest / size, basis[: step + 1])
-        basis[step + 1] = rest / rest.norm()
-    return Tridiagonal(np.array(diagonal), np.array(off_diagonal))
+        images = products.each([bases[run][-1] for run in growing])
+        for run, (unit, image) in zip([*growing], images, strict=True):
+            diagonals[run].append(float(unit @ image))
+            rest = projected_out(image, bases[run])
+            size = float(rest.norm())
+            if step + 1 == steps or size <= products.rounding:
+                growing.remove(run)
+                continue
+            off_diagonals[run].append(size)
+            rest = projected_out(rest / size, bases[run])
+            bases[run].append(rest / rest.norm())
+    found = zip(diagonals, off_diagonals, strict=True)
+    return [Tridiagonal(np.array(one), np.array(other)) for one, other in found]

@@ -98,11 +98,6 @@ def derivative(
     ]
 
 
-def depends_on(output: Tensor, tensor: Tensor) -> bool:
-    """Whether ``tensor`` is part of the scalar ``output``'s graph."""
-    return output.grad_fn is not None and Graph(output).number_of(tensor) >= 0
-
-
 @contextmanager
 def _explained() -> Iterator[None]:
     """Turn torch's errors on missing second derivatives, or graphs, into ``UnavailableError``."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.curvature.orthogonal import direction
-from gradlens.curvature.products import Products, Seed, SymmetricMatrix, gaussian
+from gradlens.curvature.products import Products, Seed, SymmetricMatrix, direction, normal_like
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.stateful import State
 
 Which: TypeAlias = Literal["largest", "smallest", "magnitude"]
 
@@ -43,6 +43,12 @@ MARGIN = 2.0
 """A margin of the error that is estimated from the gap to the next eigenvalue.
 
 That eigenvalue is one of an earlier matrix: the gap may have become smaller, to half at most.
+"""
+
+FOLLOWING = 8
+"""Products in which the last pairs must be found again; otherwise there is a search in full.
+
+A search in full takes ten products at least: beyond that number, following saves nothing.
 """
 
 _BUDGET = "not converged within {} products"
@@ -160,6 +166,7 @@ def ritz_pairs(
     return search.result()
 
 
+@dataclass(eq=False)
 class _Search:
     """A growing orthonormal ``basis``, its ``images`` under H, and the Ritz pairs.
 
@@ -169,39 +176,30 @@ class _Search:
     are computed when they are needed: each takes a pass over all of basis and images.
     """
 
-    def __init__(
-        self,
-        products: Products,
-        k: int,
-        which: Which,
-        tolerance: float,
-        max_products: int,
-        exploration: int,
-        next_value: float,
-    ) -> None:
-        self.products = products
-        self.k = k
-        self.which = which
-        self.tolerance = tolerance
-        self.max_products = max_products
-        self.exploration = exploration
-        self.next_value = next_value
-        self.tracked = min(k + 1 if exploration else k, products.size)
-        fitting = SUBSPACE_BYTES // (2 * products.size * products.dtype.itemsize)
-        self.capacity = min(max(3 * self.tracked, min(fitting, 20)), products.size)
-        self.dense = products.size <= min(DENSE, max_products)
-        self.explored = 0
-        self.basis: list[Tensor] = []
-        self.images: list[Tensor] = []
-        self._projected = np.empty((0, 0))
-        self.ritz = np.empty(0)
-        self.small = np.empty((0, 0))
-        self._residuals: dict[int, Tensor] = {}
-        self._sizes: dict[int, float] = {}
+    products: Products
+    k: int
+    which: Which
+    tolerance: float
+    max_products: int
+    exploration: int
+    next_value: float
+    explored: int = 0
+    basis: list[Tensor] = field(default_factory=list)
+    images: list[Tensor] = field(default_factory=list)
+    _projected: NDArray[Any] = field(default_factory=lambda: np.empty((0, 0)))
+    ritz: NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    small: NDArray[Any] = field(default_factory=lambda: np.empty((0, 0)))
+    _residuals: dict[int, tuple[Tensor, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = self.products.size
+        self.tracked = min(self.k + 1 if self.exploration else self.k, size)
+        fitting = SUBSPACE_BYTES // (2 * size * self.products.dtype.itemsize)
+        self.capacity = min(max(3 * self.tracked, min(fitting, 20)), size)
 
     def begin(self, start: Sequence[Tensor], generator: np.random.Generator) -> None:
         guesses = [each.to(self.products.device, self.products.dtype) for each in start]
-        if self.dense:
+        if self.products.size <= min(DENSE, self.max_products):
             units = torch.eye(self.products.size, dtype=self.products.dtype)
             guesses = list(units.to(self.products.device))
         starts: list[Tensor] = []
@@ -216,16 +214,14 @@ class _Search:
         if len(self.basis) == self.capacity:
             self._restart()
         open_pairs = (pair for pair in range(self.tracked) if not self._settled(pair))
-        residual = self._residual(next(open_pairs, self.tracked - 1))
+        residual, _ = self._residual(next(open_pairs, self.tracked - 1))
         unit = self._unit(residual, self.basis, generator)
         self._add(unit, self.products(unit))
         self.explored += 1
         self._solve()
 
     def finished(self) -> bool:
-        if self._complete() or self.products.count >= self.max_products:
-            return True
-        return self._wanted_settled() and self._searched()
+        return self._found() or self.products.count >= self.max_products
 
     def result(self) -> RitzPairs:
         reason, columns = self._reason(), self.small.T[: self.k]
@@ -233,7 +229,7 @@ class _Search:
         return RitzPairs(
             self.ritz[: self.k].copy(),
             vectors,
-            self._wanted_residuals(),
+            np.array([self._residual(pair)[1] for pair in range(self.k)]),
             not reason,
             self.products.count,
             reason,
@@ -253,7 +249,7 @@ class _Search:
         """What a vector adds to a basis, or a random one instead; of norm one."""
         unit = None if vector is None else direction(vector, basis)
         while unit is None:
-            unit = direction(gaussian(self.products, generator), basis)
+            unit = direction(normal_like(self.products.like, generator), basis)
         return unit
 
     def _add(self, unit: Tensor, image: Tensor) -> None:
@@ -266,23 +262,17 @@ class _Search:
         ritz, small = np.linalg.eigh(self._projected)
         order = np.argsort(-outwardness(ritz, self.which), kind="stable")
         self.ritz, self.small = ritz[order], small[:, order]
-        self._residuals, self._sizes = {}, {}
+        self._residuals = {}
 
-    def _residual(self, pair: int) -> Tensor:
-        """Hv − λv of a Ritz pair."""
+    def _residual(self, pair: int) -> tuple[Tensor, float]:
+        """Hv − λv of a Ritz pair, and its norm."""
         if pair not in self._residuals:
             column = self.small[:, pair]
             residual = self._combined(self.images, column)
             for row, factor in zip(self.basis, column * self.ritz[pair], strict=True):
                 residual.sub_(row, alpha=float(factor))
-            self._residuals[pair] = residual
+            self._residuals[pair] = residual, float(norm(residual))
         return self._residuals[pair]
-
-    def _size(self, pair: int) -> float:
-        """‖Hv − λv‖."""
-        if pair not in self._sizes:
-            self._sizes[pair] = float(norm(self._residual(pair)))
-        return self._sizes[pair]
 
     def _error(self, pair: int) -> float:
         """A bound for the distance of a Ritz value from an eigenvalue, or an estimate of it.
@@ -292,7 +282,7 @@ class _Search:
         size, so that an estimate of a fraction f of the value bounds the residual, too: it is at
         most √(f/``MARGIN``) of the value.
         """
-        residual = self._size(pair)
+        _, residual = self._residual(pair)
         if math.isnan(self.next_value):
             return residual
         others = [*np.delete(self.ritz[: self.k], pair), self.next_value, 0.0]
@@ -321,37 +311,28 @@ class _Search:
             self.tolerance * abs(self.ritz[pair]), self.products.rounding
         )
 
-    def _wanted_settled(self) -> bool:
-        return self._complete() or all(self._settled(pair) for pair in range(self.k))
-
-    def _complete(self) -> bool:
-        return len(self.basis) == self.products.size
-
-    def _searched(self) -> bool:
-        if self._complete():
+    def _found(self) -> bool:
+        """Whether the pairs have converged and are the outermost, or the basis is complete."""
+        if len(self.basis) == self.products.size:
             return True
-        return self.explored >= self.exploration and self._next_is_out_of_reach()
-
-    def _next_is_out_of_reach(self) -> bool:
+        if self.explored < self.exploration or not all(map(self._settled, range(self.k))):
+            return False
         if self.tracked == self.k or self._settled(self.k):
             return True
         last, following = outwardness(self.ritz[self.k - 1 : self.k + 1], self.which)
-        return bool(following + self._size(self.k) <= last + self.tolerance * abs(last))
-
-    def _wanted_residuals(self) -> NDArray[np.float64]:
-        return np.array([self._size(pair) for pair in range(self.k)])
-
-    def _accurate(self) -> bool:
-        sizes, residuals = np.abs(self.ritz[: self.k]), self._wanted_residuals()
-        errors = np.array([self._error(pair) for pair in range(self.k)])
-        zero = (sizes <= self.products.rounding) & (residuals <= self.products.rounding)
-        return bool(np.all((errors <= self.tolerance * sizes) | zero))
+        reach = following + self._residual(self.k)[1]
+        return bool(reach <= last + self.tolerance * abs(last))
 
     def _reason(self) -> str:
         """Why the result is not converged; empty if it is."""
-        if not (self._wanted_settled() and self._searched()):
+        if not self._found():
             return _BUDGET.format(self.products.count)
-        return "" if self._accurate() else _PRECISION
+        rounding = self.products.rounding
+        for pair, size in enumerate(np.abs(self.ritz[: self.k])):
+            is_zero = max(size, self._residual(pair)[1]) <= rounding
+            if not (is_zero or self._error(pair) <= self.tolerance * size):
+                return _PRECISION
+        return ""
 
 
 def _bordered(matrix: NDArray[Any], column: NDArray[Any]) -> NDArray[Any]:
@@ -379,3 +360,62 @@ def _checked(k: int, size: int, which: Which, max_products: int) -> int:
     if max_products < min(k + 1, size):
         raise ValueError(f"{k} eigenvalues need more than {max_products} products")
     return k
+
+
+class WarmStartedEigenpairs:
+    """``eigenpairs`` from step to step, starting from products with the last eigenvectors.
+
+    The matrix may change in any way between two steps: the last vectors may then be eigenvectors of
+    other eigenvalues. A search in full therefore starts from a new random vector, too, and explores
+    as many directions as one without a start.
+
+    One of ``search_interval`` calls searches in full. The others follow the last pairs: they start
+    from the last vectors alone, and stop as soon as the errors are within the tolerance, which are
+    estimated from the residuals and the gap to the next eigenvalue of the last search. One that has
+    become larger elsewhere is found by the next search in full. That comes at once where the last
+    pairs aren't found again in ``FOLLOWING`` products, and where the k-th has fallen behind what
+    was the next one at the last search.
+    """
+
+    def __init__(self, tolerance: float, max_products: int, search_interval: int = 1) -> None:
+        self._tolerance = tolerance
+        self._max_products = max_products
+        self._search_interval = search_interval
+        self._last: Sequence[Tensor] = ()
+        self._next = math.nan
+        self._followed = 0
+
+    def __call__(
+        self, matrix: SymmetricMatrix, seed: int, k: int = 1, which: Which = "largest"
+    ) -> RitzPairs:
+        """The outermost eigenpairs of a matrix, which may have changed since the last call."""
+        start, spent = self._last if self._fits(matrix) else (), 0
+        if start and self._followed + 1 < self._search_interval:
+            budget = min(FOLLOWING * k, self._max_products)
+            found = ritz_pairs(
+                matrix, k, which, self._tolerance, budget, start, seed, 0, self._next
+            )
+            if found.converged and not self._has_fallen_behind(found, which):
+                self._last, self._followed = found.guesses, self._followed + 1
+                return found
+            start, spent = found.guesses, found.products
+        found = ritz_pairs(matrix, k, which, self._tolerance, self._max_products, start, seed)
+        self._last, self._next, self._followed = found.guesses, found.next_value, 0
+        return replace(found, products=spent + found.products)
+
+    def state_dict(self) -> State:
+        """The vectors of the last call, which are never changed in place, and what it needs."""
+        return {"vectors": list(self._last), "next": self._next, "followed": self._followed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._last = list(state["vectors"])
+        self._next, self._followed = state["next"], state["followed"]
+
+    def _fits(self, matrix: SymmetricMatrix) -> bool:
+        """Whether the last vectors are of the matrix's size: parameters may have been added."""
+        return all(len(vector) == matrix.shape[0] for vector in self._last)
+
+    def _has_fallen_behind(self, found: RitzPairs, which: Which) -> bool:
+        last, following = outwardness(np.array([found.values[-1], self._next]), which)
+        return bool(last < following)

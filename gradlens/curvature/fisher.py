@@ -14,33 +14,60 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.differentiation import derivative
-from gradlens.curvature.ggn import LINEAR_IN_OUTPUTS, GGNOperator, check_outputs
-from gradlens.curvature.hessian import check_loss
+from gradlens.curvature.hessian import (
+    LINEAR_IN_OUTPUTS,
+    GGNOperator,
+    check_loss,
+    check_outputs,
+    check_rows,
+)
 from gradlens.curvature.hessian_roots import drawing
 from gradlens.curvature.jacobian import JacobianOperator
-from gradlens.curvature.loss_over_data import BatchLoss, LossFunction, LossOverData
+from gradlens.curvature.loss_over_data import (
+    BatchLoss,
+    LossFunction,
+    LossOperator,
+    LossOverData,
+    OfBatch,
+    SumOverData,
+)
 from gradlens.curvature.network_over_data import Split, as_pair
 from gradlens.curvature.products import Seed
-from gradlens.curvature.sum_over_data import LossOperator, OfBatch, SumOverData
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.unavailable import UnavailableError
 
 
 class _SecondMoment(LossOperator):
-    """Σₙₘ JₙᵀsₙₘsₙₘᵀJₙ with ``roots`` sₙₘ ``[M, N, *C]`` at the ``outputs`` ``[N, *C]``."""
+    """Σₙₘ (JₙᵀsₙₘsₙₘᵀJₙ) with ``roots`` sₙₘ ``[M, N, *C]`` at the ``outputs`` ``[N, *C]``.
+
+    With a ``centre`` c, one tensor for each parameter, it is Σₙₘ (Jₙᵀsₙₘ − c)(Jₙᵀsₙₘ − c)ᵀ.
+    """
 
     def __init__(
-        self, roots: Tensor, outputs: Tensor, parameters: Mapping[str, Tensor], scale: float
+        self,
+        roots: Tensor,
+        outputs: Tensor,
+        parameters: Mapping[str, Tensor],
+        scale: float,
+        centre: Sequence[Tensor] = (),
     ) -> None:
         super().__init__(parameters, scale)
         self._roots = roots
         self._jacobian = JacobianOperator(outputs, parameters)
+        self._centre = centre
 
     @final
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
-        along = _sample_products(self._roots, self._jacobian.product(vectors))
-        return self._jacobian.transposed_product((self._roots * along).sum(0))
+        samples = self._roots.shape[:2]
+        along = (self._roots * self._jacobian.product(vectors)).reshape(*samples, -1).sum(2)
+        if self._centre:
+            along -= sum((c * v).sum() for c, v in zip(self._centre, vectors, strict=True))
+        weights = along.reshape(*samples, *[1] * (self._roots.dim() - 2))
+        found = self._jacobian.transposed_product((self._roots * weights).sum(0))
+        if not self._centre:
+            return found
+        return [part - along.sum() * c for part, c in zip(found, self._centre, strict=True)]
 
 
 @final
@@ -141,7 +168,7 @@ class EmpiricalFisherOperator(_SecondMoment):
 
 
 @final
-class GradCovarianceOperator(LossOperator):
+class GradCovarianceOperator(_SecondMoment):
     """The covariance matrix (1/N)·Σₙ (gₙ − ḡ)(gₙ − ḡ)ᵀ ``[D, D]`` of per-sample gradients.
 
     It is the second moment (1/N)·Σₙ gₙgₙᵀ less ḡḡᵀ, and the same for a mean loss as for a sum loss.
@@ -162,12 +189,12 @@ class GradCovarianceOperator(LossOperator):
         mean_gradient: Sequence[Tensor] | None = None,
         scale: float = 1.0,
     ) -> None:
-        super().__init__(parameters, scale)
-        self._gradients = _sample_gradients(loss, outputs, loss_reduction)[None]
-        self._jacobian = JacobianOperator(outputs, parameters)
-        self._samples = len(outputs)
-        own = self._jacobian.transposed_product(self._gradients[0] / self._samples)
-        self._mean = own if mean_gradient is None else list(mean_gradient)
+        gradients, samples = _sample_gradients(loss, outputs, loss_reduction), len(outputs)
+        if mean_gradient is None:
+            jacobian = JacobianOperator(outputs, parameters)
+            mean_gradient = jacobian.transposed_product(gradients / samples)
+        centre = [part / samples**0.5 for part in mean_gradient]
+        super().__init__(gradients[None] / samples**0.5, outputs, parameters, scale, centre)
 
     @classmethod
     def _of_batches(cls, whole: LossOverData) -> OfBatch:
@@ -181,32 +208,15 @@ class GradCovarianceOperator(LossOperator):
 
         return of_batch
 
-    def _product(self, vectors: list[Tensor]) -> list[Tensor]:
-        """(1/N)·Σₙ (gₙ − ḡ)aₙ with aₙ = (gₙ − ḡ)ᵀv."""
-        along_mean = sum((m * v).sum() for m, v in zip(self._mean, vectors, strict=True))
-        along = self._jacobian.product(vectors)
-        deviations = _sample_products(self._gradients, along) - along_mean
-        weighted = (self._gradients * deviations)[0] / self._samples
-        found = self._jacobian.transposed_product(weighted)
-        average = deviations.mean()
-        return [part - average * m for part, m in zip(found, self._mean, strict=True)]
-
 
 def _sample_gradients(loss: Tensor, outputs: Tensor, loss_reduction: LossReduction) -> Tensor:
     """∇ℓₙ at each sample's outputs, of the outputs' shape; raises as the operators do."""
     check_loss_reduction(loss_reduction)
     check_loss(loss)
     check_outputs(loss, outputs)
-    if outputs.dim() == 0 or outputs.numel() == 0:
-        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
+    check_rows(outputs)
     (gradient,) = derivative([loss], [outputs], [torch.ones_like(loss)])
     return gradient * len(outputs) if loss_reduction == "mean" else gradient
-
-
-def _sample_products(roots: Tensor, direction: Tensor) -> Tensor:
-    """sₙₘᵀuₙ ``[M, N, 1, ...]``, of as many axes as ``roots`` ``[M, N, *C]``."""
-    products = (roots * direction).reshape(*roots.shape[:2], -1).sum(2)
-    return products.reshape(*roots.shape[:2], *[1] * (roots.dim() - 2))
 
 
 def _check_draws(draws: int) -> None:

@@ -8,14 +8,14 @@ network's outputs and the loss's Hessian Hₙ there. With a root Hₙ = Σₖ s�
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator, check_rows
+from gradlens.curvature.products import normal_like, signs_like
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -37,8 +37,7 @@ def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
     ``MAX_OUTPUTS`` outputs of each sample, and for a Hessian with NaN or Inf.
     """
     outputs = ggn.outputs
-    if outputs.numel() == 0 or outputs.dim() == 0:
-        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
+    check_rows(outputs)
     n, size = len(outputs), outputs[0].numel()
     if size > MAX_OUTPUTS:
         raise UnavailableError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")
@@ -72,51 +71,45 @@ def signed_sum(columns: Tensor, signs: Tensor) -> Tensor:
 def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Tensor]:
     """A function that draws sₙ ``[N, *C]`` with E[sₙsₙᵀ] = Hₙ: a root of Hₙ times random signs.
 
-    Squared errors and cross-entropy have roots in closed form, up to a factor. Whether Hₙ is of
-    that form is checked by its product with a random vector, which is wrong with probability zero.
-    For other losses of few outputs the root is computed. Of many outputs, such as those for each
-    word of a text or each pixel of an image, it has a closed form for cross-entropy with a weight
-    for each word, or without some of them, and for losses that are a sum over single outputs.
-    ``UnavailableError`` as raised by ``roots`` otherwise.
+    Cross-entropy, also with a weight for each word of a text or pixel of an image or without some
+    of them, and losses that are a sum over single outputs have roots in closed form. Whether Hₙ is
+    of that form is checked by its product with a random vector, which is wrong with probability
+    zero. For other losses the root is computed; raises ``UnavailableError`` as ``roots`` does.
+    """
+    closed = _closed_form(ggn, generator)
+    if closed is not None:
+        root, size = closed
+        return lambda: root(signs_like(ggn.outputs.detach(), generator)) * size
+    columns = roots(ggn, generator)
+    samples = columns.new_empty(columns.shape[:2])
+    return lambda: signed_sum(columns, signs_like(samples, generator))
+
+
+def _closed_form(
+    ggn: GGNOperator, generator: np.random.Generator
+) -> tuple[_Map, float | Tensor] | None:
+    """A product with a root of the loss's Hessian, and what it is multiplied by, if that is known.
+
+    Of cross-entropy up to a factor, of a sum over single outputs, or of weighted cross-entropy.
     """
     outputs = ggn.outputs.detach()
     probe = normal_like(outputs, generator)
     curved = ggn.loss_hessian_product(probe)
-    for hessian, root in _closed_forms(outputs):
+    if outputs.dim() > 1:
+        hessian, root = _of_cross_entropy(outputs.softmax(1), 1)
         factor = _factor(curved, hessian(probe))
         if factor is not None:
-            return partial(_signed, root, factor**0.5, outputs, generator)
-    try:
-        columns = roots(ggn, generator)
-    except UnavailableError:
-        diagonal = _diagonal(ggn, generator)
-        if diagonal is not None:
-            return partial(_signed, lambda u: u, diagonal.sqrt(), outputs, generator)
-        for axis in dict.fromkeys([1, outputs.dim() - 1]):
-            weights = _weights_of_rows(ggn, axis, generator) if outputs.dim() > 2 else None
-            if weights is not None:
-                _, root = _of_cross_entropy(outputs.softmax(axis), axis)
-                return partial(_signed, root, weights.sqrt(), outputs, generator)
-        raise
-
-    def draw() -> Tensor:
-        return signed_sum(columns, _signs(columns.new_empty(columns.shape[:2]), generator))
-
-    return draw
-
-
-def _diagonal(ggn: GGNOperator, generator: np.random.Generator) -> Tensor | None:
-    """h ≥ 0 of the outputs' shape, where the loss's Hessian is diag(h).
-
-    ``None`` if it isn't, by its product with a random vector.
-    """
-    outputs = ggn.outputs.detach()
+            return root, factor**0.5
     diagonal = ggn.loss_hessian_product(torch.ones_like(outputs))
-    probe = normal_like(outputs, generator)
-    difference = ggn.loss_hessian_product(probe) - diagonal * probe
     close = torch.finfo(probe.dtype).eps ** 0.5 * (diagonal * probe).norm()
-    is_diagonal = bool(difference.norm() <= close) and not bool((diagonal < 0).any())
-    return diagonal if is_diagonal else None
+    if bool((curved - diagonal * probe).norm() <= close) and not bool((diagonal < 0).any()):
+        return lambda signs: signs, diagonal.sqrt()
+    for axis in dict.fromkeys([1, outputs.dim() - 1]) if outputs.dim() > 2 else ():
+        weights = _weights_of_rows(ggn, axis, generator)
+        if weights is not None:
+            _, root = _of_cross_entropy(outputs.softmax(axis), axis)
+            return root, weights.sqrt()
+    return None
 
 
 def _weights_of_rows(ggn: GGNOperator, axis: int, generator: np.random.Generator) -> Tensor | None:
@@ -135,14 +128,6 @@ def _weights_of_rows(ggn: GGNOperator, axis: int, generator: np.random.Generator
         if _factor(curved, weights * expected) is None or bool((weights < 0).any()):
             return None
     return found[0] if _factor(*found) is not None else None
-
-
-def _closed_forms(outputs: Tensor) -> list[tuple[_Map, _Map]]:
-    """Products with the Hessians of squared errors and of cross-entropy, and with their roots."""
-    forms: list[tuple[_Map, _Map]] = [(lambda u: u, lambda u: u)]
-    if outputs.dim() > 1:
-        forms.append(_of_cross_entropy(outputs.softmax(1), 1))
-    return forms
 
 
 def _of_cross_entropy(p: Tensor, axis: int) -> tuple[_Map, _Map]:
@@ -169,20 +154,3 @@ def _factor(curved: Tensor, expected: Tensor) -> float | None:
     difference = (curved - factor * expected).norm()
     agrees = difference <= torch.finfo(curved.dtype).eps ** 0.5 * curved.norm()
     return factor if bool(agrees) and factor >= 0 else None
-
-
-def _signed(
-    root: _Map, size: float | Tensor, like: Tensor, generator: np.random.Generator
-) -> Tensor:
-    return root(_signs(like, generator)) * size
-
-
-def _signs(like: Tensor, generator: np.random.Generator) -> Tensor:
-    drawn = torch.from_numpy(generator.integers(0, 2, tuple(like.shape), dtype=np.int8))
-    return drawn.to(like.device, like.dtype).mul_(2).sub_(1)
-
-
-def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
-    """Independent standard normal numbers of another tensor's shape, dtype and device."""
-    drawn = torch.from_numpy(generator.standard_normal(tuple(like.shape)))
-    return drawn.to(like.device, like.dtype)

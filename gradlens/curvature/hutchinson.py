@@ -6,15 +6,16 @@ They come from its products with vectors of random signs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gradlens.curvature.estimate import Estimate, defined, positive_estimates, undefined_estimate
-from gradlens.curvature.products import Products, Seed, SymmetricMatrix, rademacher
+from gradlens.curvature.products import Products, Seed, SymmetricMatrix, signs_like
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_statistics import RunningMean
 from gradlens.numerics.unavailable import UnavailableError
@@ -105,13 +106,9 @@ def frobenius_norm(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Est
     root's standard error is that of the mean over twice the root. Exact for a diagonal matrix.
     Raises ``ValueError`` for fewer than one sample.
     """
-    if samples < 1:
-        raise ValueError(f"{samples} samples: take one at least, two for a standard error")
     products = Products(matrix)
-    generator = np.random.default_rng(seed)
     try:
-        probes = (rademacher(products, generator) for _ in range(samples))
-        squares = [image.square().sum() for _, image in products.each(probes)]
+        squares = [image.square().sum() for _, image in _probed(products, samples, seed)]
     except UnavailableError as error:
         return undefined_estimate(products.count, str(error))
     (square,) = positive_estimates(torch.stack(squares)[:, None], products.count)
@@ -126,11 +123,15 @@ def probed_diagonal(products: Products, samples: int, seed: Seed) -> RunningMean
 
     Raises ``ValueError`` for fewer than one sample.
     """
+    mean = RunningMean()
+    for probe, image in _probed(products, samples, seed):
+        mean.add(probe * image)
+    return mean
+
+
+def _probed(products: Products, samples: int, seed: Seed) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random signs z ``[D]`` with Hz; ``ValueError`` for fewer than one sample."""
     if samples < 1:
         raise ValueError(f"{samples} samples: take one at least, two for a standard error")
     generator = np.random.default_rng(seed)
-    mean = RunningMean()
-    probes = (rademacher(products, generator) for _ in range(samples))
-    for probe, image in products.each(probes):
-        mean.add(probe * image)
-    return mean
+    return products.each(signs_like(products.like, generator) for _ in range(samples))

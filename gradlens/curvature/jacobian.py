@@ -2,62 +2,27 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
-from gradlens.curvature.flat_vectors import (
-    accumulation_dtype,
-    check_parameters,
+from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
+from gradlens.curvature.operator import (
+    ParameterOperator,
+    consecutive_slices,
     flat,
-    numpy_dtype,
     placed,
     shaped,
 )
-from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
-from gradlens.curvature.operator import LinearOperator
 from gradlens.numerics.unavailable import UnavailableError
 
 
-class ParameterJacobian(LinearOperator, ABC):
-    """A Jacobian ``[R, D]`` of R numbers with respect to the concatenated, flattened parameters.
-
-    ``multiply`` and ``multiply_transposed`` do in torch what ``matvec`` and ``rmatvec`` do.
-    """
-
-    def __init__(self, parameters: Mapping[str, Tensor], rows: int) -> None:
-        check_parameters(parameters)
-        self.parameters = dict(parameters)
-        self.device = next(iter(self.parameters.values())).device
-        self.torch_dtype = accumulation_dtype(self.parameters.values())
-        size = sum(p.numel() for p in self.parameters.values())
-        # The stubs have only the constructor from functions.
-        super().__init__(numpy_dtype(self.torch_dtype), (rows, size))  # type: ignore[call-arg]
-
-    @abstractmethod
-    def multiply(self, vector: Tensor) -> Tensor:
-        """J times a flat vector ``[D]``, ``[R]``."""
-
-    @abstractmethod
-    def multiply_transposed(self, vector: Tensor) -> Tensor:
-        """The transpose of J times a vector ``[R]``, a flat vector ``[D]``."""
-
-    def _matvec(self, x: NDArray[Any]) -> NDArray[Any]:
-        return self.multiply(torch.tensor(x.reshape(-1))).cpu().numpy()
-
-    def _rmatvec(self, x: NDArray[Any]) -> NDArray[Any]:
-        return self.multiply_transposed(torch.tensor(x.reshape(-1))).cpu().numpy()
-
-
 @final
-class JacobianOperator(ParameterJacobian):
+class JacobianOperator(ParameterOperator):
     """The Jacobian ``[R, D]`` of a network's ``outputs``, of any shape, which are flattened.
 
     Their graph must be alive. A product Jv is the derivative of Jᵀu with respect to u, times v, so
@@ -86,7 +51,11 @@ class JacobianOperator(ParameterJacobian):
 
         The arguments are those of ``HessianOperator.over_data``.
         """
-        return JacobianOverData(model, data, parameters, split)
+        sizes: list[int] = []
+        network = NetworkOverData(
+            model, data, parameters, split, lambda batch: sizes.append(batch.output.numel())
+        )
+        return JacobianOverData(network, sizes)
 
     def product(self, vectors: Sequence[Tensor]) -> Tensor:
         """Jv, of the outputs' shape; v is one tensor for each parameter, of its shape."""
@@ -99,12 +68,10 @@ class JacobianOperator(ParameterJacobian):
         return derivative([self.outputs], list(self.parameters.values()), [cotangent])
 
     def multiply(self, vector: Tensor) -> Tensor:
-        """J times a flat vector ``[D]``, ``[R]``."""
         vectors = placed(shaped(vector, self.parameters), self.parameters)
         return self.product(vectors).flatten().to(self.device, self.torch_dtype)
 
     def multiply_transposed(self, vector: Tensor) -> Tensor:
-        """The transpose of J times a vector ``[R]``, a flat vector ``[D]``."""
         cotangent = vector.reshape(self.outputs.shape).to(self.outputs)
         return flat(self.transposed_product(cotangent), self.device).to(self.torch_dtype)
 
@@ -117,32 +84,23 @@ class JacobianOperator(ParameterJacobian):
 
 
 @final
-class JacobianOverData(ParameterJacobian):
-    """The Jacobian ``[R, D]`` of a network's outputs for all batches, in the order of the data."""
+class JacobianOverData(ParameterOperator):
+    """The Jacobian ``[R, D]`` of a network's outputs for all batches, in the order of the data.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Iterable[Any],
-        parameters: Sequence[str] | None = None,
-        split: Split = as_pair,
-    ) -> None:
-        sizes: list[int] = []
-        self._network = NetworkOverData(
-            model, data, parameters, split, lambda batch: sizes.append(batch.output.numel())
-        )
-        super().__init__(self._network.parameters, sum(sizes))
-        stops = np.cumsum(sizes).tolist()
-        self._rows = [slice(*bound) for bound in zip([0, *stops[:-1]], stops, strict=True)]
+    ``sizes`` are the numbers of outputs of each batch.
+    """
+
+    def __init__(self, network: NetworkOverData, sizes: Sequence[int]) -> None:
+        super().__init__(network.parameters, sum(sizes))
+        self._network = network
+        self._rows = consecutive_slices(sizes)
 
     def multiply(self, vector: Tensor) -> Tensor:
-        """J times a flat vector ``[D]``, ``[R]``."""
         found: list[Tensor] = []
         self._network.each(lambda batch: found.append(self._of(batch).multiply(vector)))
         return torch.cat(found)
 
     def multiply_transposed(self, vector: Tensor) -> Tensor:
-        """The transpose of J times a vector ``[R]``, a flat vector ``[D]``."""
         total = torch.zeros(self.shape[1], dtype=self.torch_dtype, device=self.device)
 
         def add(batch: BatchOutputs) -> None:

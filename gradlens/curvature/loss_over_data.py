@@ -1,16 +1,18 @@
-"""The loss over all samples of a data set, which is summed up batch by batch."""
+"""The loss over all samples of a data set and its matrices, summed up batch by batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
+from gradlens.curvature.operator import CurvatureOperator, placed
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
 from gradlens.torch_private import torch_functions_on, tree_map_only
@@ -91,28 +93,26 @@ class LossOverData:
 
         self._network.each(of_loss)
 
+    @property
+    def divisor(self) -> int:
+        """The loss over the mean loss of all samples: N of a summed loss, and otherwise 1."""
+        return self.samples if self.loss_reduction == "sum" else 1
+
     def mean(self) -> float:
         """The mean loss of all samples, at the parameters' present values."""
-        divisor = self.samples if self.loss_reduction == "sum" else 1
-        total = 0.0
-
-        def add(batch: BatchLoss) -> None:
-            nonlocal total
-            total += float(batch.loss.detach()) * batch.weight / divisor
-
-        self.each(add)
-        return total
+        parts: list[float] = []
+        self.each(lambda batch: parts.append(float(batch.loss.detach()) * batch.weight))
+        return sum(parts) / self.divisor
 
     def mean_gradient(self) -> list[Tensor]:
         """The gradient of the mean loss, one tensor for each parameter."""
         parameters = list(self.parameters.values())
         totals = [torch.zeros_like(p, requires_grad=False) for p in parameters]
-        divisor = self.samples if self.loss_reduction == "sum" else 1
 
         def add(batch: BatchLoss) -> None:
             found = derivative([batch.loss], parameters, [torch.ones_like(batch.loss)])
             for total, part in zip(totals, found, strict=True):
-                total.add_(part, alpha=batch.weight / divisor)
+                total.add_(part, alpha=batch.weight / self.divisor)
 
         self.each(add)
         return totals
@@ -161,3 +161,79 @@ class LossOverData:
 def _rows(tree: Any, part: slice) -> Any:
     """The samples of a part, of all tensors that have an axis of samples."""
     return tree_map_only(Tensor, lambda each: each[part] if each.dim() else each, tree)
+
+
+OfBatch: TypeAlias = Callable[[BatchLoss], CurvatureOperator]
+"""Makes the matrix of one batch's loss."""
+
+
+@final
+class SumOverData(CurvatureOperator):
+    """Σᵢ wᵢ Mᵢ ``[D, D]`` over the batches, with each batch's weight in the loss of all samples.
+
+    Each product takes a pass through the data, and so do several products together. The matrix is
+    that of the parameters' values and the model's mode at the time of the product. ``parameters``
+    are by default those of ``loss``.
+    """
+
+    joint: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        loss: LossOverData,
+        of_batch: OfBatch,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(loss.parameters if parameters is None else parameters, 1.0)
+        self.loss = loss
+        self._of_batch = of_batch
+
+    def products(self, many: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """The products with several vectors, in one pass through the data."""
+        directions = [placed(vectors, self.parameters) for vectors in many]
+        totals = [[torch.zeros_like(v, dtype=self.torch_dtype) for v in one] for one in directions]
+
+        def add(batch: BatchLoss) -> None:
+            found = self._of_batch(batch).products(directions)
+            for total, parts in zip(totals, found, strict=True):
+                for each, part in zip(total, parts, strict=True):
+                    each.add_(part, alpha=batch.weight)
+
+        self.loss.each(add)
+        return totals
+
+    def _product(self, vectors: list[Tensor]) -> list[Tensor]:
+        return self.products([vectors])[0]
+
+
+class LossOperator(CurvatureOperator, ABC):
+    """The matrix of one loss, of which there is one over data, too."""
+
+    @classmethod
+    def over_data(
+        cls,
+        model: nn.Module,
+        loss_function: LossFunction,
+        data: Iterable[Any],
+        *,
+        parameters: Sequence[str] | None = None,
+        loss_reduction: LossReduction = "mean",
+        split: Split = as_pair,
+    ) -> SumOverData:
+        """The matrix of the loss over all of the data, which is an iterable of batches.
+
+        Of a mean loss it is that of the mean over all samples, of a sum loss that of their sum.
+        ``loss_function(outputs, targets)`` is called with ``model(inputs)``, and ``split`` makes
+        inputs and targets of a batch that isn't such a pair. ``parameters`` are names of
+        parameters, or of modules for all of theirs; by default, all that require a gradient. For
+        all matrices but the Hessian, the model must return one tensor.
+
+        Raises ``ValueError`` for a model, a loss or data of which there is no such matrix.
+        """
+        whole = LossOverData(model, loss_function, data, parameters, loss_reduction, split)
+        return SumOverData(whole, cls._of_batches(whole))
+
+    @classmethod
+    @abstractmethod
+    def _of_batches(cls, whole: LossOverData) -> OfBatch:
+        """What makes the matrix of each batch's loss."""

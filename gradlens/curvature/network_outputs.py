@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gradlens.curvature.calls import LossCall
+from gradlens.curvature.backpack_graph import LossCall
 from gradlens.graph.kinds import LEAF, Node, kind
+from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError
 
 _PASS = "pass info={'outputs': ...} to the context"
@@ -113,12 +114,12 @@ def note_on_bypass(
     if not outputs.passed:
         rest = ", or this one to leave the rest out" if outputs.remedy == _PASS else ""
         raise UnavailableError(
-            f"the loss depends on {_listed(names)} in other ways than through {outputs.origin}, so "
+            f"the loss depends on {few(names)} in other ways than through {outputs.origin}, so "
             "the generalised Gauss-Newton matrix would be that of a part of it: "
             f"{outputs.remedy}, the one tensor that it is computed from{rest}"
         )
     return (
-        f"the loss depends on {_listed(names)} in other ways than through info['outputs']: that "
+        f"the loss depends on {few(names)} in other ways than through info['outputs']: that "
         "part doesn't enter the generalised Gauss-Newton matrix"
     )
 
@@ -152,8 +153,3 @@ def _behind(tensor: Tensor, stop: _Edge | None = None) -> set[_Edge]:
 def _edge(tensor: Tensor) -> _Edge:
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from gradlens.curvature.flat_vectors import selected_parameters
+from gradlens.curvature.operator import selected_parameters
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
@@ -120,38 +120,33 @@ class NetworkOverData:
 
     def each(self, function: Callable[[BatchOutputs], None]) -> None:
         """Call the function with each batch's outputs, of which none are kept."""
-        count = self._pass(lambda batch, _: function(batch))
+        count = self._pass(function)
         if count < len(self._checksums):
             raise ValueError(CHANGED.format(index=count))
 
     def _first_pass(self, inspect: Callable[[BatchOutputs], None] | None) -> None:
         """Record the checksums, and find out whether the first batch is the same once more."""
-        checksums: list[tuple[int, ...]] = []
         first: list[Tensor] = []
 
-        def record(batch: BatchOutputs, sums: tuple[int, ...]) -> None:
-            checksums.append(sums)
+        def record(batch: BatchOutputs) -> None:
             self.samples += batch.samples
             if batch.index == 0:
                 first.extend(each.detach() for each in _tensors(batch.outputs))
             if inspect is not None:
                 inspect(batch)
 
-        def compare(batch: BatchOutputs, _: tuple[int, ...]) -> None:
+        def compare(batch: BatchOutputs) -> None:
             if not all(map(_agree, first, _tensors(batch.outputs))):
                 raise ValueError(RANDOM_OUTPUTS)
 
         self._pass(record)
-        if not checksums:
+        if not self._checksums:
             raise ValueError("the data has no batches: pass at least one")
-        self._checksums = checksums
         if not self._pass(compare, batches=1):
             raise ValueError(ONE_PASS.format(kind=_described(self._data)))
 
-    def _pass(
-        self, function: Callable[[BatchOutputs, tuple[int, ...]], None], batches: int | None = None
-    ) -> int:
-        """Call the function with outputs and checksums of all or some batches; their number."""
+    def _pass(self, function: Callable[[BatchOutputs], None], batches: int | None = None) -> int:
+        """Call the function with the outputs of all or some batches; their number."""
         # Each pass has random numbers of its own, so that what depends on them is found out.
         self._passes += 1
         count = 0
@@ -164,21 +159,22 @@ class NetworkOverData:
             torch.enable_grad(),
         ):
             for index, batch in enumerate(islice(self._data, batches)):
-                function(*self._outputs(index, batch))
+                function(self._outputs(index, batch))
                 count += 1
         return count
 
-    def _outputs(self, index: int, batch: Any) -> tuple[BatchOutputs, tuple[int, ...]]:
+    def _outputs(self, index: int, batch: Any) -> BatchOutputs:
         if self._split is as_pair and not (isinstance(batch, tuple | list) and len(batch) == 2):
             raise ValueError(NO_PAIR.format(index=index, kind=_described(batch)))
         inputs, targets = (self._on_device(each) for each in self._split(batch))
         sums = tuple(sum_of_bits_in_order(each) for each in _tensors((inputs, targets)))
-        if self._checksums and self._checksums[index : index + 1] != [sums]:
+        if self._passes == 1:
+            self._checksums.append(sums)
+        elif self._checksums[index : index + 1] != [sums]:
             raise ValueError(CHANGED.format(index=index))
         with torch_functions_on():
             outputs = self._model(**inputs) if isinstance(inputs, Mapping) else self._model(inputs)
-        samples = _samples(index, outputs, targets)
-        return BatchOutputs(index, outputs, targets, samples), sums
+        return BatchOutputs(index, outputs, targets, _samples(index, outputs, targets))
 
     def _on_device(self, tree: Any) -> Any:
         return tree_map_only(Tensor, lambda tensor: tensor.to(self._device), tree)

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from gradlens.curvature.loss_over_data import LossFunction, LossOverData
+from gradlens.backpack_adapter.layer_hooks import HookInstaller
+from gradlens.curvature.curvature import Curvature, LossCurvature
+from gradlens.curvature.diagonals import DiagonalKind, LossDiagonal, LossTraces, summed_traces
+from gradlens.curvature.directions import Directions
+from gradlens.curvature.loss_over_data import (
+    BatchLoss,
+    LossFunction,
+    LossOverData,
+    OfBatch,
+    SumOverData,
+)
+from gradlens.curvature.network_outputs import NetworkOutputs, returned_outputs
 from gradlens.curvature.network_over_data import Split, as_pair, check_data
+from gradlens.curvature.operator import CurvatureOperator
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
-from gradlens.graph.loss import LossReduction
+from gradlens.graph.loss import Batch, LossReduction
+from gradlens.graph.model_calls import tensors_of
 from gradlens.graph.undisturbed import in_eval_mode
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.plan import Plans
+from gradlens.torch_private import uncompiled_backward
+
+OTHER_OUTPUTS = "let the model return another tensor"
+NO_OUTPUTS = (
+    "the generalised Gauss-Newton matrix takes the one tensor that the model returns and from "
+    "which the probe's loss is computed: pass a loss_function of such a tensor"
+)
+SEEDS_APART = 2**31
+"""Between the seeds of two batches, so that none is that of another batch at another step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,3 +84,172 @@ class Probe:
     def mode_of(self, model: nn.Module) -> AbstractContextManager[None]:
         """A context in which the modules of a model are in the probe's mode."""
         return nullcontext() if self.training else in_eval_mode(model)
+
+
+@final
+class DataCurvature(Curvature):
+    """The curvature of the mean loss over several batches, which are passed through repeatedly.
+
+    Each product of a matrix takes a pass, and so do all draws of a diagonal or of traces, which are
+    made for each batch: exact where all batches' are. ``sub_batch`` is that of each batch.
+    """
+
+    def __init__(
+        self,
+        loss: LossOverData,
+        global_step: int,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer | None,
+        model: nn.Module,
+        plans: Plans,
+    ) -> None:
+        super().__init__(global_step, parameters, optimizer)
+        self._loss = loss
+        self._model = model
+        self._plans = plans
+
+    @property
+    def hessian(self) -> CurvatureOperator:
+        return self._sum(lambda batch: self.of_batch(batch).hessian)
+
+    @property
+    def ggn(self) -> CurvatureOperator:
+        return self._sum(lambda batch: self.of_batch(batch).ggn)
+
+    @property
+    def batch(self) -> Batch:
+        is_sum = self._loss.loss_reduction == "sum"
+        return Batch(self._loss.samples, "that of the probe", "sum") if is_sum else Batch()
+
+    def of_batch(self, batch: BatchLoss) -> LossCurvature:
+        """The curvature of a batch's loss, whose random vectors are its own.
+
+        Under a sum loss, it is divided by the number of samples of all batches.
+        """
+        return LossCurvature(
+            self.global_step,
+            batch.loss,
+            self.parameters,
+            model=self._model,
+            optimizer=self.optimizer,
+            find_outputs=lambda: self._outputs(batch),
+            batch=self.batch,
+            plans=self._plans,
+            seed=self.global_step + batch.batch.index * SEEDS_APART,
+        )
+
+    def directions(self, k: int) -> Directions:
+        raise UnavailableError(
+            "directions are found for a single batch: pass a probe with one, whose samples share "
+            "a forward pass"
+        )
+
+    def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
+        return self._summed(lambda curvature, _: curvature.traces(kind, samples, sub_batch))
+
+    def _find_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+        totals: dict[str, Tensor] = {}
+
+        def add(curvature: LossCurvature, weight: float) -> LossTraces:
+            found = curvature.diagonal(kind, samples)
+            for name, values in found.values.items():
+                totals[name] = totals.get(name, 0) + weight * values
+            # Without the values, which are added up.
+            return LossTraces(found.trace, found.traces, found.method)
+
+        sums = self._summed(add)
+        return LossDiagonal(sums.trace, sums.traces, sums.method, totals)
+
+    def _summed(self, of_batch: Callable[[LossCurvature, float], LossTraces]) -> LossTraces:
+        """The sum of the batches' traces, which a function of curvature and weight finds."""
+        parts: list[LossTraces] = []
+        weights: list[float] = []
+
+        def add(batch: BatchLoss) -> None:
+            curvature = self.of_batch(batch)
+            parts.append(of_batch(curvature, batch.weight))
+            weights.append(batch.weight)
+            self.notes += [note for note in curvature.notes if note not in self.notes]
+
+        self._loss.each(add)
+        return summed_traces(parts, weights)
+
+    def _outputs(self, batch: BatchLoss) -> NetworkOutputs:
+        returned = [t for t in tensors_of(batch.batch.outputs) if t.grad_fn is not None]
+        try:
+            found = returned_outputs(batch.loss, returned, self.parameters)
+        except UnavailableError as reason:
+            raise UnavailableError(NO_OUTPUTS) from reason
+        return replace(found, remedy=OTHER_OUTPUTS)
+
+    def _sum(self, of_batch: OfBatch) -> SumOverData:
+        return SumOverData(self._loss, of_batch, self.parameters)
+
+
+@final
+class ProbedModel:
+    """A probe and the model that it is used with.
+
+    The data and the loss are checked at the first step, which takes one more forward pass, and one
+    more of the first batch.
+    """
+
+    def __init__(self, probe: Probe, model: nn.Module) -> None:
+        self._probe = probe
+        self._model = model
+        self._plans = Plans()
+        function: Any = probe.loss_function
+        losses = [function] if isinstance(function, nn.Module) else []
+        self._layer_hooks = HookInstaller([model, *losses])
+        self._layer_hooks.install_if(False)
+
+    @cached_property
+    def _loss(self) -> LossOverData:
+        return self._probe.loss_of(self._model)
+
+    @contextmanager
+    def curvature(
+        self,
+        global_step: int,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer | None = None,
+    ) -> Iterator[Curvature]:
+        """A context with the curvature at the parameters' present values.
+
+        Raises ``ValueError`` as ``LossOverData`` does, and whatever the model raises.
+        """
+        mode = self._probe.mode_of(self._model)
+        with self._layer_hooks.installed(), mode, uncompiled_backward():
+            loss = self._loss
+            curvature = DataCurvature(
+                loss, global_step, parameters, optimizer, self._model, self._plans
+            )
+            if loss.batches > 1:
+                yield curvature
+            else:
+                found: list[BatchLoss] = []
+                loss.each(found.append)
+                yield curvature.of_batch(found[0])
+
+    def close(self) -> None:
+        """Forget the hooks on layers."""
+        self._layer_hooks.close()
+
+
+@final
+class ProbedModels:
+    """The probes of a run, each with its model once it is used."""
+
+    def __init__(self) -> None:
+        self._found: dict[Probe, ProbedModel] = {}
+
+    def of(self, probe: Probe, model: nn.Module) -> ProbedModel:
+        """The probe with the model, the same at each call."""
+        if probe not in self._found:
+            self._found[probe] = ProbedModel(probe, model)
+        return self._found[probe]
+
+    def close(self) -> None:
+        """Forget the hooks on layers."""
+        for probed in self._found.values():
+            probed.close()

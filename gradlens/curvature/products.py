@@ -1,9 +1,12 @@
-"""Products of a symmetric matrix with vectors, counted and checked, and random vectors for them."""
+"""Products of a symmetric matrix with vectors, counted and checked, and the vectors for them.
+
+These are random ones, and ones that are orthogonal to others.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -14,7 +17,7 @@ from scipy.sparse.linalg import aslinearoperator
 from torch import Tensor
 
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.numerics.norms import norm
+from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.unavailable import UnavailableError
 
 if TYPE_CHECKING:
@@ -41,6 +44,23 @@ Seed: TypeAlias = int | np.random.Generator
 
 NOT_FINITE = "a product of the matrix with a finite vector contains NaN or Inf"
 _WITHOUT_FLOAT64 = ("mps",)
+
+_NEGLIGIBLE = 1e-10
+"""A remainder that is smaller, relative to the vector, counts as rounding.
+
+Below it, float64 leaves fewer than six right digits of the direction; rounding itself is about
+1e-16 for each row of the basis. In lower precisions the bound is ``_ROUNDING`` times theirs.
+"""
+
+_ROUNDING = 64.0
+"""Rounding errors that count as rounding: one for each row, of which a basis of ``eigenpairs``
+has at most 20, or 3·(k + 1)."""
+
+_CANCELLED = 0.7
+"""A remainder that is smaller, relative to the vector, is orthogonalised a second time.
+
+It is about 1/√2 (Daniel et al., 1976): below, more than half of the vector's square has cancelled.
+"""
 
 
 class Products:
@@ -105,19 +125,57 @@ class Products:
         """
         return 16 * self.eps * self.norm
 
-    def place(self, vector: NDArray[Any]) -> Tensor:
-        """A copy of the vector as a tensor of ``dtype`` on ``device``."""
-        return torch.tensor(vector).to(self.dtype).to(self.device)
+    @property
+    def like(self) -> Tensor:
+        """A tensor ``[D]`` of ``dtype`` on ``device``, whose numbers take no memory."""
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.size)
 
 
-def rademacher(products: Products, generator: np.random.Generator) -> Tensor:
-    """Independent signs ±1, ``[D]``."""
-    return products.place(2 * generator.integers(0, 2, products.size, dtype=np.int8) - 1)
+def signs_like(like: Tensor, generator: np.random.Generator) -> Tensor:
+    """Independent signs ±1 of another tensor's shape, dtype and device."""
+    drawn = torch.from_numpy(generator.integers(0, 2, tuple(like.shape), dtype=np.int8))
+    return drawn.to(like.device, like.dtype).mul_(2).sub_(1)
 
 
-def gaussian(products: Products, generator: np.random.Generator) -> Tensor:
-    """Independent standard normal numbers, ``[D]``: any direction is as likely as any other."""
-    return products.place(generator.standard_normal(products.size))
+def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
+    """Independent standard normal numbers of another tensor's shape, dtype and device.
+
+    As a flat vector, any direction is as likely as any other.
+    """
+    drawn = torch.from_numpy(generator.standard_normal(tuple(like.shape)))
+    return drawn.to(like.dtype).to(like.device)
+
+
+def projected_out(vector: Tensor, basis: Iterable[Tensor]) -> Tensor:
+    """``vector`` ``[D]`` without its components along the orthonormal rows of ``basis``.
+
+    By the modified Gram-Schmidt method, row by row. What is left is orthogonal to rounding relative
+    to what is taken away.
+    """
+    rest = vector.clone()
+    for row in basis:
+        rest.addcmul_(row, inner(row, rest), value=-1)
+    return rest
+
+
+def direction(vector: Tensor, basis: Sequence[Tensor] | Tensor) -> Tensor | None:
+    """Unit vector along the part of ``vector`` ``[D]`` that ``basis`` doesn't span.
+
+    ``None`` where that part is nothing but rounding, or not finite. Orthogonalising twice is enough
+    for orthogonality to rounding, and once where nothing cancels (Parlett, 1998, Sec. 6.9).
+    """
+    rest, size = vector, norm(vector)
+    left = size
+    if len(basis):
+        rest = projected_out(vector, basis)
+        left = norm(rest)
+    least = max(_NEGLIGIBLE, _ROUNDING * torch.finfo(vector.dtype).eps) * size
+    if not least < left < torch.inf:
+        return None
+    if left < _CANCELLED * size:
+        rest = projected_out(rest / left, basis)
+        left = norm(rest)
+    return rest / left
 
 
 def float64_device(device: torch.device) -> torch.device:

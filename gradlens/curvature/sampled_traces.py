@@ -15,22 +15,30 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gradlens.curvature.diagonals import LossTraces, with_total
 from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator, check_rows
 from gradlens.curvature.hessian_roots import drawing
-from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
-from gradlens.curvature.samples_jacobians import SamplesJacobians, check_rows
+from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.gradients.gradients import inputs_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.model_calls import Given
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.plan import Plans
 
 
-def sampled_traces(problem: DiagonalProblem) -> LossTraces:
+def sampled_traces(
+    ggn: GGNOperator,
+    samples: int,
+    sub_batch: int | None,
+    seed: int,
+    model: nn.Module | None,
+    plans: Plans,
+) -> LossTraces:
     """Estimates of the whole trace, and of those of the parameters' blocks.
 
     From ``samples`` independent draws of sₙ, each for all samples of the batch, or for
@@ -42,33 +50,31 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
     Raises ``UnavailableError`` where there are no per-sample gradients, where the loss isn't a
     convex sum over samples, and for NaN or Inf.
     """
-    ggn, samples = problem.ggn, problem.samples
-    check_rows(ggn)
-    generator = np.random.default_rng(problem.seed)
-    jacobians = _jacobians(problem)
+    check_rows(ggn.outputs)
+    generator = np.random.default_rng(seed)
+    jacobians = _jacobians(ggn, model, plans)
     draw, n = drawing(ggn, generator), jacobians.samples
     squares = [
-        _squared_norms(jacobians, draw(), _some_of(n, problem.sub_batch, generator))
-        for _ in range(samples)
+        _squared_norms(jacobians, draw(), _some_of(n, sub_batch, generator)) for _ in range(samples)
     ]
-    each = _with_total(torch.stack(squares) * (n * ggn.scale))
+    each = with_total(torch.stack(squares) * (n * ggn.scale))
     one = samples == 1
     found = estimates_of_one_draw(each[0], 1) if one else positive_estimates(each.mean(1), samples)
     return _traces(found, ggn)
 
 
-def _jacobians(problem: DiagonalProblem) -> SamplesJacobians:
+def _jacobians(ggn: GGNOperator, model: nn.Module | None, plans: Plans) -> SamplesJacobians:
     """Those of the texts that the model was called with, or of the outputs' rows, or of others.
 
     The loss of a language model has a row for each word, and attention couples the words of a text.
     If the rows are divided into parts that aren't coupled, the trace is the same for any division.
     """
-    ggn, rows = problem.ggn, len(problem.ggn.outputs)
+    rows = len(ggn.outputs)
     reasons: dict[int, UnavailableError] = {}
-    for parts in _divisions(rows, inputs_of(Graph(ggn.outputs), problem.model)):
+    for parts in _divisions(rows, inputs_of(Graph(ggn.outputs), model)):
         together = rows // max(parts, 1) or 1
         try:
-            return SamplesJacobians(ggn, problem.model, problem.plans, together)
+            return SamplesJacobians(ggn, model, plans, together)
         except UnavailableError as reason:
             reasons[parts] = reason
     raise reasons[rows]
@@ -103,7 +109,7 @@ leave it one degree of freedom, with which a 95 % interval is three times as wid
 """
 
 
-def coupled_traces(problem: DiagonalProblem) -> LossTraces:
+def coupled_traces(ggn: GGNOperator, samples: int, seed: int) -> LossTraces:
     """The same from the gradients of all samples together, whether the network couples them or not.
 
     From ``samples`` independent draws, or ``COUPLED_DRAWS`` if that is more. The standard error is
@@ -111,13 +117,13 @@ def coupled_traces(problem: DiagonalProblem) -> LossTraces:
 
     Raises ``UnavailableError`` where the loss isn't a convex sum over samples, and for NaN or Inf.
     """
-    ggn, draws = problem.ggn, max(problem.samples, COUPLED_DRAWS)
-    check_rows(ggn)
-    draw = drawing(ggn, np.random.default_rng(problem.seed))
+    draws = max(samples, COUPLED_DRAWS)
+    check_rows(ggn.outputs)
+    draw = drawing(ggn, np.random.default_rng(seed))
     sizes = on_host([norms(ggn.jacobian.transposed_product(draw())) for _ in range(draws)])
     each = torch.stack([torch.stack([size.double() for size in one]) for one in sizes])
     each = each.square() * ggn.scale
-    return _traces(positive_estimates(_with_total(each), draws), ggn)
+    return _traces(positive_estimates(with_total(each), draws), ggn)
 
 
 def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | None) -> Tensor:
@@ -128,13 +134,6 @@ def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | No
     squares = on_host({name: each.squared_norms() for name, each in found.items()})
     columns = [squares.get(name, zeros).double() for name in jacobians.ggn.parameters]
     return torch.stack(columns, dim=1)
-
-
-def _with_total(traces: Tensor) -> Tensor:
-    """Traces of the whole matrix in front of those of its blocks, which are the last axis."""
-    if not bool(traces.isfinite().all()):
-        raise UnavailableError("the curvature's diagonal contains NaN or Inf")
-    return torch.cat([traces.sum(-1, keepdim=True), traces], dim=-1)
 
 
 def _traces(found: Sequence[Estimate], ggn: GGNOperator) -> LossTraces:

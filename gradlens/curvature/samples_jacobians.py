@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator, check_rows
 from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
@@ -33,13 +33,17 @@ class SamplesJacobians:
     """
 
     def __init__(
-        self, ggn: GGNOperator, model: nn.Module | None, plans: Plans, together: int = 1
+        self,
+        ggn: GGNOperator,
+        model: nn.Module | None = None,
+        plans: Plans | None = None,
+        together: int = 1,
     ) -> None:
-        check_rows(ggn)
+        check_rows(ggn.outputs)
         self.ggn = ggn
         self._model = model
         self._graph = Graph(ggn.outputs)
-        self._plan = self._planned(plans, together)
+        self._plan = self._planned(Plans() if plans is None else plans, together)
         absent = self._plan.unavailable
         if absent:
             reason = next(iter(absent.values()))
@@ -95,17 +99,3 @@ class SamplesJacobians:
             raise UnavailableError(f"there are no per-sample gradients of {name}: {reason}")
         found = {name: collector.take(name) for name in self.ggn.parameters}
         return {name: operator for name, operator in found.items() if operator is not None}
-
-    def squared(self, start: Tensor) -> dict[str, Tensor]:
-        """Σₙ(Jₙᵀsₙ)² by parameter name, of its shape, with sₙ ``[N, *C]`` in ``start``."""
-        found = self.operators(start)
-        return {
-            name: found[name].sum_of_squares() if name in found else torch.zeros_like(p)
-            for name, p in self.ggn.parameters.items()
-        }
-
-
-def check_rows(ggn: GGNOperator) -> None:
-    """Raise ``UnavailableError`` for outputs without an axis of samples."""
-    if ggn.outputs.dim() == 0:
-        raise UnavailableError("outputs without axes have no samples")

@@ -7,16 +7,16 @@ curvature matrix (``eigenvector_directions``), those from one state dict to anot
 ``Direction`` with a tensor for each parameter that moves.
 """
 
-from gradlens.landscape.direction import Direction
-from gradlens.landscape.evaluation import loss_along, loss_on_plane
-from gradlens.landscape.known_directions import (
+from gradlens.landscape.directions import (
+    Direction,
     direction_between,
     eigenvector_directions,
     principal_directions,
+    random_direction,
 )
+from gradlens.landscape.evaluation import loss_along, loss_on_plane
 from gradlens.landscape.line import LossLine
 from gradlens.landscape.plane import LossPlane
-from gradlens.landscape.random_direction import random_direction
 
 __all__ = [
     "Direction",

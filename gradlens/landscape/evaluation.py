@@ -9,20 +9,20 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gradlens.curvature.loss_over_data import LossOverData
+from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.loss_over_data import LossOverData, SumOverData
 from gradlens.curvature.probe import Probe
 from gradlens.graph.unseen import unseen
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
-from gradlens.landscape.direction import Direction
+from gradlens.landscape.directions import Direction, StateDict
 from gradlens.landscape.line import LossLine
 from gradlens.landscape.neighbourhood import Neighbourhood
 from gradlens.landscape.plane import LossPlane
-from gradlens.landscape.projection import projections
-from gradlens.landscape.quadratic import slope_and_curvature
-from gradlens.landscape.states import StateDict
+from gradlens.numerics.norms import inner
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import uncompiled_backward
 
 Distances: TypeAlias = Sequence[float] | Floats
@@ -98,7 +98,7 @@ def loss_on_plane(
     projected on the plane orthogonally. Raises ``ValueError`` for parallel directions, too.
     """
     around = Neighbourhood(model, directions, origin)
-    path, in_plane = projections(model, around, trajectory)
+    path, in_plane = around.projections(trajectory)
     by_default = [_around(column) for column in path.T] if len(path) else (None, None)
     first, second = (_places(each, ON_PLANE) for each in distances or by_default)
     with _placed(model, probe, around) as loss:
@@ -126,17 +126,38 @@ def _losses(loss: LossOverData, around: Neighbourhood, places: Sequence[Floats])
 
 
 def _derivatives(loss: LossOverData, around: Neighbourhood) -> tuple[float, float]:
-    """The slope and the curvature along the first direction, at the model's present values."""
+    """gᵀd and dᵀHd of the mean loss along the first direction d, at the model's present values.
+
+    Takes two passes through the data. The curvature is ``Undefined`` where the loss can't be
+    differentiated twice.
+    """
     own = {id(p) for p in loss.parameters.values()}
     others = [tensor for tensor in around.moved(0) if id(tensor) not in own]
     if others:
         reason = Undefined(OTHERS_MOVE.format(count=len(others)))
         return reason, reason
-    parts = [around.part(p, 0) for p in loss.parameters.values()]
-    pairs = zip(parts, loss.parameters.values(), strict=True)
-    return slope_and_curvature(
-        loss, [torch.zeros_like(p) if part is None else part for part, p in pairs]
-    )
+    parameters = list(loss.parameters.values())
+    parts = [around.part(p, 0) for p in parameters]
+    vectors = [
+        torch.zeros_like(p) if part is None else part.to(p.device)
+        for part, p in zip(parts, parameters, strict=True)
+    ]
+    slope = _inner(loss.mean_gradient(), vectors)
+    hessian = SumOverData(loss, lambda batch: HessianOperator(batch.loss, loss.parameters))
+    try:
+        image = hessian.product(vectors)
+    except UnavailableError as error:
+        return slope, Undefined(str(error))
+    return slope, _inner(image, vectors) / loss.divisor
+
+
+def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    pairs = zip(one, other, strict=True)
+    return sum(float(inner(*(_accurate(part) for part in pair))) for pair in pairs)
+
+
+def _accurate(part: Tensor) -> Tensor:
+    return part.flatten().to(torch.promote_types(part.dtype, torch.float32))
 
 
 def _places(distances: Distances | None, count: int) -> Floats:

@@ -7,13 +7,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradlens.landscape.direction import Direction
-from gradlens.landscape.states import StateDict, checked
+from gradlens.graph.undisturbed import training_kept
+from gradlens.history.lines import Floats
+from gradlens.landscape.directions import (
+    Direction,
+    StateDict,
+    checked,
+    inner_products,
+)
 from gradlens.spelling import near
 
+PARALLEL = 1e-6
+"""Largest squared sine of the angle between two directions that don't count as a plane.
+
+It is that of a thousandth of a radian, far above rounding in single precision.
+"""
+
+NO_PLANE = "the two directions are parallel in the space of the parameters, so they span no plane"
 UNKNOWN = "{which} has {name!r}, and the model has no parameter or buffer of this name{near}"
 SHAPE = "{which} has the shape {found} for {name!r}, and the model {expected}"
 NOT_REAL = "{which} moves {name!r}, which is {dtype}: only real floating-point numbers can move"
@@ -27,9 +41,10 @@ ZERO = (
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A tensor of the model, its value at the origin, and how far each direction moves it."""
+    """A tensor of the model, its own value, that at the origin, and how far directions move it."""
 
     tensor: Tensor
+    kept: Tensor
     start: Tensor
     parts: tuple[Tensor | None, ...]
 
@@ -45,22 +60,22 @@ class Neighbourhood:
     def __init__(
         self, model: nn.Module, directions: Sequence[Direction], origin: StateDict | None = None
     ) -> None:
-        named: dict[str, Tensor] = {**dict(model.named_parameters(remove_duplicate=False))}
+        named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         named |= dict(model.named_buffers(remove_duplicate=False))
         starts: dict[int, Tensor] = {}
         if origin is not None:
             found = checked(origin, model.state_dict(), "origin", "the model")
             starts = _by_tensor(named, found, "origin")
         parts = [_parts(named, each, f"direction {i}") for i, each in enumerate(directions, 1)]
-        moved = {*starts}.union(*parts)
-        tensors = {id(t): t for t in named.values() if id(t) in moved}
         self.origin = [0.0] * len(directions)
         self._model = model
-        self._kept = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
-        self._places = {
-            key: Place(tensor, starts.get(key, kept), tuple(each.get(key) for each in parts))
-            for key, (tensor, kept) in zip(tensors, self._kept, strict=True)
-        }
+        moved = {*starts}.union(*parts)
+        self._places: dict[int, Place] = {}
+        for key, tensor in ((id(tensor), tensor) for tensor in named.values()):
+            if key in moved and key not in self._places:
+                kept = tensor.detach().clone()
+                moves = tuple(each.get(key) for each in parts)
+                self._places[key] = Place(tensor, kept, starts.get(key, kept), moves)
 
     def start(self, tensor: Tensor) -> Tensor:
         """A tensor's value at the origin."""
@@ -96,26 +111,40 @@ class Neighbourhood:
         That includes gradients, modes, and tensors that modules have as plain attributes, such as
         the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass.
         """
-        parameters = [*self._model.parameters()]
-        attributes, gradients = _attributes(self._model), [p.grad for p in parameters]
-        devices = sorted({p.device.index for p in parameters if p.is_cuda})
-        with torch.random.fork_rng(devices):
+        attributes = _attributes(self._model)
+        with training_kept(self._model.parameters()):
             try:
                 yield
             finally:
-                self._restore(attributes, gradients)
+                for place in self._places.values():
+                    place.tensor.data.copy_(place.kept)
+                for attribute, name, value in attributes:
+                    attribute[name] = value
 
-    def _restore(
-        self,
-        attributes: Sequence[tuple[dict[str, Any], str, Any]],
-        gradients: Sequence[Tensor | None],
-    ) -> None:
-        for tensor, value in self._kept:
-            tensor.data.copy_(value)
-        for attribute, name, value in attributes:
-            attribute[name] = value
-        for parameter, gradient in zip(self._model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
+    def projections(self, states: Sequence[StateDict]) -> tuple[Floats, float]:
+        """Coordinates ``[T, 2]`` of a run's states, projected on the plane, and its share.
+
+        Projections are orthogonal in the space of all parameters; buffers are left out. The share
+        is that of the squared distances from the origin that is in the plane, and NaN without
+        distances. Raises ``ValueError`` for states that aren't of the model, and for parallel
+        directions.
+        """
+        like = self._model.state_dict()
+        found = [checked(s, like, f"trajectory[{i}]", "the model") for i, s in enumerate(states)]
+
+        def rows(name: str, parameter: Tensor) -> list[Tensor | None]:
+            start = self.start(parameter)
+            precise = torch.promote_types(start.dtype, torch.float32)
+            moves = [state[name].to(start.device, precise) - start for state in found]
+            return [self.part(parameter, 0), self.part(parameter, 1), *moves]
+
+        gram = inner_products(self._model, 2 + len(found), rows)
+        plane, moves = gram[:2, :2], gram[:2, 2:]
+        if np.linalg.det(plane) <= PARALLEL * plane[0, 0] * plane[1, 1]:
+            raise ValueError(NO_PLANE)
+        path = np.linalg.solve(plane, moves).T.astype(np.float64)
+        distances = float(gram.diagonal()[2:].sum())
+        return path, float((path * moves.T).sum()) / distances if distances else float("nan")
 
 
 def _attributes(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
@@ -131,19 +160,13 @@ def _attributes(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
 def _parts(named: Mapping[str, Tensor], direction: Direction, which: str) -> dict[int, Tensor]:
     """How far a direction moves each tensor, checked."""
     which = f"{which} ({direction.label})"
+    found = _by_tensor(named, direction.parts, which)
     for name, part in direction.parts.items():
-        if name not in named:
-            raise ValueError(UNKNOWN.format(which=which, name=name, near=near(name, named)))
-        expected = named[name]
-        if part.shape != expected.shape:
-            shapes = {"found": [*part.shape], "expected": [*expected.shape]}
-            raise ValueError(SHAPE.format(which=which, name=name, **shapes))
-        for tensor in (part, expected):
+        for tensor in (part, named[name]):
             if not tensor.is_floating_point():
                 raise ValueError(NOT_REAL.format(which=which, name=name, dtype=tensor.dtype))
         if not bool(part.isfinite().all()):
             raise ValueError(NOT_FINITE.format(which=which, name=name))
-    found = _by_tensor(named, direction.parts, which)
     if not any(bool(part.any()) for part in found.values()):
         raise ValueError(ZERO.format(which=which))
     return found
@@ -159,6 +182,9 @@ def _by_tensor(
     for name, value in values.items():
         if name not in named:
             raise ValueError(UNKNOWN.format(which=which, name=name, near=near(name, named)))
+        if value.shape != named[name].shape:
+            shapes = {"found": [*value.shape], "expected": [*named[name].shape]}
+            raise ValueError(SHAPE.format(which=which, name=name, **shapes))
         key = id(named[name])
         value = _apart(value.detach().to(named[name].device), own)
         if key in found and not torch.equal(found[key], value):

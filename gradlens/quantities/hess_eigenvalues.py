@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.eigenpairs import Which
+from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, Which
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
 from gradlens.stateful import State

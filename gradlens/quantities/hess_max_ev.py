@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.warm_start import WarmStartedEigenpairs
+from gradlens.curvature.eigenpairs import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.diagonals import DiagonalKind, check_request
 from gradlens.curvature.estimate import Estimate
-from gradlens.curvature.loss_diagonal import DiagonalKind, check_request
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.eigenpairs import WarmStartedEigenpairs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
-from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.setup import descent_threshold
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View

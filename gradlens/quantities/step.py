@@ -17,7 +17,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import are_small, is_on_host, on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.reductions import Reduction
-from gradlens.signals.layer_signals import LayerSignals
+from gradlens.signals.signal import LayerSignals
 
 Measure: TypeAlias = Callable[["Step"], Any]
 """What is computed of a step besides reductions: tensors, or what has some, on their device."""

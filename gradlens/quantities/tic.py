@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.loss_diagonal import (
+from gradlens.curvature.diagonals import (
     DiagonalKind,
     LossDiagonal,
     LossTraces,

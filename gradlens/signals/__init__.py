@@ -1,6 +1,5 @@
 """Signals of layers: inputs, outputs and gradients, and what they are reduced to."""
 
-from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.predicates import (
     has_parameters,
     is_activation,
@@ -25,7 +24,7 @@ from gradlens.signals.reductions import (
     Size,
 )
 from gradlens.signals.selection import Selection, select, selection
-from gradlens.signals.signal import Request, Signal
+from gradlens.signals.signal import LayerSignals, Request, Signal
 
 __all__ = [
     "Active",

@@ -16,7 +16,6 @@ from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.graph.model_calls import made_by
 from gradlens.graph.unseen import unseen
 from gradlens.signals.axes import find_axes
-from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import (
     Made,
     RecordedCall,
@@ -25,7 +24,7 @@ from gradlens.signals.recorded_calls import (
     needs_sample_axis,
     signals_of,
 )
-from gradlens.signals.signal import Request, first_tensor
+from gradlens.signals.signal import LayerSignals, Request, first_tensor
 from gradlens.torch_private import (
     add_forward_hook,
     add_forward_pre_hook,
@@ -116,13 +115,14 @@ class SignalCapture(HookOwner):
         def hook(function: Callable[..., None], **known: str) -> OwnedHook[SignalCapture]:
             return OwnedHook(self, partial(function, **known))
 
-        yield add_forward_pre_hook(model, hook(_before_model), prepend=True)
+        kind = SignalCapture
+        yield add_forward_pre_hook(model, hook(kind._before_model), prepend=True)
         for layer, module in self.modules.items():
             if any(request.signal.of_input for request in wanted[layer]):
-                before = hook(_before_layer, layer=layer)
+                before = hook(kind._before_layer, layer=layer)
                 yield add_forward_pre_hook(module, before, with_kwargs=True)
-            yield add_forward_hook(module, hook(_after_layer, layer=layer))
-        yield add_forward_hook(model, hook(_after_model))
+            yield add_forward_hook(module, hook(kind._after_layer, layer=layer))
+        yield add_forward_hook(model, hook(kind._after_model))
 
     def close(self) -> None:
         """Remove all hooks from the model, as happens by itself once the capture is deleted."""
@@ -166,10 +166,8 @@ class SignalCapture(HookOwner):
 
     def discard_step(self) -> None:
         """Discard the calls that count so far, since their step is never finished."""
-        dropped = counted(self._calls)
-        self._discard(dropped)
-        identities = {id(call) for call in dropped}
-        self._calls = [call for call in self._calls if id(call) not in identities]
+        self._discard(counted(self._calls))
+        self._calls = [call for call in self._calls if not call.is_over]
 
     def begin(self, wanted: Requests, scale: float, find_axes: FindAxes) -> None:
         """Record what a step needs, from now on: its context is entered.
@@ -256,30 +254,25 @@ class SignalCapture(HookOwner):
             call.by_axis.clear()
             call.is_over = True
 
-    # Called by hooks.
+    # Hooks on modules.
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether anything is wanted at present."""
-        return bool(self._wanted)
+    def _before_model(self, module: nn.Module, args: Any) -> None:
+        if self._wanted:
+            self._forward_passes += 1
+            self._inside_model = True
 
-    def before_model(self) -> None:
-        """The model is about to be called."""
-        self._forward_passes += 1
-        self._inside_model = True
+    def _after_model(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._wanted:
+            self._inside_model = False
 
-    def after_model(self) -> None:
-        """The model has been called."""
-        self._inside_model = False
-
-    def before_layer(self, layer: str, inputs: Any) -> None:
+    def _before_layer(self, module: nn.Module, args: Any, kwargs: Any, *, layer: str) -> None:
         """A layer is about to be called, and may change its inputs in place."""
         if layer in self._wanted and self._may_count():
             call = self._new_call(layer)
             self._open_calls.setdefault(layer, []).append(call)
-            self._record(call, first_tensor(inputs), of_input=True)
+            self._record(call, first_tensor((args, kwargs)), of_input=True)
 
-    def after_layer(self, layer: str, output: Any) -> None:
+    def _after_layer(self, module: nn.Module, args: Any, output: Any, *, layer: str) -> None:
         """A layer has been called, and what comes after it may change its output in place."""
         if layer not in self._wanted:
             return
@@ -369,30 +362,3 @@ class SignalCapture(HookOwner):
                 call.by_axis[request] = reduce(first), reduce(second)
             else:
                 call.add(request, reduce(axes.samples(tensor)))
-
-
-# Hooks on modules.
-
-
-def _before_model(capture: SignalCapture, module: nn.Module, args: Any) -> None:
-    if capture.is_recording:
-        capture.before_model()
-
-
-def _after_model(capture: SignalCapture, module: nn.Module, args: Any, output: Any) -> None:
-    if capture.is_recording:
-        capture.after_model()
-
-
-def _before_layer(
-    capture: SignalCapture, module: nn.Module, args: Any, kwargs: Any, layer: str
-) -> None:
-    if capture.is_recording:
-        capture.before_layer(layer, (args, kwargs))
-
-
-def _after_layer(
-    capture: SignalCapture, module: nn.Module, args: Any, output: Any, layer: str
-) -> None:
-    if capture.is_recording:
-        capture.after_layer(layer, output)

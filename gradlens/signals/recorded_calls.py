@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
-from gradlens.signals.layer_signals import LayerSignals, merged
-from gradlens.signals.signal import Request, Signal
+from gradlens.signals.signal import LayerSignals, Request, Signal, merged
 
 Requests: TypeAlias = Mapping[str, frozenset[Request]]
 """What is requested of each layer, by its name."""
@@ -68,15 +68,12 @@ class RecordedCall:
     def add(self, request: Request, value: Any) -> None:
         """Store a value, or add it to that of an earlier backward pass."""
         if request in self.values:
-            value = self._sum(request, value)
+            before, several = self.values[request], Undefined(SEVERAL)
+            if not (self.create_graph or isinstance(before, Undefined)):
+                total = request.reduction.add(before, value)
+                several = several if total is None else total
+            value = several
         self.values[request] = value
-
-    def _sum(self, request: Request, value: Any) -> Any:
-        before = self.values[request]
-        if self.create_graph or isinstance(before, Undefined):
-            return Undefined(SEVERAL)
-        total = request.reduction.add(before, value)
-        return Undefined(SEVERAL) if total is None else total
 
 
 def counted(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
@@ -186,10 +183,6 @@ def _sample_axis(call: RecordedCall, known: Set[int], axes: Mapping[Made, int]) 
 
 def _notes(uncalled: Sequence[str], empty: Sequence[str]) -> Iterator[str]:
     if uncalled:
-        yield f"layers that were not called have no values: {_some(uncalled)}"
+        yield f"layers that were not called have no values: {few(uncalled)}"
     if empty:
-        yield f"there are no floating-point tensors in {_some(empty)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        yield f"there are no floating-point tensors in {few(empty)}"

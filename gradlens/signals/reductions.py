@@ -129,7 +129,9 @@ class Maxima(SignalReduction[Tensor]):
         return samples.amax((0, 1))
 
     def merge(self, values: Sequence[Tensor]) -> Tensor | Undefined:
-        return torch.stack(list(values)).amax(0) if _alike(values) else _different()
+        return (
+            torch.stack(list(values)).amax(0) if _alike(values) else Undefined(DIFFERENT_FEATURES)
+        )
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class Gram(SignalReduction[Products]):
         if len(values) == 1:
             return values[0]
         if len({value.features for value in values}) > 1:
-            return _different()
+            return Undefined(DIFFERENT_FEATURES)
         if any(value.positions < value.features for value in values):
             return Undefined(
                 "the layer was called several times, with fewer samples and positions than it has "
@@ -263,10 +265,6 @@ DIFFERENT_FEATURES = (
     "the layer was called with different numbers of features: give each place of the network a "
     "layer of its own, such as its own ReLU"
 )
-
-
-def _different() -> Undefined:
-    return Undefined(DIFFERENT_FEATURES)
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:

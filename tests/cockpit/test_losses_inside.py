@@ -16,7 +16,7 @@ from torch.nn import functional
 import gradlens
 from benchmarks.zoo.network import Network
 from benchmarks.zoo.transformers_families import Family
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import LossCurvature
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import (
     Alpha,

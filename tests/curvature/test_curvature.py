@@ -20,8 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
-from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.hessian import GGNOperator, HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.curvature_cases import (

@@ -14,8 +14,7 @@ from scipy.sparse.linalg import LinearOperator
 
 from gradlens.curvature.density import SpectralDensity, lanczos, spectral_density
 from gradlens.curvature.estimate import Estimate
-from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.hessian import GGNOperator, HessianOperator
 from gradlens.curvature.hutchinson import hutchinson, hutchinson_blocks, hutchinson_diagonal
 from gradlens.curvature.products import Products
 from gradlens.history.undefined import Undefined

@@ -17,7 +17,7 @@ from torch.func import functional_call, jacrev
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import diagonal_methods
+from gradlens.curvature import diagonals
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.references import flat, per_sample_gradients_by_loop
@@ -358,7 +358,7 @@ def test_backpacks_diagonal_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
             for parameter in module.parameters():
                 parameter.diag_h *= 1.01
 
-    monkeypatch.setattr(diagonal_methods, "DiagHessian", Wrong)
+    monkeypatch.setattr(diagonals, "DiagHessian", Wrong)
     case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
     with pytest.warns(UserWarning, match="isn't that of the loss"):
         cockpit = case.track(quantities.HessTrace())
@@ -366,7 +366,7 @@ def test_backpacks_diagonal_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_much_memory_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagonal_methods, "MAX_BYTES", 100)
+    monkeypatch.setattr(diagonals, "MAX_BYTES", 100)
     case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
     with pytest.warns(UserWarning, match="more than 100 bytes"):
         cockpit = case.track(quantities.HessTrace())
@@ -487,7 +487,7 @@ def test_equal_diagonals_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None
             super().__init__()
             calls.append("made")
 
-    monkeypatch.setattr(diagonal_methods, "DiagHessian", Counting)
+    monkeypatch.setattr(diagonals, "DiagHessian", Counting)
     case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
     case.track(quantities.TICDiag(), quantities.TICTrace(), quantities.HessTrace())
     assert calls == ["made"]

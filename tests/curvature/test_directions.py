@@ -19,7 +19,6 @@ from gradlens.curvature import (
     Probe,
     directional_derivatives,
     directions,
-    low_rank,
 )
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
@@ -221,7 +220,7 @@ def test_refused(case: str) -> None:
 
 @pytest.mark.parametrize("limit", ["MAX_COLUMNS", "MAX_BYTES"])
 def test_what_would_be_too_large_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_rank, limit, 10)
+    monkeypatch.setattr(directions, limit, 10)
     model, outputs, loss = of_network("mlp", 6)
     with pytest.raises(UnavailableError, match=r"more.*than"):
         LowRankGGN(GGNOperator(loss, outputs, dict(model.named_parameters())), model)

@@ -28,7 +28,7 @@ from gradlens.curvature import (
     products,
     spectral_density,
 )
-from gradlens.curvature.jacobian import ParameterJacobian
+from gradlens.curvature.operator import ParameterOperator
 from gradlens.curvature.products import VECTOR_BYTES
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases import data_cases
@@ -213,7 +213,7 @@ def test_operators_are_symmetric_linear_and_of_the_models_dtype(kind: str) -> No
 @pytest.mark.parametrize("jacobian", [True, False], ids=["jacobian", "hessian"])
 def test_adjoint(jacobian: bool) -> None:
     problem = build("recurrent", "mse")
-    operator: ParameterJacobian | CurvatureOperator = over_data("hessian", problem)
+    operator: ParameterOperator = over_data("hessian", problem)
     if jacobian:
         operator = JacobianOperator.over_data(problem.model, problem.batches)
     generator = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.curvature import samples_jacobians
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import GGNOperator
 from gradlens.curvature.hessian_roots import drawing
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError

@@ -10,8 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
-from gradlens.curvature.eigenpairs import MARGIN, RitzPairs
-from gradlens.curvature.warm_start import WarmStartedEigenpairs
+from gradlens.curvature.eigenpairs import MARGIN, RitzPairs, WarmStartedEigenpairs
 
 SEQUENCES, STEPS = 40, 6
 

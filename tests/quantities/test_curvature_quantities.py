@@ -19,7 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature.loss_diagonal import DiagonalKind
+from gradlens.curvature.diagonals import DiagonalKind
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import CurvatureQuantity, Quantity
 from tests.cases.references import without_hooks

@@ -128,9 +128,9 @@ def test_selects(case: str, model: nn.Sequential, monkeypatch: pytest.MonkeyPatc
     watched: list[str] = []
     register = ForwardOutput._register
 
-    def note(self: ForwardOutput, module: nn.Module, slot: Any) -> Any:
-        watched.append(type(module).__name__)
-        return register(self, module, slot)
+    def note(self: ForwardOutput, slot: Any) -> Any:
+        watched.append(type(slot.module).__name__)
+        return register(self, slot)
 
     monkeypatch.setattr(ForwardOutput, "_register", note)
     assert len(select(ForwardOutput(), model)) == len(expected)

@@ -1,0 +1,250 @@
+"""The diagonal of a loss's curvature and the traces of its blocks, and the methods that find them.
+
+A method raises ``UnavailableError`` with the reason why it doesn't apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from backpack.extensions import DiagHessian
+from torch import Tensor
+
+from gradlens.curvature.backpack_graph import BackpackGraph, check_graph
+from gradlens.curvature.estimate import (
+    Estimate,
+    positive_estimates,
+    undefined_estimate,
+    weighted_sum,
+)
+from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.hessian_roots import drawing, roots
+from gradlens.curvature.hutchinson import hutchinson_estimates, probed_diagonal
+from gradlens.curvature.operator import CurvatureOperator, parameter_slices
+from gradlens.curvature.products import Products, Seed, float64_device
+from gradlens.curvature.samples_jacobians import SamplesJacobians
+from gradlens.numerics.host import on_host
+from gradlens.numerics.unavailable import UnavailableError
+
+DiagonalKind: TypeAlias = Literal["diag_h", "diag_ggn_exact", "diag_ggn_mc"]
+"""Of the Hessian, of the generalised Gauss-Newton matrix, or an estimate of the latter's."""
+
+Method: TypeAlias = Literal["exact", "Monte Carlo", "Hutchinson", ""]
+"""How a diagonal was found; empty where there is none."""
+
+MAX_BYTES = 2**31
+"""BackPACK's backpropagated matrices may take 2 GiB; beyond, another method is used.
+
+A trade-off: the matrices are exact and come in one backward pass, but most GPUs that networks are
+trained on have no more than a few times as much memory to spare.
+"""
+
+
+_DIAGONAL_ROUNDING = 10
+"""Rounding errors of one element, as a multiple of both tolerances in ``_has_diagonal``."""
+
+
+def check_request(
+    name: str, kind: str, samples: int, least: int, sub_batch: int | None = None
+) -> None:
+    """Raise ``ValueError`` in the name of a quantity for an unknown kind or too few samples."""
+    if kind not in get_args(DiagonalKind):
+        known = ", ".join(repr(known) for known in get_args(DiagonalKind))
+        raise ValueError(f"{name}: curvature={kind!r} is unknown: use one of {known}")
+    if samples < least:
+        raise ValueError(f"{name}: samples={samples} is too few: use {least} or more")
+    if sub_batch is not None and sub_batch < 2:
+        raise ValueError(f"{name}: sub_batch={sub_batch} is too few: use 2 or more")
+
+
+@dataclass(frozen=True)
+class LossTraces:
+    """The ``trace`` of the whole matrix, and the ``traces`` of the parameters' blocks by name.
+
+    Their standard error is zero where the ``method`` is exact. Where there are no numbers, they
+    hold the reason.
+    """
+
+    trace: Estimate
+    traces: Mapping[str, Estimate]
+    method: Method
+
+
+@dataclass(frozen=True)
+class LossDiagonal(LossTraces):
+    """Diagonal ``values`` by parameter name, each of its parameter's shape, in float64.
+
+    ``trace`` is the sum of all values and ``traces`` the sum for each parameter, with a standard
+    error of zero where the ``method`` is exact. Where there are no numbers, the values are NaN and
+    the traces hold the reason.
+    """
+
+    values: Mapping[str, Tensor]
+
+
+def summed_traces(parts: Sequence[LossTraces], weights: Sequence[float]) -> LossTraces:
+    """The traces of Σᵢ wᵢ Mᵢ from those of the matrices, whose estimates are independent.
+
+    The method is the least exact of all.
+    """
+    traces = {n: weighted_sum([part.traces[n] for part in parts], weights) for n in parts[0].traces}
+    least_exact: tuple[Method, ...] = ("", "Hutchinson", "Monte Carlo", "exact")
+    method = min((part.method for part in parts), key=least_exact.index)
+    return LossTraces(weighted_sum([part.trace for part in parts], weights), traces, method)
+
+
+def by_backpack(hessian: HessianOperator, graph: BackpackGraph, seed: int) -> LossDiagonal:
+    """The Hessian's diagonal by BackPACK's rules.
+
+    Raises ``UnavailableError`` where they take too much memory, and where their result isn't the
+    diagonal of the loss's Hessian.
+    """
+    check_graph(graph, hessian, seed)
+    if graph.bytes_for_hessian > MAX_BYTES:
+        raise UnavailableError(f"BackPACK's matrices would take more than {MAX_BYTES} bytes")
+    extension = DiagHessian()
+    with _field_kept(hessian.parameters.values(), extension.savefield):
+        graph.run(extension)
+        parts = [_saved(name, p, extension.savefield) for name, p in hessian.parameters.items()]
+    found = exact_diagonal(torch.cat(parts) * (hessian.scale * graph.factor), hessian.parameters)
+    if not _has_diagonal(hessian, found.values, seed):
+        raise UnavailableError("BackPACK's diagonal isn't that of the loss")
+    return found
+
+
+def by_roots(jacobians: SamplesJacobians, seed: int) -> LossDiagonal:
+    """Gauss-Newton diagonal by one backward pass for each output of a sample.
+
+    Raises ``UnavailableError`` where there are no roots of the loss's Hessian.
+    """
+    columns = roots(jacobians.ggn, np.random.default_rng(seed))
+    diagonal = reduce(Tensor.add_, (_squared(jacobians, column) for column in columns))
+    return exact_diagonal(diagonal, jacobians.ggn.parameters)
+
+
+def by_draws(jacobians: SamplesJacobians, samples: int, seed: int) -> LossDiagonal:
+    """Gauss-Newton diagonal as the mean over ``samples`` random gradients of the outputs.
+
+    Each takes a backward pass. Raises ``UnavailableError`` where there are no such gradients.
+    """
+    parameters = jacobians.ggn.parameters
+    draw = drawing(jacobians.ggn, np.random.default_rng(seed))
+    total, sums = torch.zeros(()), []
+    for _ in range(samples):
+        diagonal = _squared(jacobians, draw())
+        sums.append(_block_sums(diagonal, parameters))
+        total = diagonal if len(sums) == 1 else total.add_(diagonal)
+    traces = positive_estimates(torch.stack(sums), samples)
+    return diagonal_by_parameter(total / samples, traces, parameters, "Monte Carlo")
+
+
+def by_hutchinson(matrix: CurvatureOperator, samples: int, seed: Seed) -> LossDiagonal:
+    """Mean of z∘Hz over ``samples`` random signs z (Bekas et al., 2007, Eq. 2).
+
+    Raises ``UnavailableError`` where a product contains NaN or Inf.
+    """
+    diagonal = probed_diagonal(Products(matrix), samples, seed)
+    blocks = [slice(None), *matrix.slices.values()]
+    traces = hutchinson_estimates(diagonal, blocks, samples)
+    return diagonal_by_parameter(diagonal.mean, traces, matrix.parameters, "Hutchinson")
+
+
+def _squared(jacobians: SamplesJacobians, start: Tensor) -> Tensor:
+    """Σₙ(Jₙᵀsₙ)² ``[D]`` in float64, with sₙ in ``start``, of the scaled loss."""
+    found, ggn = jacobians.operators(start), jacobians.ggn
+    parts = [
+        found[name].sum_of_squares() if name in found else torch.zeros_like(p)
+        for name, p in ggn.parameters.items()
+    ]
+    return torch.cat([_flat64(part) for part in parts]) * ggn.scale
+
+
+def diagonal_by_parameter(
+    diagonal: Tensor, traces: Sequence[Estimate], parameters: Mapping[str, Tensor], method: Method
+) -> LossDiagonal:
+    """A diagonal ``[D]``, with the traces of the whole and of each parameter's block, in order."""
+    trace, *parts = traces
+    slices = parameter_slices(parameters)
+    values = {name: diagonal[slices[name]].reshape(p.shape) for name, p in parameters.items()}
+    return LossDiagonal(trace, dict(zip(slices, parts, strict=True)), method, values)
+
+
+def exact_diagonal(diagonal: Tensor, parameters: Mapping[str, Tensor]) -> LossDiagonal:
+    """A diagonal ``[D]`` without error; ``UnavailableError`` if it contains NaN or Inf."""
+    sums = _block_sums(diagonal, parameters).tolist()
+    traces = [Estimate(value, 0.0, 1, products=1) for value in sums]
+    return diagonal_by_parameter(diagonal, traces, parameters, "exact")
+
+
+def _block_sums(diagonal: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The sum of all elements, and those of the parameters' blocks."""
+    blocks = parameter_slices(parameters).values()
+    return with_total(torch.stack([diagonal[block].sum() for block in blocks]))
+
+
+def with_total(traces: Tensor) -> Tensor:
+    """Traces of the whole matrix in front of those of its blocks, which are the last axis."""
+    if not bool(traces.isfinite().all()):
+        raise UnavailableError("the curvature's diagonal contains NaN or Inf")
+    return torch.cat([traces.sum(-1, keepdim=True), traces], dim=-1)
+
+
+def undefined_diagonal(parameters: Mapping[str, Tensor], reason: str) -> LossDiagonal:
+    """NaNs with their reason, in place of a diagonal that no method has found."""
+    trace = undefined_estimate(0, reason)
+    part = undefined_estimate(0, "as the trace of all parameters")
+    values = {
+        name: torch.full(p.shape, torch.nan, dtype=torch.float64) for name, p in parameters.items()
+    }
+    return LossDiagonal(trace, dict.fromkeys(parameters, part), "", values)
+
+
+@contextmanager
+def _field_kept(parameters: Iterable[Tensor], field: str) -> Iterator[None]:
+    """Restore on leaving what a user's own extension has saved on the parameters."""
+    states = [vars(parameter) for parameter in parameters]
+    kept = [state.pop(field, None) for state in states]
+    try:
+        yield
+    finally:
+        for state, value in zip(states, kept, strict=True):
+            state.pop(field, None)
+            if value is not None:
+                state[field] = value
+
+
+def _saved(name: str, parameter: Tensor, field: str) -> Tensor:
+    """What BackPACK has saved on the parameter, flat and in float64."""
+    found = vars(parameter).get(field)
+    if found is None:
+        raise UnavailableError(f"BackPACK gave nothing for {name}")
+    return _flat64(found)
+
+
+def _flat64(tensor: Tensor) -> Tensor:
+    return tensor.detach().flatten().to(float64_device(tensor.device), torch.float64)
+
+
+def _has_diagonal(matrix: CurvatureOperator, values: Mapping[str, Tensor], seed: int) -> bool:
+    """Whether one element of the diagonal ``values`` is that of the matrix, but for rounding.
+
+    It is the largest of a random parameter, or a random one where all of these are zero.
+    """
+    generator = np.random.default_rng(seed)
+    name = list(values)[int(generator.integers(len(values)))]
+    diagonal = values[name].flatten()
+    flat = int(generator.integers(len(diagonal)))
+    place = int(diagonal.abs().argmax()) if bool(diagonal.any()) else flat
+    unit = torch.zeros(matrix.shape[0], dtype=matrix.torch_dtype, device=matrix.device)
+    unit[matrix.slices[name].start + place] = 1
+    truth = float(matrix.multiply(unit)[matrix.slices[name]][place])
+    largest = max(map(float, on_host([others.abs().max() for others in values.values()])))
+    eps = torch.finfo(matrix.torch_dtype).eps
+    difference = abs(float(diagonal[place]) - truth)
+    return not difference > _DIAGONAL_ROUNDING * (eps**0.5 * abs(truth) + eps * largest)
