@@ -11,20 +11,16 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 from operator import index
-from typing import SupportsIndex, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import SupportsIndex
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, is_linear, kind_of
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.labels import NO_SAMPLE, Labels, Shape, counted, differ, only, same_labels
 from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
-from gradlens.samples.rows import NO_SAMPLE, Source
+from gradlens.samples.structure import Source
 from gradlens.torch_private import sequence_number
-
-Shape: TypeAlias = tuple[int, ...]
 
 PASSED = "batch_size="
 LOSSES = "the per-sample losses"
@@ -160,7 +156,7 @@ class LossRows:
     @property
     def are_in_order(self) -> bool:
         """Whether the samples come one after the other, in the order of their numbers."""
-        known = [source.labels.flatten() for source in self.sources if source.labels is not None]
+        known = [each.labels.values.tensor for each in self.sources if each.labels is not None]
         first = [[*dict.fromkeys(each[each >= 0].tolist())] for each in known]
         return all(each == sorted(each) for each in first)
 
@@ -178,9 +174,7 @@ class LossRows:
 def _are_same(one: Source, other: Source) -> bool:
     if one.labels is None or other.labels is None:
         return one.edge == other.edge and one.labels is other.labels
-    return one.edge == other.edge and torch.equal(
-        *torch.broadcast_tensors(one.labels, other.labels)
-    )
+    return one.edge == other.edge and same_labels((one.labels, other.labels))
 
 
 def loss_edges(
@@ -260,7 +254,7 @@ def loss_rows(
     Nodes that are ``alone`` compute with parameters alone, and ``inputs`` are what the model was
     called with.
     """
-    found: dict[Edge, Tensor | None] = {}
+    found: dict[Edge, Labels | None] = {}
 
     def are_rows(edge: Edge) -> bool:
         found[edge] = _labels(graph.shape(edge), names.at(edge), reading)
@@ -280,14 +274,14 @@ def loss_rows(
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
         raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
-    own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
+    own = {sample for each in known for sample in each.values.distinct} - {NO_SAMPLE}
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     if len(own) == 1 < samples and as_many:
         # They may be of all samples, and depend on one row, as by the mean of a masked batch.
         raise UnavailableError(_not_followed(graph, as_many, names, reading))
     if len(own) < reading.samples:
         _check_left_out(reading, inputs, len(own), names, [graph.shape(edge) for edge in edges])
-    by_place = [e for e, each in labels.items() if each is not None and not names.are_all_known(e)]
+    by_place = [e for e, each in labels.items() if each is not None and not names.at(e).are_known]
     if len(by_place) >= reading.samples > 1:  # these may be of one sample each
         raise UnavailableError(_not_followed(graph, by_place, names, reading))
     if reading.known_by == CALLED and not names.selections and _are_equal_parts(known, samples):
@@ -296,7 +290,7 @@ def loss_rows(
     return LossRows(sources, bool(by_place) and reading.samples > 1, bool(as_many))
 
 
-def meeting_edges(graph: Graph, labels: Mapping[Edge, Tensor]) -> list[Edge]:
+def meeting_edges(graph: Graph, labels: Mapping[Edge, Labels]) -> list[Edge]:
     """The edges of which one node combines rows of different samples, as squared errors do."""
     for number in {consumer for edge in labels for consumer, _, _ in graph.consumers[edge[0]]}:
         both = [edge for edge in graph.descend((number, 0)) if edge in labels]
@@ -307,38 +301,40 @@ def meeting_edges(graph: Graph, labels: Mapping[Edge, Tensor]) -> list[Edge]:
     return []
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
+def _agree(one: Labels, other: Labels) -> bool:
     """Whether rows that are combined have the same samples, where both have one."""
-    pairs = zip(reversed(one.shape), reversed(other.shape), strict=False)
-    if any(n != m and 1 not in (n, m) for n, m in pairs):
-        return False
-    return bool(((one == other) | (one < 0) | (other < 0)).all())
+    dims = max(one.dims, other.dims)
+    moved = [
+        each.at({axis: axis + dims - each.dims for axis in each.axes}, dims)
+        for each in (one, other)
+    ]
+    pairs = zip(moved[0].tensor.shape, moved[1].tensor.shape, strict=True)
+    return all(n == m or 1 in (n, m) for n, m in pairs) and not differ(*moved)
 
 
-def _labels(shape: Shape, names: Tensor, reading: Reading) -> Tensor | None:
+def _labels(shape: Shape, names: Labels, reading: Reading) -> Labels | None:
     """Samples of the rows at an edge by their names, if all have one."""
     if reading.samples == 1:
-        return torch.zeros([1] * len(shape), dtype=torch.long)
-    return names if bool((names >= 0).all()) else None
+        return only(0, len(shape))
+    return names if names.are_known else None
 
 
-def _by_place(shape: Shape, reading: Reading) -> Tensor | None:
+def _by_place(shape: Shape, reading: Reading) -> Labels | None:
     """Samples 0 to N - 1 along the only axis with N entries, if it may be the one of samples."""
     axes = counting_axes(shape, is_real=False)
     if axes.count(reading.samples) != 1:
         return None
     axis = axes.index(reading.samples)
-    along = [-1 if each == axis else 1 for each in range(len(shape))]
-    return torch.arange(reading.samples).reshape(along) if axis <= reading.axis else None
+    return counted(range(reading.samples), axis, len(shape)) if axis <= reading.axis else None
 
 
-def _are_equal_parts(labels: Sequence[Tensor], samples: int) -> bool:
+def _are_equal_parts(labels: Sequence[Labels], samples: int) -> bool:
     """Whether as many other samples each are those of several tensors, or of rows of one."""
-    if any(sum(length > 1 for length in each.shape) > 1 for each in labels):
-        return len(labels) == 1 and labels[0].numel() == len(labels[0].unique()) == samples
-    own = [{*each.unique().tolist()} for each in labels]
+    own = [each.values.distinct for each in labels]
+    if any(len(each.axes) > 1 for each in labels):
+        return len(labels) == 1 and labels[0].values.tensor.numel() == len(own[0]) == samples
     sizes = {len(each) for each in own}
-    together = set().union(*own)
+    together = frozenset[int]().union(*own)
     apart = sum(map(len, own)) == len(together) == samples > len(own)
     return len(own) > 1 and len(sizes) == 1 and apart
 

@@ -17,16 +17,12 @@ from torch import Tensor
 
 from gradlens.graph.kinds import Step, positive
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.rows import NO_SAMPLE
+from gradlens.samples.labels import MOST_LABELS, NO_SAMPLE, Labels, Shape, labels_of
 from gradlens.torch_private import saved, signed
-
-MOST_LABELS = 2**24
-"""Labels of a tensor that are written out: 128 MiB. Most axes have one label for all entries."""
 
 _UNSET = -(2**62)
 """Smaller than all labels."""
 
-Shape: TypeAlias = tuple[int, ...]
 Saved: TypeAlias = Sequence[Tensor | None]
 """What a node has saved under a name: one tensor, or several."""
 
@@ -75,25 +71,31 @@ class Pick:
     fills: bool = False
     apart: bool = False
 
-    def pulled(self, labels: Tensor, dims: int) -> Tensor:
+    def pulled(self, labels: Labels, dims: int) -> Labels:
         """Labels of what is returned, of ``dims`` axes, by those of what is given."""
-        if not self.fills and all(labels.shape[axis] == 1 for axis in self.axes):
-            return at_places(labels, self.kept, dims)
-        return self.apply(labels)
+        if not self.fills and all(axis in self.kept for axis in labels.axes):
+            return labels.at(self.kept, dims)
+        return labels_of(self.apply(labels.tensor))
 
-    def are_beside(self, labels: Tensor, shape: Shape) -> bool:
+    def are_beside(self, labels: Labels, shape: Shape) -> bool:
         """Whether labels of what is returned vary only along axes that are kept whole.
 
         They are then those of what is given, too, of this shape, whichever entries are picked.
         """
         given = {place: shape[axis] for axis, place in self.kept.items()}
-        return all(n in (1, given.get(place)) for place, n in enumerate(labels.shape))
+        lengths = zip(labels.axes, labels.values.tensor.shape, strict=True)
+        return all(length == given.get(place) for place, length in lengths)
 
-    def put(self, labels: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor | None:
+    def unpicked(self, labels: Labels, dims: int) -> Labels:
+        """Labels of what is given, of ``dims`` axes, by those that are beside picked entries."""
+        return labels.at({place: axis for axis, place in self.kept.items()}, dims)
+
+    def put(self, given: Labels, shape: Shape, axes: Sequence[int]) -> Labels | None:
         """Labels of what is given, by those of what is returned, picked along some of the axes.
 
         ``None`` if an entry would get several labels, or there would be too many.
         """
+        labels = given.tensor
         places = {place: axis for axis, place in self.kept.items()}
         along = {places[place] for place in places if labels.shape[place] > 1}
         full = range(len(shape)) if self.one_by_one else {*axes, *along}
@@ -104,7 +106,7 @@ class Pick:
         pairs = [*zip(numbers.shape, labels.shape, strict=False)]
         if numbers.dim() != labels.dim() or any(n != m and 1 not in (n, m) for n, m in pairs):
             return None
-        sizes = torch.broadcast_shapes(numbers.shape, labels.shape)
+        sizes = [max(pair) for pair in pairs]
         if prod(sizes) > MOST_LABELS:
             return None
         numbers, values = numbers.expand(sizes).flatten(), labels.expand(sizes).flatten()
@@ -113,22 +115,7 @@ class Pick:
         found.scatter_reduce_(0, numbers, values, "amax")
         if bool(((found[numbers] != values) & (values != NO_SAMPLE)).any()):
             return None
-        return found.masked_fill(found == _UNSET, NO_SAMPLE).reshape(own)
-
-
-def at_places(labels: Tensor, places: dict[int, int], dims: int) -> Tensor:
-    """Labels with their axes at other places; others have length 1."""
-    order = sorted(places, key=places.__getitem__)
-    shape = [1] * dims
-    for axis in order:
-        shape[places[axis]] = labels.shape[axis]
-    rest = [axis for axis in range(labels.dim()) if axis not in places]
-    return labels.permute([*order, *rest]).reshape(shape)
-
-
-def unpicked(pick: Pick, labels: Tensor, dims: int) -> Tensor:
-    """Labels of what is given, of ``dims`` axes, by those that don't vary along picked axes."""
-    return at_places(labels, {place: axis for axis, place in pick.kept.items()}, dims)
+        return labels_of(found.masked_fill(found == _UNSET, NO_SAMPLE).reshape(own))
 
 
 # Along one axis ---------------------------------------------------------------------------------
@@ -143,26 +130,26 @@ def _kept(of: Between, dim: int) -> dict[int, int]:
     return {axis: axis - (axis > dim) if shift else axis for axis in others}
 
 
-def _along(of: Between, places: Tensor | slice) -> Pick:
-    """Entries at these places of the input's axis; -1 for what comes from another input."""
+def _along(of: Between, places: slice, start: int | None = None) -> Pick:
+    """Entries at these places of the input's axis.
+
+    If they ``start`` behind those of another input, these are -1.
+    """
     dim = of.dim
     joined = len(of.above) > len(of.below)
     length = 1 if joined else of.below[dim]
-    index = torch.arange(length)[places] if isinstance(places, slice) else places
-    fills = bool((index < 0).any())
 
     def apply(given: Tensor) -> Tensor:
         x = given.unsqueeze(dim) if joined else given
         if x.shape[dim] > 1 or length == 1:
-            x = x.index_select(dim, index.clamp(min=0))
-        elif fills:
-            x = x.expand(*x.shape[:dim], len(index), *x.shape[dim + 1 :])
-        if fills:
-            behind = [1] * (x.dim() - dim - 1)
-            x = x.masked_fill((index < 0).reshape(-1, *behind), NO_SAMPLE)
+            x = x[(*[slice(None)] * dim, places)]
+        if start is not None:
+            whole = torch.full([*x.shape[:dim], of.above[dim], *x.shape[dim + 1 :]], NO_SAMPLE)
+            whole.narrow(dim, start, length).copy_(x)
+            return whole
         return x.squeeze(dim) if len(of.above) < len(of.below) else x
 
-    return Pick(apply, () if joined else (dim,), _kept(of, dim), fills=fills)
+    return Pick(apply, () if joined else (dim,), _kept(of, dim), fills=start is not None)
 
 
 def _end(number: int, length: int) -> int:
@@ -176,11 +163,12 @@ def _slice(of: Between) -> Pick:
 
 
 def _select(of: Between) -> Pick:
-    return _along(of, torch.tensor([_end(of.saved("index"), of.below[of.dim])]))
+    place = _end(of.saved("index"), of.below[of.dim])
+    return _along(of, slice(place, place + 1))
 
 
 def _unbind(of: Between) -> Pick:
-    return _along(of, torch.tensor([of.step.output]))
+    return _along(of, slice(of.step.output, of.step.output + 1))
 
 
 def _split(of: Between) -> Pick:
@@ -195,10 +183,13 @@ def _split_with_sizes(of: Between) -> Pick:
 
 
 def _index_select(of: Between) -> Pick:
-    def apply(x: Tensor) -> Tensor:
-        return _along(of, of.read("index", 0).reshape(-1)).apply(x)
+    dim = of.dim
 
-    return Pick(apply, (of.dim,), _kept(of, of.dim))
+    def apply(x: Tensor) -> Tensor:
+        is_whole = x.shape[dim] == of.below[dim]
+        return x.index_select(dim, of.read("index", 0).reshape(-1)) if is_whole else x
+
+    return Pick(apply, (dim,), _kept(of, dim))
 
 
 def _by_indices(of: Between, name: str) -> Pick:
@@ -239,15 +230,11 @@ def _cat(of: Between) -> Pick | None:
         start = of.above[dim] - rest - of.below[dim]
     else:
         return None
-    places = torch.full([of.above[dim]], NO_SAMPLE)
-    places[start : start + of.below[dim]] = torch.arange(of.below[dim])
-    return _along(of, places)
+    return _along(of, slice(None), start)
 
 
 def _stack(of: Between) -> Pick:
-    places = torch.full([of.above[of.dim]], NO_SAMPLE)
-    places[of.step.place] = 0
-    return _along(of, places)
+    return _along(of, slice(None), of.step.place)
 
 
 # Along several axes -----------------------------------------------------------------------------

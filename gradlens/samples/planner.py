@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradlens.graph.graph import Edge, Graph, Use, is_python_function
 from gradlens.graph.kinds import (
@@ -47,6 +47,14 @@ from gradlens.samples.count import (
     meeting_edges,
     readings,
 )
+from gradlens.samples.labels import (
+    NO_SAMPLE,
+    Labels,
+    differ,
+    labels_of,
+    of_samples,
+    same_labels,
+)
 from gradlens.samples.model_inputs import (
     ModelInputs,
     Named,
@@ -55,11 +63,11 @@ from gradlens.samples.model_inputs import (
     reads_data,
 )
 from gradlens.samples.names import Names
+from gradlens.samples.passages import Selection
 from gradlens.samples.plan import LabelledUse, LossTerm, Plan
-from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, RowIndex, Source, rows_of_values
+from gradlens.samples.rows import LabelledEdge, RowIndex, rows_of_values
 from gradlens.samples.rule_checks import disagreements
-from gradlens.samples.selections import Selection
-from gradlens.samples.structure import Structure
+from gradlens.samples.structure import Source, Structure
 from gradlens.samples.uses import Finder, Ways
 from gradlens.torch_private import hands_gradients_on
 
@@ -134,7 +142,7 @@ class _LossGraph:
         edges = [(number, 0) for number in (*leaves, *first_nodes(self.graph, self.alone))]
         labels = {edge: structure.labels(edge) for edge in edges}
         return {
-            edge: Named(found.masked_fill(found >= structure.samples, NO_SAMPLE))
+            edge: Named(of_samples(found, structure.samples, NO_SAMPLE))
             for edge, found in labels.items()
             if found is not None
         }
@@ -276,16 +284,18 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     In the second case, the loss combines rows of several calls, or has those of one alone.
     """
     names = loss.names(every[0])
-    edges = loss_edges(loss.graph, loss.alone, loss.evidence.shapes, names.are_all_known)
+    edges = loss_edges(
+        loss.graph, loss.alone, loss.evidence.shapes, lambda edge: names.at(edge).are_known
+    )
     together = every[0].samples
     for edge in edges:
-        has_all = not names.are_all_known(edge) or len(names.at(edge).unique()) == together
+        has_all = not names.at(edge).are_known or len(names.at(edge).values.distinct) == together
         if has_all and loss.graph.shape(edge)[:1] == (together,):
             return [every[0]]
-    found = {name for edge in edges for name in names.at(edge).unique().tolist()}
+    found = {name for edge in edges for name in names.at(edge).values.distinct}
     rows_of_one = every[-1].samples
     of_calls = {name // rows_of_one for name in found if name >= 0}
-    combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.are_all_known(e)})
+    combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.at(e).are_known})
     combined += filter(names.meet_behind, edges)
     if len(every) > 1 and (len(of_calls) == 1 or combined):
         return [*every[1:]]
@@ -348,7 +358,7 @@ def plan_of_rows(
     shape = [1] * len(graph.shape(graph.root))
     shape[axis] = samples * together
     labels = torch.arange(samples).repeat_interleave(together)
-    source = Source(graph.root, labels.reshape(shape))
+    source = Source(graph.root, labels_of(labels.reshape(shape)))
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
     return _Planner(_LossGraph(graph, parameters), Reading(samples, OUTPUTS), [source]).plan()
@@ -376,9 +386,7 @@ class _Planner:
         for edge, each in names.items():
             if edge[0] not in self._hidden:
                 labelled = _row_by_row(self._graph, edge, each)
-                found = self._labels.rows(labelled)
-                named = labelled.rows(each.names)[..., 0].to(found.device)
-                if bool(((found >= 0) & (named >= 0) & (found != named)).any()):
+                if differ(self._labels.rows(labelled), labelled.rows_of(each.names)):
                     return True
         return False
 
@@ -464,24 +472,23 @@ class _Planner:
     def with_edges(self, plan: Plan, edges: Sequence[LabelledEdge]) -> Plan:
         """The plan with the samples at other edges, where each row is of one."""
         labels = {edge: self._labels.rows(edge) for edge in edges}
-        found = {e: each for e, each in labels.items() if not bool((each < NO_SAMPLE).any())}
-        rows = {edge: RowIndex(each, self._reading.samples) for edge, each in found.items()}
+        found = [edge for edge, each in labels.items() if each.values.lowest >= NO_SAMPLE]
+        rows = {edge: self._labels.index(edge) for edge in found}
         return replace(plan, edges=rows, holds=plan.holds and self._labels.last(edges))
 
     def _term(self, node: int, sizes: Sequence[Sequence[LabelledEdge]]) -> LossTerm:
         """The term with the largest rows that are of one sample each."""
         for first, *others in sizes:
-            known = self._labels.rows(first)
-            same = all(torch.equal(self._labels.rows(each), known) for each in others)
-            if same and not bool((known < NO_SAMPLE).any()):
-                return LossTerm(node, first, RowIndex(known, self._reading.samples))
+            known = [self._labels.rows(each) for each in (first, *others)]
+            if same_labels(known) and known[0].values.lowest >= NO_SAMPLE:
+                return LossTerm(node, first, self._labels.index(first))
         raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
 
     def _labelled(self, use: Use, indices: dict[LabelledEdge, RowIndex]) -> LabelledUse:
         edges = self._finder.labelled(use)
         for edge in edges:
             if edge not in indices:
-                found = RowIndex(self._labels.rows(edge), self._reading.samples)
+                found = self._labels.index(edge)
                 # In front of statistics that are held fixed, rows without gradient may get one.
                 indices[edge] = found.filled(some=bool(self._normalising))
         fine = edges != self._finder.edges_at(use)
@@ -549,8 +556,8 @@ class _Planner:
 
 def _row_by_row(graph: Graph, edge: Edge, named: Named) -> LabelledEdge:
     """An edge with a row for each name."""
-    axes = zip(graph.shape(edge), named.names.shape, strict=True)
-    return LabelledEdge(edge, tuple(n for n, (whole, own) in enumerate(axes) if own < whole))
+    axes = range(len(graph.shape(edge)))
+    return LabelledEdge(edge, tuple(axis for axis in axes if axis not in named.names.axes))
 
 
 def _by_channel(graph: Graph, number: int) -> LabelledEdge:
@@ -558,11 +565,9 @@ def _by_channel(graph: Graph, number: int) -> LabelledEdge:
     return LabelledEdge((number, 0), tuple(range(2, len(graph.shape((number, 0))))))
 
 
-def _couples(labels: Tensor, samples: int) -> bool:
+def _couples(labels: Labels, samples: int) -> bool:
     """Whether some channel of a normalisation over ``[B, C]`` has rows of several samples."""
-    if samples == 1 or not labels.numel():
-        return False
-    return bool((labels < NO_SAMPLE).any() | (labels.amax(0) != labels.amin(0)).any())
+    return samples > 1 and (labels.values.lowest < NO_SAMPLE or 0 in labels.axes)
 
 
 UNKNOWN_ORDER = (

@@ -10,16 +10,8 @@ from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of, positive
+from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, Labels, joined, only
 from gradlens.torch_private import saved
-
-NO_SAMPLE = -1
-"""Label of a row without gradient, which belongs to no sample."""
-
-MIXED = -2
-"""Label of a row in which several samples meet."""
-
-UNREADABLE = -3
-"""Label of a row whose numbers aren't finite, or too small for their precision."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +30,13 @@ class LabelledEdge:
         moved = gradient.permute((*rest, *self.features))
         return moved.flatten(len(rest)) if self.features else moved[..., None]
 
+    def rows_of(self, labels: Labels) -> Labels:
+        """Labels of rows from those of elements, ``MIXED`` where these differ inside a row."""
+        for axis in self.features:
+            labels = joined(labels, axis, MIXED) or only(UNREADABLE, labels.dims)
+        rest = [axis for axis in range(labels.dims) if axis not in self.features]
+        return labels.at({axis: place for place, axis in enumerate(rest)}, len(rest))
+
 
 def rows_of_values(graph: Graph, number: int) -> list[list[LabelledEdge]]:
     """The edges whose rows are those of the values of a loss's term: large rows, and smaller ones.
@@ -54,18 +53,6 @@ def rows_of_values(graph: Graph, number: int) -> list[list[LabelledEdge]]:
         return [[LabelledEdge(edges[0], tuple(axis))]]
     sizes = [tuple(range(1, dims)), ()] if dims > 1 else [()]
     return [[LabelledEdge(edge, features) for edge in edges] for features in sizes]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where labels start: an edge of the loss's graph, and the samples of its rows.
-
-    ``labels`` has as many axes as the edge's shape, some of length 1; ``None`` if the rows' samples
-    aren't known, in which case the rows that they reach get the label ``MIXED``.
-    """
-
-    edge: Edge
-    labels: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)

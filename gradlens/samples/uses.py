@@ -18,7 +18,8 @@ from torch import Tensor
 from gradlens.graph.graph import Edge, Link, Use
 from gradlens.graph.kinds import HIDING, IN_PLACE, kind_of
 from gradlens.samples.batchnorm import uses_statistics
-from gradlens.samples.rows import NO_SAMPLE, LabelledEdge
+from gradlens.samples.labels import Labels, joined
+from gradlens.samples.rows import LabelledEdge
 from gradlens.samples.structure import Structure
 
 MAX_CHAIN = 32
@@ -236,7 +237,7 @@ class Finder:
         found.mixed.append(onward.met or use.node)
         return None
 
-    def _is_shared(self, use: Use, labels: Tensor) -> bool:
+    def _is_shared(self, use: Use, labels: Labels) -> bool:
         """Whether a use's input is the same for all samples, rather than made of them.
 
         It is the same if it is repeated along all axes that count samples, or multiplied by the
@@ -249,13 +250,8 @@ class Finder:
             return False
         missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
         own = (1,) * missing + use.shape
-        known = labels != NO_SAMPLE
-        most = labels.amax() if labels.numel() else labels
-        counting = [
-            axis
-            for axis in range(labels.dim())
-            if bool((labels.where(known, most + 1).amin(axis) < labels.amax(axis)).any())
-        ]
+        # Rows without a sample have the labels of others beside them.
+        counting = [axis for axis in labels.axes if joined(labels, axis) is None]
         return all(own[axis] == 1 for axis in counting)
 
     def _is_computed_weight(self, use: Use) -> bool:

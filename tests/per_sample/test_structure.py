@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import is_elementwise
+from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, labels_of
 from gradlens.samples.powers_of_two import labels_below
-from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE, LabelledEdge, Source
-from gradlens.samples.structure import Structure
+from gradlens.samples.rows import LabelledEdge
+from gradlens.samples.structure import Source, Structure
 
 N, T, D = 4, 3, 5
 
@@ -36,7 +37,7 @@ def structure_of(found: Tensor, base: Tensor) -> tuple[Structure, LabelledEdge]:
     graph = Graph(found)
     labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1))
     edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
-    source = Source(graph.root, labels)
+    source = Source(graph.root, labels_of(labels))
     return Structure(graph, [source], len(found), graph.of_parameters_alone()), edge
 
 
@@ -110,7 +111,7 @@ def test_random_operations(seed: int) -> None:
     if not found.dim() or not found.numel() or found is base:
         return
     structure, edge = structure_of(found, base)
-    proven = structure.rows(edge)
+    proven = structure.index(edge).labels
     labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1)).expand(found.shape)
     expected = labels_by_samples(found, labels, base)
     # What has no gradient may have a label, but what has one has the right one, or none.
@@ -126,7 +127,7 @@ def test_most_is_proven() -> None:
         x = torch.randn(N, T, D, dtype=torch.float64, requires_grad=True)
         base = x * 2
         structure, edge = structure_of(operation(base), base)
-        if bool((structure.rows(edge) < NO_SAMPLE).any()):
+        if not structure.are_apart(edge):
             unproven.append(name)
         asked += [name] if structure.is_read else []
     assert {*asked} <= {"gathered"}

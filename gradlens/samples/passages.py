@@ -1,0 +1,306 @@
+"""How labels go between the outputs and the inputs of nodes, up and down a graph.
+
+Through a node goes the axis that its kind hands on (``gradlens.graph.kinds``). Where it puts
+tensors together, cuts them or selects entries by indices, the labels are put together, cut and
+selected in the same way, by what the node has saved, such as the indices of a sort or a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import cache, cached_property
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradlens.graph.checkpoints import read_saved
+from gradlens.graph.graph import Graph, is_python_function
+from gradlens.graph.kinds import Kind, Step, from_the_right, kind_of, plain_name
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.labels import (
+    NO_SAMPLE,
+    UNREADABLE,
+    Labels,
+    Shape,
+    folded,
+    joined,
+    only,
+    repeated,
+    reshaped,
+)
+from gradlens.samples.picks import PICKING, PUTTING, Between, Pick, Saved
+from gradlens.torch_private import hands_gradients_on, saved
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The indices ``name`` of a node that selects rows, the one at ``place`` of several."""
+
+    node: int
+    name: str
+    place: int
+    index: Tensor
+
+    def is_in(self, graph: Graph) -> bool:
+        """Whether another graph of the same structure has the same indices there."""
+        try:
+            found = _saved(graph, self.node, self.name)
+        except UnavailableError:
+            return False
+        other = found[self.place]
+        return other is not None and torch.equal(other, self.index)
+
+
+def _saved(graph: Graph, node: int, name: str) -> Saved:
+    found = read_saved(graph.nodes[node], name)
+    return found if isinstance(found, (tuple, list)) else [found]
+
+
+class _Named(NamedTuple):
+    """What is known of a kind of node by its name: ``is_known`` if its axes or entries are."""
+
+    kind: Kind
+    picks: bool
+    puts: bool
+    is_known: bool
+
+
+@cache
+def _named(name: str) -> _Named:
+    plain, kind = plain_name(name), kind_of(name)
+    picks, puts = plain in PICKING, plain in PUTTING
+    return _Named(kind, picks, puts, kind.axes is not None or kind.in_order or picks or puts)
+
+
+class Passages:
+    """Between the outputs and the inputs of a graph's nodes, each of which is looked at once.
+
+    Functions in Python that are ``elementwise`` don't move rows.
+    """
+
+    def __init__(self, graph: Graph, elementwise: Set[int]) -> None:
+        self.graph = graph
+        self.elementwise = elementwise
+        self._found: dict[tuple[int, int, int], Passage] = {}
+        self._read: dict[tuple[int, str, int], Selection] = {}
+
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """The indices that were read."""
+        return tuple(self._read.values())
+
+    def at(self, node: int, output: int, place: int) -> Passage:
+        """The passage between an output of a node and its input number ``place``."""
+        key = (node, output, place)
+        if key not in self._found:
+            self._found[key] = Passage(self, node, output, place)
+        return self._found[key]
+
+    def read(self, node: int, name: str, place: int) -> Tensor:
+        """An index that a node has saved, on which the labels depend from then on."""
+        key = (node, name, place)
+        if key not in self._read:
+            found = _saved(self.graph, node, name)[place]
+            assert found is not None
+            self._read[key] = Selection(*key, found.detach().clone())
+        return self._read[key].index.cpu()
+
+
+class Passage:
+    """Between an output of a node and its input number ``place``.
+
+    ``above`` and ``below`` are their shapes. It ``picks`` entries of the input, or ``puts`` them
+    into the output.
+    """
+
+    def __init__(self, passages: Passages, node: int, output: int, place: int) -> None:
+        graph = passages.graph
+        edge = graph.children[node][place]
+        assert edge is not None
+        self._passages = passages
+        self._node, self._output, self._place = node, output, place
+        self.above, self.below = graph.shape((node, output)), graph.shape(edge)
+        self._kind, self.picks, self.puts, is_known = _named(graph.kinds[node])
+        self._is_empty = not prod(self.above) or not prod(self.below)
+        is_elementwise = self._kind.axes is from_the_right or node in passages.elementwise
+        self._is_same = is_elementwise and self.above == self.below
+        self._hands_on = not is_known and hands_gradients_on(graph.nodes[node])
+        self._is_function = not is_known and is_python_function(graph.nodes[node])
+
+    @cached_property
+    def _step(self) -> Step:
+        node, dims = self._passages.graph.nodes[self._node], (len(self.above), len(self.below))
+        return Step(node, self._place, self._output, *dims)
+
+    @cached_property
+    def pick(self) -> Pick | None:
+        """Which entries of a tensor are those of the other one; ``None`` if that isn't known.
+
+        ``UnavailableError`` if what the node has saved can't be read now.
+        """
+        graph, node = self._passages.graph, self._node
+        between = Between(
+            self._step,
+            self.above,
+            self.below,
+            [None if edge is None else graph.shape(edge) for edge in graph.children[node]],
+            lambda name: _saved(graph, node, name),
+            lambda name, place: self._passages.read(node, name, place),
+        )
+        name = plain_name(graph.kinds[node])
+        return PICKING[name](between) if self.picks else PUTTING[name](between)
+
+    @cached_property
+    def _axes(self) -> tuple[int | None, ...]:
+        """The axis of the input that each axis of the output goes on in, if there is one."""
+        rule = self._kind.axes
+        if rule is None:
+            return ()
+        found = [rule(self._step, axis) for axis in range(len(self.above))]
+        return tuple([a if a is not None and 0 <= a < len(self.below) else None for a in found])
+
+    @property
+    def sizes(self) -> Shape:
+        """The lengths of the input along the axes of the output, 1 where it is repeated."""
+        if self._kind.axes is None:
+            return self.above
+        return tuple([1 if along is None else self.below[along] for along in self._axes])
+
+    def up(self, names: Labels) -> Labels | None:
+        """Names of the output, from those of the input; ``None`` if there are none."""
+        if self._is_empty:
+            return None
+        if self._is_same:
+            return names
+        if self._hands_on:
+            return names if self._output == self._place else None
+        if self._kind.in_order:
+            return reshaped(names, self.below, self.above)
+        try:
+            return self._picked_up(names) if self.picks or self.puts else self._moved_up(names)
+        except UnavailableError:  # of indices that can't be read now
+            return only(UNREADABLE, len(self.above))
+
+    def _picked_up(self, names: Labels) -> Labels | None:
+        pick, dims = self.pick, len(self.above)
+        if pick is None:
+            return only(UNREADABLE, dims)
+        if self.picks:
+            return pick.pulled(names, dims)
+        if names.axes and pick.are_beside(names, self.above):
+            return pick.unpicked(names, dims)
+        found = pick.put(names, self.above, pick.axes)
+        if found is None and names.values.lowest == UNREADABLE:  # several are added up
+            return only(UNREADABLE, dims)
+        return found
+
+    def _moved_up(self, names: Labels) -> Labels | None:
+        """Names of an output by the axes that the node's kind hands on; others are reduced."""
+        dims = len(self.above)
+        if self._kind.axes is None or (
+            self._is_grouped and (1 - self._place) % names.dims in names.axes
+        ):
+            return only(UNREADABLE, dims)
+        places: dict[int, int] = {}
+        for axis, along in enumerate(self._axes):
+            if along is not None:
+                places.setdefault(along, axis)
+        for axis in names.axes:
+            if axis not in places:
+                names = joined(names, axis, NO_SAMPLE) or only(UNREADABLE, names.dims)
+        moved = names.at(places, dims)
+        for axis, length in zip(moved.axes, moved.values.tensor.shape, strict=True):
+            times, rest = divmod(self.above[axis], length)
+            if rest:
+                return None
+            moved = repeated(moved, axis, times) if times > 1 else moved
+        return moved
+
+    @property
+    def _is_grouped(self) -> bool:
+        """Whether it is a convolution of groups of channels, each by itself."""
+        node = self._passages.graph.nodes[self._node]
+        return self._kind.is_layer and saved(node, "groups", 1) > 1
+
+    def down(self, labels: Labels, samples: int) -> Labels | None:
+        """Labels of the input, from those of the output; ``None`` if the kind doesn't tell.
+
+        Entries of which it is certain that they are of several samples have the label N + 1.
+        """
+        dims = len(self.below)
+        if self._is_empty:
+            return only(NO_SAMPLE, dims)
+        if self._is_same:
+            return labels
+        if self._hands_on:
+            return labels if self._output == self._place else only(NO_SAMPLE, dims)
+        if self._is_function and self._kind.axes is None:
+            return None  # it may do anything
+        if self._kind.in_order:
+            return reshaped(labels, self.above, self.below)
+        try:
+            found = self._picked_down(labels, samples) if self.picks or self.puts else None
+        except UnavailableError:  # of indices that can't be read now
+            return None
+        if found is not None:
+            return found
+        if not labels.axes:
+            return Labels(labels.values, (), dims)
+        if self._kind.axes is None:
+            return None
+        # It adds up the gradients of all entries that one was repeated for.
+        is_sum = self._kind.repeats and self._kind.is_linear
+        return self._moved_down(labels, samples + 1 if is_sum else None)
+
+    def _picked_down(self, labels: Labels, samples: int) -> Labels | None:
+        """Labels of an input that entries are picked from, or put from.
+
+        Where other axes tell all samples apart, entries beside the picked ones belong to the same
+        sample. So do those along an axis of which each index picks entries of one sample.
+        """
+        pick, below = self.pick, self.below
+        if pick is None:
+            return None
+        if self.puts:
+            found = pick.pulled(labels, len(below))
+            lengths = zip(found.axes, found.values.tensor.shape, strict=True)
+            fits = found.dims == len(below) and all(below[axis] == n for axis, n in lengths)
+            return found if fits else None
+        if pick.are_beside(labels, below) and labels.values.are_all(samples):
+            return pick.unpicked(labels, len(below))
+        if pick.apart and len(pick.axes) > 1:
+            for axis in pick.axes:
+                put = pick.put(labels, below, [axis])
+                if put is not None and put.values.are_all(samples):
+                    return put
+        return pick.put(labels, below, pick.axes)
+
+    def _moved_down(self, labels: Labels, mixed: int | None) -> Labels | None:
+        """Labels of an input by the axes that the rule of the node's kind hands on.
+
+        Along others, entries of several samples are added up, which get the label ``mixed`` if it
+        is certain that they are; otherwise, there are no labels.
+        """
+        places: dict[int, int] = {}
+        found: Labels | None = labels
+        for axis in labels.axes:
+            along = self._axes[axis]
+            if along is None or along in places.values():
+                found = None if found is None else joined(found, axis, mixed)
+            else:
+                places[axis] = along
+        if found is None:
+            return None
+        moved = found.at(places, len(self.below))
+        for axis, length in zip(moved.axes, moved.values.tensor.shape, strict=True):
+            whole = self.below[axis]
+            if length != whole:
+                # An input that is repeated has several entries of the output for each of its own.
+                found = folded(moved, axis, whole, mixed) if length % whole == 0 else None
+                if found is None:
+                    return None
+                moved = found
+        return moved
