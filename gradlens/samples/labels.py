@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from math import prod
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -112,19 +112,25 @@ def _counted(samples: range) -> Values:
     """The samples one after the other, which are the same object as long as it is in use."""
     found = _COUNTED.get(samples)
     if found is None:
-        tensor = torch.arange(samples.start, samples.stop)
-        found = _COUNTED[samples] = Values(tensor if len(samples) > 1 else tensor[0])
+        found = _COUNTED[samples] = Values(torch.arange(samples.start, samples.stop))
     return found
+
+
+@cache
+def _only(label: int) -> Values:
+    return Values(torch.tensor(label))
 
 
 def only(label: int, dims: int) -> Labels:
     """One label for all elements of a tensor."""
-    return Labels(_counted(range(label, label + 1)), (), dims)
+    return Labels(_only(label), (), dims)
 
 
 def counted(samples: range, axis: int, dims: int) -> Labels:
     """Labels of samples that come one after the other along an axis."""
-    return Labels(_counted(samples), (axis,) if len(samples) > 1 else (), dims)
+    if len(samples) == 1:
+        return only(samples.start, dims)
+    return Labels(_counted(samples), (axis,), dims)
 
 
 def labels_of(written: Tensor) -> Labels:
@@ -148,10 +154,12 @@ def labels_of(written: Tensor) -> Labels:
 def _once(
     function: Callable[Concatenate[Labels, P], R],
 ) -> Callable[Concatenate[Labels, P], R]:
-    """A function of labels that gives the same labels as before for the same arguments."""
+    """A function of labels that gives the same object as before for the same arguments."""
 
     @wraps(function)
     def found(labels: Labels, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not labels.axes:
+            return function(labels, *args, **kwargs)
         results = labels.values.results
         key = (function, labels.axes, labels.dims, args, *kwargs.items())
         if key not in results:

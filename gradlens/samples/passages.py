@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import cache, cached_property
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -124,7 +123,7 @@ class Passage:
         self._node, self._output, self._place = node, output, place
         self.above, self.below = graph.shape((node, output)), graph.shape(edge)
         self._kind, self.picks, self.puts, is_known = _named(graph.kinds[node])
-        self._is_empty = not prod(self.above) or not prod(self.below)
+        self._is_empty = 0 in self.above or 0 in self.below
         is_elementwise = self._kind.axes is from_the_right or node in passages.elementwise
         self._is_same = is_elementwise and self.above == self.below
         self._hands_on = not is_known and hands_gradients_on(graph.nodes[node])

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from gradlens.graph.graph import Edge, Graph, Use, is_python_function
+from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import (
     COMPILED,
     HIDING,
@@ -64,8 +64,8 @@ from gradlens.samples.model_inputs import (
 )
 from gradlens.samples.names import Names
 from gradlens.samples.passages import Selection
-from gradlens.samples.plan import LabelledUse, LossTerm, Plan
-from gradlens.samples.rows import LabelledEdge, RowIndex, rows_of_values
+from gradlens.samples.plan import LossTerm, Plan
+from gradlens.samples.rows import LabelledEdge, rows_of_values
 from gradlens.samples.rule_checks import disagreements
 from gradlens.samples.structure import Source, Structure
 from gradlens.samples.uses import Finder, Ways
@@ -379,7 +379,13 @@ class _Planner:
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
         self._normalising = normalising(graph, reading.samples)
         self._labels = loss.structure(sources, reading.samples)
-        self._finder = Finder(self._labels, loss.alone, [s.edge for s in sources], loss.reads_data)
+        self._finder = Finder(
+            self._labels,
+            loss.alone,
+            [source.edge for source in sources],
+            loss.reads_data,
+            is_normalised=bool(self._normalising),
+        )
 
     def contradicts(self, names: Mapping[Edge, Named]) -> bool:
         """Whether rows that are the model's inputs' belong to other samples by their labels."""
@@ -404,26 +410,23 @@ class _Planner:
         ways: Mapping[str, Ways],
         coupling: Sequence[int],
     ) -> Plan:
-        indices: dict[LabelledEdge, RowIndex] = {}
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
-        apart = {use.node: name for name, way in unmixed for use in way.uses}
-        unreadable = {edge.edge[0] for edge in self._labels.unreadable}
-        behind = self._names_behind(apart)
+        apart = {each.use.node: name for name, way in unmixed for each in way.uses}
+        unreadable = self._labels.unreadable
+        behind = self._names_behind(apart) if len(unmixed) < len(ways) else []
         unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *self._labels.refused.values())
         reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
+        uses = {name: tuple(ways[name].uses) for name, reason in reasons.items() if not reason}
+        used = {each.use.node for labelled in uses.values() for each in labelled}
         return Plan(
             self._reading.samples,
             self._reading.known_by,
-            {
-                name: tuple(self._labelled(use, indices) for use in ways[name].uses)
-                for name, reason in reasons.items()
-                if not reason
-            },
+            uses,
             {name: reason for name, reason in reasons.items() if reason},
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             mixed=any(way.mixed and reasons[n] not in unread for n, way in ways.items()),
-            holds=self._labels.last(indices.keys() | self._labels.unreadable),
+            holds=self._labels.last(used | unreadable),
             read=self._labels.is_read,
             selections=self._labels.selections,
         )
@@ -463,18 +466,20 @@ class _Planner:
         """The plan with the terms of the loss, or the reason why they aren't known."""
         try:
             rows = {node: rows_of_values(self._graph, node) for node in terms(self._graph)}
-            edges = {edge for sizes in rows.values() for each in sizes for edge in each}
+            nodes = {e.edge[0] for sizes in rows.values() for each in sizes for e in each}
             found = tuple(self._term(node, sizes) for node, sizes in rows.items())
         except UnavailableError as reason:
             return replace(plan, without_losses=str(reason))
-        return replace(plan, terms=found, holds=plan.holds and self._labels.last(edges))
+        return replace(plan, terms=found, holds=plan.holds and self._labels.last(nodes))
 
     def with_edges(self, plan: Plan, edges: Sequence[LabelledEdge]) -> Plan:
         """The plan with the samples at other edges, where each row is of one."""
         labels = {edge: self._labels.rows(edge) for edge in edges}
         found = [edge for edge, each in labels.items() if each.values.lowest >= NO_SAMPLE]
         rows = {edge: self._labels.index(edge) for edge in found}
-        return replace(plan, edges=rows, holds=plan.holds and self._labels.last(edges))
+        return replace(
+            plan, edges=rows, holds=plan.holds and self._labels.last(e.edge[0] for e in edges)
+        )
 
     def _term(self, node: int, sizes: Sequence[Sequence[LabelledEdge]]) -> LossTerm:
         """The term with the largest rows that are of one sample each."""
@@ -483,21 +488,6 @@ class _Planner:
             if same_labels(known) and known[0].values.lowest >= NO_SAMPLE:
                 return LossTerm(node, first, self._labels.index(first))
         raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
-
-    def _labelled(self, use: Use, indices: dict[LabelledEdge, RowIndex]) -> LabelledUse:
-        edges = self._finder.labelled(use)
-        for edge in edges:
-            if edge not in indices:
-                found = self._labels.index(edge)
-                # In front of statistics that are held fixed, rows without gradient may get one.
-                indices[edge] = found.filled(some=bool(self._normalising))
-        fine = edges != self._finder.edges_at(use)
-        return LabelledUse(
-            use,
-            {edge.edge[1]: indices[edge] for edge in edges},
-            {edge.edge[1]: edge.features for edge in edges},
-            fine and edges == self._finder.edges_at(use, True),
-        )
 
     def _reason(
         self,
@@ -512,7 +502,7 @@ class _Planner:
         hidden = HIDDEN if REENTRANT_CHECKPOINT in self._kinds else RAN_COMPILED
         if way is None:
             return UNUSED if self._kinds.isdisjoint(HIDING) else hidden
-        if self._hidden & {*way.mixed, *(use.node for use in way.uses)}:
+        if self._hidden & {*way.mixed, *(each.use.node for each in way.uses)}:
             return hidden
         if not way.mixed:
             return "" if way.uses else BESIDE

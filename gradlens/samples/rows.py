@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +15,7 @@ from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, Labels, joined
 from gradlens.torch_private import saved
 
 
-@dataclass(frozen=True)
-class LabelledEdge:
+class LabelledEdge(NamedTuple):
     """An edge of a graph, the rows of whose gradient get labels.
 
     ``features`` are the axes that belong to a row; all others count rows.

@@ -99,18 +99,18 @@ class Structure:
         """Whether numbers or code of others decide, which may be others at later steps."""
         return bool(self._asked or self._passages.elementwise)
 
-    def last(self, edges: Iterable[LabelledEdge]) -> bool:
-        """Whether the labels at edges are those of all graphs with this structure and selections.
+    def last(self, nodes: Iterable[int]) -> bool:
+        """Whether labels above nodes are those of all graphs with this structure and selections.
 
         Where a node can't be asked, that doesn't change.
         """
-        below = self.graph.below(number for number, _ in self._read)
-        return not below or all(each.edge[0] not in below for each in edges)
+        return self.graph.below(number for number, _ in self._read).isdisjoint(nodes)
 
     @property
-    def unreadable(self) -> set[LabelledEdge]:
-        """The edges with rows whose samples aren't known, of those that were looked at."""
-        return {edge for edge, rows in self._rows.items() if rows.values.lowest == UNREADABLE}
+    def unreadable(self) -> set[int]:
+        """The nodes with rows whose samples aren't known, of those that were looked at."""
+        rows = self._rows.items()
+        return {each.edge[0] for each, labels in rows if labels.values.lowest == UNREADABLE}
 
     def are_apart(self, labelled: LabelledEdge) -> bool:
         """Whether no row at an edge is of several samples, or unknown."""
