@@ -284,7 +284,7 @@ def loss_rows(
     by_place = [e for e, each in labels.items() if each is not None and not names.at(e).are_known]
     if len(by_place) >= reading.samples > 1:  # these may be of one sample each
         raise UnavailableError(_not_followed(graph, by_place, names, reading))
-    if reading.known_by == CALLED and not names.selections and _are_equal_parts(known, samples):
+    if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
         raise UnavailableError(EQUAL_PARTS.format(samples=samples))
     sources = tuple(Source(edge, each) for edge, each in labels.items())
     return LossRows(sources, bool(by_place) and reading.samples > 1, bool(as_many))
@@ -350,15 +350,15 @@ def _check_left_out(
     samples = reading.samples
     given = [each for call in inputs.calls for each in call.inputs]
     square = any(each.shape[:2] == (samples, samples) for each in given)
-    by_second = reading.is_given and reading.axis == 1 and not names.selections
-    if by_second or (square and reading.is_given != bool(names.selections)):
+    by_second = reading.is_given and reading.axis == 1 and not names.selects
+    if by_second or (square and reading.is_given != names.selects):
         raise UnavailableError(EITHER_AXIS.format(samples=samples))
     if reading.is_given:
         return
     axes = [counting_axes(each.shape, each.is_real) for each in given if len(each.shape) < 4]
     second = {each[1] for each in axes if len(each) > 1} - {samples}
     doubtful = any(prod(shape) == 1 or shape[0] in second for shape in shapes)
-    if doubtful or not names.selections:
+    if doubtful or not names.selects:
         raise UnavailableError(LEFT_OUT.format(samples=samples, rows=rows))
 
 

@@ -258,7 +258,7 @@ def _combined(labels: Labels, others: Labels, differing: int) -> Labels | None:
     one, other = labels.tensor, others.tensor
     if one.shape == other.shape and torch.equal(one, other):
         return labels
-    if prod(torch.broadcast_shapes(one.shape, other.shape)) > MOST_LABELS:
+    if prod(map(max, one.shape, other.shape)) > MOST_LABELS:
         return None
     several = (one != NO_SAMPLE) & (other != NO_SAMPLE) & (one != other)
     found = torch.where(one == NO_SAMPLE, other, one).masked_fill(several, differing)

@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.graph import Edge
 from gradlens.graph.kinds import kind_of, plain_name
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
@@ -30,7 +30,7 @@ from gradlens.samples.labels import (
     replaced,
 )
 from gradlens.samples.model_inputs import Named
-from gradlens.samples.passages import Passage, Passages, Selection
+from gradlens.samples.passages import Passage, Passages
 from gradlens.samples.picks import OVERWRITING, PICKING, PUTTING
 
 
@@ -44,26 +44,19 @@ class Names:
 
     def __init__(
         self,
-        graph: Graph,
+        passages: Passages,
         alone: Sequence[bool],
         reading_data: Set[int],
         known: Mapping[Edge, Named],
         returned: Mapping[Edge, Labels],
-        elementwise: Set[int],
-        read: tuple[Selection, ...],
     ) -> None:
-        """Nodes that are ``alone`` compute with parameters alone; others are ``reading_data``.
-
-        Functions in Python that are ``elementwise`` don't move rows. What is known depends on the
-        indices that were ``read``.
-        """
-        self._read = read
-        self._graph = graph
+        """Nodes that are ``alone`` compute with parameters alone; others are ``reading_data``."""
+        graph = self._graph = passages.graph
+        self._passages = passages
         self._alone = alone
         self._reading_data = reading_data
         self.known = known
         self.by_order = False
-        self._passages = Passages(graph, elementwise)
         self._names: dict[Edge, Labels] = {}
         for number in (n for n, is_alone in enumerate(alone) if not is_alone):
             for output in graph.outputs_of(number):
@@ -83,9 +76,9 @@ class Names:
                     self.by_order = True
 
     @property
-    def selections(self) -> tuple[Selection, ...]:
-        """The indices that the names depend on."""
-        return (*self._read, *self._passages.selections)
+    def selects(self) -> bool:
+        """Whether the names depend on indices."""
+        return bool(self._passages.selections)
 
     @property
     def are_in_order(self) -> bool:

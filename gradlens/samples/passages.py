@@ -80,7 +80,7 @@ class Passages:
     Functions in Python that are ``elementwise`` don't move rows.
     """
 
-    def __init__(self, graph: Graph, elementwise: Set[int]) -> None:
+    def __init__(self, graph: Graph, elementwise: Set[int] = frozenset()) -> None:
         self.graph = graph
         self.elementwise = elementwise
         self._found: dict[tuple[int, int, int], Passage] = {}

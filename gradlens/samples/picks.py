@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -270,6 +271,7 @@ class _Indices:
         self._of = of
         self._given = of.seen("indices")
         self._places: dict[int, tuple[int, int]] = {}
+        self._read: dict[int, Tensor] = {}
         axis = 0
         for place, each in enumerate(self._given):
             is_mask = each is not None and each.dtype in (torch.bool, torch.uint8)
@@ -281,14 +283,15 @@ class _Indices:
     @property
     def axes(self) -> tuple[int, ...]:
         """The axes along which entries are picked: first those whose index counts from 0 on."""
-        return tuple(sorted(self._places, key=lambda axis: not self._counts(axis)))
+        axes = tuple(self._places)
+        return axes if len(axes) < 2 else tuple(sorted(axes, key=lambda n: not self._counts(n)))
 
     def _counts(self, axis: int) -> bool:
         index = self._given[self._places[axis][0]]
         assert index is not None
         return torch.equal(index.flatten().cpu(), torch.arange(index.numel()))
 
-    @property
+    @cached_property
     def dims(self) -> int:
         """The number of axes that they have together."""
         given = [self._given[place] for place, _ in self._places.values()]
@@ -298,18 +301,20 @@ class _Indices:
 
     def of_axis(self, axis: int) -> Tensor:
         """The index along an axis."""
-        place, own = self._places[axis]
-        read = self._of.read("indices", place)
-        return read if own < 0 else read.nonzero()[:, own]
+        if axis not in self._read:
+            place, own = self._places[axis]
+            read = self._of.read("indices", place)
+            self._read[axis] = read if own < 0 else read.nonzero()[:, own]
+        return self._read[axis]
 
     def select(self, x: Tensor, shape: Shape) -> Tensor:
         """Entries of a tensor of this shape, some of whose axes may have length 1."""
-        zero = torch.zeros([1] * self.dims, dtype=torch.long)
-        index = {
-            axis: self.of_axis(axis) if x.shape[axis] > 1 or shape[axis] == 1 else zero
-            for axis in self._places
-        }
-        return x[tuple(index.get(axis, slice(None)) for axis in range(x.dim()))]
+        index: list[Any] = [slice(None)] * x.dim()
+        for axis in self._places:
+            is_whole = x.shape[axis] == shape[axis]
+            zero = [1] * self.dims
+            index[axis] = self.of_axis(axis) if is_whole else torch.zeros(zero, dtype=torch.long)
+        return x[tuple(index)]
 
     def kept(self, dims: int) -> dict[int, int]:
         """The other axes of a tensor, with their places in what is selected."""

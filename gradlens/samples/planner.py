@@ -6,14 +6,14 @@ gradients of samples are still apart, and the sample of each of their rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gradlens.graph.graph import Edge, Graph, is_python_function
+from gradlens.graph.graph import Edge, Graph, integers_of, is_python_function
 from gradlens.graph.kinds import (
     COMPILED,
     HIDING,
@@ -63,13 +63,18 @@ from gradlens.samples.model_inputs import (
     reads_data,
 )
 from gradlens.samples.names import Names
-from gradlens.samples.passages import Selection
+from gradlens.samples.passages import Passages
 from gradlens.samples.plan import LossTerm, Plan
 from gradlens.samples.rows import LabelledEdge, rows_of_values
 from gradlens.samples.rule_checks import disagreements
 from gradlens.samples.structure import Source, Structure
 from gradlens.samples.uses import Finder, Ways
-from gradlens.torch_private import hands_gradients_on
+from gradlens.torch_private import (
+    hands_gradients_on,
+    is_saved_elsewhere,
+    output_metadata,
+    saved_where_they_are,
+)
 
 
 @dataclass(frozen=True)
@@ -113,28 +118,32 @@ class _LossGraph:
             if is_python_function(node) and not hands_gradients_on(node)
             if kind_of(kind).axes is None and kind not in (*HIDING, COMPILED)
         ]
-        return frozenset(n for n in unknown if is_elementwise(self.graph, n))
+        # Nodes of the same code that compute with the same shapes do the same to rows.
+        alike: dict[Hashable, list[int]] = {}
+        for number in unknown:
+            alike.setdefault(_code_of(self.graph, number), []).append(number)
+        found = (each for each in alike.values() if is_elementwise(self.graph, each[0]))
+        return frozenset(number for each in found for number in each)
 
     def model_inputs(self, reading: Reading) -> ModelInputs:
         """What the model was called with, by a reading of the batch."""
         return ModelInputs(self.calls, reading.axis, reading.samples, reading.in_turn)
 
-    def names(self, reading: Reading, rows: LossRows | None = None) -> Names:
+    @property
+    def passages(self) -> Passages:
+        """How labels go through the graph, of which nothing has been read yet."""
+        return Passages(self.graph, self.elementwise)
+
+    def names(self, passages: Passages, reading: Reading, rows: LossRows | None = None) -> Names:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
         inputs = self.model_inputs(reading)
         known = inputs.named(self.graph, self.alone, self.reading_data)
-        read: tuple[Selection, ...] = ()
         if rows is not None:
             sources = [source for source in rows.sources if source.labels is not None]
-            structure = self.structure(sources, reading.samples)
-            known, read = self._of_data(structure) | known, structure.selections
+            structure = Structure(passages, sources, reading.samples, self.alone)
+            known = self._of_data(structure) | known
         returned = inputs.returned(self.graph, self.alone)
-        reading_data, elementwise = self.reading_data, self.elementwise
-        return Names(self.graph, self.alone, reading_data, known, returned, elementwise, read)
-
-    def structure(self, sources: Sequence[Source], samples: int) -> Structure:
-        """The samples of all rows, from those of the loss's."""
-        return Structure(self.graph, sources, samples, self.alone, self.elementwise)
+        return Names(passages, self.alone, self.reading_data, known, returned)
 
     def _of_data(self, structure: Structure) -> dict[Edge, Named]:
         """The samples at the edges where the graph begins with data."""
@@ -283,7 +292,7 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
 
     In the second case, the loss combines rows of several calls, or has those of one alone.
     """
-    names = loss.names(every[0])
+    names = loss.names(loss.passages, every[0])
     edges = loss_edges(
         loss.graph, loss.alone, loss.evidence.shapes, lambda edge: names.at(edge).are_known
     )
@@ -307,17 +316,18 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
     inputs = loss.model_inputs(reading)
     known = loss.graph, loss.alone, loss.evidence, inputs
-    names = loss.names(reading)
+    passages = loss.passages
+    names = loss.names(passages, reading)
     rows = loss_rows(names, reading, *known)
     if not rows.are_known:
-        names = loss.names(reading, rows)
+        names = loss.names(passages, reading, rows)
         rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
     if by_order and reading.needs_names:
         raise UnavailableError(NOT_ALL_FOLLOWED.format(samples=reading.samples))
     if by_order and not rows.are_in_order:
         raise UnavailableError(UNKNOWN_ORDER)
-    planner = _Planner(loss, reading, rows.sources)
+    planner = _Planner(loss, passages, reading, rows.sources)
     plan = planner.plan()
     second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
     by_second = reading.axis == 1 and reading.samples in second
@@ -332,10 +342,8 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         raise UnavailableError(SHARED_INPUTS.format(samples=reading.samples))
     if planner.contradicts(names.known):
         raise UnavailableError(UNKNOWN_ORDER)
-    every = (*plan.selections, *names.selections)
-    selections = {(each.node, each.name, each.place): each for each in every}
     holds = plan.holds and names.are_in_order
-    plan = replace(plan, selections=tuple(selections.values()), holds=holds)
+    plan = replace(plan, selections=passages.selections, holds=holds)
     return _Attempt(reading, rows, plan, by_order)
 
 
@@ -361,13 +369,17 @@ def plan_of_rows(
     source = Source(graph.root, labels_of(labels.reshape(shape)))
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
-    return _Planner(_LossGraph(graph, parameters), Reading(samples, OUTPUTS), [source]).plan()
+    loss, passages = _LossGraph(graph, parameters), Passages(graph)
+    plan = _Planner(loss, passages, Reading(samples, OUTPUTS), [source]).plan()
+    return replace(plan, selections=passages.selections)
 
 
 class _Planner:
     """Finds the plan for one reading of the batch."""
 
-    def __init__(self, loss: _LossGraph, reading: Reading, sources: Sequence[Source]) -> None:
+    def __init__(
+        self, loss: _LossGraph, passages: Passages, reading: Reading, sources: Sequence[Source]
+    ) -> None:
         graph = self._graph = loss.graph
         self._parameters = loss.parameters
         self._reading = reading
@@ -378,7 +390,7 @@ class _Planner:
         self._kinds = {*graph.kinds}
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
         self._normalising = normalising(graph, reading.samples)
-        self._labels = loss.structure(sources, reading.samples)
+        self._labels = Structure(passages, sources, reading.samples, loss.alone)
         self._finder = Finder(
             self._labels,
             loss.alone,
@@ -428,7 +440,6 @@ class _Planner:
             mixed=any(way.mixed and reasons[n] not in unread for n, way in ways.items()),
             holds=self._labels.last(used | unreadable),
             read=self._labels.is_read,
-            selections=self._labels.selections,
         )
 
     def _without_unknown_rows(self, plan: Plan) -> Plan:
@@ -542,6 +553,19 @@ class _Planner:
                 names.update(dict.fromkeys(own))
             found[number] = tuple(names)[: FEW + 1]
         return found
+
+
+def _code_of(graph: Graph, number: int) -> Hashable:
+    """What the operations of a backward function in Python depend on, but for numbers in tensors.
+
+    If it decides something by these, it doesn't compute each element by itself.
+    """
+    node = graph.nodes[number]
+    on_ctx = [each for each in vars(node).values() if isinstance(each, Tensor)]
+    tensors = [*output_metadata(node), *saved_where_they_are(node), *on_ctx]
+    shapes = tuple([(tuple(each.shape), each.dtype, each.device) for each in tensors])
+    own = (type(node), tuple(node.needs_input_grad), integers_of(node), tuple(vars(node)), shapes)
+    return number if is_saved_elsewhere(node) else own
 
 
 def _row_by_row(graph: Graph, edge: Edge, named: Named) -> LabelledEdge:

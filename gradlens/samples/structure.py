@@ -11,7 +11,7 @@ now tells, but it may hand on something else at another step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -34,7 +34,7 @@ from gradlens.samples.labels import (
     replaced,
     without_gaps,
 )
-from gradlens.samples.passages import Passages, Selection
+from gradlens.samples.passages import Passages
 from gradlens.samples.powers_of_two import labels_below
 from gradlens.samples.rows import LabelledEdge, RowIndex
 from gradlens.torch_private import saved
@@ -55,21 +55,20 @@ class Source:
 class Structure:
     """The samples of the elements at all edges below some sources.
 
-    Nodes that are ``alone`` compute with parameters alone, and functions in Python that are
-    ``elementwise`` don't move rows. ``refused`` are the reasons why nodes couldn't be asked. Beside
-    the samples, there are the labels N, of rows of a source that are no sample's, and N + 1, of
-    elements at which several samples meet.
+    Nodes that are ``alone`` compute with parameters alone. ``refused`` are the reasons why nodes
+    couldn't be asked. Beside the samples, there are the labels N, of rows of a source that are no
+    sample's, and N + 1, of elements at which several samples meet.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        passages: Passages,
         sources: Sequence[Source],
         samples: int,
         alone: Sequence[bool],
-        elementwise: Set[int] = frozenset(),
     ) -> None:
-        self.graph = graph
+        graph = self.graph = passages.graph
+        self._passages = passages
         self._alone = alone
         self.samples = samples
         self.refused: dict[int, str] = {}
@@ -80,7 +79,6 @@ class Structure:
         self._rows: dict[LabelledEdge, Labels] = {}
         self._indices: dict[tuple[Labels, Shape, torch.device], RowIndex] = {}
         self._merged: set[Edge] = set()
-        self._passages = Passages(graph, elementwise)
         for source in sources:
             labels = source.labels
             if labels is not None:
@@ -88,11 +86,6 @@ class Structure:
             elif not prod(graph.shape(source.edge)):
                 continue  # it has no rows
             self._merge(source.edge, labels)
-
-    @property
-    def selections(self) -> tuple[Selection, ...]:
-        """The indices that were read."""
-        return self._passages.selections
 
     @property
     def is_read(self) -> bool:

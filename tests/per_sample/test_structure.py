@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import is_elementwise
 from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, labels_of
+from gradlens.samples.passages import Passages
 from gradlens.samples.powers_of_two import labels_below
 from gradlens.samples.rows import LabelledEdge
 from gradlens.samples.structure import Source, Structure
@@ -38,7 +39,8 @@ def structure_of(found: Tensor, base: Tensor) -> tuple[Structure, LabelledEdge]:
     labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1))
     edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
     source = Source(graph.root, labels_of(labels))
-    return Structure(graph, [source], len(found), graph.of_parameters_alone()), edge
+    alone = graph.of_parameters_alone()
+    return Structure(Passages(graph), [source], len(found), alone), edge
 
 
 def order(length: int) -> Tensor:
