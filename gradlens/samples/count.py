@@ -13,13 +13,12 @@ from math import prod
 from operator import index
 from typing import SupportsIndex
 
-from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.graph import Edge, Graph, each_once
 from gradlens.graph.kinds import LEAF, is_linear, kind_of
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import NO_SAMPLE, Labels, Shape, counted, differ, only, same_labels
 from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
-from gradlens.samples.structure import Source
 from gradlens.torch_private import sequence_number
 
 PASSED = "batch_size="
@@ -149,32 +148,27 @@ class LossRows:
     tensor has as many rows as there are samples.
     """
 
-    sources: tuple[Source, ...]
+    sources: Mapping[Edge, Labels | None]
     by_place: bool
     has_row_for_each: bool
 
     @property
     def are_in_order(self) -> bool:
         """Whether the samples come one after the other, in the order of their numbers."""
-        known = [each.labels.values.tensor for each in self.sources if each.labels is not None]
+        known = [each.values.tensor for each in self.sources.values() if each is not None]
         first = [[*dict.fromkeys(each[each >= 0].tolist())] for each in known]
         return all(each == sorted(each) for each in first)
 
     def are_those_of(self, other: LossRows) -> bool:
         """Whether the same rows have the same samples."""
-        pairs = [*zip(self.sources, other.sources, strict=False)]
-        return len(self.sources) == len(other.sources) and all(_are_same(*pair) for pair in pairs)
+        pairs = [(each, other.sources.get(edge)) for edge, each in self.sources.items()]
+        same = (one is two or (one and two and same_labels((one, two))) for one, two in pairs)
+        return self.sources.keys() == other.sources.keys() and all(same)
 
     @property
     def are_known(self) -> bool:
         """Whether all rows have a sample."""
-        return all(source.labels is not None for source in self.sources)
-
-
-def _are_same(one: Source, other: Source) -> bool:
-    if one.labels is None or other.labels is None:
-        return one.edge == other.edge and one.labels is other.labels
-    return one.edge == other.edge and same_labels((one.labels, other.labels))
+        return None not in self.sources.values()
 
 
 def loss_edges(
@@ -190,14 +184,11 @@ def loss_edges(
     the user's code has computed them.
     """
     found: list[Edge] = []
-    visited: set[Edge] = set()
     waiting = [graph.root]
-    while waiting:
-        edge = waiting.pop()
-        if edge in visited:
-            continue
-        visited.add(edge)
+    has_terms_of_weights = False
+    for edge in each_once(waiting):
         if alone[edge[0]] or graph.kinds[edge[0]] == LEAF:
+            has_terms_of_weights |= alone[edge[0]]
             continue
         below = list(graph.descend(edge))
         is_number, is_row = prod(graph.shape(edge)) == 1, are_rows(edge)
@@ -207,7 +198,6 @@ def loss_edges(
         else:
             found.append(edge)
     compared = {edge: _shapes_of_weights(graph, edge, alone) for edge in found}
-    has_terms_of_weights = any(alone[edge[0]] for edge in visited)
     if has_terms_of_weights or not all(compared.values()):
         for shape in set[Shape]().union(*compared.values()):
             if not inputs.isdisjoint((shape, (1, *shape))):
@@ -223,22 +213,18 @@ def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[S
     Empty if it is another term: no layer computes with such weights, and they are repeated for no
     sample.
     """
-    passed: set[Edge] = set()
-    weights: set[Edge] = set()
-    waiting = [edge]
-    while waiting:
-        above = waiting.pop()
+    shapes: set[Shape] = set()
+    largest, waiting = 0, [edge]
+    for above in each_once(waiting):
         kind = graph.kinds[above[0]]
         if alone[above[0]]:
-            weights.add(above)
+            shapes.add(graph.shape(above))
         elif kind == LEAF or kind_of(kind).is_layer or kind_of(kind).brings_data:
             return set()
-        elif above not in passed:
-            passed.add(above)
+        else:
+            largest = max(largest, prod(graph.shape(above)))
             waiting += graph.descend(above)
-    shapes = {graph.shape(each) for each in weights}
-    most = max(map(prod, shapes), default=0)
-    return shapes if all(prod(graph.shape(each)) <= most for each in passed) else set()
+    return shapes if largest <= max(map(prod, shapes), default=0) else set()
 
 
 def loss_rows(
@@ -286,8 +272,7 @@ def loss_rows(
         raise UnavailableError(_not_followed(graph, by_place, names, reading))
     if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
         raise UnavailableError(EQUAL_PARTS.format(samples=samples))
-    sources = tuple(Source(edge, each) for edge, each in labels.items())
-    return LossRows(sources, bool(by_place) and reading.samples > 1, bool(as_many))
+    return LossRows(labels, bool(by_place) and reading.samples > 1, bool(as_many))
 
 
 def meeting_edges(graph: Graph, labels: Mapping[Edge, Labels]) -> list[Edge]:

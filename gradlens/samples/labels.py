@@ -21,10 +21,13 @@ NO_SAMPLE = -1
 """Label of a row without gradient, which belongs to no sample."""
 
 MIXED = -2
-"""Label of a row in which several samples meet."""
+"""Label of a row in which several samples meet, or that is no sample's though it has a gradient."""
 
 UNREADABLE = -3
 """Label of a row whose numbers aren't finite, or too small for their precision."""
+
+_UNSET = -(2**62)
+"""Smaller than all labels."""
 
 MOST_LABELS = 2**24
 """Labels of a tensor that are written out: 128 MiB. Most axes have one label for all entries."""
@@ -202,14 +205,6 @@ def replaced(labels: Labels, label: int, other: int) -> Labels:
 
 
 @_once
-def of_samples(labels: Labels, samples: int, other: int) -> Labels:
-    """Labels with another one in place of those that are no sample's, from N on."""
-    if labels.values.highest < samples:
-        return labels
-    return labels_of(labels.tensor.masked_fill(labels.tensor >= samples, other))
-
-
-@_once
 def joined(labels: Labels, axis: int, differing: int | None = None) -> Labels | None:
     """The one label along an axis, of the entries that have one.
 
@@ -222,8 +217,10 @@ def joined(labels: Labels, axis: int, differing: int | None = None) -> Labels | 
 
 
 def _joined(labels: Tensor, axis: int, differing: int | None) -> Tensor | None:
-    most = labels.amax(axis, keepdim=True)
-    several = ((labels != NO_SAMPLE) & (labels != most)).any(axis, keepdim=True)
+    are_none = labels == NO_SAMPLE
+    most = labels.masked_fill(are_none, _UNSET).amax(axis, keepdim=True)
+    several = (~are_none & (labels != most)).any(axis, keepdim=True)
+    most = most.masked_fill(most == _UNSET, NO_SAMPLE)
     if differing is None:
         return None if bool(several.any()) else most
     are_unknown = (labels == UNREADABLE).any(axis, keepdim=True)
@@ -243,25 +240,22 @@ def repeated(labels: Labels, axis: int, times: int) -> Labels:
     return labels_of(labels.tensor.repeat([times if n == axis else 1 for n in range(labels.dims)]))
 
 
-def combined(one: Labels, other: Labels, differing: int) -> Labels | None:
-    """Labels by both of two, entry by entry, ``differing`` where these are of several samples.
-
-    ``None`` if they are too many.
-    """
+def combined(one: Labels, other: Labels) -> Labels | None:
+    """Labels by both of two, entry by entry; ``None`` if they are too many."""
     if one == other or other.are_none:
         return one
-    return other if one.are_none else _combined(one, other, differing)
+    return other if one.are_none else _combined(one, other)
 
 
 @_once
-def _combined(labels: Labels, others: Labels, differing: int) -> Labels | None:
+def _combined(labels: Labels, others: Labels) -> Labels | None:
     one, other = labels.tensor, others.tensor
     if one.shape == other.shape and torch.equal(one, other):
         return labels
     if prod(map(max, one.shape, other.shape)) > MOST_LABELS:
         return None
     several = (one != NO_SAMPLE) & (other != NO_SAMPLE) & (one != other)
-    found = torch.where(one == NO_SAMPLE, other, one).masked_fill(several, differing)
+    found = torch.where(one == NO_SAMPLE, other, one).masked_fill(several, MIXED)
     return labels_of(found.masked_fill((one == UNREADABLE) | (other == UNREADABLE), UNREADABLE))
 
 
@@ -271,7 +265,7 @@ def without_gaps(labels: Labels, samples: int) -> Labels:
 
     They do if there is just one axis along which these are all samples.
     """
-    if labels.values.lowest > NO_SAMPLE:
+    if not labels.values.has(NO_SAMPLE):
         return labels
     whole: list[Labels] = []
     for axis in labels.axes:

@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from gradlens.graph.graph import Edge
+from gradlens.graph.graph import Edge, each_once
 from gradlens.graph.kinds import kind_of, plain_name
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
@@ -119,19 +119,16 @@ class Names:
 
         Where inputs are recognised, the names of reordered rows are known.
         """
-        visited: set[Edge] = set()
-        waiting = [(edge, places)]
-        while waiting:
-            above, names = waiting.pop()
-            if above in visited:
-                continue
-            visited.add(above)
+        places_at, waiting = {edge: places}, [edge]
+        for above in each_once(waiting):
             for place, below in enumerate(self._graph.children[above[0]]):
                 if below is not None and not self._alone[below[0]]:
-                    is_kept, own = self._kept_from(above, names, place, below)
+                    is_kept, own = self._kept_from(above, places_at[above], place, below)
                     if not is_kept:
                         return False
-                    waiting += [] if own is None else [(below, own)]
+                    if own is not None:
+                        places_at[below] = own
+                        waiting.append(below)
         return True
 
     def _kept_from(
@@ -158,15 +155,9 @@ class Names:
 
     def _are_put(self, edge: Edge) -> bool:
         """Whether a tensor has its rows from one that some rows were put into."""
-        rows = self._graph.shape(edge)[:1]
-        visited: set[Edge] = set()
-        waiting = [edge]
+        rows, waiting = self._graph.shape(edge)[:1], [edge]
         found = False
-        while waiting:
-            above = waiting.pop()
-            if above in visited:
-                continue
-            visited.add(above)
+        for above in each_once(waiting):
             is_put = self._name(above[0]) in PUTTING
             found |= is_put
             for place, below in enumerate(self._graph.children[above[0]]):
@@ -237,12 +228,12 @@ class Names:
                 (unknown if is_unknown else named)[place] = names
         found: Labels | None = None
         for names in named.values():
-            found = names if found is None else combined(found, names, MIXED) or unreadable
+            found = names if found is None else combined(found, names) or unreadable
         for place, names in unknown.items():
             if found is None or found.are_none:
                 found = names
             elif not any(self._covers(number, output, each, place) for each in named):
-                found = combined(found, names, MIXED) or unreadable
+                found = combined(found, names) or unreadable
         return found
 
     def _covers(self, number: int, output: int, place: int, other: int) -> bool:

@@ -20,6 +20,7 @@ from gradlens.graph.graph import Graph, is_python_function
 from gradlens.graph.kinds import Kind, Step, from_the_right, kind_of, plain_name
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
+    MIXED,
     NO_SAMPLE,
     UNREADABLE,
     Labels,
@@ -225,10 +226,7 @@ class Passage:
         return self._kind.is_layer and saved(node, "groups", 1) > 1
 
     def down(self, labels: Labels, samples: int) -> Labels | None:
-        """Labels of the input, from those of the output; ``None`` if the kind doesn't tell.
-
-        Entries of which it is certain that they are of several samples have the label N + 1.
-        """
+        """Labels of the input, from those of the output; ``None`` if the kind doesn't tell."""
         dims = len(self.below)
         if self._is_empty:
             return only(NO_SAMPLE, dims)
@@ -252,7 +250,7 @@ class Passage:
             return None
         # It adds up the gradients of all entries that one was repeated for.
         is_sum = self._kind.repeats and self._kind.is_linear
-        return self._moved_down(labels, samples + 1 if is_sum else None)
+        return self._moved_down(labels, MIXED if is_sum else None)
 
     def _picked_down(self, labels: Labels, samples: int) -> Labels | None:
         """Labels of an input that entries are picked from, or put from.

@@ -21,9 +21,6 @@ from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import MOST_LABELS, NO_SAMPLE, Labels, Shape, labels_of
 from gradlens.torch_private import saved, signed
 
-_UNSET = -(2**62)
-"""Smaller than all labels."""
-
 Saved: TypeAlias = Sequence[Tensor | None]
 """What a node has saved under a name: one tensor, or several."""
 
@@ -111,12 +108,11 @@ class Pick:
         if prod(sizes) > MOST_LABELS:
             return None
         numbers, values = numbers.expand(sizes).flatten(), labels.expand(sizes).flatten()
-        numbers, values = numbers[numbers >= 0], values[numbers >= 0]
-        found = torch.full([prod(own)], _UNSET)
-        found.scatter_reduce_(0, numbers, values, "amax")
-        if bool(((found[numbers] != values) & (values != NO_SAMPLE)).any()):
-            return None
-        return labels_of(found.masked_fill(found == _UNSET, NO_SAMPLE).reshape(own))
+        known = (numbers >= 0) & (values != NO_SAMPLE)
+        numbers, values = numbers[known], values[known]
+        found = torch.full([prod(own)], NO_SAMPLE)
+        found[numbers] = values
+        return labels_of(found.reshape(own)) if torch.equal(found[numbers], values) else None
 
 
 # Along one axis ---------------------------------------------------------------------------------

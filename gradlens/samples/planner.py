@@ -48,11 +48,12 @@ from gradlens.samples.count import (
     readings,
 )
 from gradlens.samples.labels import (
+    MIXED,
     NO_SAMPLE,
     Labels,
     differ,
     labels_of,
-    of_samples,
+    replaced,
     same_labels,
 )
 from gradlens.samples.model_inputs import (
@@ -67,7 +68,7 @@ from gradlens.samples.passages import Passages
 from gradlens.samples.plan import LossTerm, Plan
 from gradlens.samples.rows import LabelledEdge, rows_of_values
 from gradlens.samples.rule_checks import disagreements
-from gradlens.samples.structure import Source, Structure
+from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways
 from gradlens.torch_private import (
     hands_gradients_on,
@@ -139,7 +140,7 @@ class _LossGraph:
         inputs = self.model_inputs(reading)
         known = inputs.named(self.graph, self.alone, self.reading_data)
         if rows is not None:
-            sources = [source for source in rows.sources if source.labels is not None]
+            sources = {edge: each for edge, each in rows.sources.items() if each is not None}
             structure = Structure(passages, sources, reading.samples, self.alone)
             known = self._of_data(structure) | known
         returned = inputs.returned(self.graph, self.alone)
@@ -151,7 +152,7 @@ class _LossGraph:
         edges = [(number, 0) for number in (*leaves, *first_nodes(self.graph, self.alone))]
         labels = {edge: structure.labels(edge) for edge in edges}
         return {
-            edge: Named(of_samples(found, structure.samples, NO_SAMPLE))
+            edge: Named(replaced(found, MIXED, NO_SAMPLE))
             for edge, found in labels.items()
             if found is not None
         }
@@ -366,11 +367,11 @@ def plan_of_rows(
     shape = [1] * len(graph.shape(graph.root))
     shape[axis] = samples * together
     labels = torch.arange(samples).repeat_interleave(together)
-    source = Source(graph.root, labels_of(labels.reshape(shape)))
+    sources = {graph.root: labels_of(labels.reshape(shape))}
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
     loss, passages = _LossGraph(graph, parameters), Passages(graph)
-    plan = _Planner(loss, passages, Reading(samples, OUTPUTS), [source]).plan()
+    plan = _Planner(loss, passages, Reading(samples, OUTPUTS), sources).plan()
     return replace(plan, selections=passages.selections)
 
 
@@ -378,7 +379,11 @@ class _Planner:
     """Finds the plan for one reading of the batch."""
 
     def __init__(
-        self, loss: _LossGraph, passages: Passages, reading: Reading, sources: Sequence[Source]
+        self,
+        loss: _LossGraph,
+        passages: Passages,
+        reading: Reading,
+        sources: Mapping[Edge, Labels | None],
     ) -> None:
         graph = self._graph = loss.graph
         self._parameters = loss.parameters
@@ -394,7 +399,7 @@ class _Planner:
         self._finder = Finder(
             self._labels,
             loss.alone,
-            [source.edge for source in sources],
+            sources,
             loss.reads_data,
             is_normalised=bool(self._normalising),
         )
@@ -522,7 +527,7 @@ class _Planner:
             return refused or way.reason
         if SYNCHRONISED in self._kinds:
             return ACROSS_PROCESSES
-        unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]
+        unknown = [self._graph.shape(e) for e, each in self._sources.items() if each is None]
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._reading.samples)
         if unreadable & set(way.mixed):

@@ -11,8 +11,7 @@ now tells, but it may hand on something else at another step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -29,7 +28,6 @@ from gradlens.samples.labels import (
     Shape,
     combined,
     labels_of,
-    of_samples,
     only,
     replaced,
     without_gaps,
@@ -40,30 +38,18 @@ from gradlens.samples.rows import LabelledEdge, RowIndex
 from gradlens.torch_private import saved
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where labels start: an edge of the loss's graph, and the samples of its rows.
-
-    ``labels`` are ``None`` if the rows' samples aren't known, in which case the rows that they
-    reach get the label ``MIXED``.
-    """
-
-    edge: Edge
-    labels: Labels | None
-
-
 class Structure:
     """The samples of the elements at all edges below some sources.
 
-    Nodes that are ``alone`` compute with parameters alone. ``refused`` are the reasons why nodes
-    couldn't be asked. Beside the samples, there are the labels N, of rows of a source that are no
-    sample's, and N + 1, of elements at which several samples meet.
+    These are edges of the loss's graph with the labels of their elements, ``None`` where they
+    aren't known. Nodes that are ``alone`` compute with parameters alone. ``refused`` are the
+    reasons why nodes couldn't be asked.
     """
 
     def __init__(
         self,
         passages: Passages,
-        sources: Sequence[Source],
+        sources: Mapping[Edge, Labels | None],
         samples: int,
         alone: Sequence[bool],
     ) -> None:
@@ -79,13 +65,12 @@ class Structure:
         self._rows: dict[LabelledEdge, Labels] = {}
         self._indices: dict[tuple[Labels, Shape, torch.device], RowIndex] = {}
         self._merged: set[Edge] = set()
-        for source in sources:
-            labels = source.labels
+        for edge, labels in sources.items():
             if labels is not None:
-                labels = replaced(labels, NO_SAMPLE, samples)
-            elif not prod(graph.shape(source.edge)):
-                continue  # it has no rows
-            self._merge(source.edge, labels)
+                # Rows of no sample have a gradient there.
+                self._merge(edge, replaced(labels, NO_SAMPLE, MIXED))
+            elif prod(graph.shape(edge)):
+                self._merge(edge, None)
 
     @property
     def is_read(self) -> bool:
@@ -130,7 +115,7 @@ class Structure:
         labels, shape = self.labels(labelled.edge), self._shape_of_rows(labelled)
         if labels is None or not prod(self.graph.shape(labelled.edge)):
             return only(UNREADABLE if labels is None else NO_SAMPLE, len(shape))
-        rows = labelled.rows_of(of_samples(labels, self.samples, MIXED))
+        rows = labelled.rows_of(labels)
         is_recurrent = kind_of(self.graph.kinds[labelled.edge[0]]).is_recurrent
         return _of_sequences(self.graph, labelled, rows, shape) if is_recurrent else rows
 
@@ -168,7 +153,7 @@ class Structure:
         else:
             before, self._labels[edge] = self._labels[edge], None
             if before is not None and labels is not None:
-                self._labels[edge] = combined(before, labels, self.samples + 1)
+                self._labels[edge] = combined(before, labels)
         self._merged.add(edge)
 
     def _complete(self, edge: Edge) -> None:
@@ -201,18 +186,17 @@ class Structure:
         if (node, output) not in self._asked:
             self._asked[node, output] = nothing
             try:
-                found = labels_below(self.graph, node, output, labels.tensor, self.samples + 1)
-                self._asked[node, output] = [self._as_own(each) for each in found]
+                found = labels_below(self.graph, node, output, labels.tensor, self.samples)
+                self._asked[node, output] = [_readable(each) for each in found]
             except RefusedNodeError as reason:
                 self.refused[node] = str(reason)
         return self._asked[node, output]
 
-    def _as_own(self, written: Tensor | None) -> Labels | None:
-        """Labels with the own one of mixed elements; ``None`` if some can't be read."""
-        labels = None if written is None else labels_of(written)
-        if labels is None or labels.values.has(UNREADABLE):
-            return None
-        return replaced(labels, MIXED, self.samples + 1)
+
+def _readable(written: Tensor | None) -> Labels | None:
+    """Labels; ``None`` if some of them can't be read."""
+    labels = None if written is None else labels_of(written)
+    return None if labels is None or labels.values.lowest == UNREADABLE else labels
 
 
 def _of_sequences(graph: Graph, labelled: LabelledEdge, rows: Labels, shape: Shape) -> Labels:

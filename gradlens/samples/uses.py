@@ -10,7 +10,7 @@ candidates, and their labels decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ class Finder:
         self,
         labels: Structure,
         alone: Sequence[bool],
-        sources: Collection[Edge],
+        sources: Iterable[Edge],
         reads_data: Sequence[bool],
         is_normalised: bool,
     ) -> None:

@@ -16,7 +16,7 @@ from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, labels_of
 from gradlens.samples.passages import Passages
 from gradlens.samples.powers_of_two import labels_below
 from gradlens.samples.rows import LabelledEdge
-from gradlens.samples.structure import Source, Structure
+from gradlens.samples.structure import Structure
 
 N, T, D = 4, 3, 5
 
@@ -38,9 +38,9 @@ def structure_of(found: Tensor, base: Tensor) -> tuple[Structure, LabelledEdge]:
     graph = Graph(found)
     labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1))
     edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
-    source = Source(graph.root, labels_of(labels))
+    sources = {graph.root: labels_of(labels)}
     alone = graph.of_parameters_alone()
-    return Structure(Passages(graph), [source], len(found), alone), edge
+    return Structure(Passages(graph), sources, len(found), alone), edge
 
 
 def order(length: int) -> Tensor:
