@@ -44,14 +44,21 @@ class Values:
     tensor: Tensor
 
     @cached_property
+    def _ends(self) -> tuple[int, int]:
+        if not self.tensor.numel():
+            return NO_SAMPLE, NO_SAMPLE
+        lowest, highest = self.tensor.aminmax()
+        return int(lowest), int(highest)
+
+    @property
     def lowest(self) -> int:
         """The smallest label."""
-        return int(self.tensor.amin()) if self.tensor.numel() else NO_SAMPLE
+        return self._ends[0]
 
-    @cached_property
+    @property
     def highest(self) -> int:
         """The largest label."""
-        return int(self.tensor.amax()) if self.tensor.numel() else NO_SAMPLE
+        return self._ends[1]
 
     @cached_property
     def distinct(self) -> frozenset[int]:
@@ -138,20 +145,20 @@ def counted(samples: range, axis: int, dims: int) -> Labels:
 
 def labels_of(written: Tensor) -> Labels:
     """Labels from a tensor of them, some of whose axes may have length 1."""
-    for axis, length in enumerate(written.shape):
-        if length > 1:
-            first = written.narrow(axis, 0, 1)
-            if bool((written == first).all()):
-                written = first
-    axes = tuple([axis for axis, length in enumerate(written.shape) if length != 1])
-    if not axes:
-        return only(int(written), written.dim())
+    axes = [axis for axis, length in enumerate(written.shape) if length != 1]
     values = Values(written.reshape([written.shape[axis] for axis in axes]))
+    if values.lowest == values.highest:
+        return only(values.lowest, written.dim())
+    for place in reversed(range(len(axes))) if len(axes) > 1 else ():
+        first = values.tensor.select(place, 0)
+        if bool((values.tensor == first.unsqueeze(place)).all()):
+            del axes[place]
+            values = Values(first)
     samples = range(values.lowest, values.highest + 1)
     if values.tensor.shape == (len(samples),):
         in_order = _counted(samples)
         values = in_order if torch.equal(values.tensor, in_order.tensor) else values
-    return Labels(values, axes, written.dim())
+    return Labels(values, tuple(axes), written.dim())
 
 
 def _once(
@@ -254,9 +261,12 @@ def _combined(labels: Labels, others: Labels) -> Labels | None:
         return labels
     if prod(map(max, one.shape, other.shape)) > MOST_LABELS:
         return None
-    several = (one != NO_SAMPLE) & (other != NO_SAMPLE) & (one != other)
-    found = torch.where(one == NO_SAMPLE, other, one).masked_fill(several, MIXED)
-    return labels_of(found.masked_fill((one == UNREADABLE) | (other == UNREADABLE), UNREADABLE))
+    is_open = one == NO_SAMPLE
+    several = ~is_open & (other != NO_SAMPLE) & (one != other)
+    found = torch.where(is_open, other, one).masked_fill(several, MIXED)
+    if UNREADABLE in (labels.values.lowest, others.values.lowest):
+        found = found.masked_fill((one == UNREADABLE) | (other == UNREADABLE), UNREADABLE)
+    return labels_of(found)
 
 
 @_once
