@@ -7,17 +7,16 @@ selected in the same way, by what the node has saved, such as the indices of a s
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph, is_python_function
-from gradlens.graph.kinds import Kind, Step, from_the_right, kind_of, plain_name
+from gradlens.graph.kinds import Kind, Node, Step, from_the_right, kind_of, plain_name
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
     MIXED,
@@ -31,7 +30,7 @@ from gradlens.samples.labels import (
     repeated,
     reshaped,
 )
-from gradlens.samples.picks import PICKING, PUTTING, Between, Pick, Saved
+from gradlens.samples.picks import PICKING, PUTTING, Pick
 from gradlens.torch_private import hands_gradients_on, saved
 
 
@@ -47,32 +46,35 @@ class Selection:
     def is_in(self, graph: Graph) -> bool:
         """Whether another graph of the same structure has the same indices there."""
         try:
-            found = _saved(graph, self.node, self.name)
+            other = _saved(graph.nodes[self.node], self.name)[self.place]
         except UnavailableError:
             return False
-        other = found[self.place]
         return other is not None and torch.equal(other, self.index)
 
 
-def _saved(graph: Graph, node: int, name: str) -> Saved:
-    found = read_saved(graph.nodes[node], name)
+def _saved(node: Node, name: str) -> Sequence[Tensor | None]:
+    found = read_saved(node, name)
     return found if isinstance(found, (tuple, list)) else [found]
 
 
-class _Named(NamedTuple):
-    """What is known of a kind of node by its name: ``is_known`` if its axes or entries are."""
+@dataclass(frozen=True)
+class _Rule:
+    """How a kind of node hands labels on: by its ``kind``, or as it picks or puts entries."""
 
     kind: Kind
-    picks: bool
-    puts: bool
-    is_known: bool
+    picks: Callable[[Passage], Pick | None] | None
+    puts: Callable[[Passage], Pick] | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything that labels go by."""
+        return bool(self.kind.axes or self.kind.in_order or self.picks or self.puts)
 
 
 @cache
-def _named(name: str) -> _Named:
-    plain, kind = plain_name(name), kind_of(name)
-    picks, puts = plain in PICKING, plain in PUTTING
-    return _Named(kind, picks, puts, kind.axes is not None or kind.in_order or picks or puts)
+def _rule_of(name: str) -> _Rule:
+    plain = plain_name(name)
+    return _Rule(kind_of(name), PICKING.get(plain), PUTTING.get(plain))
 
 
 class Passages:
@@ -92,48 +94,57 @@ class Passages:
         """The indices that were read."""
         return tuple(self._read.values())
 
-    def at(self, node: int, output: int, place: int) -> Passage:
+    def at(self, number: int, output: int, place: int) -> Passage:
         """The passage between an output of a node and its input number ``place``."""
-        key = (node, output, place)
-        if key not in self._found:
-            self._found[key] = Passage(self, node, output, place)
-        return self._found[key]
+        found, graph = self._found.get((number, output, place)), self.graph
+        if found is None:
+            edge = graph.children[number][place]
+            assert edge is not None
+            shapes = graph.shape((number, output)), graph.shape(edge)
+            found = Passage(graph.nodes[number], place, output, *shapes, number, self)
+            self._found[number, output, place] = found
+        return found
 
-    def read(self, node: int, name: str, place: int) -> Tensor:
+    def read(self, number: int, name: str, place: int) -> Tensor:
         """An index that a node has saved, on which the labels depend from then on."""
-        key = (node, name, place)
+        key = (number, name, place)
         if key not in self._read:
-            found = _saved(self.graph, node, name)[place]
+            found = _saved(self.graph.nodes[number], name)[place]
             assert found is not None
             self._read[key] = Selection(*key, found.detach().clone())
         return self._read[key].index.cpu()
 
 
-class Passage:
-    """Between an output of a node and its input number ``place``.
+@dataclass(frozen=True, eq=False)
+class Passage(Step):
+    """Between an output of the node with a ``number`` and one of its inputs."""
 
-    ``above`` and ``below`` are their shapes. It ``picks`` entries of the input, or ``puts`` them
-    into the output.
-    """
+    number: int
+    passages: Passages
 
-    def __init__(self, passages: Passages, node: int, output: int, place: int) -> None:
-        graph = passages.graph
-        edge = graph.children[node][place]
-        assert edge is not None
-        self._passages = passages
-        self._node, self._output, self._place = node, output, place
-        self.above, self.below = graph.shape((node, output)), graph.shape(edge)
-        self._kind, self.picks, self.puts, is_known = _named(graph.kinds[node])
-        self._is_empty = 0 in self.above or 0 in self.below
-        is_elementwise = self._kind.axes is from_the_right or node in passages.elementwise
-        self._is_same = is_elementwise and self.above == self.below
-        self._hands_on = not is_known and hands_gradients_on(graph.nodes[node])
-        self._is_function = not is_known and is_python_function(graph.nodes[node])
+    @property
+    def _rule(self) -> _Rule:
+        return _rule_of(self.passages.graph.kinds[self.number])
 
-    @cached_property
-    def _step(self) -> Step:
-        node, dims = self._passages.graph.nodes[self._node], (len(self.above), len(self.below))
-        return Step(node, self._place, self._output, *dims)
+    @property
+    def picks(self) -> bool:
+        """Whether the output has entries of the input, picked by what the node has saved."""
+        return self._rule.picks is not None
+
+    @property
+    def all_sizes(self) -> list[Shape | None]:
+        """The shapes of all inputs, ``None`` of those that need no gradient."""
+        graph = self.passages.graph
+        edges = graph.children[self.number]
+        return [None if edge is None else graph.shape(edge) for edge in edges]
+
+    def seen(self, name: str) -> Sequence[Tensor | None]:
+        """The indices that the node has saved under a name."""
+        return _saved(self.node, name)
+
+    def read(self, name: str, place: int = 0) -> Tensor:
+        """One of them, on which the labels depend from then on."""
+        return self.passages.read(self.number, name, place)
 
     @cached_property
     def pick(self) -> Pick | None:
@@ -141,46 +152,53 @@ class Passage:
 
         ``UnavailableError`` if what the node has saved can't be read now.
         """
-        graph, node = self._passages.graph, self._node
-        between = Between(
-            self._step,
-            self.above,
-            self.below,
-            [None if edge is None else graph.shape(edge) for edge in graph.children[node]],
-            lambda name: _saved(graph, node, name),
-            lambda name, place: self._passages.read(node, name, place),
-        )
-        name = plain_name(graph.kinds[node])
-        return PICKING[name](between) if self.picks else PUTTING[name](between)
+        found = self._rule.picks or self._rule.puts
+        return None if found is None else found(self)
 
     @cached_property
     def _axes(self) -> tuple[int | None, ...]:
         """The axis of the input that each axis of the output goes on in, if there is one."""
-        rule = self._kind.axes
+        rule, dims = self._rule.kind.axes, range(self.inputs)
         if rule is None:
             return ()
-        found = [rule(self._step, axis) for axis in range(len(self.above))]
-        return tuple([a if a is not None and 0 <= a < len(self.below) else None for a in found])
+        found = [rule(self, axis) for axis in range(self.outputs)]
+        return tuple([axis if axis in dims else None for axis in found])
 
     @property
     def sizes(self) -> Shape:
         """The lengths of the input along the axes of the output, 1 where it is repeated."""
-        if self._kind.axes is None:
+        if self._rule.kind.axes is None:
             return self.above
         return tuple([1 if along is None else self.below[along] for along in self._axes])
 
+    @property
+    def _is_empty(self) -> bool:
+        return 0 in self.above or 0 in self.below
+
+    @property
+    def _is_same(self) -> bool:
+        """Whether each entry is computed from the one at the same place."""
+        is_elementwise = self._rule.kind.axes is from_the_right
+        is_elementwise = is_elementwise or self.number in self.passages.elementwise
+        return is_elementwise and self.above == self.below
+
+    @property
+    def _hands_on(self) -> bool:
+        return not self._rule.is_known and hands_gradients_on(self.node)
+
     def up(self, names: Labels) -> Labels | None:
         """Names of the output, from those of the input; ``None`` if there are none."""
+        rule = self._rule
         if self._is_empty:
             return None
         if self._is_same:
             return names
         if self._hands_on:
-            return names if self._output == self._place else None
-        if self._kind.in_order:
+            return names if self.output == self.place else None
+        if rule.kind.in_order:
             return reshaped(names, self.below, self.above)
         try:
-            return self._picked_up(names) if self.picks or self.puts else self._moved_up(names)
+            return self._picked_up(names) if rule.picks or rule.puts else self._moved_up(names)
         except UnavailableError:  # of indices that can't be read now
             return only(UNREADABLE, len(self.above))
 
@@ -200,8 +218,8 @@ class Passage:
     def _moved_up(self, names: Labels) -> Labels | None:
         """Names of an output by the axes that the node's kind hands on; others are reduced."""
         dims = len(self.above)
-        if self._kind.axes is None or (
-            self._is_grouped and (1 - self._place) % names.dims in names.axes
+        if self._rule.kind.axes is None or (
+            self._is_grouped and (1 - self.place) % names.dims in names.axes
         ):
             return only(UNREADABLE, dims)
         places: dict[int, int] = {}
@@ -222,34 +240,33 @@ class Passage:
     @property
     def _is_grouped(self) -> bool:
         """Whether it is a convolution of groups of channels, each by itself."""
-        node = self._passages.graph.nodes[self._node]
-        return self._kind.is_layer and saved(node, "groups", 1) > 1
+        return self._rule.kind.is_layer and saved(self.node, "groups", 1) > 1
 
     def down(self, labels: Labels, samples: int) -> Labels | None:
         """Labels of the input, from those of the output; ``None`` if the kind doesn't tell."""
-        dims = len(self.below)
+        rule, dims = self._rule, len(self.below)
         if self._is_empty:
             return only(NO_SAMPLE, dims)
         if self._is_same:
             return labels
         if self._hands_on:
-            return labels if self._output == self._place else only(NO_SAMPLE, dims)
-        if self._is_function and self._kind.axes is None:
+            return labels if self.output == self.place else only(NO_SAMPLE, dims)
+        if not rule.is_known and is_python_function(self.node):
             return None  # it may do anything
-        if self._kind.in_order:
+        if rule.kind.in_order:
             return reshaped(labels, self.above, self.below)
         try:
-            found = self._picked_down(labels, samples) if self.picks or self.puts else None
+            found = self._picked_down(labels, samples) if rule.picks or rule.puts else None
         except UnavailableError:  # of indices that can't be read now
             return None
         if found is not None:
             return found
         if not labels.axes:
             return Labels(labels.values, (), dims)
-        if self._kind.axes is None:
+        if rule.kind.axes is None:
             return None
         # It adds up the gradients of all entries that one was repeated for.
-        is_sum = self._kind.repeats and self._kind.is_linear
+        is_sum = rule.kind.repeats and rule.kind.is_linear
         return self._moved_down(labels, MIXED if is_sum else None)
 
     def _picked_down(self, labels: Labels, samples: int) -> Labels | None:
@@ -261,7 +278,7 @@ class Passage:
         pick, below = self.pick, self.below
         if pick is None:
             return None
-        if self.puts:
+        if self._rule.puts:
             found = pick.pulled(labels, len(below))
             lengths = zip(found.axes, found.values.tensor.shape, strict=True)
             fits = found.dims == len(below) and all(below[axis] == n for axis, n in lengths)

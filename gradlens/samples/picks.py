@@ -11,44 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gradlens.graph.kinds import Step, positive
+from gradlens.graph.kinds import positive
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import MOST_LABELS, NO_SAMPLE, Labels, Shape, labels_of
 from gradlens.torch_private import saved, signed
 
-Saved: TypeAlias = Sequence[Tensor | None]
-"""What a node has saved under a name: one tensor, or several."""
-
-
-@dataclass(frozen=True)
-class Between:
-    """What is between an input of a node, of shape ``below``, and an output of shape ``above``.
-
-    ``sizes`` are the shapes of all inputs, ``None`` of those that need no gradient. ``seen`` gives
-    the indices that it has saved under a name, and ``read`` the one at a place, on which the labels
-    depend from then on.
-    """
-
-    step: Step
-    above: Shape
-    below: Shape
-    sizes: Sequence[Shape | None]
-    seen: Callable[[str], Saved]
-    read: Callable[[str, int], Tensor]
-
-    @property
-    def dim(self) -> int:
-        """The axis, in the tensor with more axes."""
-        return positive(saved(self.step.node, "dim"), max(len(self.above), len(self.below)))[0]
-
-    def saved(self, name: str) -> int:
-        """An integer that the node has saved."""
-        return signed(int(saved(self.step.node, name)))
+if TYPE_CHECKING:
+    from gradlens.samples.passages import Passage
 
 
 @dataclass(frozen=True)
@@ -118,7 +92,7 @@ class Pick:
 # Along one axis ---------------------------------------------------------------------------------
 
 
-def _kept(of: Between, dim: int) -> dict[int, int]:
+def _kept(of: Passage, dim: int) -> dict[int, int]:
     """The other axes of the input, with their places in the output."""
     shift = len(of.above) - len(of.below)
     if shift > 0:  # the output has one more
@@ -127,7 +101,7 @@ def _kept(of: Between, dim: int) -> dict[int, int]:
     return {axis: axis - (axis > dim) if shift else axis for axis in others}
 
 
-def _along(of: Between, places: slice, start: int | None = None) -> Pick:
+def _along(of: Passage, places: slice, start: int | None = None) -> Pick:
     """Entries at these places of the input's axis.
 
     If they ``start`` behind those of another input, these are -1.
@@ -154,42 +128,42 @@ def _end(number: int, length: int) -> int:
     return max(number + length, 0) if number < 0 else min(number, length)
 
 
-def _slice(of: Between) -> Pick:
+def _slice(of: Passage) -> Pick:
     start, end = (_end(of.saved(name), of.below[of.dim]) for name in ("start", "end"))
     return _along(of, slice(start, end, of.saved("step")))
 
 
-def _select(of: Between) -> Pick:
+def _select(of: Passage) -> Pick:
     place = _end(of.saved("index"), of.below[of.dim])
     return _along(of, slice(place, place + 1))
 
 
-def _unbind(of: Between) -> Pick:
-    return _along(of, slice(of.step.output, of.step.output + 1))
+def _unbind(of: Passage) -> Pick:
+    return _along(of, slice(of.output, of.output + 1))
 
 
-def _split(of: Between) -> Pick:
+def _split(of: Passage) -> Pick:
     size = of.saved("split_size")
-    return _along(of, slice(of.step.output * size, (of.step.output + 1) * size))
+    return _along(of, slice(of.output * size, (of.output + 1) * size))
 
 
-def _split_with_sizes(of: Between) -> Pick:
-    sizes = saved(of.step.node, "split_sizes")
-    start = sum(sizes[: of.step.output])
-    return _along(of, slice(start, start + sizes[of.step.output]))
+def _split_with_sizes(of: Passage) -> Pick:
+    sizes = saved(of.node, "split_sizes")
+    start = sum(sizes[: of.output])
+    return _along(of, slice(start, start + sizes[of.output]))
 
 
-def _index_select(of: Between) -> Pick:
+def _index_select(of: Passage) -> Pick:
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
         is_whole = x.shape[dim] == of.below[dim]
-        return x.index_select(dim, of.read("index", 0).reshape(-1)) if is_whole else x
+        return x.index_select(dim, of.read("index").reshape(-1)) if is_whole else x
 
     return Pick(apply, (dim,), _kept(of, dim))
 
 
-def _by_indices(of: Between, name: str) -> Pick:
+def _by_indices(of: Passage, name: str) -> Pick:
     """Each entry is picked by an index of its own."""
     dim = of.dim
 
@@ -208,18 +182,18 @@ def _by_indices(of: Between, name: str) -> Pick:
     return Pick(apply, (dim,), _kept(of, dim), one_by_one=True)
 
 
-def _sorted(of: Between) -> Pick:
+def _sorted(of: Passage) -> Pick:
     return _by_indices(of, "indices")
 
 
-def _gather(of: Between) -> Pick | None:
-    return _by_indices(of, "index") if of.step.place == 0 else None
+def _gather(of: Passage) -> Pick | None:
+    return _by_indices(of, "index") if of.place == 0 else None
 
 
-def _cat(of: Between) -> Pick | None:
+def _cat(of: Passage) -> Pick | None:
     """The part of the output that is one of the inputs, if the lengths of others are known."""
     dim = of.dim
-    front, behind = of.sizes[: of.step.place], of.sizes[of.step.place + 1 :]
+    front, behind = of.all_sizes[: of.place], of.all_sizes[of.place + 1 :]
     if all(size is not None for size in front):
         start = sum(size[dim] if len(size) > dim else 0 for size in front if size is not None)
     elif all(size is not None for size in behind):
@@ -230,26 +204,26 @@ def _cat(of: Between) -> Pick | None:
     return _along(of, slice(None), start)
 
 
-def _stack(of: Between) -> Pick:
-    return _along(of, slice(None), of.step.place)
+def _stack(of: Passage) -> Pick:
+    return _along(of, slice(None), of.place)
 
 
 # Along several axes -----------------------------------------------------------------------------
 
 
-def _turned(of: Between, turn: Callable[[Tensor, Sequence[int]], Tensor]) -> Pick:
-    dims = positive(saved(of.step.node, "dims"), len(of.below))
+def _turned(of: Passage, turn: Callable[[Tensor, Sequence[int]], Tensor]) -> Pick:
+    dims = positive(saved(of.node, "dims"), len(of.below))
     axes = tuple(dims or range(len(of.below)))
     kept = {axis: axis for axis in range(len(of.below)) if axis not in axes}
     return Pick(lambda x: turn(x, dims), axes, kept)
 
 
-def _flip(of: Between) -> Pick:
+def _flip(of: Passage) -> Pick:
     return _turned(of, lambda x, dims: x.flip(*dims))
 
 
-def _roll(of: Between) -> Pick:
-    shifts = [signed(shift) for shift in saved(of.step.node, "shifts")]
+def _roll(of: Passage) -> Pick:
+    shifts = [signed(shift) for shift in saved(of.node, "shifts")]
 
     def roll(x: Tensor, dims: Sequence[int]) -> Tensor:
         return x.roll(shifts, [*dims]) if dims else x.expand(of.below).roll(shifts)
@@ -263,7 +237,7 @@ class _Indices:
     A mask has one for each of its axes.
     """
 
-    def __init__(self, of: Between) -> None:
+    def __init__(self, of: Passage) -> None:
         self._of = of
         self._given = of.seen("indices")
         self._places: dict[int, tuple[int, int]] = {}
@@ -321,7 +295,7 @@ class _Indices:
         return {axis: n + (self.dims if n >= front else 0) for n, axis in enumerate(free)}
 
 
-def _index(of: Between) -> Pick:
+def _index(of: Passage) -> Pick:
     """Rows that are selected by tensors of indices or masks, as ``x[rows, places]``."""
     indices = _Indices(of)
 
@@ -331,16 +305,16 @@ def _index(of: Between) -> Pick:
     return Pick(apply, indices.axes, indices.kept(len(of.below)), apart=True)
 
 
-def _masked_select(of: Between) -> Pick:
+def _masked_select(of: Passage) -> Pick:
     def apply(x: Tensor) -> Tensor:
-        return x.expand(of.below)[of.read("mask", 0).expand(of.below)]
+        return x.expand(of.below)[of.read("mask").expand(of.below)]
 
     return Pick(apply, tuple(range(len(of.below))), {}, one_by_one=True)
 
 
-def _take(of: Between) -> Pick:
+def _take(of: Passage) -> Pick:
     def apply(x: Tensor) -> Tensor:
-        return x.expand(of.below).flatten()[of.read("index", 0)]
+        return x.expand(of.below).flatten()[of.read("index")]
 
     return Pick(apply, tuple(range(len(of.below))), {}, one_by_one=True)
 
@@ -348,30 +322,30 @@ def _take(of: Between) -> Pick:
 # Kinds that put entries of an input into the output: picks of the output ------------------------
 
 
-def _all(of: Between) -> Pick:
+def _all(of: Passage) -> Pick:
     """What others are put into or added to, entry by entry."""
     return Pick(lambda x: x, (), {axis: axis for axis in range(len(of.above))})
 
 
-def _index_add(of: Between) -> Pick:
-    if of.step.place == 0:
+def _index_add(of: Passage) -> Pick:
+    if of.place == 0:
         return _all(of)
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
-        return x if x.shape[dim] == 1 else x.index_select(dim, of.read("index", 0).reshape(-1))
+        return x if x.shape[dim] == 1 else x.index_select(dim, of.read("index").reshape(-1))
 
     kept = {axis: axis for axis in range(len(of.above)) if axis != dim}
     return Pick(apply, (dim,), kept)
 
 
-def _scatter_add(of: Between) -> Pick:
-    if of.step.place == 0:
+def _scatter_add(of: Passage) -> Pick:
+    if of.place == 0:
         return _all(of)
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
-        index = of.read("index", 0)
+        index = of.read("index")
         if tuple(index.shape) != of.below:
             raise UnavailableError("some entries of what is scattered are left out")
         return x.expand(of.above).gather(dim, index)
@@ -380,8 +354,8 @@ def _scatter_add(of: Between) -> Pick:
     return Pick(apply, (dim,), kept, one_by_one=True)
 
 
-def _index_put(of: Between) -> Pick:
-    if of.step.place == 0:
+def _index_put(of: Passage) -> Pick:
+    if of.place == 0:
         return _all(of)
     indices = _Indices(of)
 
@@ -401,12 +375,12 @@ def _index_put(of: Between) -> Pick:
     return Pick(without_axes, tuple(range(len(of.above))), {}, one_by_one=True)
 
 
-def _masked_scatter(of: Between) -> Pick:
-    if of.step.place == 0:
+def _masked_scatter(of: Passage) -> Pick:
+    if of.place == 0:
         return _all(of)
 
     def apply(x: Tensor) -> Tensor:
-        taken = x.expand(of.above)[of.read("mask", 0).expand(of.above)]
+        taken = x.expand(of.above)[of.read("mask").expand(of.above)]
         found = torch.full([prod(of.below)], NO_SAMPLE)
         found[: len(taken)] = taken
         return found.reshape(of.below)
@@ -414,7 +388,7 @@ def _masked_scatter(of: Between) -> Pick:
     return Pick(apply, tuple(range(len(of.above))), {}, one_by_one=True)
 
 
-PICKING: dict[str, Callable[[Between], Pick | None]] = {
+PICKING: dict[str, Callable[[Passage], Pick | None]] = {
     "Slice": _slice,
     "Select": _select,
     "Unbind": _unbind,
@@ -433,7 +407,7 @@ PICKING: dict[str, Callable[[Between], Pick | None]] = {
 }
 """Kinds whose output has entries of their inputs, picked by what they have saved."""
 
-PUTTING: dict[str, Callable[[Between], Pick]] = {
+PUTTING: dict[str, Callable[[Passage], Pick]] = {
     **dict.fromkeys(("IndexAdd", "IndexCopy"), _index_add),
     **dict.fromkeys(("ScatterAdd", "Scatter"), _scatter_add),
     "IndexPut": _index_put,
