@@ -243,11 +243,13 @@ def loss_rows(
     found: dict[Edge, Labels | None] = {}
 
     def are_rows(edge: Edge) -> bool:
-        found[edge] = _labels(graph.shape(edge), names.at(edge), reading)
-        places = _by_place(graph.shape(edge), reading) if inputs.is_one_axis else None
-        if found[edge] is None and places is not None and names.may_be_in_order(edge, places):
-            found[edge] = places
-        return found[edge] is not None
+        shape = graph.shape(edge)
+        own = only(0, len(shape)) if reading.samples == 1 else names.at(edge)
+        places = _by_place(shape, reading) if inputs.is_one_axis else None
+        if not own.are_known and places is not None and names.may_be_in_order(edge, places):
+            own = places
+        found[edge] = own if own.are_known else None
+        return own.are_known
 
     edges = loss_edges(graph, alone, evidence.shapes, are_rows)
     if not edges:
@@ -295,13 +297,6 @@ def _agree(one: Labels, other: Labels) -> bool:
     ]
     pairs = zip(moved[0].tensor.shape, moved[1].tensor.shape, strict=True)
     return all(n == m or 1 in (n, m) for n, m in pairs) and not differ(*moved)
-
-
-def _labels(shape: Shape, names: Labels, reading: Reading) -> Labels | None:
-    """Samples of the rows at an edge by their names, if all have one."""
-    if reading.samples == 1:
-        return only(0, len(shape))
-    return names if names.are_known else None
 
 
 def _by_place(shape: Shape, reading: Reading) -> Labels | None:

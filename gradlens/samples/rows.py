@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -70,33 +71,26 @@ class RowIndex:
     @cached_property
     def axis(self) -> int | None:
         """The axis that counts the samples, if the labels are 0 to N - 1 along one axis."""
-        for axis, length in enumerate(self.labels.shape):
-            if length == self.samples and bool((self.labels == self._along(axis)).all()):
-                return axis
-        return None
-
-    def _along(self, axis: int) -> Tensor:
-        shape = [1] * self.labels.dim()
-        shape[axis] = self.samples
-        return torch.arange(self.samples, device=self.labels.device).reshape(shape)
+        shape, folds = self.labels.shape, self._folds if self.is_complete else []
+        axes = (axis for axis, length in enumerate(shape) if length == self.samples)
+        return next((a for a in axes if (prod(shape[:a]), prod(shape[a + 1 :])) in folds), None)
 
     @cached_property
     def fold(self) -> tuple[int, int] | None:
         """``(a, b)`` if the rows are those of ``[a, N, b]``, in order."""
-        found = self._folds(self.labels.flatten()) if self.is_complete else []
-        return found[0] if found else None
+        return self._folds[0] if self.is_complete and self._folds else None
 
-    def _folds(self, labels: Tensor) -> list[tuple[int, int]]:
+    @cached_property
+    def _folds(self) -> list[tuple[int, int]]:
         """All ``(a, b)`` that agree with the labels of known rows."""
+        labels = self.labels.flatten()
         if not len(labels) or len(labels) % self.samples:
             return []
         rows = len(labels) // self.samples
         known = labels != NO_SAMPLE
         found = []
         for inner in (n for n in range(1, rows + 1) if rows % n == 0):
-            numbers = torch.arange(self.samples, device=labels.device)[None, :, None]
-            pattern = numbers.expand(rows // inner, self.samples, inner).flatten()
-            if bool((~known | (labels == pattern)).all()):
+            if bool((~known | (labels == self._folded(rows // inner, inner))).all()):
                 found.append((rows // inner, inner))
         return found
 
@@ -119,13 +113,14 @@ class RowIndex:
         least = min(2, self.samples) if some else self.samples
         if self.is_complete or len(self.owners) < least:
             return self
-        folds = self._folds(self.labels.flatten())
-        if len(folds) != 1:
+        if len(self._folds) != 1:
             return self
-        outer, inner = folds[0]
+        return RowIndex(self._folded(*self._folds[0]).reshape(self.labels.shape), self.samples)
+
+    def _folded(self, outer: int, inner: int) -> Tensor:
+        """The samples of rows ``[a, N, b]`` in order, flat."""
         numbers = torch.arange(self.samples, device=self.labels.device)[None, :, None]
-        labels = numbers.expand(outer, self.samples, inner).reshape(self.labels.shape)
-        return RowIndex(labels, self.samples)
+        return numbers.expand(outer, self.samples, inner).flatten()
 
     @cached_property
     def _known(self) -> Tensor:
