@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gradlens
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import is_elementwise
 from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, labels_of
@@ -241,3 +242,43 @@ def test_functions_in_python_that_keep_rows(
     x, y = torch.randn(2, N, T, D).to(dtype).unbind()
     graph = Graph(function.apply(x.requires_grad_(), y.requires_grad_()))
     assert is_elementwise(graph, graph.root[0]) == expected
+
+
+class Sometimes(torch.autograd.Function):
+    """It computes with all rows together if it is told to, or if the rows are long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, is_centred: bool) -> Tensor:
+        ctx.is_centred = is_centred
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if ctx.is_centred or gradients[0].shape[1] > D:
+            return gradients[0] - gradients[0].mean(0), None
+        return gradients[0], None
+
+
+@pytest.mark.parametrize("widths", [(D, D), (D, D + 1), (D + 1, D)])
+@pytest.mark.parametrize("centred", [(False, False), (False, True), (True, False)])
+def test_functions_of_the_same_code_that_do_other_things(
+    widths: tuple[int, int], centred: tuple[bool, bool]
+) -> None:
+    """What one call keeps apart, another one of the same function may not."""
+    first, second = nn.Linear(D, widths[0]), nn.Linear(*widths)
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x: Tensor) -> Any:
+            h = Sometimes.apply(self.first(x), centred[0])
+            return Sometimes.apply(self.second(h), centred[1])
+
+    mix = [is_centred or width > D for is_centred, width in zip(centred, widths, strict=True)]
+    model = gradlens.extend(Network())
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(torch.randn(N, D)).square().mean().backward()
+    assert ("second.weight" in gradients) == (not mix[1])
+    assert ("first.weight" in gradients) == (not any(mix))
