@@ -212,33 +212,27 @@ def replaced(labels: Labels, label: int, other: int) -> Labels:
 
 
 @_once
-def joined(labels: Labels, axis: int, differing: int | None = None) -> Labels | None:
+def joined(
+    labels: Labels, axis: int, differing: int | None = None, length: int = 1
+) -> Labels | None:
     """The one label along an axis, of the entries that have one.
 
-    Where there are several, it is ``differing``; without that, there are no labels.
+    Or of those that each of ``length`` entries was repeated for. Where there are several, it is
+    ``differing``; without that, there are no labels.
     """
     if axis not in labels.axes:
         return labels
-    found = _joined(labels.tensor, axis, differing)
-    return None if found is None else labels_of(found)
-
-
-def _joined(labels: Tensor, axis: int, differing: int | None) -> Tensor | None:
-    are_none = labels == NO_SAMPLE
-    most = labels.masked_fill(are_none, _UNSET).amax(axis, keepdim=True)
-    several = (~are_none & (labels != most)).any(axis, keepdim=True)
+    each = labels.tensor.unflatten(axis, (-1, length))
+    are_none = each == NO_SAMPLE
+    most = each.masked_fill(are_none, _UNSET).amax(axis, keepdim=True)
+    several = (~are_none & (each != most)).any(axis, keepdim=True)
     most = most.masked_fill(most == _UNSET, NO_SAMPLE)
-    if differing is None:
-        return None if bool(several.any()) else most
-    are_unknown = (labels == UNREADABLE).any(axis, keepdim=True)
-    return most.masked_fill(several, differing).masked_fill(are_unknown, UNREADABLE)
-
-
-@_once
-def folded(labels: Labels, axis: int, length: int, differing: int | None = None) -> Labels | None:
-    """The one label of the entries that one of ``length`` entries was repeated for."""
-    found = _joined(labels.tensor.unflatten(axis, (-1, length)), axis, differing)
-    return None if found is None else labels_of(found.squeeze(axis))
+    if differing is None and bool(several.any()):
+        return None
+    if differing is not None:
+        are_unknown = (each == UNREADABLE).any(axis, keepdim=True)
+        most = most.masked_fill(several, differing).masked_fill(are_unknown, UNREADABLE)
+    return labels_of(most.squeeze(axis))
 
 
 @_once
@@ -297,8 +291,9 @@ def differ(one: Labels, others: Labels) -> bool:
 
 def same_labels(labels: Sequence[Labels]) -> bool:
     """Whether all of them say the same of each element."""
-    return all(each == labels[0] or _are_equal(each, labels[0]) for each in labels)
-
-
-def _are_equal(one: Labels, other: Labels) -> bool:
-    return one[1:] == other[1:] and torch.equal(one.values.tensor, other.values.tensor)
+    first, *others = labels
+    return all(
+        each[1:] == first[1:] and torch.equal(each.values.tensor, first.values.tensor)
+        for each in others
+        if each != first
+    )

@@ -24,13 +24,12 @@ from gradlens.samples.labels import (
     UNREADABLE,
     Labels,
     Shape,
-    folded,
     joined,
     only,
     repeated,
     reshaped,
 )
-from gradlens.samples.picks import PICKING, PUTTING, Pick
+from gradlens.samples.picks import PICKING, PUTTING, Pick, whole
 from gradlens.torch_private import hands_gradients_on, saved
 
 
@@ -152,8 +151,10 @@ class Passage(Step):
 
         ``UnavailableError`` if what the node has saved can't be read now.
         """
-        found = self._rule.picks or self._rule.puts
-        return None if found is None else found(self)
+        rule = self._rule
+        if rule.picks is not None:
+            return rule.picks(self)
+        return rule.puts(self) if rule.puts is not None and self.place else whole(self)
 
     @cached_property
     def _axes(self) -> tuple[int | None, ...]:
@@ -313,7 +314,7 @@ class Passage(Step):
             whole = self.below[axis]
             if length != whole:
                 # An input that is repeated has several entries of the output for each of its own.
-                found = folded(moved, axis, whole, mixed) if length % whole == 0 else None
+                found = joined(moved, axis, mixed, whole) if length % whole == 0 else None
                 if found is None:
                     return None
                 moved = found

@@ -97,8 +97,7 @@ def _kept(of: Passage, dim: int) -> dict[int, int]:
     shift = len(of.above) - len(of.below)
     if shift > 0:  # the output has one more
         return {axis: axis + (axis >= dim) for axis in range(len(of.below))}
-    others = [axis for axis in range(len(of.below)) if axis != dim]
-    return {axis: axis - (axis > dim) if shift else axis for axis in others}
+    return {axis: axis - (axis > dim) * (shift < 0) for axis in _beside(of.below, dim)}
 
 
 def _along(of: Passage, places: slice, start: int | None = None) -> Pick:
@@ -208,14 +207,23 @@ def _stack(of: Passage) -> Pick:
     return _along(of, slice(None), of.place)
 
 
+def _beside(shape: Shape, *axes: int) -> dict[int, int]:
+    """The other axes of a tensor, which stay where they are."""
+    return {axis: axis for axis in range(len(shape)) if axis not in axes}
+
+
+def _each(apply: Callable[[Tensor], Tensor], shape: Shape) -> Pick:
+    """Each entry of a tensor of this shape is picked by itself."""
+    return Pick(apply, tuple(range(len(shape))), {}, one_by_one=True)
+
+
 # Along several axes -----------------------------------------------------------------------------
 
 
 def _turned(of: Passage, turn: Callable[[Tensor, Sequence[int]], Tensor]) -> Pick:
     dims = positive(saved(of.node, "dims"), len(of.below))
     axes = tuple(dims or range(len(of.below)))
-    kept = {axis: axis for axis in range(len(of.below)) if axis not in axes}
-    return Pick(lambda x: turn(x, dims), axes, kept)
+    return Pick(lambda x: turn(x, dims), axes, _beside(of.below, *axes))
 
 
 def _flip(of: Passage) -> Pick:
@@ -309,39 +317,34 @@ def _masked_select(of: Passage) -> Pick:
     def apply(x: Tensor) -> Tensor:
         return x.expand(of.below)[of.read("mask").expand(of.below)]
 
-    return Pick(apply, tuple(range(len(of.below))), {}, one_by_one=True)
+    return _each(apply, of.below)
 
 
 def _take(of: Passage) -> Pick:
     def apply(x: Tensor) -> Tensor:
         return x.expand(of.below).flatten()[of.read("index")]
 
-    return Pick(apply, tuple(range(len(of.below))), {}, one_by_one=True)
+    return _each(apply, of.below)
 
 
 # Kinds that put entries of an input into the output: picks of the output ------------------------
 
 
-def _all(of: Passage) -> Pick:
-    """What others are put into or added to, entry by entry."""
-    return Pick(lambda x: x, (), {axis: axis for axis in range(len(of.above))})
+def whole(of: Passage) -> Pick:
+    """The first input, which others are put into or added to, entry by entry."""
+    return Pick(lambda x: x, (), _beside(of.above))
 
 
 def _index_add(of: Passage) -> Pick:
-    if of.place == 0:
-        return _all(of)
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
         return x if x.shape[dim] == 1 else x.index_select(dim, of.read("index").reshape(-1))
 
-    kept = {axis: axis for axis in range(len(of.above)) if axis != dim}
-    return Pick(apply, (dim,), kept)
+    return Pick(apply, (dim,), _beside(of.above, dim))
 
 
 def _scatter_add(of: Passage) -> Pick:
-    if of.place == 0:
-        return _all(of)
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
@@ -350,13 +353,10 @@ def _scatter_add(of: Passage) -> Pick:
             raise UnavailableError("some entries of what is scattered are left out")
         return x.expand(of.above).gather(dim, index)
 
-    kept = {axis: axis for axis in range(len(of.above)) if axis != dim}
-    return Pick(apply, (dim,), kept, one_by_one=True)
+    return Pick(apply, (dim,), _beside(of.above, dim), one_by_one=True)
 
 
 def _index_put(of: Passage) -> Pick:
-    if of.place == 0:
-        return _all(of)
     indices = _Indices(of)
 
     def apply(x: Tensor) -> Tensor:
@@ -372,12 +372,10 @@ def _index_put(of: Passage) -> Pick:
             raise UnavailableError("what is put is repeated")
         return found.reshape(of.below)
 
-    return Pick(without_axes, tuple(range(len(of.above))), {}, one_by_one=True)
+    return _each(without_axes, of.above)
 
 
 def _masked_scatter(of: Passage) -> Pick:
-    if of.place == 0:
-        return _all(of)
 
     def apply(x: Tensor) -> Tensor:
         taken = x.expand(of.above)[of.read("mask").expand(of.above)]
@@ -385,7 +383,7 @@ def _masked_scatter(of: Passage) -> Pick:
         found[: len(taken)] = taken
         return found.reshape(of.below)
 
-    return Pick(apply, tuple(range(len(of.above))), {}, one_by_one=True)
+    return _each(apply, of.above)
 
 
 PICKING: dict[str, Callable[[Passage], Pick | None]] = {
@@ -413,7 +411,7 @@ PUTTING: dict[str, Callable[[Passage], Pick]] = {
     "IndexPut": _index_put,
     "MaskedScatter": _masked_scatter,
 }
-"""Kinds whose inputs have entries of their output, as far as gradients go."""
+"""Kinds whose inputs but the first have entries of their output, as far as gradients go."""
 
 OVERWRITING = frozenset({"IndexCopy", "Scatter", "MaskedScatter", "IndexPut"})
 """Those of them whose second input takes the place of entries of the first one."""

@@ -1,12 +1,10 @@
 """Which sample each row of a graph belongs to: by the graph's structure.
 
-The labels at the loss's inputs are followed down the graph: through each node goes the axis that
-its kind hands on (``gradlens.graph.kinds``). Where a node puts tensors together, cuts them or
-selects entries by indices, the labels are put together, cut and selected in the same way, by what
-the node has saved. Labels that follow hold for all graphs of the same structure and the same
-indices, whatever the other numbers are. A node of a kind that isn't known, and one that may mix
-entries of different samples, is asked itself (``gradlens.samples.powers_of_two``): what it hands on
-now tells, but it may hand on something else at another step.
+The labels at the loss's inputs are followed down the graph (``gradlens.samples.passages``). Labels
+that follow hold for all graphs of the same structure and the same indices, whatever the other
+numbers are. A node of a kind that isn't known, and one that may mix entries of different samples,
+is asked itself (``gradlens.samples.powers_of_two``): what it hands on now tells, but it may hand on
+something else at another step.
 """
 
 from __future__ import annotations
