@@ -32,9 +32,12 @@ _UNSET = -(2**62)
 MOST_LABELS = 2**24
 """Labels of a tensor that are written out: 128 MiB. Most axes have one label for all entries."""
 
+MOST_KEPT = 2**16
+"""Labels of a result that is kept for the same arguments, half a megabyte of them."""
+
 Shape: TypeAlias = tuple[int, ...]
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", "Labels", "Labels | None")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,13 +171,16 @@ def _once(
 
     @wraps(function)
     def found(labels: Labels, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not labels.axes:
+        if not labels.axes or labels.values.tensor.numel() > MOST_KEPT:
             return function(labels, *args, **kwargs)
         results = labels.values.results
         key = (function, labels.axes, labels.dims, args, *kwargs.items())
-        if key not in results:
-            results[key] = function(labels, *args, **kwargs)
-        result: R = results[key]
+        if key in results:
+            known: R = results[key]
+            return known
+        result = function(labels, *args, **kwargs)
+        if result is None or result.values.tensor.numel() <= MOST_KEPT:
+            results[key] = result
         return result
 
     return found
