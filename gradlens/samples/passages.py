@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph, is_python_function
-from gradlens.graph.kinds import Kind, Node, Step, from_the_right, kind_of, plain_name
+from gradlens.graph.kinds import Kind, Node, from_the_right, kind_of, plain_name
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
     MIXED,
@@ -29,7 +29,7 @@ from gradlens.samples.labels import (
     repeated,
     reshaped,
 )
-from gradlens.samples.picks import PICKING, PUTTING, Pick, whole
+from gradlens.samples.picks import PICKING, PUTTING, Between, Pick, whole
 from gradlens.torch_private import hands_gradients_on, saved
 
 
@@ -61,8 +61,8 @@ class _Rule:
     """How a kind of node hands labels on: by its ``kind``, or as it picks or puts entries."""
 
     kind: Kind
-    picks: Callable[[Passage], Pick | None] | None
-    puts: Callable[[Passage], Pick] | None
+    picks: Callable[[Between], Pick | None] | None
+    puts: Callable[[Between], Pick] | None
 
     @property
     def is_known(self) -> bool:
@@ -115,7 +115,7 @@ class Passages:
 
 
 @dataclass(frozen=True, eq=False)
-class Passage(Step):
+class Passage(Between):
     """Between an output of the node with a ``number`` and one of its inputs."""
 
     number: int
@@ -132,17 +132,14 @@ class Passage(Step):
 
     @property
     def all_sizes(self) -> list[Shape | None]:
-        """The shapes of all inputs, ``None`` of those that need no gradient."""
         graph = self.passages.graph
         edges = graph.children[self.number]
         return [None if edge is None else graph.shape(edge) for edge in edges]
 
     def seen(self, name: str) -> Sequence[Tensor | None]:
-        """The indices that the node has saved under a name."""
         return _saved(self.node, name)
 
     def read(self, name: str, place: int = 0) -> Tensor:
-        """One of them, on which the labels depend from then on."""
         return self.passages.read(self.number, name, place)
 
     @cached_property

@@ -7,22 +7,37 @@ numbers of entries, which tells where the labels belong.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradlens.graph.kinds import positive
+from gradlens.graph.kinds import Step, positive
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import MOST_LABELS, NO_SAMPLE, Labels, Shape, labels_of
 from gradlens.torch_private import saved, signed
 
-if TYPE_CHECKING:
-    from gradlens.samples.passages import Passage
+
+class Between(Step, ABC):
+    """A step to an input, with what tells which entries are picked."""
+
+    @property
+    @abstractmethod
+    def all_sizes(self) -> list[Shape | None]:
+        """The shapes of all inputs, ``None`` of those that need no gradient."""
+
+    @abstractmethod
+    def seen(self, name: str) -> Sequence[Tensor | None]:
+        """The indices that the node has saved under a name."""
+
+    @abstractmethod
+    def read(self, name: str, place: int = 0) -> Tensor:
+        """One of them, on which the labels depend from then on."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +107,7 @@ class Pick:
 # Along one axis ---------------------------------------------------------------------------------
 
 
-def _kept(of: Passage, dim: int) -> dict[int, int]:
+def _kept(of: Between, dim: int) -> dict[int, int]:
     """The other axes of the input, with their places in the output."""
     shift = len(of.above) - len(of.below)
     if shift > 0:  # the output has one more
@@ -100,7 +115,7 @@ def _kept(of: Passage, dim: int) -> dict[int, int]:
     return {axis: axis - (axis > dim) * (shift < 0) for axis in _beside(of.below, dim)}
 
 
-def _along(of: Passage, places: slice, start: int | None = None) -> Pick:
+def _along(of: Between, places: slice, start: int | None = None) -> Pick:
     """Entries at these places of the input's axis.
 
     If they ``start`` behind those of another input, these are -1.
@@ -127,32 +142,32 @@ def _end(number: int, length: int) -> int:
     return max(number + length, 0) if number < 0 else min(number, length)
 
 
-def _slice(of: Passage) -> Pick:
+def _slice(of: Between) -> Pick:
     start, end = (_end(of.saved(name), of.below[of.dim]) for name in ("start", "end"))
     return _along(of, slice(start, end, of.saved("step")))
 
 
-def _select(of: Passage) -> Pick:
+def _select(of: Between) -> Pick:
     place = _end(of.saved("index"), of.below[of.dim])
     return _along(of, slice(place, place + 1))
 
 
-def _unbind(of: Passage) -> Pick:
+def _unbind(of: Between) -> Pick:
     return _along(of, slice(of.output, of.output + 1))
 
 
-def _split(of: Passage) -> Pick:
+def _split(of: Between) -> Pick:
     size = of.saved("split_size")
     return _along(of, slice(of.output * size, (of.output + 1) * size))
 
 
-def _split_with_sizes(of: Passage) -> Pick:
+def _split_with_sizes(of: Between) -> Pick:
     sizes = saved(of.node, "split_sizes")
     start = sum(sizes[: of.output])
     return _along(of, slice(start, start + sizes[of.output]))
 
 
-def _index_select(of: Passage) -> Pick:
+def _index_select(of: Between) -> Pick:
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
@@ -162,7 +177,7 @@ def _index_select(of: Passage) -> Pick:
     return Pick(apply, (dim,), _kept(of, dim))
 
 
-def _by_indices(of: Passage, name: str) -> Pick:
+def _by_indices(of: Between, name: str) -> Pick:
     """Each entry is picked by an index of its own."""
     dim = of.dim
 
@@ -181,15 +196,15 @@ def _by_indices(of: Passage, name: str) -> Pick:
     return Pick(apply, (dim,), _kept(of, dim), one_by_one=True)
 
 
-def _sorted(of: Passage) -> Pick:
+def _sorted(of: Between) -> Pick:
     return _by_indices(of, "indices")
 
 
-def _gather(of: Passage) -> Pick | None:
+def _gather(of: Between) -> Pick | None:
     return _by_indices(of, "index") if of.place == 0 else None
 
 
-def _cat(of: Passage) -> Pick | None:
+def _cat(of: Between) -> Pick | None:
     """The part of the output that is one of the inputs, if the lengths of others are known."""
     dim = of.dim
     front, behind = of.all_sizes[: of.place], of.all_sizes[of.place + 1 :]
@@ -203,7 +218,7 @@ def _cat(of: Passage) -> Pick | None:
     return _along(of, slice(None), start)
 
 
-def _stack(of: Passage) -> Pick:
+def _stack(of: Between) -> Pick:
     return _along(of, slice(None), of.place)
 
 
@@ -220,17 +235,17 @@ def _each(apply: Callable[[Tensor], Tensor], shape: Shape) -> Pick:
 # Along several axes -----------------------------------------------------------------------------
 
 
-def _turned(of: Passage, turn: Callable[[Tensor, Sequence[int]], Tensor]) -> Pick:
+def _turned(of: Between, turn: Callable[[Tensor, Sequence[int]], Tensor]) -> Pick:
     dims = positive(saved(of.node, "dims"), len(of.below))
     axes = tuple(dims or range(len(of.below)))
     return Pick(lambda x: turn(x, dims), axes, _beside(of.below, *axes))
 
 
-def _flip(of: Passage) -> Pick:
+def _flip(of: Between) -> Pick:
     return _turned(of, lambda x, dims: x.flip(*dims))
 
 
-def _roll(of: Passage) -> Pick:
+def _roll(of: Between) -> Pick:
     shifts = [signed(shift) for shift in saved(of.node, "shifts")]
 
     def roll(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -245,7 +260,7 @@ class _Indices:
     A mask has one for each of its axes.
     """
 
-    def __init__(self, of: Passage) -> None:
+    def __init__(self, of: Between) -> None:
         self._of = of
         self._given = of.seen("indices")
         self._places: dict[int, tuple[int, int]] = {}
@@ -303,7 +318,7 @@ class _Indices:
         return {axis: n + (self.dims if n >= front else 0) for n, axis in enumerate(free)}
 
 
-def _index(of: Passage) -> Pick:
+def _index(of: Between) -> Pick:
     """Rows that are selected by tensors of indices or masks, as ``x[rows, places]``."""
     indices = _Indices(of)
 
@@ -313,14 +328,14 @@ def _index(of: Passage) -> Pick:
     return Pick(apply, indices.axes, indices.kept(len(of.below)), apart=True)
 
 
-def _masked_select(of: Passage) -> Pick:
+def _masked_select(of: Between) -> Pick:
     def apply(x: Tensor) -> Tensor:
         return x.expand(of.below)[of.read("mask").expand(of.below)]
 
     return _each(apply, of.below)
 
 
-def _take(of: Passage) -> Pick:
+def _take(of: Between) -> Pick:
     def apply(x: Tensor) -> Tensor:
         return x.expand(of.below).flatten()[of.read("index")]
 
@@ -330,12 +345,12 @@ def _take(of: Passage) -> Pick:
 # Kinds that put entries of an input into the output: picks of the output ------------------------
 
 
-def whole(of: Passage) -> Pick:
+def whole(of: Between) -> Pick:
     """The first input, which others are put into or added to, entry by entry."""
     return Pick(lambda x: x, (), _beside(of.above))
 
 
-def _index_add(of: Passage) -> Pick:
+def _index_add(of: Between) -> Pick:
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
@@ -344,7 +359,7 @@ def _index_add(of: Passage) -> Pick:
     return Pick(apply, (dim,), _beside(of.above, dim))
 
 
-def _scatter_add(of: Passage) -> Pick:
+def _scatter_add(of: Between) -> Pick:
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
@@ -356,7 +371,7 @@ def _scatter_add(of: Passage) -> Pick:
     return Pick(apply, (dim,), _beside(of.above, dim), one_by_one=True)
 
 
-def _index_put(of: Passage) -> Pick:
+def _index_put(of: Between) -> Pick:
     indices = _Indices(of)
 
     def apply(x: Tensor) -> Tensor:
@@ -375,7 +390,7 @@ def _index_put(of: Passage) -> Pick:
     return _each(without_axes, of.above)
 
 
-def _masked_scatter(of: Passage) -> Pick:
+def _masked_scatter(of: Between) -> Pick:
 
     def apply(x: Tensor) -> Tensor:
         taken = x.expand(of.above)[of.read("mask").expand(of.above)]
@@ -386,7 +401,7 @@ def _masked_scatter(of: Passage) -> Pick:
     return _each(apply, of.above)
 
 
-PICKING: dict[str, Callable[[Passage], Pick | None]] = {
+PICKING: dict[str, Callable[[Between], Pick | None]] = {
     "Slice": _slice,
     "Select": _select,
     "Unbind": _unbind,
@@ -405,7 +420,7 @@ PICKING: dict[str, Callable[[Passage], Pick | None]] = {
 }
 """Kinds whose output has entries of their inputs, picked by what they have saved."""
 
-PUTTING: dict[str, Callable[[Passage], Pick]] = {
+PUTTING: dict[str, Callable[[Between], Pick]] = {
     **dict.fromkeys(("IndexAdd", "IndexCopy"), _index_add),
     **dict.fromkeys(("ScatterAdd", "Scatter"), _scatter_add),
     "IndexPut": _index_put,
