@@ -39,7 +39,7 @@ class ParameterOperator(LinearOperator, ABC):
         dtype = reduce(torch.promote_types, {p.dtype for p in self.parameters.values()})
         self.torch_dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         size = sum(p.numel() for p in self.parameters.values())
-        kind = torch.empty(0, dtype=self.torch_dtype).numpy().dtype
+        kind = torch.empty(0, dtype=self.torch_dtype, device="cpu").numpy().dtype
         # The stubs have only the constructor from functions.
         super().__init__(kind, (size if rows is None else rows, size))  # type: ignore[call-arg]
 

@@ -29,8 +29,9 @@ from gradlens.operators.operator import GradientOperator
 from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.operators.summed import Grouped
 from gradlens.operators.table_rows import IndexedRows
+from gradlens.samples.labels import NO_SAMPLE
 from gradlens.samples.plan import LabelledUse
-from gradlens.samples.rows import NO_SAMPLE, RowIndex
+from gradlens.samples.rows import RowIndex
 from gradlens.torch_private import saved, storage_number
 
 MAX_BYTES = 2**31

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from gradlens.torch_private import (
     sequence_number,
     storage_number,
 )
+
+T = TypeVar("T")
 
 Edge: TypeAlias = tuple[int, int]
 """The number of a node in its graph, and the number of one of its outputs."""
@@ -174,13 +176,11 @@ class Graph:
         Nodes with smaller numbers than ``lowest`` and those in ``stop`` are left out.
         """
         found: set[int] = set()
-        stack = list(start)
-        while stack:
-            node = stack.pop()
-            if node in found or node < lowest or node in stop:
-                continue
-            found.add(node)
-            stack += [edge[0] for edge in self.children[node] if edge is not None]
+        waiting = list(start)
+        for node in each_once(waiting):
+            if node >= lowest and node not in stop:
+                found.add(node)
+                waiting += [edge[0] for edge in self.children[node] if edge is not None]
         return found
 
     @cached_property
@@ -255,16 +255,23 @@ class Graph:
         return (child for child in self.children[edge[0]] if child is not None)
 
 
+def each_once(waiting: list[T]) -> Iterator[T]:
+    """What is taken from the end of a list, to which more may be added meanwhile, each once."""
+    visited: set[T] = set()
+    while waiting:
+        each = waiting.pop()
+        if each not in visited:
+            visited.add(each)
+            yield each
+
+
 def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
     """The nodes and all that they consume, directly or not."""
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node is None or node in found:
-            continue
+    waiting = [node for node in nodes if node is not None]
+    found = set()
+    for node in each_once(waiting):
         found.add(node)
-        stack += [child for child, _ in node.next_functions]
+        waiting += [child for child, _ in node.next_functions if child is not None]
     return found
 
 

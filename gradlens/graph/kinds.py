@@ -70,19 +70,37 @@ CASTS = frozenset({"ToCopyBackward0", "AliasBackward0"})
 """Kinds whose output has the elements of their only input in the same places."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
-    """From a node's output to one of its inputs, as the backward pass goes.
+    """From a node's output to its input number ``place``, as the backward pass goes.
 
-    ``place`` is the number of the input, ``output`` that of the output; ``outputs`` and ``inputs``
-    are numbers of axes.
+    ``output`` is the number of the output; ``above`` is its shape, and ``below`` the input's.
     """
 
     node: Node
     place: int
     output: int
-    outputs: int
-    inputs: int
+    above: tuple[int, ...]
+    below: tuple[int, ...]
+
+    @property
+    def outputs(self) -> int:
+        """The number of axes of the output."""
+        return len(self.above)
+
+    @property
+    def inputs(self) -> int:
+        """The number of axes of the input."""
+        return len(self.below)
+
+    @property
+    def dim(self) -> int:
+        """The axis that the node works along, in the tensor with more axes."""
+        return _dim(self)[0]
+
+    def saved(self, name: str) -> int:
+        """An integer that the node has saved."""
+        return signed(int(saved(self.node, name)))
 
 
 AxisRule: TypeAlias = Callable[[Step, int], "int | None"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.checkpoints import read_again
-from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.graph import Graph, each_once
 from gradlens.graph.kinds import WEIGHTS, Kind, Node, is_linear, kind, kind_of
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
@@ -222,13 +222,8 @@ def terms(graph: Graph) -> list[int]:
     ``UnavailableError`` if the loss is another function, or if a term depends on another one.
     """
     found: list[int] = []
-    visited: set[Edge] = set()
     waiting = [graph.root]
-    while waiting:
-        edge = waiting.pop()
-        if edge in visited:
-            continue
-        visited.add(edge)
+    for edge in each_once(waiting):
         number = edge[0]
         its = kind_of(graph.kinds[number])
         if is_linear(graph.nodes[number]):

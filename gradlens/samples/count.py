@@ -11,20 +11,15 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 from operator import index
-from typing import SupportsIndex, TypeAlias
+from typing import SupportsIndex
 
-import torch
-from torch import Tensor
-
-from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.graph import Edge, Graph, each_once
 from gradlens.graph.kinds import LEAF, is_linear, kind_of
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.labels import NO_SAMPLE, Labels, Shape, counted, differ, only, same_labels
 from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
-from gradlens.samples.rows import NO_SAMPLE, Source
 from gradlens.torch_private import sequence_number
-
-Shape: TypeAlias = tuple[int, ...]
 
 PASSED = "batch_size="
 LOSSES = "the per-sample losses"
@@ -153,34 +148,27 @@ class LossRows:
     tensor has as many rows as there are samples.
     """
 
-    sources: tuple[Source, ...]
+    sources: Mapping[Edge, Labels | None]
     by_place: bool
     has_row_for_each: bool
 
     @property
     def are_in_order(self) -> bool:
         """Whether the samples come one after the other, in the order of their numbers."""
-        known = [source.labels.flatten() for source in self.sources if source.labels is not None]
+        known = [each.values.tensor for each in self.sources.values() if each is not None]
         first = [[*dict.fromkeys(each[each >= 0].tolist())] for each in known]
         return all(each == sorted(each) for each in first)
 
     def are_those_of(self, other: LossRows) -> bool:
         """Whether the same rows have the same samples."""
-        pairs = [*zip(self.sources, other.sources, strict=False)]
-        return len(self.sources) == len(other.sources) and all(_are_same(*pair) for pair in pairs)
+        pairs = [(each, other.sources.get(edge)) for edge, each in self.sources.items()]
+        same = (one is two or (one and two and same_labels((one, two))) for one, two in pairs)
+        return self.sources.keys() == other.sources.keys() and all(same)
 
     @property
     def are_known(self) -> bool:
         """Whether all rows have a sample."""
-        return all(source.labels is not None for source in self.sources)
-
-
-def _are_same(one: Source, other: Source) -> bool:
-    if one.labels is None or other.labels is None:
-        return one.edge == other.edge and one.labels is other.labels
-    return one.edge == other.edge and torch.equal(
-        *torch.broadcast_tensors(one.labels, other.labels)
-    )
+        return None not in self.sources.values()
 
 
 def loss_edges(
@@ -196,14 +184,11 @@ def loss_edges(
     the user's code has computed them.
     """
     found: list[Edge] = []
-    visited: set[Edge] = set()
     waiting = [graph.root]
-    while waiting:
-        edge = waiting.pop()
-        if edge in visited:
-            continue
-        visited.add(edge)
+    has_terms_of_weights = False
+    for edge in each_once(waiting):
         if alone[edge[0]] or graph.kinds[edge[0]] == LEAF:
+            has_terms_of_weights |= alone[edge[0]]
             continue
         below = list(graph.descend(edge))
         is_number, is_row = prod(graph.shape(edge)) == 1, are_rows(edge)
@@ -213,7 +198,6 @@ def loss_edges(
         else:
             found.append(edge)
     compared = {edge: _shapes_of_weights(graph, edge, alone) for edge in found}
-    has_terms_of_weights = any(alone[edge[0]] for edge in visited)
     if has_terms_of_weights or not all(compared.values()):
         for shape in set[Shape]().union(*compared.values()):
             if not inputs.isdisjoint((shape, (1, *shape))):
@@ -229,22 +213,18 @@ def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[S
     Empty if it is another term: no layer computes with such weights, and they are repeated for no
     sample.
     """
-    passed: set[Edge] = set()
-    weights: set[Edge] = set()
-    waiting = [edge]
-    while waiting:
-        above = waiting.pop()
+    shapes: set[Shape] = set()
+    largest, waiting = 0, [edge]
+    for above in each_once(waiting):
         kind = graph.kinds[above[0]]
         if alone[above[0]]:
-            weights.add(above)
+            shapes.add(graph.shape(above))
         elif kind == LEAF or kind_of(kind).is_layer or kind_of(kind).brings_data:
             return set()
-        elif above not in passed:
-            passed.add(above)
+        else:
+            largest = max(largest, prod(graph.shape(above)))
             waiting += graph.descend(above)
-    shapes = {graph.shape(each) for each in weights}
-    most = max(map(prod, shapes), default=0)
-    return shapes if all(prod(graph.shape(each)) <= most for each in passed) else set()
+    return shapes if largest <= max(map(prod, shapes), default=0) else set()
 
 
 def loss_rows(
@@ -260,14 +240,16 @@ def loss_rows(
     Nodes that are ``alone`` compute with parameters alone, and ``inputs`` are what the model was
     called with.
     """
-    found: dict[Edge, Tensor | None] = {}
+    found: dict[Edge, Labels | None] = {}
 
     def are_rows(edge: Edge) -> bool:
-        found[edge] = _labels(graph.shape(edge), names.at(edge), reading)
-        places = _by_place(graph.shape(edge), reading) if inputs.is_one_axis else None
-        if found[edge] is None and places is not None and names.may_be_in_order(edge, places):
-            found[edge] = places
-        return found[edge] is not None
+        shape = graph.shape(edge)
+        own = only(0, len(shape)) if reading.samples == 1 else names.at(edge)
+        places = _by_place(shape, reading) if inputs.is_one_axis else None
+        if not own.are_known and places is not None and names.may_be_in_order(edge, places):
+            own = places
+        found[edge] = own if own.are_known else None
+        return own.are_known
 
     edges = loss_edges(graph, alone, evidence.shapes, are_rows)
     if not edges:
@@ -280,23 +262,22 @@ def loss_rows(
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
         raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
-    own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
+    own = {sample for each in known for sample in each.values.distinct} - {NO_SAMPLE}
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     if len(own) == 1 < samples and as_many:
         # They may be of all samples, and depend on one row, as by the mean of a masked batch.
         raise UnavailableError(_not_followed(graph, as_many, names, reading))
     if len(own) < reading.samples:
         _check_left_out(reading, inputs, len(own), names, [graph.shape(edge) for edge in edges])
-    by_place = [e for e, each in labels.items() if each is not None and not names.are_all_known(e)]
+    by_place = [e for e, each in labels.items() if each is not None and not names.at(e).are_known]
     if len(by_place) >= reading.samples > 1:  # these may be of one sample each
         raise UnavailableError(_not_followed(graph, by_place, names, reading))
-    if reading.known_by == CALLED and not names.selections and _are_equal_parts(known, samples):
+    if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
         raise UnavailableError(EQUAL_PARTS.format(samples=samples))
-    sources = tuple(Source(edge, each) for edge, each in labels.items())
-    return LossRows(sources, bool(by_place) and reading.samples > 1, bool(as_many))
+    return LossRows(labels, bool(by_place) and reading.samples > 1, bool(as_many))
 
 
-def meeting_edges(graph: Graph, labels: Mapping[Edge, Tensor]) -> list[Edge]:
+def meeting_edges(graph: Graph, labels: Mapping[Edge, Labels]) -> list[Edge]:
     """The edges of which one node combines rows of different samples, as squared errors do."""
     for number in {consumer for edge in labels for consumer, _, _ in graph.consumers[edge[0]]}:
         both = [edge for edge in graph.descend((number, 0)) if edge in labels]
@@ -307,38 +288,33 @@ def meeting_edges(graph: Graph, labels: Mapping[Edge, Tensor]) -> list[Edge]:
     return []
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
+def _agree(one: Labels, other: Labels) -> bool:
     """Whether rows that are combined have the same samples, where both have one."""
-    pairs = zip(reversed(one.shape), reversed(other.shape), strict=False)
-    if any(n != m and 1 not in (n, m) for n, m in pairs):
-        return False
-    return bool(((one == other) | (one < 0) | (other < 0)).all())
+    dims = max(one.dims, other.dims)
+    moved = [
+        each.at({axis: axis + dims - each.dims for axis in each.axes}, dims)
+        for each in (one, other)
+    ]
+    pairs = zip(moved[0].tensor.shape, moved[1].tensor.shape, strict=True)
+    return all(n == m or 1 in (n, m) for n, m in pairs) and not differ(*moved)
 
 
-def _labels(shape: Shape, names: Tensor, reading: Reading) -> Tensor | None:
-    """Samples of the rows at an edge by their names, if all have one."""
-    if reading.samples == 1:
-        return torch.zeros([1] * len(shape), dtype=torch.long)
-    return names if bool((names >= 0).all()) else None
-
-
-def _by_place(shape: Shape, reading: Reading) -> Tensor | None:
+def _by_place(shape: Shape, reading: Reading) -> Labels | None:
     """Samples 0 to N - 1 along the only axis with N entries, if it may be the one of samples."""
     axes = counting_axes(shape, is_real=False)
     if axes.count(reading.samples) != 1:
         return None
     axis = axes.index(reading.samples)
-    along = [-1 if each == axis else 1 for each in range(len(shape))]
-    return torch.arange(reading.samples).reshape(along) if axis <= reading.axis else None
+    return counted(range(reading.samples), axis, len(shape)) if axis <= reading.axis else None
 
 
-def _are_equal_parts(labels: Sequence[Tensor], samples: int) -> bool:
+def _are_equal_parts(labels: Sequence[Labels], samples: int) -> bool:
     """Whether as many other samples each are those of several tensors, or of rows of one."""
-    if any(sum(length > 1 for length in each.shape) > 1 for each in labels):
-        return len(labels) == 1 and labels[0].numel() == len(labels[0].unique()) == samples
-    own = [{*each.unique().tolist()} for each in labels]
+    own = [each.values.distinct for each in labels]
+    if any(len(each.axes) > 1 for each in labels):
+        return len(labels) == 1 and labels[0].values.tensor.numel() == len(own[0]) == samples
     sizes = {len(each) for each in own}
-    together = set().union(*own)
+    together = frozenset[int]().union(*own)
     apart = sum(map(len, own)) == len(together) == samples > len(own)
     return len(own) > 1 and len(sizes) == 1 and apart
 
@@ -354,15 +330,15 @@ def _check_left_out(
     samples = reading.samples
     given = [each for call in inputs.calls for each in call.inputs]
     square = any(each.shape[:2] == (samples, samples) for each in given)
-    by_second = reading.is_given and reading.axis == 1 and not names.selections
-    if by_second or (square and reading.is_given != bool(names.selections)):
+    by_second = reading.is_given and reading.axis == 1 and not names.selects
+    if by_second or (square and reading.is_given != names.selects):
         raise UnavailableError(EITHER_AXIS.format(samples=samples))
     if reading.is_given:
         return
     axes = [counting_axes(each.shape, each.is_real) for each in given if len(each.shape) < 4]
     second = {each[1] for each in axes if len(each) > 1} - {samples}
     doubtful = any(prod(shape) == 1 or shape[0] in second for shape in shapes)
-    if doubtful or not names.selections:
+    if doubtful or not names.selects:
         raise UnavailableError(LEFT_OUT.format(samples=samples, rows=rows))
 
 

@@ -15,7 +15,7 @@ from gradlens.graph.checkpoints import read_saved, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, Use
 from gradlens.graph.kinds import kind_of
 from gradlens.graph.model_calls import MAX_ELEMENTS, Given, ModelCall
-from gradlens.samples.rows import NO_SAMPLE
+from gradlens.samples.labels import NO_SAMPLE, Labels, counted, labels_of, only, reshaped
 
 MOST_ORDERED = 2**9
 """Samples among which orders are looked for, which takes a time that grows with their cube."""
@@ -26,13 +26,13 @@ CHANCE = 1e4
 
 @dataclass(frozen=True)
 class Named:
-    """The samples of elements, -1 where they aren't known; an axis of length 1 has the same ones.
+    """The samples of elements, ``NO_SAMPLE`` where they aren't known.
 
     ``in_order`` says that they are in the order of what the model was called with, and
     ``by_order`` that they are taken for rows of that only since there are as many.
     """
 
-    names: Tensor
+    names: Labels
     in_order: bool = True
     by_order: bool = False
 
@@ -62,23 +62,24 @@ class ModelInputs:
             edge = _edge(graph, given)
             if edge is not None and not alone[edge[0]] and graph.shape(edge) == given.shape:
                 found[edge] = Named(_along(given.shape, own, self.axis))
-        by_order: dict[Edge, Tensor] = {}
+        by_order: dict[Edge, Labels] = {}
         for number in first_nodes(graph, alone):
             kind, whole = kind_of(graph.kinds[number]), graph.shape((number, 0))
             features = kind.feature_axes(kind.weights[-1] if kind.weights else 0, len(whole))
             rows = [1 if axis in features else length for axis, length in enumerate(whole)]
             read = self._read(graph, number, prod(rows)) if kind.data else None
             if read is not None:
-                found[number, 0] = replace(read, names=read.names.reshape(rows))
+                names = reshaped(read.names, (prod(rows),), tuple(rows))
+                found[number, 0] = replace(read, names=names)
             elif kind.data and number in reading_data and rows.count(self.samples) == 1:
                 by_order[number, 0] = _along(whole, range(self.samples), rows.index(self.samples))
         if not found and self.is_one_axis and not self.in_turn:
             found = {edge: Named(names, by_order=True) for edge, names in by_order.items()}
         return found
 
-    def returned(self, graph: Graph, alone: Sequence[bool]) -> dict[Edge, Tensor]:
+    def returned(self, graph: Graph, alone: Sequence[bool]) -> dict[Edge, Labels]:
         """What the model has returned, whose rows are taken for those of its inputs."""
-        found: dict[Edge, Tensor] = {}
+        found: dict[Edge, Labels] = {}
         for call, own in zip(self.calls, self._samples_of_calls, strict=True):
             for made, output in call.made:
                 edge = (graph.by_sequence_number.get(made, -1), output)
@@ -148,16 +149,16 @@ class ModelInputs:
         for given, own in self._of_samples:
             samples = self._samples_of(given.shape, rows, own)
             if samples is not None and _is_whole(read, given):
-                return Named(samples.flatten())
+                return Named(labels_of(samples.flatten()))
         if read.requires_grad or read.is_complex() or read.numel() > MAX_ELEMENTS:
             return None
         if not rows or not read.numel() or read.numel() % rows:
             return None
         for given, own in self._of_samples:
-            found = _by_memory(read, given, _along(given.shape, own, self.axis))
+            found = _by_memory(read, given, _along(given.shape, own, self.axis).tensor)
             rows_of = None if found is None else found.reshape(rows, -1)
             if rows_of is not None and bool((rows_of == rows_of[:, :1]).all()):
-                return Named(rows_of[:, 0])
+                return Named(labels_of(rows_of[:, 0]))
         if any(given.reference() is None for call in self.calls for given in call.inputs):
             return None  # it may be the one that was read
         return self._compared(read.detach().reshape(rows, -1))
@@ -193,7 +194,9 @@ class ModelInputs:
             leading = range(axis + 1, tensor.dim() + 1)
             split = next((n for n in leading if prod(given.shape[n:]) == rows.shape[1]), None)
             if split is not None:
-                samples = _along(given.shape[:split], own, self.axis).expand(given.shape[:split])
+                samples = _along(given.shape[:split], own, self.axis).tensor.expand(
+                    given.shape[:split]
+                )
                 order = self._order(given, len(rows), own)
                 values = tensor.detach().reshape(-1, rows.shape[1])
                 found.append(_GivenRows(values, samples.flatten(), order))
@@ -211,7 +214,7 @@ class ModelInputs:
         axes = next((n for n in fitting if prod(shape[:n]) == rows), None)
         if axes is None:
             return None
-        return _along(shape[:axes], own, self.axis).expand(shape[:axes])
+        return _along(shape[:axes], own, self.axis).tensor.expand(shape[:axes])
 
 
 def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
@@ -383,7 +386,7 @@ def _matched(
             layout = numbers.reshape(each.order.shape)
             for before, names in ((layout, each.order), map(_transposed, (layout, each.order))):
                 if torch.equal(before.flatten(), wanted):
-                    return Named(names.flatten())
+                    return Named(labels_of(names.flatten()))
     every, names = torch.cat(taken), torch.cat([each.samples for each in given])
     least = torch.full([int(torch.cat([every, wanted]).max()) + 1], samples)
     most = torch.full_like(least, NO_SAMPLE)
@@ -392,7 +395,7 @@ def _matched(
     found = most.masked_fill(least != most, NO_SAMPLE)[wanted]
     are_unique = rows.is_floating_point() or bool((found != NO_SAMPLE).all())
     are_all = bool((most[wanted] != NO_SAMPLE).all())
-    return Named(found, in_order=False) if are_all and are_unique else None
+    return Named(labels_of(found), in_order=False) if are_all and are_unique else None
 
 
 def _is_comparable(tensor: Tensor, rows: int) -> bool:
@@ -423,13 +426,13 @@ def _computed(rows: Tensor, given: Tensor, samples: Tensor, axis: int) -> Named 
     ``None`` if they can't be compared. They aren't known if they are in another order.
     """
     before = given.reshape(len(rows), -1)
-    unknown = Named(torch.full([len(rows)], NO_SAMPLE), in_order=False)
+    unknown = Named(only(NO_SAMPLE, 1), in_order=False)
     sizes, ranks = _sizes(rows), _sizes(before)
     if _are_reversed(sizes, ranks):
         return unknown
     same = _in_same_order(sizes, ranks.reshape(samples.shape), samples)
     if same is not None:
-        return Named(same)
+        return Named(labels_of(same))
     number = samples.shape[0]
     one, other = rows.cpu().double(), before.cpu().double()
     if number == len(rows) and not other.shape[1] % one.shape[1]:  # such as the mean over positions
@@ -531,10 +534,9 @@ def _axis(shape: Sequence[int], axis: int) -> int:
     return axis if len(shape) > 1 else 0
 
 
-def _along(shape: Sequence[int], own: range, axis: int) -> Tensor:
-    """The samples along an axis; other axes have length 1."""
-    samples, axis = torch.arange(own.start, own.stop), _axis(shape, axis)
-    return samples.reshape([len(own) if each == axis else 1 for each in range(len(shape))])
+def _along(shape: Sequence[int], own: range, axis: int) -> Labels:
+    """The samples along an axis."""
+    return counted(own, _axis(shape, axis), len(shape))
 
 
 def _has_rows(shape: Sequence[int], own: range, axis: int) -> bool:

@@ -7,54 +7,37 @@ numbers of entries, which tells where the labels belong.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradlens.graph.kinds import Step, positive
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.rows import NO_SAMPLE
+from gradlens.samples.labels import MOST_LABELS, NO_SAMPLE, Labels, Shape, labels_of
 from gradlens.torch_private import saved, signed
 
-MOST_LABELS = 2**24
-"""Labels of a tensor that are written out: 128 MiB. Most axes have one label for all entries."""
 
-_UNSET = -(2**62)
-"""Smaller than all labels."""
-
-Shape: TypeAlias = tuple[int, ...]
-Saved: TypeAlias = Sequence[Tensor | None]
-"""What a node has saved under a name: one tensor, or several."""
-
-
-@dataclass(frozen=True)
-class Between:
-    """What is between an input of a node, of shape ``below``, and an output of shape ``above``.
-
-    ``sizes`` are the shapes of all inputs, ``None`` of those that need no gradient. ``seen`` gives
-    the indices that it has saved under a name, and ``read`` the one at a place, on which the labels
-    depend from then on.
-    """
-
-    step: Step
-    above: Shape
-    below: Shape
-    sizes: Sequence[Shape | None]
-    seen: Callable[[str], Saved]
-    read: Callable[[str, int], Tensor]
+class Between(Step, ABC):
+    """A step to an input, with what tells which entries are picked."""
 
     @property
-    def dim(self) -> int:
-        """The axis, in the tensor with more axes."""
-        return positive(saved(self.step.node, "dim"), max(len(self.above), len(self.below)))[0]
+    @abstractmethod
+    def all_sizes(self) -> list[Shape | None]:
+        """The shapes of all inputs, ``None`` of those that need no gradient."""
 
-    def saved(self, name: str) -> int:
-        """An integer that the node has saved."""
-        return signed(int(saved(self.step.node, name)))
+    @abstractmethod
+    def seen(self, name: str) -> Sequence[Tensor | None]:
+        """The indices that the node has saved under a name."""
+
+    @abstractmethod
+    def read(self, name: str, place: int = 0) -> Tensor:
+        """One of them, on which the labels depend from then on."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +58,31 @@ class Pick:
     fills: bool = False
     apart: bool = False
 
-    def pulled(self, labels: Tensor, dims: int) -> Tensor:
+    def pulled(self, labels: Labels, dims: int) -> Labels:
         """Labels of what is returned, of ``dims`` axes, by those of what is given."""
-        if not self.fills and all(labels.shape[axis] == 1 for axis in self.axes):
-            return at_places(labels, self.kept, dims)
-        return self.apply(labels)
+        if not self.fills and all(axis in self.kept for axis in labels.axes):
+            return labels.at(self.kept, dims)
+        return labels_of(self.apply(labels.tensor))
 
-    def are_beside(self, labels: Tensor, shape: Shape) -> bool:
+    def are_beside(self, labels: Labels, shape: Shape) -> bool:
         """Whether labels of what is returned vary only along axes that are kept whole.
 
         They are then those of what is given, too, of this shape, whichever entries are picked.
         """
         given = {place: shape[axis] for axis, place in self.kept.items()}
-        return all(n in (1, given.get(place)) for place, n in enumerate(labels.shape))
+        lengths = zip(labels.axes, labels.values.tensor.shape, strict=True)
+        return all(length == given.get(place) for place, length in lengths)
 
-    def put(self, labels: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor | None:
+    def unpicked(self, labels: Labels, dims: int) -> Labels:
+        """Labels of what is given, of ``dims`` axes, by those that are beside picked entries."""
+        return labels.at({place: axis for axis, place in self.kept.items()}, dims)
+
+    def put(self, given: Labels, shape: Shape, axes: Sequence[int]) -> Labels | None:
         """Labels of what is given, by those of what is returned, picked along some of the axes.
 
         ``None`` if an entry would get several labels, or there would be too many.
         """
+        labels = given.tensor
         places = {place: axis for axis, place in self.kept.items()}
         along = {places[place] for place in places if labels.shape[place] > 1}
         full = range(len(shape)) if self.one_by_one else {*axes, *along}
@@ -104,31 +93,15 @@ class Pick:
         pairs = [*zip(numbers.shape, labels.shape, strict=False)]
         if numbers.dim() != labels.dim() or any(n != m and 1 not in (n, m) for n, m in pairs):
             return None
-        sizes = torch.broadcast_shapes(numbers.shape, labels.shape)
+        sizes = [max(pair) for pair in pairs]
         if prod(sizes) > MOST_LABELS:
             return None
         numbers, values = numbers.expand(sizes).flatten(), labels.expand(sizes).flatten()
-        numbers, values = numbers[numbers >= 0], values[numbers >= 0]
-        found = torch.full([prod(own)], _UNSET)
-        found.scatter_reduce_(0, numbers, values, "amax")
-        if bool(((found[numbers] != values) & (values != NO_SAMPLE)).any()):
-            return None
-        return found.masked_fill(found == _UNSET, NO_SAMPLE).reshape(own)
-
-
-def at_places(labels: Tensor, places: dict[int, int], dims: int) -> Tensor:
-    """Labels with their axes at other places; others have length 1."""
-    order = sorted(places, key=places.__getitem__)
-    shape = [1] * dims
-    for axis in order:
-        shape[places[axis]] = labels.shape[axis]
-    rest = [axis for axis in range(labels.dim()) if axis not in places]
-    return labels.permute([*order, *rest]).reshape(shape)
-
-
-def unpicked(pick: Pick, labels: Tensor, dims: int) -> Tensor:
-    """Labels of what is given, of ``dims`` axes, by those that don't vary along picked axes."""
-    return at_places(labels, {place: axis for axis, place in pick.kept.items()}, dims)
+        known = (numbers >= 0) & (values != NO_SAMPLE)
+        numbers, values = numbers[known], values[known]
+        found = torch.full([prod(own)], NO_SAMPLE)
+        found[numbers] = values
+        return labels_of(found.reshape(own)) if torch.equal(found[numbers], values) else None
 
 
 # Along one axis ---------------------------------------------------------------------------------
@@ -139,30 +112,29 @@ def _kept(of: Between, dim: int) -> dict[int, int]:
     shift = len(of.above) - len(of.below)
     if shift > 0:  # the output has one more
         return {axis: axis + (axis >= dim) for axis in range(len(of.below))}
-    others = [axis for axis in range(len(of.below)) if axis != dim]
-    return {axis: axis - (axis > dim) if shift else axis for axis in others}
+    return {axis: axis - (axis > dim) * (shift < 0) for axis in _beside(of.below, dim)}
 
 
-def _along(of: Between, places: Tensor | slice) -> Pick:
-    """Entries at these places of the input's axis; -1 for what comes from another input."""
+def _along(of: Between, places: slice, start: int | None = None) -> Pick:
+    """Entries at these places of the input's axis.
+
+    If they ``start`` behind those of another input, these are -1.
+    """
     dim = of.dim
     joined = len(of.above) > len(of.below)
     length = 1 if joined else of.below[dim]
-    index = torch.arange(length)[places] if isinstance(places, slice) else places
-    fills = bool((index < 0).any())
 
     def apply(given: Tensor) -> Tensor:
         x = given.unsqueeze(dim) if joined else given
         if x.shape[dim] > 1 or length == 1:
-            x = x.index_select(dim, index.clamp(min=0))
-        elif fills:
-            x = x.expand(*x.shape[:dim], len(index), *x.shape[dim + 1 :])
-        if fills:
-            behind = [1] * (x.dim() - dim - 1)
-            x = x.masked_fill((index < 0).reshape(-1, *behind), NO_SAMPLE)
+            x = x[(*[slice(None)] * dim, places)]
+        if start is not None:
+            whole = torch.full([*x.shape[:dim], of.above[dim], *x.shape[dim + 1 :]], NO_SAMPLE)
+            whole.narrow(dim, start, length).copy_(x)
+            return whole
         return x.squeeze(dim) if len(of.above) < len(of.below) else x
 
-    return Pick(apply, () if joined else (dim,), _kept(of, dim), fills=fills)
+    return Pick(apply, () if joined else (dim,), _kept(of, dim), fills=start is not None)
 
 
 def _end(number: int, length: int) -> int:
@@ -176,29 +148,33 @@ def _slice(of: Between) -> Pick:
 
 
 def _select(of: Between) -> Pick:
-    return _along(of, torch.tensor([_end(of.saved("index"), of.below[of.dim])]))
+    place = _end(of.saved("index"), of.below[of.dim])
+    return _along(of, slice(place, place + 1))
 
 
 def _unbind(of: Between) -> Pick:
-    return _along(of, torch.tensor([of.step.output]))
+    return _along(of, slice(of.output, of.output + 1))
 
 
 def _split(of: Between) -> Pick:
     size = of.saved("split_size")
-    return _along(of, slice(of.step.output * size, (of.step.output + 1) * size))
+    return _along(of, slice(of.output * size, (of.output + 1) * size))
 
 
 def _split_with_sizes(of: Between) -> Pick:
-    sizes = saved(of.step.node, "split_sizes")
-    start = sum(sizes[: of.step.output])
-    return _along(of, slice(start, start + sizes[of.step.output]))
+    sizes = saved(of.node, "split_sizes")
+    start = sum(sizes[: of.output])
+    return _along(of, slice(start, start + sizes[of.output]))
 
 
 def _index_select(of: Between) -> Pick:
-    def apply(x: Tensor) -> Tensor:
-        return _along(of, of.read("index", 0).reshape(-1)).apply(x)
+    dim = of.dim
 
-    return Pick(apply, (of.dim,), _kept(of, of.dim))
+    def apply(x: Tensor) -> Tensor:
+        is_whole = x.shape[dim] == of.below[dim]
+        return x.index_select(dim, of.read("index").reshape(-1)) if is_whole else x
+
+    return Pick(apply, (dim,), _kept(of, dim))
 
 
 def _by_indices(of: Between, name: str) -> Pick:
@@ -225,13 +201,13 @@ def _sorted(of: Between) -> Pick:
 
 
 def _gather(of: Between) -> Pick | None:
-    return _by_indices(of, "index") if of.step.place == 0 else None
+    return _by_indices(of, "index") if of.place == 0 else None
 
 
 def _cat(of: Between) -> Pick | None:
     """The part of the output that is one of the inputs, if the lengths of others are known."""
     dim = of.dim
-    front, behind = of.sizes[: of.step.place], of.sizes[of.step.place + 1 :]
+    front, behind = of.all_sizes[: of.place], of.all_sizes[of.place + 1 :]
     if all(size is not None for size in front):
         start = sum(size[dim] if len(size) > dim else 0 for size in front if size is not None)
     elif all(size is not None for size in behind):
@@ -239,25 +215,30 @@ def _cat(of: Between) -> Pick | None:
         start = of.above[dim] - rest - of.below[dim]
     else:
         return None
-    places = torch.full([of.above[dim]], NO_SAMPLE)
-    places[start : start + of.below[dim]] = torch.arange(of.below[dim])
-    return _along(of, places)
+    return _along(of, slice(None), start)
 
 
 def _stack(of: Between) -> Pick:
-    places = torch.full([of.above[of.dim]], NO_SAMPLE)
-    places[of.step.place] = 0
-    return _along(of, places)
+    return _along(of, slice(None), of.place)
+
+
+def _beside(shape: Shape, *axes: int) -> dict[int, int]:
+    """The other axes of a tensor, which stay where they are."""
+    return {axis: axis for axis in range(len(shape)) if axis not in axes}
+
+
+def _each(apply: Callable[[Tensor], Tensor], shape: Shape) -> Pick:
+    """Each entry of a tensor of this shape is picked by itself."""
+    return Pick(apply, tuple(range(len(shape))), {}, one_by_one=True)
 
 
 # Along several axes -----------------------------------------------------------------------------
 
 
 def _turned(of: Between, turn: Callable[[Tensor, Sequence[int]], Tensor]) -> Pick:
-    dims = positive(saved(of.step.node, "dims"), len(of.below))
+    dims = positive(saved(of.node, "dims"), len(of.below))
     axes = tuple(dims or range(len(of.below)))
-    kept = {axis: axis for axis in range(len(of.below)) if axis not in axes}
-    return Pick(lambda x: turn(x, dims), axes, kept)
+    return Pick(lambda x: turn(x, dims), axes, _beside(of.below, *axes))
 
 
 def _flip(of: Between) -> Pick:
@@ -265,7 +246,7 @@ def _flip(of: Between) -> Pick:
 
 
 def _roll(of: Between) -> Pick:
-    shifts = [signed(shift) for shift in saved(of.step.node, "shifts")]
+    shifts = [signed(shift) for shift in saved(of.node, "shifts")]
 
     def roll(x: Tensor, dims: Sequence[int]) -> Tensor:
         return x.roll(shifts, [*dims]) if dims else x.expand(of.below).roll(shifts)
@@ -283,6 +264,7 @@ class _Indices:
         self._of = of
         self._given = of.seen("indices")
         self._places: dict[int, tuple[int, int]] = {}
+        self._read: dict[int, Tensor] = {}
         axis = 0
         for place, each in enumerate(self._given):
             is_mask = each is not None and each.dtype in (torch.bool, torch.uint8)
@@ -294,14 +276,15 @@ class _Indices:
     @property
     def axes(self) -> tuple[int, ...]:
         """The axes along which entries are picked: first those whose index counts from 0 on."""
-        return tuple(sorted(self._places, key=lambda axis: not self._counts(axis)))
+        axes = tuple(self._places)
+        return axes if len(axes) < 2 else tuple(sorted(axes, key=lambda n: not self._counts(n)))
 
     def _counts(self, axis: int) -> bool:
         index = self._given[self._places[axis][0]]
         assert index is not None
         return torch.equal(index.flatten().cpu(), torch.arange(index.numel()))
 
-    @property
+    @cached_property
     def dims(self) -> int:
         """The number of axes that they have together."""
         given = [self._given[place] for place, _ in self._places.values()]
@@ -311,18 +294,20 @@ class _Indices:
 
     def of_axis(self, axis: int) -> Tensor:
         """The index along an axis."""
-        place, own = self._places[axis]
-        read = self._of.read("indices", place)
-        return read if own < 0 else read.nonzero()[:, own]
+        if axis not in self._read:
+            place, own = self._places[axis]
+            read = self._of.read("indices", place)
+            self._read[axis] = read if own < 0 else read.nonzero()[:, own]
+        return self._read[axis]
 
     def select(self, x: Tensor, shape: Shape) -> Tensor:
         """Entries of a tensor of this shape, some of whose axes may have length 1."""
-        zero = torch.zeros([1] * self.dims, dtype=torch.long)
-        index = {
-            axis: self.of_axis(axis) if x.shape[axis] > 1 or shape[axis] == 1 else zero
-            for axis in self._places
-        }
-        return x[tuple(index.get(axis, slice(None)) for axis in range(x.dim()))]
+        index: list[Any] = [slice(None)] * x.dim()
+        for axis in self._places:
+            is_whole = x.shape[axis] == shape[axis]
+            zero = [1] * self.dims
+            index[axis] = self.of_axis(axis) if is_whole else torch.zeros(zero, dtype=torch.long)
+        return x[tuple(index)]
 
     def kept(self, dims: int) -> dict[int, int]:
         """The other axes of a tensor, with their places in what is selected."""
@@ -345,56 +330,48 @@ def _index(of: Between) -> Pick:
 
 def _masked_select(of: Between) -> Pick:
     def apply(x: Tensor) -> Tensor:
-        return x.expand(of.below)[of.read("mask", 0).expand(of.below)]
+        return x.expand(of.below)[of.read("mask").expand(of.below)]
 
-    return Pick(apply, tuple(range(len(of.below))), {}, one_by_one=True)
+    return _each(apply, of.below)
 
 
 def _take(of: Between) -> Pick:
     def apply(x: Tensor) -> Tensor:
-        return x.expand(of.below).flatten()[of.read("index", 0)]
+        return x.expand(of.below).flatten()[of.read("index")]
 
-    return Pick(apply, tuple(range(len(of.below))), {}, one_by_one=True)
+    return _each(apply, of.below)
 
 
 # Kinds that put entries of an input into the output: picks of the output ------------------------
 
 
-def _all(of: Between) -> Pick:
-    """What others are put into or added to, entry by entry."""
-    return Pick(lambda x: x, (), {axis: axis for axis in range(len(of.above))})
+def whole(of: Between) -> Pick:
+    """The first input, which others are put into or added to, entry by entry."""
+    return Pick(lambda x: x, (), _beside(of.above))
 
 
 def _index_add(of: Between) -> Pick:
-    if of.step.place == 0:
-        return _all(of)
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
-        return x if x.shape[dim] == 1 else x.index_select(dim, of.read("index", 0).reshape(-1))
+        return x if x.shape[dim] == 1 else x.index_select(dim, of.read("index").reshape(-1))
 
-    kept = {axis: axis for axis in range(len(of.above)) if axis != dim}
-    return Pick(apply, (dim,), kept)
+    return Pick(apply, (dim,), _beside(of.above, dim))
 
 
 def _scatter_add(of: Between) -> Pick:
-    if of.step.place == 0:
-        return _all(of)
     dim = of.dim
 
     def apply(x: Tensor) -> Tensor:
-        index = of.read("index", 0)
+        index = of.read("index")
         if tuple(index.shape) != of.below:
             raise UnavailableError("some entries of what is scattered are left out")
         return x.expand(of.above).gather(dim, index)
 
-    kept = {axis: axis for axis in range(len(of.above)) if axis != dim}
-    return Pick(apply, (dim,), kept, one_by_one=True)
+    return Pick(apply, (dim,), _beside(of.above, dim), one_by_one=True)
 
 
 def _index_put(of: Between) -> Pick:
-    if of.step.place == 0:
-        return _all(of)
     indices = _Indices(of)
 
     def apply(x: Tensor) -> Tensor:
@@ -410,20 +387,18 @@ def _index_put(of: Between) -> Pick:
             raise UnavailableError("what is put is repeated")
         return found.reshape(of.below)
 
-    return Pick(without_axes, tuple(range(len(of.above))), {}, one_by_one=True)
+    return _each(without_axes, of.above)
 
 
 def _masked_scatter(of: Between) -> Pick:
-    if of.step.place == 0:
-        return _all(of)
 
     def apply(x: Tensor) -> Tensor:
-        taken = x.expand(of.above)[of.read("mask", 0).expand(of.above)]
+        taken = x.expand(of.above)[of.read("mask").expand(of.above)]
         found = torch.full([prod(of.below)], NO_SAMPLE)
         found[: len(taken)] = taken
         return found.reshape(of.below)
 
-    return Pick(apply, tuple(range(len(of.above))), {}, one_by_one=True)
+    return _each(apply, of.above)
 
 
 PICKING: dict[str, Callable[[Between], Pick | None]] = {
@@ -451,7 +426,7 @@ PUTTING: dict[str, Callable[[Between], Pick]] = {
     "IndexPut": _index_put,
     "MaskedScatter": _masked_scatter,
 }
-"""Kinds whose inputs have entries of their output, as far as gradients go."""
+"""Kinds whose inputs but the first have entries of their output, as far as gradients go."""
 
 OVERWRITING = frozenset({"IndexCopy", "Scatter", "MaskedScatter", "IndexPut"})
 """Those of them whose second input takes the place of entries of the first one."""

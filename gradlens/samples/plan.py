@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Graph, Use
-from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, RowIndex
-from gradlens.samples.selections import Selection
+from gradlens.samples.labels import NO_SAMPLE
+from gradlens.samples.passages import Selection
+from gradlens.samples.rows import LabelledEdge, RowIndex
 
 
 @dataclass(frozen=True)

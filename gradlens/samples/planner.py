@@ -6,14 +6,14 @@ gradients of samples are still apart, and the sample of each of their rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from gradlens.graph.graph import Edge, Graph, Use, is_python_function
+from gradlens.graph.graph import Edge, Graph, integers_of, is_python_function
 from gradlens.graph.kinds import (
     COMPILED,
     HIDING,
@@ -47,6 +47,15 @@ from gradlens.samples.count import (
     meeting_edges,
     readings,
 )
+from gradlens.samples.labels import (
+    MIXED,
+    NO_SAMPLE,
+    Labels,
+    differ,
+    labels_of,
+    replaced,
+    same_labels,
+)
 from gradlens.samples.model_inputs import (
     ModelInputs,
     Named,
@@ -55,13 +64,18 @@ from gradlens.samples.model_inputs import (
     reads_data,
 )
 from gradlens.samples.names import Names
-from gradlens.samples.plan import LabelledUse, LossTerm, Plan
-from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, RowIndex, Source, rows_of_values
+from gradlens.samples.passages import Passages
+from gradlens.samples.plan import LossTerm, Plan
+from gradlens.samples.rows import LabelledEdge, rows_of_values
 from gradlens.samples.rule_checks import disagreements
-from gradlens.samples.selections import Selection
 from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways
-from gradlens.torch_private import hands_gradients_on
+from gradlens.torch_private import (
+    hands_gradients_on,
+    is_saved_elsewhere,
+    output_metadata,
+    saved_where_they_are,
+)
 
 
 @dataclass(frozen=True)
@@ -105,28 +119,32 @@ class _LossGraph:
             if is_python_function(node) and not hands_gradients_on(node)
             if kind_of(kind).axes is None and kind not in (*HIDING, COMPILED)
         ]
-        return frozenset(n for n in unknown if is_elementwise(self.graph, n))
+        # Nodes of the same code that compute with the same shapes do the same to rows.
+        alike: dict[Hashable, list[int]] = {}
+        for number in unknown:
+            alike.setdefault(_code_of(self.graph, number), []).append(number)
+        found = (each for each in alike.values() if is_elementwise(self.graph, each[0]))
+        return frozenset(number for each in found for number in each)
 
     def model_inputs(self, reading: Reading) -> ModelInputs:
         """What the model was called with, by a reading of the batch."""
         return ModelInputs(self.calls, reading.axis, reading.samples, reading.in_turn)
 
-    def names(self, reading: Reading, rows: LossRows | None = None) -> Names:
+    @property
+    def passages(self) -> Passages:
+        """How labels go through the graph, of which nothing has been read yet."""
+        return Passages(self.graph, self.elementwise)
+
+    def names(self, passages: Passages, reading: Reading, rows: LossRows | None = None) -> Names:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
         inputs = self.model_inputs(reading)
         known = inputs.named(self.graph, self.alone, self.reading_data)
-        read: tuple[Selection, ...] = ()
         if rows is not None:
-            sources = [source for source in rows.sources if source.labels is not None]
-            structure = self.structure(sources, reading.samples)
-            known, read = self._of_data(structure) | known, structure.selections
+            sources = {edge: each for edge, each in rows.sources.items() if each is not None}
+            structure = Structure(passages, sources, reading.samples, self.alone)
+            known = self._of_data(structure) | known
         returned = inputs.returned(self.graph, self.alone)
-        reading_data, elementwise = self.reading_data, self.elementwise
-        return Names(self.graph, self.alone, reading_data, known, returned, elementwise, read)
-
-    def structure(self, sources: Sequence[Source], samples: int) -> Structure:
-        """The samples of all rows, from those of the loss's."""
-        return Structure(self.graph, sources, samples, self.alone, self.elementwise)
+        return Names(passages, self.alone, self.reading_data, known, returned)
 
     def _of_data(self, structure: Structure) -> dict[Edge, Named]:
         """The samples at the edges where the graph begins with data."""
@@ -134,7 +152,7 @@ class _LossGraph:
         edges = [(number, 0) for number in (*leaves, *first_nodes(self.graph, self.alone))]
         labels = {edge: structure.labels(edge) for edge in edges}
         return {
-            edge: Named(found.masked_fill(found >= structure.samples, NO_SAMPLE))
+            edge: Named(replaced(found, MIXED, NO_SAMPLE))
             for edge, found in labels.items()
             if found is not None
         }
@@ -275,17 +293,19 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
 
     In the second case, the loss combines rows of several calls, or has those of one alone.
     """
-    names = loss.names(every[0])
-    edges = loss_edges(loss.graph, loss.alone, loss.evidence.shapes, names.are_all_known)
+    names = loss.names(loss.passages, every[0])
+    edges = loss_edges(
+        loss.graph, loss.alone, loss.evidence.shapes, lambda edge: names.at(edge).are_known
+    )
     together = every[0].samples
     for edge in edges:
-        has_all = not names.are_all_known(edge) or len(names.at(edge).unique()) == together
+        has_all = not names.at(edge).are_known or len(names.at(edge).values.distinct) == together
         if has_all and loss.graph.shape(edge)[:1] == (together,):
             return [every[0]]
-    found = {name for edge in edges for name in names.at(edge).unique().tolist()}
+    found = {name for edge in edges for name in names.at(edge).values.distinct}
     rows_of_one = every[-1].samples
     of_calls = {name // rows_of_one for name in found if name >= 0}
-    combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.are_all_known(e)})
+    combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.at(e).are_known})
     combined += filter(names.meet_behind, edges)
     if len(every) > 1 and (len(of_calls) == 1 or combined):
         return [*every[1:]]
@@ -297,17 +317,18 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
     inputs = loss.model_inputs(reading)
     known = loss.graph, loss.alone, loss.evidence, inputs
-    names = loss.names(reading)
+    passages = loss.passages
+    names = loss.names(passages, reading)
     rows = loss_rows(names, reading, *known)
     if not rows.are_known:
-        names = loss.names(reading, rows)
+        names = loss.names(passages, reading, rows)
         rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
     if by_order and reading.needs_names:
         raise UnavailableError(NOT_ALL_FOLLOWED.format(samples=reading.samples))
     if by_order and not rows.are_in_order:
         raise UnavailableError(UNKNOWN_ORDER)
-    planner = _Planner(loss, reading, rows.sources)
+    planner = _Planner(loss, passages, reading, rows.sources)
     plan = planner.plan()
     second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
     by_second = reading.axis == 1 and reading.samples in second
@@ -322,10 +343,8 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         raise UnavailableError(SHARED_INPUTS.format(samples=reading.samples))
     if planner.contradicts(names.known):
         raise UnavailableError(UNKNOWN_ORDER)
-    every = (*plan.selections, *names.selections)
-    selections = {(each.node, each.name, each.place): each for each in every}
     holds = plan.holds and names.are_in_order
-    plan = replace(plan, selections=tuple(selections.values()), holds=holds)
+    plan = replace(plan, selections=passages.selections, holds=holds)
     return _Attempt(reading, rows, plan, by_order)
 
 
@@ -348,16 +367,24 @@ def plan_of_rows(
     shape = [1] * len(graph.shape(graph.root))
     shape[axis] = samples * together
     labels = torch.arange(samples).repeat_interleave(together)
-    source = Source(graph.root, labels.reshape(shape))
+    sources = {graph.root: labels_of(labels.reshape(shape))}
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
-    return _Planner(_LossGraph(graph, parameters), Reading(samples, OUTPUTS), [source]).plan()
+    loss, passages = _LossGraph(graph, parameters), Passages(graph)
+    plan = _Planner(loss, passages, Reading(samples, OUTPUTS), sources).plan()
+    return replace(plan, selections=passages.selections)
 
 
 class _Planner:
     """Finds the plan for one reading of the batch."""
 
-    def __init__(self, loss: _LossGraph, reading: Reading, sources: Sequence[Source]) -> None:
+    def __init__(
+        self,
+        loss: _LossGraph,
+        passages: Passages,
+        reading: Reading,
+        sources: Mapping[Edge, Labels | None],
+    ) -> None:
         graph = self._graph = loss.graph
         self._parameters = loss.parameters
         self._reading = reading
@@ -368,17 +395,21 @@ class _Planner:
         self._kinds = {*graph.kinds}
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
         self._normalising = normalising(graph, reading.samples)
-        self._labels = loss.structure(sources, reading.samples)
-        self._finder = Finder(self._labels, loss.alone, [s.edge for s in sources], loss.reads_data)
+        self._labels = Structure(passages, sources, reading.samples, loss.alone)
+        self._finder = Finder(
+            self._labels,
+            loss.alone,
+            sources,
+            loss.reads_data,
+            is_normalised=bool(self._normalising),
+        )
 
     def contradicts(self, names: Mapping[Edge, Named]) -> bool:
         """Whether rows that are the model's inputs' belong to other samples by their labels."""
         for edge, each in names.items():
             if edge[0] not in self._hidden:
                 labelled = _row_by_row(self._graph, edge, each)
-                found = self._labels.rows(labelled)
-                named = labelled.rows(each.names)[..., 0].to(found.device)
-                if bool(((found >= 0) & (named >= 0) & (found != named)).any()):
+                if differ(self._labels.rows(labelled), labelled.rows_of(each.names)):
                     return True
         return False
 
@@ -396,28 +427,24 @@ class _Planner:
         ways: Mapping[str, Ways],
         coupling: Sequence[int],
     ) -> Plan:
-        indices: dict[LabelledEdge, RowIndex] = {}
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
-        apart = {use.node: name for name, way in unmixed for use in way.uses}
-        unreadable = {edge.edge[0] for edge in self._labels.unreadable}
-        behind = self._names_behind(apart)
+        apart = {each.use.node: name for name, way in unmixed for each in way.uses}
+        unreadable = self._labels.unreadable
+        behind = self._names_behind(apart) if len(unmixed) < len(ways) else []
         unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *self._labels.refused.values())
         reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
+        uses = {name: tuple(ways[name].uses) for name, reason in reasons.items() if not reason}
+        used = {each.use.node for labelled in uses.values() for each in labelled}
         return Plan(
             self._reading.samples,
             self._reading.known_by,
-            {
-                name: tuple(self._labelled(use, indices) for use in ways[name].uses)
-                for name, reason in reasons.items()
-                if not reason
-            },
+            uses,
             {name: reason for name, reason in reasons.items() if reason},
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             mixed=any(way.mixed and reasons[n] not in unread for n, way in ways.items()),
-            holds=self._labels.last(indices.keys() | self._labels.unreadable),
+            holds=self._labels.last(used | unreadable),
             read=self._labels.is_read,
-            selections=self._labels.selections,
         )
 
     def _without_unknown_rows(self, plan: Plan) -> Plan:
@@ -455,42 +482,28 @@ class _Planner:
         """The plan with the terms of the loss, or the reason why they aren't known."""
         try:
             rows = {node: rows_of_values(self._graph, node) for node in terms(self._graph)}
-            edges = {edge for sizes in rows.values() for each in sizes for edge in each}
+            nodes = {e.edge[0] for sizes in rows.values() for each in sizes for e in each}
             found = tuple(self._term(node, sizes) for node, sizes in rows.items())
         except UnavailableError as reason:
             return replace(plan, without_losses=str(reason))
-        return replace(plan, terms=found, holds=plan.holds and self._labels.last(edges))
+        return replace(plan, terms=found, holds=plan.holds and self._labels.last(nodes))
 
     def with_edges(self, plan: Plan, edges: Sequence[LabelledEdge]) -> Plan:
         """The plan with the samples at other edges, where each row is of one."""
         labels = {edge: self._labels.rows(edge) for edge in edges}
-        found = {e: each for e, each in labels.items() if not bool((each < NO_SAMPLE).any())}
-        rows = {edge: RowIndex(each, self._reading.samples) for edge, each in found.items()}
-        return replace(plan, edges=rows, holds=plan.holds and self._labels.last(edges))
+        found = [edge for edge, each in labels.items() if each.values.lowest >= NO_SAMPLE]
+        rows = {edge: self._labels.index(edge) for edge in found}
+        return replace(
+            plan, edges=rows, holds=plan.holds and self._labels.last(e.edge[0] for e in edges)
+        )
 
     def _term(self, node: int, sizes: Sequence[Sequence[LabelledEdge]]) -> LossTerm:
         """The term with the largest rows that are of one sample each."""
         for first, *others in sizes:
-            known = self._labels.rows(first)
-            same = all(torch.equal(self._labels.rows(each), known) for each in others)
-            if same and not bool((known < NO_SAMPLE).any()):
-                return LossTerm(node, first, RowIndex(known, self._reading.samples))
+            known = [self._labels.rows(each) for each in (first, *others)]
+            if same_labels(known) and known[0].values.lowest >= NO_SAMPLE:
+                return LossTerm(node, first, self._labels.index(first))
         raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
-
-    def _labelled(self, use: Use, indices: dict[LabelledEdge, RowIndex]) -> LabelledUse:
-        edges = self._finder.labelled(use)
-        for edge in edges:
-            if edge not in indices:
-                found = RowIndex(self._labels.rows(edge), self._reading.samples)
-                # In front of statistics that are held fixed, rows without gradient may get one.
-                indices[edge] = found.filled(some=bool(self._normalising))
-        fine = edges != self._finder.edges_at(use)
-        return LabelledUse(
-            use,
-            {edge.edge[1]: indices[edge] for edge in edges},
-            {edge.edge[1]: edge.features for edge in edges},
-            fine and edges == self._finder.edges_at(use, True),
-        )
 
     def _reason(
         self,
@@ -505,7 +518,7 @@ class _Planner:
         hidden = HIDDEN if REENTRANT_CHECKPOINT in self._kinds else RAN_COMPILED
         if way is None:
             return UNUSED if self._kinds.isdisjoint(HIDING) else hidden
-        if self._hidden & {*way.mixed, *(use.node for use in way.uses)}:
+        if self._hidden & {*way.mixed, *(each.use.node for each in way.uses)}:
             return hidden
         if not way.mixed:
             return "" if way.uses else BESIDE
@@ -514,7 +527,7 @@ class _Planner:
             return refused or way.reason
         if SYNCHRONISED in self._kinds:
             return ACROSS_PROCESSES
-        unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]
+        unknown = [self._graph.shape(e) for e, each in self._sources.items() if each is None]
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._reading.samples)
         if unreadable & set(way.mixed):
@@ -547,10 +560,23 @@ class _Planner:
         return found
 
 
+def _code_of(graph: Graph, number: int) -> Hashable:
+    """What the operations of a backward function in Python depend on, but for numbers in tensors.
+
+    If it decides something by these, it doesn't compute each element by itself.
+    """
+    node = graph.nodes[number]
+    on_ctx = [each for each in vars(node).values() if isinstance(each, Tensor)]
+    tensors = [*output_metadata(node), *saved_where_they_are(node), *on_ctx]
+    shapes = tuple([(tuple(each.shape), each.dtype, each.device) for each in tensors])
+    own = (type(node), tuple(node.needs_input_grad), integers_of(node), tuple(vars(node)), shapes)
+    return number if is_saved_elsewhere(node) else own
+
+
 def _row_by_row(graph: Graph, edge: Edge, named: Named) -> LabelledEdge:
     """An edge with a row for each name."""
-    axes = zip(graph.shape(edge), named.names.shape, strict=True)
-    return LabelledEdge(edge, tuple(n for n, (whole, own) in enumerate(axes) if own < whole))
+    axes = range(len(graph.shape(edge)))
+    return LabelledEdge(edge, tuple(axis for axis in axes if axis not in named.names.axes))
 
 
 def _by_channel(graph: Graph, number: int) -> LabelledEdge:
@@ -558,11 +584,9 @@ def _by_channel(graph: Graph, number: int) -> LabelledEdge:
     return LabelledEdge((number, 0), tuple(range(2, len(graph.shape((number, 0))))))
 
 
-def _couples(labels: Tensor, samples: int) -> bool:
+def _couples(labels: Labels, samples: int) -> bool:
     """Whether some channel of a normalisation over ``[B, C]`` has rows of several samples."""
-    if samples == 1 or not labels.numel():
-        return False
-    return bool((labels < NO_SAMPLE).any() | (labels.amax(0) != labels.amin(0)).any())
+    return samples > 1 and (labels.values.lowest < NO_SAMPLE or 0 in labels.axes)
 
 
 UNKNOWN_ORDER = (

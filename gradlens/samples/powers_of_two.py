@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import call, outputs_of
-from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
+from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE
 from gradlens.torch_private import output_metadata
 
 POISON = 1.375

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of, positive
+from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, Labels, joined, only
 from gradlens.torch_private import saved
 
-NO_SAMPLE = -1
-"""Label of a row without gradient, which belongs to no sample."""
 
-MIXED = -2
-"""Label of a row in which several samples meet."""
-
-UNREADABLE = -3
-"""Label of a row whose numbers aren't finite, or too small for their precision."""
-
-
-@dataclass(frozen=True)
-class LabelledEdge:
+class LabelledEdge(NamedTuple):
     """An edge of a graph, the rows of whose gradient get labels.
 
     ``features`` are the axes that belong to a row; all others count rows.
@@ -37,6 +30,13 @@ class LabelledEdge:
         rest = [axis for axis in range(gradient.dim()) if axis not in self.features]
         moved = gradient.permute((*rest, *self.features))
         return moved.flatten(len(rest)) if self.features else moved[..., None]
+
+    def rows_of(self, labels: Labels) -> Labels:
+        """Labels of rows from those of elements, ``MIXED`` where these differ inside a row."""
+        for axis in self.features:
+            labels = joined(labels, axis, MIXED) or only(UNREADABLE, labels.dims)
+        rest = [axis for axis in range(labels.dims) if axis not in self.features]
+        return labels.at({axis: place for place, axis in enumerate(rest)}, len(rest))
 
 
 def rows_of_values(graph: Graph, number: int) -> list[list[LabelledEdge]]:
@@ -56,18 +56,6 @@ def rows_of_values(graph: Graph, number: int) -> list[list[LabelledEdge]]:
     return [[LabelledEdge(edge, features) for edge in edges] for features in sizes]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where labels start: an edge of the loss's graph, and the samples of its rows.
-
-    ``labels`` has as many axes as the edge's shape, some of length 1; ``None`` if the rows' samples
-    aren't known, in which case the rows that they reach get the label ``MIXED``.
-    """
-
-    edge: Edge
-    labels: Tensor | None
-
-
 @dataclass(frozen=True, eq=False)
 class RowIndex:
     """The sample of each row: ``labels`` ``[*S]`` on the rows' device, from 0 to N - 1.
@@ -83,33 +71,26 @@ class RowIndex:
     @cached_property
     def axis(self) -> int | None:
         """The axis that counts the samples, if the labels are 0 to N - 1 along one axis."""
-        for axis, length in enumerate(self.labels.shape):
-            if length == self.samples and bool((self.labels == self._along(axis)).all()):
-                return axis
-        return None
-
-    def _along(self, axis: int) -> Tensor:
-        shape = [1] * self.labels.dim()
-        shape[axis] = self.samples
-        return torch.arange(self.samples, device=self.labels.device).reshape(shape)
+        shape, folds = self.labels.shape, self._folds if self.is_complete else []
+        axes = (axis for axis, length in enumerate(shape) if length == self.samples)
+        return next((a for a in axes if (prod(shape[:a]), prod(shape[a + 1 :])) in folds), None)
 
     @cached_property
     def fold(self) -> tuple[int, int] | None:
         """``(a, b)`` if the rows are those of ``[a, N, b]``, in order."""
-        found = self._folds(self.labels.flatten()) if self.is_complete else []
-        return found[0] if found else None
+        return self._folds[0] if self.is_complete and self._folds else None
 
-    def _folds(self, labels: Tensor) -> list[tuple[int, int]]:
+    @cached_property
+    def _folds(self) -> list[tuple[int, int]]:
         """All ``(a, b)`` that agree with the labels of known rows."""
+        labels = self.labels.flatten()
         if not len(labels) or len(labels) % self.samples:
             return []
         rows = len(labels) // self.samples
         known = labels != NO_SAMPLE
         found = []
         for inner in (n for n in range(1, rows + 1) if rows % n == 0):
-            numbers = torch.arange(self.samples, device=labels.device)[None, :, None]
-            pattern = numbers.expand(rows // inner, self.samples, inner).flatten()
-            if bool((~known | (labels == pattern)).all()):
+            if bool((~known | (labels == self._folded(rows // inner, inner))).all()):
                 found.append((rows // inner, inner))
         return found
 
@@ -132,13 +113,14 @@ class RowIndex:
         least = min(2, self.samples) if some else self.samples
         if self.is_complete or len(self.owners) < least:
             return self
-        folds = self._folds(self.labels.flatten())
-        if len(folds) != 1:
+        if len(self._folds) != 1:
             return self
-        outer, inner = folds[0]
+        return RowIndex(self._folded(*self._folds[0]).reshape(self.labels.shape), self.samples)
+
+    def _folded(self, outer: int, inner: int) -> Tensor:
+        """The samples of rows ``[a, N, b]`` in order, flat."""
         numbers = torch.arange(self.samples, device=self.labels.device)[None, :, None]
-        labels = numbers.expand(outer, self.samples, inner).reshape(self.labels.shape)
-        return RowIndex(labels, self.samples)
+        return numbers.expand(outer, self.samples, inner).flatten()
 
     @cached_property
     def _known(self) -> Tensor:

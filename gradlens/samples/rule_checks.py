@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Graph, RuledCall
-from gradlens.graph.layer_rules import REMEDY, LayerCall, layer_call
+from gradlens.graph.layer_rules import REMEDY, layer_call
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.powers_of_two import signed
 from gradlens.torch_private import output_metadata
@@ -23,7 +23,8 @@ def disagreements(graph: Graph, ruled: RuledCall) -> dict[str, str]:
     with an error in any row, or that mixes rows, fails that.
     """
     call = layer_call(graph.nodes[ruled.node])
-    shape, like = graph.shape((ruled.node, call.output)), _metadata(graph, ruled, call)
+    shape = graph.shape((ruled.node, call.output))
+    like: Tensor = output_metadata(graph.nodes[ruled.node])[call.output]
     generator = torch.Generator().manual_seed(0)
     start = signed(shape, generator).to(like.device, like.dtype)
     weights = signed(shape[:1], generator).to(like.device, like.dtype)
@@ -49,11 +50,6 @@ def disagreements(graph: Graph, ruled: RuledCall) -> dict[str, str]:
                 f"{difference:.2g} times their norm; {REMEDY}"
             )
     return reasons
-
-
-def _metadata(graph: Graph, ruled: RuledCall, call: LayerCall) -> Tensor:
-    metadata: Tensor = output_metadata(graph.nodes[ruled.node])[call.output]
-    return metadata
 
 
 def _tolerance(graph: Graph, ruled: RuledCall) -> float:

@@ -10,15 +10,18 @@ candidates, and their labels decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Link, Use
 from gradlens.graph.kinds import HIDING, IN_PLACE, kind_of
 from gradlens.samples.batchnorm import uses_statistics
-from gradlens.samples.rows import NO_SAMPLE, LabelledEdge
+from gradlens.samples.labels import joined
+from gradlens.samples.plan import LabelledUse
+from gradlens.samples.rows import LabelledEdge, RowIndex
 from gradlens.samples.structure import Structure
 
 MAX_CHAIN = 32
@@ -61,14 +64,14 @@ ROWS_OF_SEVERAL = (
 class Ways:
     """The paths of one parameter to the loss.
 
-    ``uses`` are nodes whose rows belong to one sample each, and ``mixed`` those at which samples
+    ``uses`` are at nodes whose rows belong to one sample each, and ``mixed`` those at which samples
     have met already, for a ``reason`` if it is known. ``beside`` means that the loss depends on the
     parameter beside the samples, as by a regulariser.
     ``uses_of_met`` says that some of the uses are behind nodes at which samples have met, and
     ``is_cut`` that some path was too long to be followed to its end.
     """
 
-    uses: list[Use] = field(default_factory=list)
+    uses: list[LabelledUse] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     beside: bool = False
     reason: str = ""
@@ -76,8 +79,7 @@ class Ways:
     is_cut: bool = False
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """A node on a path, how it was reached, and what was passed.
 
     ``largest`` is the number of elements of the largest node that may compute with data, 0 if there
@@ -85,7 +87,7 @@ class _Step:
     """
 
     node: int
-    index: int | None = None
+    place: int | None = None
     chain: tuple[Link, ...] = ()
     largest: int = 0
     met: int | None = None
@@ -98,15 +100,21 @@ class Finder:
         self,
         labels: Structure,
         alone: Sequence[bool],
-        sources: Collection[Edge],
+        sources: Iterable[Edge],
         reads_data: Sequence[bool],
+        is_normalised: bool,
     ) -> None:
-        """``reads_data`` is whether a node depends on the model's inputs, by number."""
+        """``reads_data`` is whether a node depends on the model's inputs, by number.
+
+        If some node ``is_normalised`` over samples, rows without gradient may get one.
+        """
         graph = self._graph = labels.graph
         self._labels = labels
         self._alone = alone
         self._reads_data = reads_data
+        self._is_normalised = is_normalised
         self._futile: dict[int, int] = {}
+        self._filled: dict[RowIndex, RowIndex] = {}
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
         inside = {call: graph.inside(call) for call in graph.ruled_calls if call.node in below}
@@ -164,6 +172,8 @@ class Finder:
 
     def _follow_in_ruled_calls(self, leaf: int, found: Ways) -> set[int]:
         """Add the uses of a parameter by layers that have a rule; returns these calls' nodes."""
+        if not self._ruled:
+            return set()
         calls = {call: dict(call.names) for call in self._ruled}
         names = {call.node: own[leaf] for call, own in calls.items() if leaf in own}
         inner = set[int]().union(*(self._ruled[call] for call in calls if call.node in names))
@@ -180,8 +190,9 @@ class Finder:
             waiting += new - names.keys()
         for node in sorted(reached & names.keys()):
             use = Use(node, 0, self._graph.shape((leaf, 0)), (), names[node])
-            if self.labelled(use):
-                found.uses.append(use)
+            labelled = self._labelled(use)
+            if labelled is not None:
+                found.uses.append(labelled)
             else:
                 found.mixed.append(node)
                 found.reason = ROWS_OF_SEVERAL
@@ -197,65 +208,59 @@ class Finder:
     ) -> _Step | None:
         """The next step of a path behind a consumer; ``None`` if it ends there."""
         chain = step.chain
-        if step.index is not None:
-            chain = (Link(step.node, output, step.index), *chain)
+        if step.place is not None:
+            chain = (Link(step.node, output, step.place), *chain)
         if self._graph.kinds[consumer] in HIDING:
             found.mixed.append(consumer)
             return None
-        if self._alone[consumer] or self._is_view(consumer):
-            return replace(step, node=consumer, index=place, chain=chain)
+        if self._alone[consumer] or kind_of(self._graph.kinds[consumer]).is_view:
+            return _Step(consumer, place, chain, step.largest, step.met)
         use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
-        kind = self._graph.kinds[consumer]
-        grows = self._elements(consumer) > math.prod(use.shape)
-        grows = grows or kind_of(kind).is_layer or kind_of(kind).brings_data
-        onward = _Step(
-            consumer,
-            place,
-            chain,
-            max(step.largest, self._elements(consumer) if grows else 0),
-            consumer if step.met is None else step.met,
-        )
-        return self._judge(use, step, onward, found)
+        return self._judge(use, step, found)
 
-    def _judge(self, use: Use, step: _Step, onward: _Step, found: Ways) -> _Step | None:
-        affordable = self._labels.samples * step.largest <= SHARED_WORK * self._elements(use.node)
+    def _judge(self, use: Use, step: _Step, found: Ways) -> _Step | None:
+        node, its = use.node, kind_of(self._graph.kinds[use.node])
+        met = node if step.met is None else step.met
+        shared = self._labels.samples * step.largest
+        affordable = not shared or shared <= SHARED_WORK * self._elements(node)
+        labelled = None
         if affordable or self._is_computed_weight(use):
-            edges = self.labelled(use)
-            if edges and step.largest and not self._is_shared(use, self._labels.rows(edges[0])):
-                found.mixed.append(onward.met or use.node)
-                if self._graph.kinds[use.node] == IN_PLACE:
-                    found.reason = CHANGED_IN_PLACE
-                return None
-            if edges:
-                found.uses.append(use)
-                found.uses_of_met |= step.met is not None
-                return None
+            labelled = self._labelled(use)
+        if labelled is not None and step.largest and not self._is_shared(labelled):
+            found.mixed.append(met)
+            if self._graph.kinds[node] == IN_PLACE:
+                found.reason = CHANGED_IN_PLACE
+            return None
+        if labelled is not None:
+            found.uses.append(labelled)
+            found.uses_of_met |= step.met is not None
+            return None
         if len(use.chain) < MAX_CHAIN:
-            return onward
+            elements = self._elements(node)
+            grows = elements > math.prod(use.shape) or its.is_layer or its.brings_data
+            largest = max(step.largest, elements if grows else 0)
+            return _Step(node, use.index, use.chain, largest, met)
         found.is_cut = True
-        found.mixed.append(onward.met or use.node)
+        found.mixed.append(met)
         return None
 
-    def _is_shared(self, use: Use, labels: Tensor) -> bool:
+    def _is_shared(self, labelled: LabelledUse) -> bool:
         """Whether a use's input is the same for all samples, rather than made of them.
 
         It is the same if it is repeated along all axes that count samples, or multiplied by the
         rows of each. Otherwise it depends on samples, which couples those that use it.
         """
-        kind = self._graph.kinds[use.node]
+        use, kind = labelled.use, self._graph.kinds[labelled.use.node]
         if use.index in kind_of(kind).weights:
             return self._is_computed_weight(use)
         if not kind_of(kind).repeats:
             return False
         missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
         own = (1,) * missing + use.shape
-        known = labels != NO_SAMPLE
-        most = labels.amax() if labels.numel() else labels
-        counting = [
-            axis
-            for axis in range(labels.dim())
-            if bool((labels.where(known, most + 1).amin(axis) < labels.amax(axis)).any())
-        ]
+        output, features = next(iter(labelled.features.items()))
+        labels = self._labels.rows(LabelledEdge((use.node, output), features))
+        # Rows without a sample have the labels of others beside them.
+        counting = [axis for axis in labels.axes if joined(labels, axis) is None]
         return all(own[axis] == 1 for axis in counting)
 
     def _is_computed_weight(self, use: Use) -> bool:
@@ -263,22 +268,32 @@ class Finder:
         is_weight = use.index in kind_of(self._graph.kinds[use.node]).weights
         return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 
-    def labelled(self, use: Use) -> list[LabelledEdge]:
-        """The labelled edges above a use; none if samples have met there."""
-        small = self._elements(use.node) <= FINE_ELEMENTS
-        fine = small and not kind_of(self._graph.kinds[use.node]).is_layer
-        for edges in (self.edges_at(use), self.edges_at(use, True) if fine else []):
-            if edges and all(map(self._labels.are_apart, edges)):
-                return edges
-        return []
+    def _labelled(self, use: Use) -> LabelledUse | None:
+        """A use with the samples of its rows; ``None`` if samples have met there."""
+        outputs = self._graph.outputs_of(use.node)
+        coarse = {output: self._features(use, (use.node, output)) for output in outputs}
+        for is_fine in (False, True):
+            if is_fine and not self._may_be_fine(use):
+                return None
+            features = dict.fromkeys(outputs, ()) if is_fine else coarse
+            edges = {o: LabelledEdge((use.node, o), axes) for o, axes in features.items()}
+            if edges and all(map(self._labels.are_apart, edges.values())):
+                rows = {o: self._rows(edge) for o, edge in edges.items()}
+                return LabelledUse(use, rows, features, is_fine)
+        return None
 
-    def edges_at(self, use: Use, fine: bool = False) -> list[LabelledEdge]:
-        """The edges above a node, one for each of its outputs that is used."""
-        fine = fine and not use.own_name
-        return [
-            LabelledEdge((use.node, o), () if fine else self._features(use, (use.node, o)))
-            for o in self._graph.outputs_of(use.node)
-        ]
+    def _may_be_fine(self, use: Use) -> bool:
+        """Whether each element may be a row, although the kind of node has larger ones."""
+        is_small = self._elements(use.node) <= FINE_ELEMENTS
+        is_layer = kind_of(self._graph.kinds[use.node]).is_layer
+        return is_small and not use.own_name and not is_layer
+
+    def _rows(self, edge: LabelledEdge) -> RowIndex:
+        index = self._labels.index(edge)
+        if index not in self._filled:
+            # In front of statistics that are held fixed, rows without gradient may get one.
+            self._filled[index] = index.filled(some=self._is_normalised)
+        return self._filled[index]
 
     def _features(self, use: Use, edge: Edge) -> tuple[int, ...]:
         kind, dims = self._graph.kinds[use.node], len(self._graph.shape(edge))
@@ -289,6 +304,3 @@ class Finder:
     def _elements(self, node: int) -> int:
         shapes = [self._graph.shape((node, output)) for output in self._graph.outputs_of(node)]
         return max(math.prod(shape) for shape in shapes)
-
-    def _is_view(self, node: int) -> bool:
-        return kind_of(self._graph.kinds[node]).is_view

@@ -29,7 +29,8 @@ from gradlens.operators.outer_product import (
 )
 from gradlens.operators.summed import Grouped, Summed
 from gradlens.operators.table_rows import IndexedRows
-from gradlens.samples.plan import NO_SAMPLE, Plan, RowIndex
+from gradlens.samples.labels import NO_SAMPLE
+from gradlens.samples.plan import Plan, RowIndex
 from gradlens.samples.planner import plan_of_rows
 from tests.cases.networks import NETWORKS, Network
 from tests.cases.references import Contribution, per_sample_gradients_by_loop, squared_error

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gradlens
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import is_elementwise
+from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, labels_of
+from gradlens.samples.passages import Passages
 from gradlens.samples.powers_of_two import labels_below
-from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE, LabelledEdge, Source
+from gradlens.samples.rows import LabelledEdge
 from gradlens.samples.structure import Structure
 
 N, T, D = 4, 3, 5
@@ -36,8 +39,9 @@ def structure_of(found: Tensor, base: Tensor) -> tuple[Structure, LabelledEdge]:
     graph = Graph(found)
     labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1))
     edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
-    source = Source(graph.root, labels)
-    return Structure(graph, [source], len(found), graph.of_parameters_alone()), edge
+    sources = {graph.root: labels_of(labels)}
+    alone = graph.of_parameters_alone()
+    return Structure(Passages(graph), sources, len(found), alone), edge
 
 
 def order(length: int) -> Tensor:
@@ -110,7 +114,7 @@ def test_random_operations(seed: int) -> None:
     if not found.dim() or not found.numel() or found is base:
         return
     structure, edge = structure_of(found, base)
-    proven = structure.rows(edge)
+    proven = structure.index(edge).labels
     labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1)).expand(found.shape)
     expected = labels_by_samples(found, labels, base)
     # What has no gradient may have a label, but what has one has the right one, or none.
@@ -126,7 +130,7 @@ def test_most_is_proven() -> None:
         x = torch.randn(N, T, D, dtype=torch.float64, requires_grad=True)
         base = x * 2
         structure, edge = structure_of(operation(base), base)
-        if bool((structure.rows(edge) < NO_SAMPLE).any()):
+        if not structure.are_apart(edge):
             unproven.append(name)
         asked += [name] if structure.is_read else []
     assert {*asked} <= {"gathered"}
@@ -238,3 +242,43 @@ def test_functions_in_python_that_keep_rows(
     x, y = torch.randn(2, N, T, D).to(dtype).unbind()
     graph = Graph(function.apply(x.requires_grad_(), y.requires_grad_()))
     assert is_elementwise(graph, graph.root[0]) == expected
+
+
+class Sometimes(torch.autograd.Function):
+    """It computes with all rows together if it is told to, or if the rows are long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, is_centred: bool) -> Tensor:
+        ctx.is_centred = is_centred
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if ctx.is_centred or gradients[0].shape[1] > D:
+            return gradients[0] - gradients[0].mean(0), None
+        return gradients[0], None
+
+
+@pytest.mark.parametrize("widths", [(D, D), (D, D + 1), (D + 1, D)])
+@pytest.mark.parametrize("centred", [(False, False), (False, True), (True, False)])
+def test_functions_of_the_same_code_that_do_other_things(
+    widths: tuple[int, int], centred: tuple[bool, bool]
+) -> None:
+    """What one call keeps apart, another one of the same function may not."""
+    first, second = nn.Linear(D, widths[0]), nn.Linear(*widths)
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x: Tensor) -> Any:
+            h = Sometimes.apply(self.first(x), centred[0])
+            return Sometimes.apply(self.second(h), centred[1])
+
+    mix = [is_centred or width > D for is_centred, width in zip(centred, widths, strict=True)]
+    model = gradlens.extend(Network())
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(torch.randn(N, D)).square().mean().backward()
+    assert ("second.weight" in gradients) == (not mix[1])
+    assert ("first.weight" in gradients) == (not any(mix))
