@@ -273,42 +273,30 @@ def foreach_sub(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor
     return list(torch._foreach_sub(list(ones), list(others)))
 
 
-def dispatch_modes_off() -> AbstractContextManager[Any] | None:
-    """A context in which dispatch modes of others see no operation; ``None`` if there are none.
+def tools_off() -> list[AbstractContextManager[Any]]:
+    """Contexts in which tools of others see no operation; there is no public way to leave them.
 
-    Such as a selective checkpoint, which counts the operations of its region, a ``FlopCounterMode``
-    or one that adds noise. There is no public way to leave them for a while.
+    No ``__torch_function__`` of modes or of tensors is called, but for the mode by which
+    ``torch.set_default_device`` works, if there is no other. Dispatch modes see nothing, such as
+    that of a selective checkpoint, which counts the operations of its region. And
+    ``saved_tensors_hooks`` store nothing, for which torch's compiler does the same.
     """
-    active = torch._C._len_torch_dispatch_stack()
-    return _python_dispatch._disable_current_modes() if active else None
-
-
-def torch_functions_off() -> AbstractContextManager[None]:
-    """A context in which no ``__torch_function__`` of others is called, of modes or of tensors.
-
-    But for the mode by which ``torch.set_default_device`` works, if there is no other. What is
-    public of this is for calls inside a ``__torch_function__``.
-    """
-    for mode in _get_current_function_mode_stack():
-        if not isinstance(mode, DeviceContext):
-            return torch._C.DisableTorchFunction()
-    return torch._C.DisableTorchFunctionSubclass()
+    modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
+    functions = torch._C.DisableTorchFunction if modes else torch._C.DisableTorchFunctionSubclass
+    found: list[AbstractContextManager[Any]] = [functions()]
+    if torch._C._len_torch_dispatch_stack():
+        found.append(_python_dispatch._disable_current_modes())
+    if _autograd._top_saved_tensors_default_hooks(False) is not None:
+        found.append(_packing_off())
+    return found
 
 
 def torch_functions_on() -> AbstractContextManager[None]:
-    """A context in which each ``__torch_function__`` is called that ``torch_functions_off`` hides.
+    """A context in which each ``__torch_function__`` is called that ``tools_off`` hides.
 
     For models and functions of the user's own.
     """
     return torch._C._EnableTorchFunction()
-
-
-def packing_off() -> AbstractContextManager[None] | None:
-    """A context in which ``saved_tensors_hooks`` of others store nothing; ``None`` without any.
-
-    There is no public way to leave them for a while: torch's compiler does it so.
-    """
-    return None if _autograd._top_saved_tensors_default_hooks(False) is None else _packing_off()
 
 
 @contextmanager

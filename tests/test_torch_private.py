@@ -8,7 +8,7 @@ import importlib
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -822,6 +822,19 @@ class Doubled(Tensor):
         return 2 * found if func is torch.neg else found
 
 
+@contextmanager
+def off() -> Iterator[None]:
+    contexts = private.tools_off()
+    with ExitStack() as stack:
+        for each in contexts:
+            stack.enter_context(each)
+        yield
+
+
+def test_nothing_is_switched_off_twice() -> None:
+    assert len(private.tools_off()) == 1
+
+
 def test_functions_of_others_can_be_switched_off_and_on() -> None:
     one, doubled = torch.ones(()), torch.ones(()).as_subclass(Doubled)
 
@@ -831,7 +844,7 @@ def test_functions_of_others_can_be_switched_off_and_on() -> None:
     for mode, hidden in [(nullcontext(), [-1, -1]), (Doubling(), [-1, -1])]:
         with mode:
             before = values()
-            with private.torch_functions_off():
+            with off():
                 assert values() == hidden
                 with private.torch_functions_on():
                     assert values() == before
@@ -840,22 +853,18 @@ def test_functions_of_others_can_be_switched_off_and_on() -> None:
 
 
 def test_the_default_device_stays() -> None:
-    with torch.device("meta"), private.torch_functions_off():
+    with torch.device("meta"), off():
         assert torch.ones(()).is_meta
 
 
 def test_dispatch_modes_can_be_switched_off() -> None:
-    assert private.dispatch_modes_off() is None
     with DoublingOperations():
-        off = private.dispatch_modes_off()
-        assert off is not None
-        with off:
+        with off():
             assert float(-torch.ones(())) == -1
         assert float(-torch.ones(())) == -2
 
 
 def test_packing_can_be_switched_off() -> None:
-    assert private.packing_off() is None
     packed: list[str] = []
 
     def packing(name: str) -> AbstractContextManager[None]:
@@ -863,15 +872,13 @@ def test_packing_can_be_switched_off() -> None:
 
     x = leaf(2)
     with packing("outer"), packing("inner"):
-        off = private.packing_off()
-        assert off is not None
-        with off:
+        with off():
             node = x.exp().grad_fn
         assert private.saved_where_they_are(node)
         x.exp()
     assert packed == ["inner"]
     with packing("outer"):
-        with packing("inner"), private.packing_off() or nullcontext():
+        with packing("inner"), off():
             x.exp()
         x.exp()
     assert packed == ["inner", "outer"]

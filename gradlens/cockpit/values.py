@@ -198,7 +198,11 @@ def to_plain(value: Any, depth: int = 0) -> Value:
     if is_dataclass(value) and not isinstance(value, type):
         return to_plain(asdict(value), depth + 1)
     if isinstance(value, Mapping):
-        plain = {str(key): to_plain(entry, depth + 1) for key, entry in value.items()}
+        plain = {
+            # Most values are numbers, for which a call takes longer than this check.
+            str(key): entry if type(entry) is float else to_plain(entry, depth + 1)
+            for key, entry in value.items()
+        }
         if len(plain) < len(value):
             raise TypeError(f"two keys of {list(value)} are the same as text: use strings")
         return plain

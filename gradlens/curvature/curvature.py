@@ -250,7 +250,7 @@ class LossCurvature(Curvature):
             return Batch()
         check_loss(self.loss)
         graph = Graph(self.loss)
-        calls = calls_of_model(graph.nodes, self._model)
+        calls = calls_of_model(graph, self._model)
         evidence = evidence_of(graph, self._model, calls, {"batch_size": self._batch_size})
         # Samples are found as for per-sample gradients, so that both are of the same batch.
         plan = plan_of(graph, self.parameters, evidence, calls)

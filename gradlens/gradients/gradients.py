@@ -257,7 +257,7 @@ def find_plan(
     edges: tuple[LabelledEdge, ...] = (),
 ) -> tuple[Plan, bool]:
     """The plan of a loss's graph, and whether it was found anew; with labels at some edges."""
-    calls = calls_behind(graph.nodes, setting.model)
+    calls = calls_behind(graph, setting.model)
     evidence = evidence_of(graph, setting.model, calls, info, setting.unsharded)
     places = places_of_inputs(graph, calls)
     key = hash((graph.key(setting.names), evidence, needs_losses, edges, places))
@@ -314,7 +314,7 @@ def sample_axes(
     labelled = {edges[edge]: rows.filled().axis for edge, rows in plan.edges.items()}
     found = {each: axis for each, axis in labelled.items() if axis is not None}
     with suppress(UnavailableError):
-        calls = calls_behind(graph.nodes, setting.model)
+        calls = calls_behind(graph, setting.model)
         evidence = evidence_of(graph, setting.model, calls, info, setting.unsharded)
         samples = {reading.samples for reading in readings(evidence)}
         for each in made.keys() - found.keys():
@@ -349,7 +349,7 @@ def evidence_of(
 
 def inputs_of(graph: Graph, model: nn.Module | None) -> list[Given]:
     """The tensors that the model was called with for a loss."""
-    return [given for call in calls_behind(graph.nodes, model) for given in call.inputs]
+    return [given for call in calls_behind(graph, model) for given in call.inputs]
 
 
 def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> list[str]:

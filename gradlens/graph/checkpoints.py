@@ -55,7 +55,7 @@ def why_not_to_read(node: Node) -> str:
 
 def read_saved(node: Node, name: str) -> Tensor | None:
     """A tensor that a node has saved, if there is one; ``UnavailableError`` if it can't be read."""
-    with read_again(node, name):
+    with read_again(node, name) if is_saved_elsewhere(node) else nullcontext():
         tensor: Tensor | None = saved(node, name, None)
     return tensor
 
@@ -90,8 +90,9 @@ def recompute(node: Node) -> None:
 
     Not in gradlens's own work, so that the user's dispatch modes see the operations.
     """
-    with suppress(UnavailableError), read_again(node):
-        pass
+    if is_saved_elsewhere(node):
+        with suppress(UnavailableError), read_again(node):
+            pass
 
 
 STORED_BY_HOOKS = (

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import HookOwner, is_traced, takes_hooks
-from gradlens.graph.kinds import LEAF, Node, kind, kind_of
+from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.layer_rules import (
     forget_layer_calls,
     keep_until_backward,
@@ -194,17 +195,16 @@ def _of_attributes(values: Iterable[Any]) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, Tensor))
 
 
-def calls_behind(nodes: Iterable[Any], model: nn.Module | None) -> list[ModelCall]:
-    """The calls of a model that a loss was computed from, whose graph has these nodes.
+def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:
+    """The calls of a model that a loss was computed from, by the loss's graph.
 
     Where the model isn't called as a whole, these are the calls of its parts with data as input.
     """
     if model is None:
         return []
-    every = [*nodes]
-    variables = [node.variable for node in every if kind(node) == LEAF]
+    variables = [graph.nodes[number].variable for number in graph.leaves.values()]
     leaves = {id(each) for each in variables if not isinstance(each, nn.Parameter)}
-    numbers = {sequence_number(node) for node in every}
+    numbers = graph.by_sequence_number.keys()
     whole = [call for hook in _hooks_of(model) for call in hook.behind(numbers, leaves)]
     if whole or not all(_hooks_of(part) for part in _parts_of(model)):
         return whole

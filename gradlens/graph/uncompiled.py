@@ -150,13 +150,11 @@ class EagerCalls:
 
 def ran_compiled(tensor: Tensor) -> bool:
     """Whether compiled code computed a part of the graph of a tensor, such as a loss."""
-    waiting, seen = [tensor.grad_fn], set()
+    waiting, seen, of_types = [tensor.grad_fn], set(), dict[Any, Any]()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if kind(node) == COMPILED:
-            return True
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-    return False
+        if node is not None and node not in seen:
+            seen.add(node)
+            of_types[type(node)] = node
+            waiting += [following for following, _ in node.next_functions]
+    return any(kind(node) == COMPILED for node in of_types.values())

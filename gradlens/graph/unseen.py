@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradlens.torch_private import dispatch_modes_off, packing_off, torch_functions_off
+from gradlens.torch_private import tools_off
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Kinds of devices whose autocast gradlens switches off."""
@@ -20,15 +20,14 @@ def unseen() -> AbstractContextManager[Any]:
     Modes, classes of tensors and hooks for saved tensors see none of its operations, and nothing
     is computed under autocast or in anomaly mode.
     """
-    functions, modes, packing = torch_functions_off(), dispatch_modes_off(), packing_off()
-    contexts = [each for each in (functions, modes, packing) if each is not None]
+    contexts = tools_off()
     for device in DEVICES:
         if torch.is_autocast_enabled(device):
             contexts.append(torch.autocast(device, enabled=False))
     if torch.is_anomaly_enabled():
         contexts.append(_anomalies_undetected())
     # Entered dozens of times a step, almost always where there is nothing else to switch off.
-    return functions if len(contexts) == 1 else _together(contexts)
+    return contexts[0] if len(contexts) == 1 else _together(contexts)
 
 
 @contextmanager

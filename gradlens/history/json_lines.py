@@ -171,7 +171,13 @@ def encoded(value: Value, depth: int = 0) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return _encode_array(value) if np.ndim(value) else encoded(value.item())
     if isinstance(value, Mapping):
-        return {_key(key): encoded(entry, depth + 1) for key, entry in value.items()}
+        return {
+            # Most values are numbers, for which a call takes longer than this check.
+            _key(key): entry
+            if type(entry) is float and math.isfinite(entry)
+            else encoded(entry, depth + 1)
+            for key, entry in value.items()
+        }
     if isinstance(value, Sequence):
         return [encoded(entry, depth + 1) for entry in value]
     raise TypeError(
@@ -187,7 +193,8 @@ def _text(text: str) -> str:
 
 def _key(key: Any) -> str:
     if isinstance(key, str):
-        return _text(f"${key}" if key.startswith("$") else key)
+        key = f"${key}" if key.startswith("$") else key
+        return key if key.isascii() else _text(key)
     raise TypeError(f"the key {key!r} can't be stored in a run: use strings")
 
 

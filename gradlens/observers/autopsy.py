@@ -292,7 +292,7 @@ def _evidence(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> Evi
 
 def _inputs(graph: Graph, setting: Setting, samples: int) -> Tensor | None:
     """The first real tensor that the model was called with, with a row for each sample."""
-    calls = calls_behind(graph.nodes, setting.model)
+    calls = calls_behind(graph, setting.model)
     given = (each.reference() for call in calls for each in call.inputs if each.is_real)
     known = (each for each in given if each is not None and each.dim())
     return next((each for each in known if len(each) == samples or not samples), None)

@@ -92,7 +92,7 @@ class Dense(GradientOperator):
     def _dot_in_range(self, direction: Tensor) -> Tensor:
         if not is_small(self._gradients):
             return super()._dot_in_range(direction)
-        return double(self._gradients) @ double(direction.flatten())
+        return self._gradients.double() @ direction.flatten().double()
 
     def _dot(self, matrix: Tensor) -> Tensor:
         return dots(self._gradients, matrix.flatten())

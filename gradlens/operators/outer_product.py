@@ -441,8 +441,9 @@ def same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, float
     Under autocast an input can be wider than the output gradient.
     """
     eps = max(torch.finfo(delta.dtype).eps, torch.finfo(inputs.dtype).eps)
-    delta, inputs = accumulable(delta), accumulable(inputs)
-    if delta.dtype != inputs.dtype:
+    tracked = delta.requires_grad or inputs.requires_grad
+    if tracked or delta.dtype != inputs.dtype or delta.dtype.itemsize < 4:
+        delta, inputs = accumulable(delta), accumulable(inputs)
         dtype = torch.promote_types(delta.dtype, inputs.dtype)
         delta, inputs = delta.to(dtype), inputs.to(dtype)
     return delta, inputs, eps
