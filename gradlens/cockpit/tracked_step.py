@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,7 @@ from gradlens.gradients.loss_factor import (
     loss_scale,
     unscaled_loss,
 )
+from gradlens.gradients.losses import OTHER_LOSS
 from gradlens.graph.scaler import GradientScale
 from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
 from gradlens.history.coverage import few
@@ -82,6 +83,8 @@ class TrackedStep:
         self._finds_losses = False
         self._factor: LossFactor | None = None
         self._start: StartPoint | None = None
+        self._step: Step | None = None
+        self._add_up: Tensor | None = None
         self._contexts = ExitStack()
 
     # On entering.
@@ -280,6 +283,7 @@ class TrackedStep:
                 outcome = Outcome(error)
                 if self._gradients is not None:
                     outcome = self._gradients.outcome(error)
+                outcome = replace(outcome, step=self._step)
                 boundary.tell(tracking.observers, lambda each: each.leave(context, outcome))
                 start = self._start
                 self._release()
@@ -312,6 +316,7 @@ class TrackedStep:
         if self._backpack is not None:
             self._backpack.release()
         self._gradients = self._losses = self._factor = self._backpack = self._start = None
+        self._step = self._add_up = None
 
     def _check_user_results(self) -> None:
         """Exceptions of the user's own extensions are raised, and what they lack is noted."""
@@ -341,12 +346,18 @@ class TrackedStep:
     def _compute(self) -> None:
         tracking, gradients = self._tracking, self._gradients
         losses, without_losses = self._individual_losses()
+        is_part = gradients is not None and gradients.is_part
+        if is_part and self._add_up is not None and not bool(self._add_up):
+            losses, without_losses = None, OTHER_LOSS
         whole = None if gradients is None else gradients.finish(losses, without_losses)
         if self._context.accumulating:
             return
         if whole is None:
             whole = Whole(BatchPart(individual_losses=losses, without_losses=without_losses))
-        step = self._step(whole)
+        step = self._step_of(whole)
+        if not is_part and self._add_up is not None and not step.measured(self._losses_add_up):
+            step = replace(step, individual_losses=None, without_losses=OTHER_LOSS)
+        self._step = step
         self._add_notes(step, whole)
         with torch.no_grad():
             if tracking.updates.interval is not None:
@@ -367,7 +378,7 @@ class TrackedStep:
             factor = self._factor.factor
             found = None if losses is None else self._losses_of_modules(losses, factor)
             if found is None and gradients is not None:
-                found = gradients.of_pass.losses()
+                found, self._add_up = gradients.of_pass.losses()
             if found is not None:
                 return found, ""
         except UnavailableError as reason:
@@ -386,6 +397,10 @@ class TrackedStep:
         is_whole = values is not None and len(values) == (samples or len(values))
         return values / factor if values is not None and is_whole else None
 
+    def _losses_add_up(self, _: Step) -> Tensor | None:
+        """Whether the losses of samples that were read off the graph add up to the loss."""
+        return self._add_up
+
     def _samples(self) -> int | None:
         """The number of samples of this part of the batch, if it is known."""
         return None if self._gradients is None else self._gradients.of_pass.batch.samples
@@ -402,8 +417,9 @@ class TrackedStep:
         )
         return found
 
-    def _step(self, whole: Whole) -> Step:
-        setting, gradients, context = self._tracking.setting, self._gradients, self._context
+    def _step_of(self, whole: Whole) -> Step:
+        tracking, gradients, context = self._tracking, self._gradients, self._context
+        setting = tracking.setting
         info, changed, part = context.info, changed_parameters(setting), whole.part
         loss = unscaled_loss(info)
         if gradients is not None and gradients.is_part:
@@ -425,7 +441,12 @@ class TrackedStep:
             without_losses=part.without_losses,
             untracked=changed.untracked,
             gradient_scale=context.scale,
-            measures=(*self._values.measures, *self._tracking.updates.measures),
+            measures=(
+                self._losses_add_up,
+                *self._values.measures,
+                *tracking.updates.measures,
+                *(measure for each in tracking.observers for measure in each.measures),
+            ),
             **{"batch_size": info.get("batch_size"), **of_samples},
         )
 

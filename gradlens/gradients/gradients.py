@@ -228,8 +228,11 @@ class Gradients:
         """Whether the losses of single samples will be read off the loss's graph."""
         return self._losses is not None and self._losses.are_expected
 
-    def losses(self) -> Tensor:
-        """ℓₙ ``[N]``, from the loss's graph; ``UnavailableError`` if they can't be had."""
+    def losses(self) -> tuple[Tensor, Tensor]:
+        """ℓₙ ``[N]``, from the loss's graph, and whether they add up to the loss.
+
+        ``UnavailableError`` if they can't be had.
+        """
         if self._losses is None:
             reasons = self.collector.unavailable.values()
             raise UnavailableError(next(iter(reasons), NO_GRAPH))

@@ -50,19 +50,18 @@ class GraphLosses:
             handle.remove()
         self._handles, self._graph = [], Graph(torch.zeros(()))
 
-    def values(self, batch: Batch, scale: float) -> Tensor:
-        """ℓₙ ``[N]`` of a loss that was passed as ``scale`` times the step's.
+    def values(self, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
+        """ℓₙ ``[N]`` of a loss that was passed as ``scale`` times the step's; see ``adds_up``.
 
-        ``UnavailableError`` if there are none, or if they don't add up to the loss.
+        ``UnavailableError`` if there are none.
         """
         if self._reason:
             raise UnavailableError(self._reason)
         if len(self._found) < len(self._terms):
             raise UnavailableError(NOT_REACHED)
         total = torch.stack([*self._found.values()]).sum(0)
-        if not adds_up(total, self._loss * (batch.factor / scale), self._loss.dtype):
-            raise UnavailableError(OTHER_LOSS)
-        return total * batch.scale
+        loss = self._loss * (batch.factor / scale)
+        return total * batch.scale, adds_up(total, loss, self._loss.dtype)
 
     def _reach(self, term: LossTerm, gradients: tuple[Tensor | None, ...]) -> None:
         """Called when the gradient at a term's output is known; only the latest pass counts."""
@@ -87,8 +86,8 @@ NOT_REACHED = "no backward pass went through the loss inside the context"
 
 def adds_up(
     contributions: Tensor, loss: Tensor, computed_in: torch.dtype, precision: float = 0.0
-) -> bool:
-    """Whether contributions add up to a loss, up to rounding.
+) -> Tensor:
+    """Whether contributions add up to a loss, up to rounding, on their device.
 
     ``precision`` is the relative one of what the loss was computed from, if that is less than that
     of its dtype.
@@ -97,7 +96,7 @@ def adds_up(
     difference = (found.sum() - loss.detach().to(found).sum()).abs()
     # To half of the digits: the loss has rounding errors of many operations.
     relative = max(precision, torch.finfo(computed_in).eps) ** 0.5
-    return not bool(difference > relative * found.abs().sum())
+    return ~(difference > relative * found.abs().sum())
 
 
 OTHER_LOSS = (

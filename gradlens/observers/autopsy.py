@@ -23,6 +23,7 @@ from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
 from gradlens.observers.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
 from gradlens.observers.spike_trigger import Jump, SpikeTrigger
+from gradlens.quantities.step import Step
 from gradlens.reductions import Deviations, SquaredNorms
 from gradlens.stateful import State
 
@@ -59,6 +60,7 @@ class Autopsies(Observer):
         """The number of the micro-batch in its step."""
         self._jump: Jump | None = None
         self._evidence = Evidence()
+        self.measures = (self._sum_in_front,)
 
     def enter(self, context: StepContext) -> None:
         """Read the loss; if it has jumped, look at the graph while it is whole."""
@@ -128,15 +130,23 @@ class Autopsies(Observer):
         rate_before = median(self._rates) if self._rates else math.nan
         return replace(spike, rate_before=rate_before, **_rates(info, self._records.history))
 
+    def _sum_in_front(self, _: Step | None) -> Tensor | None:
+        """The sum of the gradient in front; ``None`` if there is none."""
+        gradient = self._front.grad
+        if gradient is None or type(gradient) is not Tensor or gradient.layout != torch.strided:
+            return None
+        return gradient.detach().sum()
+
     def _look_at_gradient(self, context: StepContext, outcome: Outcome) -> None:
         """Look at one gradient, in which those of all layers meet.
 
         A gradient scaler's steps have infinite ones, which it leaves out.
         """
-        gradient, info = self._front.grad, context.info
-        if gradient is None or type(gradient) is not Tensor or gradient.layout != torch.strided:
+        info, step = context.info, outcome.step
+        total = self._sum_in_front(step) if step is None else step.measured(self._sum_in_front)
+        if total is None:
             return
-        is_finite = math.isfinite(abs(gradient.detach().sum().item()))
+        is_finite = math.isfinite(abs(total.item()))
         was_finite, self._gradient_was_finite = self._gradient_was_finite, is_finite
         if is_finite or not was_finite or info.get("scaler") is not None or "loss" not in info:
             return

@@ -13,6 +13,7 @@ from gradlens.history.history import History
 from gradlens.history.samples import Samples
 from gradlens.history.setup import Setup
 from gradlens.history.spikes import Spike
+from gradlens.quantities.step import Measure, Step
 from gradlens.reductions import Reduction
 from gradlens.stateful import State
 
@@ -64,13 +65,15 @@ class Outcome:
     """How a context was left, with the per-sample gradients of its backward pass.
 
     ``values`` are reductions of these, ``samples`` is their number if it is known, and
-    ``without_values`` the reason why there are none. ``error`` has left the context.
+    ``without_values`` the reason why there are none. ``error`` has left the context. ``step`` is
+    the tracked step, if there is one.
     """
 
     error: BaseException | None = None
     values: Values = field(default_factory=dict)
     samples: int | None = None
     without_values: str = ""
+    step: Step | None = None
 
 
 class Observer:
@@ -82,6 +85,8 @@ class Observer:
     work: ClassVar[str] = "watching a step"
     reductions: Sequence[Reduction] = ()
     """What it needs of the per-sample gradients of the backward pass in the present context."""
+    measures: Sequence[Measure] = ()
+    """What it measures of a tracked step, as quantities do."""
 
     def expect(self, steps: Sequence[int]) -> None:
         """Under a budget: the next forward pass is that of one of these steps, if any are known."""

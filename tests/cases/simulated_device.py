@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,9 +14,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves, tree_map
 
 import gradlens
+from gradlens import torch_private
 
 PACKAGE = Path(gradlens.__file__).parent
 
@@ -53,6 +56,20 @@ class SimulatedDevice(TorchFunctionMode):
         self.waits: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self._host: dict[int, weakref.ref[Tensor]] = {}
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> SimulatedDevice:
+        # gradlens's own work is seen by a device, though not by tools of the user's.
+        devices = (DeviceContext, SimulatedDevice)
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(torch_private, "DeviceContext", devices))
+            super().__enter__()
+            self._entered.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._entered.pop().close()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -86,7 +86,7 @@ def tracked(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens, step")
-@pytest.mark.parametrize(("preset", "most"), [("", 2), ("economy", 13), ("business", 20)])
+@pytest.mark.parametrize(("preset", "most"), [("", 2), ("economy", 4), ("business", 9)])
 def test_waits_do_not_depend_on_the_number_of_parameters(preset: str, most: int) -> None:
     """Each wait takes as long as several operations. Steps 1, 2, 4, ... are labelled anew."""
     few, many = (
