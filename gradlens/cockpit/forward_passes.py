@@ -76,10 +76,15 @@ class ForwardPasses:
         """
         if global_step not in self._active:
             active = []
-            is_due = Quantity.is_active if self._budget is None else self._budget.is_due
+            budget = self._budget
             for quantity in self._quantities:
                 try:
-                    active += [quantity] if is_due(quantity, global_step) else []
+                    due = (
+                        quantity.is_active(global_step)
+                        if budget is None
+                        else budget.is_due(quantity, global_step)
+                    )
+                    active += [quantity] if due else []
                 except Exception as error:
                     if boundary is None:
                         raise

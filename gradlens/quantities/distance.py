@@ -12,7 +12,7 @@ from gradlens.history.view import View
 from gradlens.numerics.host import together
 from gradlens.numerics.norms import distances
 from gradlens.numerics.precision import accumulable
-from gradlens.quantities.explained import explained
+from gradlens.quantities.explained import all_explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import REMOVED, Measure, Step
 from gradlens.stateful import State
@@ -42,10 +42,7 @@ class Distance(SingleStepQuantity):
 
     def compute(self, step: Step) -> dict[str, float]:
         names, sizes = step.measured(self._distances)
-        found = {
-            name: explained(size, f"the parameter {name}")
-            for name, size in zip(names, sizes.tolist(), strict=True)
-        }
+        found = all_explained(dict(zip(names, sizes.tolist(), strict=True)), "the parameter")
         return {name: found.get(name, Undefined(REMOVED)) for name in step.parameters}
 
     def state_dict(self) -> State:

@@ -16,6 +16,17 @@ NO_ELEMENTS = "the parameter has no elements"
 NOT_CONVERGED = "the eigenvalues or singular values are unknown: LAPACK did not converge"
 
 
+def all_explained(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """``explained`` values by name; ``what`` they are of comes in front of the name."""
+    return {
+        # Most values are numbers, for which a call takes longer than this check.
+        name: value
+        if type(value) is float and value == value
+        else explained(value, f"{what} {name}")
+        for name, value in values.items()
+    }
+
+
 def explained(value: Any, what: str) -> Any:
     """The value, in which each NaN has a reason: ``what`` is not finite.
 

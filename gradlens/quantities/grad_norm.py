@@ -7,7 +7,7 @@ from torch import Tensor
 from gradlens.history.view import View
 from gradlens.numerics.host import together
 from gradlens.numerics.norms import norms
-from gradlens.quantities.explained import explained
+from gradlens.quantities.explained import all_explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
@@ -28,7 +28,4 @@ class GradNorm(SingleStepQuantity):
 
     def compute(self, step: Step) -> dict[str, float]:
         names, sizes = step.measured(_norms)
-        return {
-            name: explained(size, f"the gradient of {name}")
-            for name, size in zip(names, sizes.tolist(), strict=True)
-        }
+        return all_explained(dict(zip(names, sizes.tolist(), strict=True)), "the gradient of")

@@ -11,7 +11,7 @@ from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
-from gradlens.quantities.explained import explained
+from gradlens.quantities.explained import all_explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import select_for
 from gradlens.quantities.step import Step
@@ -74,7 +74,7 @@ class LayerQuantity(SingleStepQuantity):
                 undefined = isinstance(reduced, Undefined)
                 found[name] = reduced if undefined else self.layer_value(name, module, reduced)
         signal = self.signal.value
-        layers = {n: explained(each, f"the {signal} of {n}") for n, each in on_host(found).items()}
+        layers = all_explained(on_host(found), f"the {signal} of")
         self.end_step()
         return {"layers": layers, **self.summary(layers)}
 

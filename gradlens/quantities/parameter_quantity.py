@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
-from gradlens.quantities.explained import explained
+from gradlens.quantities.explained import all_explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import choose_parameters
 from gradlens.quantities.step import REMOVED, Step
@@ -57,7 +57,7 @@ class AllParametersQuantity(SingleStepQuantity):
     def compute(self, step: Step) -> dict[str, Any]:
         present = {n: step.parameters[n] for n in self.chosen if n not in step.removed}
         found = on_host(self.parameter_values(step, present))
-        known = {n: explained(value, f"the {self.part} {n}") for n, value in found.items()}
+        known = all_explained(found, f"the {self.part}")
         values = {name: known.get(name, Undefined(REMOVED)) for name in self.chosen}
         self.end_step()
         return {"parameters": values, **self.summary(values)}

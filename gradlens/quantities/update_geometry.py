@@ -12,7 +12,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.host import on_host
 from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
-from gradlens.quantities.explained import explained
+from gradlens.quantities.explained import all_explained
 from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.parameter_quantity import parameter_layers
 from gradlens.quantities.selective import choose_parameters
@@ -53,7 +53,7 @@ class UpdateGeometry(UpdateQuantity):
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
         present = {n: update.direction[n] for n in self.chosen if n not in step.removed}
         found = on_host(geometries(present, self.normalize, self._steps))
-        known = {name: explained(each, f"the update of {name}") for name, each in found.items()}
+        known = all_explained(found, "the update of")
         values = {name: known.get(name, Undefined(REMOVED)) for name in self.chosen}
         if self._steps is not None:
             self._steps.end_step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.explained import explained
+from gradlens.quantities.explained import all_explained
 from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.step import REMOVED, Step
 from gradlens.quantities.update import Update
@@ -16,9 +16,5 @@ class UpdateSize(UpdateQuantity):
     view = View("Update size", group="step size", yscale="log", label="‖θₙ₊₁ − θₙ‖")
 
     def compute(self, step: Step, update: Update) -> dict[str, float]:
-        return {
-            name: Undefined(REMOVED)
-            if name in step.removed
-            else explained(size, f"the update of {name}")
-            for name, size in update.norms.items()
-        }
+        removed = dict.fromkeys(step.removed, Undefined(REMOVED))
+        return all_explained({**update.norms, **removed}, "the update of")

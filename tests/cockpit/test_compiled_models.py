@@ -426,6 +426,7 @@ def test_a_compiled_training_step_inside_the_context(autograd: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know:UserWarning")  # it meets the context
 def test_a_context_inside_compiled_code_says_so() -> None:
     found, _ = norm_tests(context_inside, "eager")
     assert found["NormTest"].keys() == {0, 3}
