@@ -173,6 +173,8 @@ class Gradients:
         if is_new:
             self.planning_seconds += time.perf_counter() - start
         self._take_in(graph, plan)
+        if graph.has_python_functions:
+            self.reducer.copy_what_lasts()
         if self._needs_losses:
             self._losses = GraphLosses(graph, plan, loss)
             self._losses.start()

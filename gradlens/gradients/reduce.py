@@ -52,6 +52,7 @@ class Reducer:
         self.retained: dict[str, GradientOperator] = {}
         self.kept: dict[str, GradientOperator] = {}
         self._retain = retain
+        self._copies = False
         self._shared = sum(each.passes for each in self.values) + retain > 1
         self._may_retain = RETAINED_BYTES
         self._keep = keep
@@ -74,6 +75,13 @@ class Reducer:
                 self._pending.add(name)
                 hook = partial(self._accumulated, name)
                 self._handles.append(leaf.register_post_accumulate_grad_hook(hook))
+
+    def copy_what_lasts(self) -> None:
+        """Copy the operators that are needed after the backward pass.
+
+        Code of others may overwrite their memory by then, and not every way to do so shows.
+        """
+        self._copies = self._retain or self._keep is not None
 
     @property
     def has_seen_all(self) -> bool:
@@ -120,8 +128,10 @@ class Reducer:
                     raise
         gradients.elements.forget()
         self.covered.add(name)
+        individual = individual.copied() if self._copies else individual
         if self._retain:
-            self.retained[name] = gradients.elements if lasts else individual
+            stays = lasts and gradients.elements is not gradients.individual
+            self.retained[name] = gradients.elements if stays else individual
         if self._keep is not None:
             self.kept[name] = self._keep(individual)
 

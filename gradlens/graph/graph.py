@@ -143,6 +143,11 @@ class Graph:
         return [tuple(map(_shape, _outputs(node))) for node in self.nodes]
 
     @property
+    def has_python_functions(self) -> bool:
+        """Whether some node is that of a ``torch.autograd.Function``, which may do anything."""
+        return bool([node for node in self.nodes if isinstance(node, BackwardCFunction)])
+
+    @property
     def has_nested_tensors(self) -> bool:
         """Whether some tensor has rows of different lengths, of which torch gives no numbers."""
         shapes = (shape for shapes in self._shapes for shape in shapes)

@@ -140,7 +140,13 @@ class GradientOperator(ABC):
         found = copy.copy(self)
         found._keep_only(samples)
         found.batch_size, found._held, found._kept, found._seen = len(samples), (), {}, []
+        found.bytes_of_elements = len(samples) * self._rows * self._columns * self.dtype.itemsize
         return found
+
+    @final
+    def copied(self) -> GradientOperator:
+        """The same gradients, in memory of their own."""
+        return self.some(torch.arange(self.batch_size, device=self.device))
 
     @final
     def forget(self) -> None:

@@ -578,3 +578,35 @@ def test_instruments_see_no_other_context_either() -> None:
         return instrument.seen
 
     assert seen(True) == seen(False)
+
+
+class Overwriting(torch.autograd.Function):
+    """The tangent, whose backward function writes into what it has saved, as kernels do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        found = x.tanh()
+        ctx.save_for_backward(found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (found,) = ctx.saved_tensors
+        inner = gradient * (1 - found**2)
+        found.data.zero_()
+        return inner
+
+
+def test_memory_that_a_backward_function_overwrites_unseen() -> None:
+    """Layers behind such a function are refused; that in front of it has saved the same memory."""
+    found = []
+    for tangent in (torch.tanh, Overwriting.apply):
+        torch.manual_seed(0)
+        layers = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
+        x = torch.randn(6, 5)
+        gradlens.extend(layers[1])
+        loss = layers[1](tangent(layers[0](x))).square().mean()
+        with gradlens.per_sample_gradients(layers[1], loss=loss) as gradients:
+            loss.backward()
+        found.append(gradients["weight"].dense())
+    torch.testing.assert_close(*found)
