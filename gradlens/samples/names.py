@@ -74,6 +74,9 @@ class Names:
                 ):
                     self._names[edge] = returned[edge]
                     self.by_order = True
+                elif edge in returned and not self._are_exact and self._is_other(edge, returned):
+                    # Rows that were named by their order inside were in another one there.
+                    self._names[edge] = only(UNREADABLE, len(graph.shape(edge)))
 
     @property
     def selects(self) -> bool:
@@ -97,6 +100,11 @@ class Names:
     def meet_behind(self, edge: Edge) -> bool:
         """Whether rows of several names come together at an edge, or behind it."""
         return any(names.values.has(MIXED) for names in self._behind(edge))
+
+    def _is_other(self, edge: Edge, places: Mapping[Edge, Labels]) -> bool:
+        """Whether all rows have names, and some not that of their place."""
+        names = self.at(edge)
+        return names.are_known and differ(names, places[edge])
 
     def may_be_in_order(self, edge: Edge, places: Labels) -> bool:
         """Whether rows without known names may have those of their places.
