@@ -308,6 +308,11 @@ def _pairs(step: Step, axis: int) -> int | None:
     return from_the_right(step, axis) if axis < step.outputs - 2 else None
 
 
+def _of_matrices(step: Step, axis: int) -> int | None:
+    """Matrices ``[*B, P, R]``, each computed from those of the same entry of B alone."""
+    return from_the_right(step, axis) if axis < step.outputs - 2 else None
+
+
 def _recurrent(step: Step, axis: int) -> int | None:
     """Sequences ``[T, N, D]`` and states ``[N, H]`` of one layer."""
     return step.inputs - 2 if axis == step.outputs - 2 and step.place in (0, 5, 6) else None
@@ -412,6 +417,10 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("Baddbmm", {"axes": _with_bias({1: {0: 0, 1: 1}, 2: {0: 0, 2: 2}})}),
     ("Mv", {"axes": _by_input({0: {0: 0}})}),
     ("Cdist", {"axes": _pairs}),
+    (
+        "LinalgSolveTriangular LinalgInvEx LinalgCholeskyEx LinalgMatrixExp",
+        {"axes": _of_matrices},
+    ),
     ("MkldnnRnnLayer", {"axes": _recurrent}),
     # Log-probabilities [R] and entropies [R] of rows [R, F], by tiles of the logits.
     ("trl.kernels.chunked_logprob.ChunkedLogProbFunction", {"axes": _by_input({0: {0: 0}})}),

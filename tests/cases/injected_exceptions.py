@@ -143,7 +143,7 @@ OUTERMOST = {
     *("LossFactor.finding", "LossFactor._begin", "LossFactor._called_on", "LossFactor._receive"),
     *("Gradients.begin", "Gradients.called_on", "Gradients.receive_factor"),
     *("BackwardPass._reach", "LayerHook.__call__", "ModelCalls.__call__"),
-    *("Reducer._completion.<locals>.<lambda>", "Reducer._complete", "HookInstaller.take_error"),
+    *("Reducer._accumulated", "Reducer._complete", "HookInstaller.take_error"),
     *("PendingUpdate.start.<locals>.<lambda>", "PendingUpdate._stepped", "PendingUpdate.resolve"),
     "Tracking.close",
     # Checks of what the user has passed.
@@ -155,7 +155,7 @@ OUTERMOST = {
         "Run.has_recorded",
     ),
     # Hooks on nodes, which contain what they call.
-    *("GraphLosses._reach", "ChangingHooks._hand_on", "ChangingHooks._arrive", "_is_surely_sum"),
+    *("GraphLosses._reach", "ChangingHooks._hand_on", "ChangingHooks._arrive"),
     *("LayerHook._await_gradient.<locals>.<lambda>", "LayerHook._run_extensions"),
     *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform"),
     *("ModelOutputs.__call__", "BackwardCall.__torch_function__", "_release"),
@@ -164,7 +164,7 @@ OUTERMOST = {
     "sums_of_bits.<locals>.<dictcomp>",
     # What a context is made of before anything can be contained.
     *("GradientScale.__init__", "unscaled_optimizers", "unscaled_optimizers.<locals>.<setcomp>"),
-    *("StepValues.__init__", "unseen"),
+    *("StepValues.__init__", "unseen", "tools_off"),
 }
 
 

@@ -48,6 +48,11 @@ def order(length: int) -> Tensor:
     return torch.randperm(length)
 
 
+def squares_of(x: Tensor) -> Tensor:
+    """Matrices ``[N, D, D]`` that have inverses."""
+    return x.mT @ x + 10 * torch.eye(x.shape[-1], dtype=x.dtype)
+
+
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "flip": lambda x: x.flip(0),
@@ -91,6 +96,14 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "beside itself": lambda x: torch.cat([x, x.exp()], -1),
     "added to its mean": lambda x: x + x.mean(0, keepdim=True),
     "distances": lambda x: torch.cdist(x, x.tanh()),
+    "matrices solved": lambda x: torch.linalg.solve_triangular(
+        squares_of(x).tril(), x.mT, upper=False
+    ),
+    "matrices solved from the right": lambda x: torch.linalg.solve_triangular(
+        squares_of(x).triu(), x, upper=True, left=False
+    ),
+    "matrices inverted": lambda x: torch.linalg.inv(squares_of(x)),
+    "matrices factored": lambda x: torch.linalg.cholesky(squares_of(x)),
     "distances to others": lambda x: torch.cdist(x.detach() + 1, x),
     "masked_scatter": lambda x: torch.zeros_like(x).masked_scatter(torch.rand(x.shape) < 0.7, x),
     "times its reverse": lambda x: x * x.flip(0),
