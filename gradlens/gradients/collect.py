@@ -90,25 +90,24 @@ class BackwardPass:
         known = next((g for g in gradients if g is not None), None)
         if known is None or self.paused:
             return
-        backward_pass, scale = backward_pass_id(), self.batch.scale
         here, kind = self._at.get(number, ()), self._graph.kinds[number]
+        shared: dict[Hashable, Any] = {}
         try:
             recompute(self._graph.nodes[number])
+            backward_pass, scale = backward_pass_id(), self.batch.scale
+            with unseen(), torch.no_grad():
+                for name, labelled in here:
+                    try:
+                        found = NodeGradient(self._graph, labelled, tuple(gradients), scale, shared)
+                        self._collector.receive(name, backward_pass, operator_of(found))
+                    except UnavailableError as reason:
+                        self._collector.refuse(name, str(reason))
+                    except Exception as error:  # other parameters may be had
+                        failed = FAILED.format(kind=kind, error=first_line(error))
+                        self._collector.refuse(name, failed)
         except Exception as error:  # the user's backward pass goes on
             failed = FAILED.format(kind=kind, error=first_line(error))
             self._collector.refuse_all([name for name, _ in here], failed)
-            return
-        shared: dict[Hashable, Any] = {}
-        with unseen(), torch.no_grad():
-            for name, labelled in here:
-                found = NodeGradient(self._graph, labelled, tuple(gradients), scale, shared)
-                try:
-                    self._collector.receive(name, backward_pass, operator_of(found))
-                except UnavailableError as reason:
-                    self._collector.refuse(name, str(reason))
-                except Exception as error:
-                    failed = FAILED.format(kind=kind, error=first_line(error))
-                    self._collector.refuse(name, failed)
 
 
 CHANGED_ON_THE_WAY = (

@@ -43,7 +43,7 @@ class LossFactor:
     def __init__(self, info: Mapping[str, Any], of_loss: OfLoss | None = None) -> None:
         self.loss: Tensor | None = info.get("loss")
         self._is_given = self.loss is not None
-        self._info = info
+        self._scale = loss_scale(info)
         self._of_loss = of_loss
         self._calls = 0
         self._root: Tensor | None = None
@@ -89,7 +89,7 @@ class LossFactor:
 
     def _receive(self, gradient: Tensor) -> None:
         with unseen():
-            factor = gradient.detach().sum() * loss_scale(self._info)
+            factor = gradient.detach().sum() * self._scale
             if self._of_loss is None:
                 self._found.append(factor)
                 return

@@ -156,6 +156,7 @@ OUTERMOST = {
     ),
     # Hooks on nodes, which contain what they call.
     *("GraphLosses._reach", "ChangingHooks._hand_on", "ChangingHooks._arrive"),
+    "ChangingHooks._hand_on.<locals>.<listcomp>",
     *("LayerHook._await_gradient.<locals>.<lambda>", "LayerHook._run_extensions"),
     *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform"),
     *("ModelOutputs.__call__", "BackwardCall.__torch_function__", "_release"),
