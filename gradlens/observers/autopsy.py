@@ -23,7 +23,6 @@ from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
 from gradlens.observers.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
 from gradlens.observers.spike_trigger import Jump, SpikeTrigger
-from gradlens.quantities.step import Step
 from gradlens.reductions import Deviations, SquaredNorms
 from gradlens.stateful import State
 
@@ -130,7 +129,7 @@ class Autopsies(Observer):
         rate_before = median(self._rates) if self._rates else math.nan
         return replace(spike, rate_before=rate_before, **_rates(info, self._records.history))
 
-    def _sum_in_front(self, _: Step | None) -> Tensor | None:
+    def _sum_in_front(self, _: object) -> Tensor | None:
         """The sum of the gradient in front; ``None`` if there is none."""
         gradient = self._front.grad
         if gradient is None or type(gradient) is not Tensor or gradient.layout != torch.strided:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -13,7 +13,6 @@ from gradlens.history.history import History
 from gradlens.history.samples import Samples
 from gradlens.history.setup import Setup
 from gradlens.history.spikes import Spike
-from gradlens.quantities.step import Measure, Step
 from gradlens.reductions import Reduction
 from gradlens.stateful import State
 
@@ -60,6 +59,13 @@ class StepContext:
     scale: GradientScale = field(default_factory=GradientScale)
 
 
+class Measured(Protocol):
+    """A tracked step, as far as observers read it."""
+
+    def measured(self, measure: Callable[[Any], Any]) -> Any:
+        """What a measure has found, on the host."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a context was left, with the per-sample gradients of its backward pass.
@@ -73,7 +79,7 @@ class Outcome:
     values: Values = field(default_factory=dict)
     samples: int | None = None
     without_values: str = ""
-    step: Step | None = None
+    step: Measured | None = None
 
 
 class Observer:
@@ -85,7 +91,7 @@ class Observer:
     work: ClassVar[str] = "watching a step"
     reductions: Sequence[Reduction] = ()
     """What it needs of the per-sample gradients of the backward pass in the present context."""
-    measures: Sequence[Measure] = ()
+    measures: Sequence[Callable[[Any], Any]] = ()
     """What it measures of a tracked step, as quantities do."""
 
     def expect(self, steps: Sequence[int]) -> None:
