@@ -193,6 +193,8 @@ def loss_edges(
         below = list(graph.descend(edge))
         is_number, is_row = prod(graph.shape(edge)) == 1, are_rows(edge)
         is_passed = is_linear(graph.nodes[edge[0]]) if is_number == is_row else is_number
+        if is_number and is_row and _is_of_parameters(graph, edge, alone):
+            is_passed = False
         if below and is_passed:
             waiting += below
         else:
@@ -207,14 +209,23 @@ def loss_edges(
     return found
 
 
+def _is_of_parameters(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
+    """Whether data picks the only sample's number from parameters, or these are repeated for it."""
+    below = list(graph.descend(edge))
+    weights = [each for each in below if alone[each[0]]]
+    if len(weights) == len(below):
+        return kind_of(graph.kinds[edge[0]]).brings_data
+    return any(len(graph.shape(each)) < len(graph.shape(edge)) for each in weights)
+
+
 def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[Shape]:
     """The shapes of weights that a term compares with constants, as a penalty on their change does.
 
     Empty if it is another term: no layer computes with such weights, and they are repeated for no
-    sample.
+    sample, not even for the only one.
     """
     shapes: set[Shape] = set()
-    largest, waiting = 0, [edge]
+    largest, axes, waiting = 0, 0, [edge]
     for above in each_once(waiting):
         kind = graph.kinds[above[0]]
         if alone[above[0]]:
@@ -223,8 +234,10 @@ def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[S
             return set()
         else:
             largest = max(largest, prod(graph.shape(above)))
+            axes = max(axes, len(graph.shape(above)))
             waiting += graph.descend(above)
-    return shapes if largest <= max(map(prod, shapes), default=0) else set()
+    is_larger = largest > max(map(prod, shapes), default=0)
+    return set() if is_larger or axes > max(map(len, shapes), default=0) else shapes
 
 
 def loss_rows(

@@ -125,6 +125,42 @@ def test_regulariser_that_is_switched_on_later() -> None:
     assert [note.step for note in cockpit.history.notes] == [1]
 
 
+TERMS_OF_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "indexed": lambda weights, labels: weights[labels],
+    "gathered": lambda weights, labels: weights.gather(0, labels),
+    "a prior": lambda weights, labels: weights.log_softmax(0)[labels],
+    "one-hot": lambda weights, labels: (F.one_hot(labels, 3) * weights).sum(1),
+    "repeated": lambda weights, labels: weights.logsumexp(0),
+}
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("name", TERMS_OF_WEIGHTS)
+def test_terms_of_weights_for_each_sample_are_no_regularisers(name: str, samples: int) -> None:
+    """As the start of a sequence in a conditional random field."""
+    model = nn.Linear(4, 3).double()
+    weights = model.weights = nn.Parameter(torch.randn(3).double())
+    inputs, labels = torch.randn(samples, 4).double(), torch.randint(3, (samples,))
+    with gradlens.per_sample_gradients(model) as gradients:
+        normaliser = (model(inputs) + weights).logsumexp(1)
+        (normaliser - TERMS_OF_WEIGHTS[name](weights, labels)).mean().backward()
+    for each, parameter in model.named_parameters():
+        assert_close(gradients[each].mean(), parameter.grad)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_regulariser_of_a_batch_of_any_size(samples: int) -> None:
+    model = nn.Linear(4, 3).double()
+    start, inputs = model.weight.detach() + 1, torch.randn(samples, 4).double()
+    regularisers = (model.weight.square().sum(), 0.1 * (model.weight - start).square().sum())
+    for regulariser in regularisers:
+        with gradlens.per_sample_gradients(model) as gradients:
+            loss = model(inputs).logsumexp(1).mean()
+            (loss + regulariser).backward(retain_graph=True)
+        (expected,) = torch.autograd.grad(loss, model.weight)
+        assert_close(gradients["weight"].mean(), expected)
+
+
 def assert_right(model: nn.Module, inputs: Tensor) -> None:
     target = torch.randn_like(model(inputs)).detach()
     contribution = squared_error(target, "mean")
