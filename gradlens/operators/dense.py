@@ -115,27 +115,27 @@ class Buffer:
     """
 
     def __init__(self) -> None:
-        self.free()
+        self._memory: Tensor | None = None
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A tensor in this memory, which the next call overwrites, with any elements."""
         if device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=device)
         size = torch.Size(shape).numel() * dtype.itemsize
-        if size > self.nbytes:
+        if self._memory is None or size > self.nbytes:
             self.free()
+            # Whatever device is the default.
             self._memory = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._memory[:size].view(dtype).view(shape)
 
     @property
     def nbytes(self) -> int:
         """The memory that it has."""
-        return len(self._memory)
+        return 0 if self._memory is None else len(self._memory)
 
     def free(self) -> None:
         """Release the memory until it is needed again."""
-        # Whatever device is the default.
-        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._memory = None
 
 
 def stored_rows(

@@ -580,6 +580,29 @@ def test_instruments_see_no_other_context_either() -> None:
     assert seen(True) == seen(False)
 
 
+@pytest.mark.filterwarnings("ignore:gradlens")
+@pytest.mark.parametrize("options", [{}, {"facts": False, "autopsy": False}, {"budget": 0.03}])
+@pytest.mark.parametrize("name", ["operations", "functions"])
+def test_instruments_see_nothing_of_steps_between_the_tracked_ones(
+    name: str, options: dict[str, Any]
+) -> None:
+    def seen(tracked: bool) -> list[str]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C))
+        every_third = gradlens.schedules.linear(3)
+        quantities = [gradlens.quantities.OutputNorm(every_third)]
+        cockpit = gradlens.Cockpit(model, quantities, **options)
+        instrument = INSTRUMENTS[name]()
+        with instrument:
+            for step in range(8):
+                loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+                with cockpit(step, loss=loss) if tracked else nullcontext():
+                    loss.backward()
+        return instrument.seen
+
+    assert seen(True) == seen(False)
+
+
 class Overwriting(torch.autograd.Function):
     """The tangent, whose backward function writes into what it has saved, as kernels do."""
 
