@@ -187,7 +187,7 @@ def without_hooks(module: nn.Module) -> nn.Module:
     """
     if "forward" in vars(module):
         raise NotPlainError("its forward was replaced on the instance")
-    if forward_pre_hooks(module):
+    if not all(isinstance(hook, (OwnedHook, HookOwner)) for hook in forward_pre_hooks(module)):
         raise NotPlainError("it has forward pre-hooks, which may set what it computes with")
     # Not by copy.copy, which parametrised modules forbid.
     clone = object.__new__(type(module))

@@ -587,3 +587,16 @@ def test_no_hook_of_others_runs_where_backpack_has_extended_the_model(kind: Any)
         loss.backward()
     assert len(gradients) == 1
     torch.testing.assert_close(outputs.grad, expected, rtol=0, atol=0)
+
+
+def test_hooks_of_other_quantities_are_none_of_others() -> None:
+    """Which is not a reason for an estimate."""
+    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    alone = case.track(quantities.HessTrace()).history["HessTrace"][0]
+    cockpit = Cockpit(case.model, [quantities.HessTrace(), quantities.InputMean()])
+    loss = case.loss_function(case.model(case.inputs), case.targets)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert cockpit.history["InputMean"]
+    assert cockpit.history["HessTrace"][0] == alone
+    assert not cockpit.history.notes
