@@ -33,6 +33,7 @@ from gradlens.curvature.products import Products, normal_like
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import without_hooks
 from gradlens.graph.passes import gradients_at
+from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import ChannelNorm, LossModule, has_parts
 
@@ -263,8 +264,10 @@ def _behind_first_layer(
     if len({id(p) for p in owned}) < len(owned):
         raise UnavailableError("layers share a parameter")
     elsewhere = [n for n, p in parameters.items() if id(p) not in {id(own) for own in owned}]
-    if elsewhere or not places:
-        raise UnavailableError(f"{', '.join(elsewhere) or 'nothing'} is a layer's own parameter")
+    if elsewhere:
+        raise UnavailableError(f"no layer has {few(elsewhere)} as its own")
+    if not places:
+        raise UnavailableError("no layer is trained")
     return modules[places[0] :]
 
 

@@ -319,7 +319,7 @@ def _by_lanczos(
     """Directions to ``TOLERANCE``, without the derivatives of samples where these are coupled."""
     pairs = eigenpairs(ggn, k, tolerance=TOLERANCE, max_products=MAX_PRODUCTS, seed=seed)
     if not pairs.converged:
-        raise UnavailableError(f"the largest eigenvalues have {pairs.reason}")
+        raise UnavailableError(f"the largest eigenvalues aren't known: {pairs.reason}")
     kept = pairs.values > pairs.residuals
     if not kept.any():
         raise UnavailableError(ZERO)

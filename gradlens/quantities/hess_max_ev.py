@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,8 @@ class HessMaxEV(CurvatureQuantity):
         found = self._eigenpairs(curvature.hessian, curvature.seed)
         if found.converged:
             return float(found.values[0])
+        if not math.isfinite(found.values[0]):
+            return Undefined(found.reason)
         best = f"{found.values[0]:.4g} ± {found.residuals[0]:.2g}"
         return Undefined(f"{found.reason}; the estimate is {best}")
 

@@ -600,3 +600,15 @@ def test_hooks_of_other_quantities_are_none_of_others() -> None:
     assert cockpit.history["InputMean"]
     assert cockpit.history["HessTrace"][0] == alone
     assert not cockpit.history.notes
+
+
+@pytest.mark.filterwarnings("ignore:gradlens")
+def test_layer_that_was_replaced() -> None:
+    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    cockpit = Cockpit(case.model, [quantities.HessTrace()])
+    case.model[2] = nn.Linear(5, 3).double()
+    loss = case.loss_function(case.model(case.inputs), case.targets)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    reason = "no layer has 2.weight, 2.bias as its own"
+    assert any(reason in note.text for note in cockpit.history.notes)

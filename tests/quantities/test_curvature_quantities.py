@@ -512,7 +512,7 @@ def test_loss_without_curvature_and_broken_losses(build: Callable[[], Quantity])
             loss.backward()
         value = cockpit.history[quantity.name][0]
         if isinstance(quantity, quantities.HessMaxEV):
-            assert value == 0 if factor == 1 else value.reason
+            assert value == 0 if factor == 1 else value.reason.endswith("contains NaN or Inf")
         if isinstance(quantity, quantities.HessTrace):
             assert value["trace"] == 0 if factor == 1 else value["trace"].reason
 
