@@ -351,7 +351,7 @@ def local_step_size(
         return Undefined("all losses and slopes are zero")
     weights = largest / errors.clip(min=_LEAST_ERROR * largest)
     design = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
-    fit = np.linalg.lstsq(weights[:, None] * design, weights * means / largest)[0]
+    fit = np.linalg.lstsq(weights[:, None] * design, weights * means / largest, rcond=None)[0]
     slope, curvature = float(fit[1]), float(fit[2])
     if curvature <= 0:
         return Undefined("the fitted parabola has no minimum: its curvature is not positive")
