@@ -70,7 +70,7 @@ from torch import Tensor
 
 from gradlens.numerics import deviations, formulas
 from gradlens.numerics.histograms import Counts, Range
-from gradlens.numerics.shards import is_distributed, whole
+from gradlens.numerics.shards import any_distributed, is_distributed, whole
 from gradlens.numerics.strata import Stratum
 from gradlens.operators.dense import (
     Buffer,
@@ -423,7 +423,7 @@ class DirectionDots(_PerSample):
 
     @property
     def needs_gathering(self) -> bool:
-        return any(map(is_distributed, self.direction.values()))
+        return any_distributed(self.direction.values())
 
     def gathered(self, name: str) -> DirectionDots:
         return DirectionDots({name: whole(self.direction[name])})

@@ -25,7 +25,7 @@ from gradlens.torch_private import (
     sequence_number,
     tree_flatten,
     tree_unflatten,
-    version,
+    versions,
 )
 
 SECOND_ORDER = (
@@ -113,7 +113,7 @@ class PendingCall:
 
     def _current_versions(self) -> list[int]:
         kept = (*self._leaves, self._output)
-        return [version(leaf) for leaf in kept if isinstance(leaf, Tensor)]
+        return versions([leaf for leaf in kept if isinstance(leaf, Tensor)])
 
 
 _PENDING = "gradlens_pending_calls"

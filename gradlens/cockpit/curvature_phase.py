@@ -18,7 +18,7 @@ from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import unscaled_loss
 from gradlens.graph.passes import why_not_to_pass
 from gradlens.graph.undisturbed import training_kept, undisturbed
-from gradlens.numerics.shards import is_distributed
+from gradlens.numerics.shards import any_distributed
 from gradlens.observers.observer import StepContext
 from gradlens.quantities.quantity import Quantity
 
@@ -139,7 +139,7 @@ def _why_no_curvature(tracking: Tracking) -> str:
     parameters = tracking.setting.parameters.values()
     if not any(parameter.requires_grad for parameter in parameters):
         return ALL_FROZEN
-    return NO_SECOND_DERIVATIVES if any(map(is_distributed, parameters)) else ""
+    return NO_SECOND_DERIVATIVES if any_distributed(parameters) else ""
 
 
 ALL_FROZEN = (

@@ -22,7 +22,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import are_different, differing, sums_of_bits
 from gradlens.numerics.host import on_host, together
 from gradlens.numerics.norms import norms
-from gradlens.numerics.shards import is_distributed, whole
+from gradlens.numerics.shards import any_distributed, whole
 from gradlens.numerics.strata import Drawn, all_drawn
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.parts.part import KeptGradients
@@ -243,7 +243,7 @@ class PendingUpdate:
             del find
             lasts = any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)
             # Processes must agree on what they compute, and have only parts of the parameters.
-            if lasts and not any(map(is_distributed, self.step.parameters.values())):
+            if lasts and not any_distributed(self.step.parameters.values()):
                 self._end = sums_of_bits(self.step.parameters)
             self._on_update(self, update)
 
@@ -402,7 +402,7 @@ class StartPoint(OptimizerFollower):
 
 def _can_wait(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> bool:
     size = sum(p.numel() * p.dtype.itemsize for p in parameters.values())
-    apart = any(map(is_distributed, parameters.values()))
+    apart = any_distributed(parameters.values())
     return size > LARGE and not apart and not not_held(optimizer, parameters)
 
 

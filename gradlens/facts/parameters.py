@@ -15,7 +15,7 @@ from gradlens.graph.hooks import OptimizerFollower
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.setup import ParameterGroup
 from gradlens.numerics.shards import is_distributed
-from gradlens.torch_private import version
+from gradlens.torch_private import version, versions
 
 SAMPLED = 2**16
 """Of larger parameters, updates and second moments are those of so many elements."""
@@ -242,7 +242,7 @@ class OptimizerSteps(OptimizerFollower):
             self._left = replace(self._left, changes=version(left), is_used=True)
 
     def _present_versions(self) -> list[int]:
-        return [version(gradient) for gradient in gradients_of(self._parameters).values()]
+        return versions(gradients_of(self._parameters).values())
 
     def _now(self) -> _Left | None:
         for parameter in self._parameters.values():

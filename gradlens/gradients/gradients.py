@@ -22,7 +22,7 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, LossReduction, read_loss
 from gradlens.graph.model_calls import Given, ModelCall, calls_behind
-from gradlens.numerics.shards import is_distributed
+from gradlens.numerics.shards import any_distributed
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
@@ -330,7 +330,7 @@ def sample_axes(
 
 def _is_divided(graph: Graph) -> bool:
     """Whether layers compute with tensors that are divided among processes."""
-    return any(is_distributed(graph.nodes[number].variable) for number in graph.leaves.values())
+    return any_distributed([graph.nodes[number].variable for number in graph.leaves.values()])
 
 
 def evidence_of(

@@ -81,7 +81,7 @@ class Reducer:
 
         Code of others may overwrite their memory by then, and not every way to do so shows.
         """
-        self._copies = self._retain or self._keep is not None
+        self._copies = True
 
     @property
     def has_seen_all(self) -> bool:
@@ -128,12 +128,14 @@ class Reducer:
                     raise
         gradients.elements.forget()
         self.covered.add(name)
-        individual = individual.copied() if self._copies else individual
         if self._retain:
-            stays = lasts and gradients.elements is not gradients.individual
-            self.retained[name] = gradients.elements if stays else individual
+            are_stored = lasts and gradients.elements is not individual
+            self.retained[name] = gradients.elements if are_stored else self._lasting(individual)
         if self._keep is not None:
-            self.kept[name] = self._keep(individual)
+            self.kept[name] = self._keep(self._lasting(individual))
+
+    def _lasting(self, individual: GradientOperator) -> GradientOperator:
+        return individual.copied() if self._copies else individual
 
     def _reduce_rows(self, gradients: ParameterGradients) -> Mapping[Reduction, Sequence[Any]]:
         """Values of rows, whose gradients are computed once for several reductions."""

@@ -44,8 +44,9 @@ class NodeGradient:
 
     ``labelled`` says which samples their rows are of, and what parameter is used there. ``known``
     keeps, for all parameters at the node, what the node has saved, the result of a layer's rule,
-    and gradients on the way from the node to parameters. ``gradient`` is that at the first output,
-    detached, and ``index`` has the samples of its rows; most nodes have no other output.
+    and gradients on the way from the node to parameters. Most nodes have one output, whose
+    ``gradient`` is detached, and ``index`` has the samples of its rows; of several outputs, these
+    are the first that there are.
     """
 
     def __init__(

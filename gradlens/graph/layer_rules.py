@@ -34,7 +34,7 @@ from gradlens.torch_private import (
     sequence_number,
     tree_leaves,
     tree_map_only,
-    version,
+    versions,
 )
 
 LayerRule: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Mapping[str, Tensor]]
@@ -188,8 +188,7 @@ def _accumulable(tensor: Tensor) -> Tensor:
 
 
 def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
-    tensors = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-    return tuple(0 if each.is_inference() else version(each) for each in tensors)
+    return tuple(versions(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
 class _Record(UnscriptedHook):

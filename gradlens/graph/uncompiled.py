@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gradlens.graph.graph import nodes_below
 from gradlens.graph.kinds import COMPILED, kind
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
@@ -150,11 +151,5 @@ class EagerCalls:
 
 def ran_compiled(tensor: Tensor) -> bool:
     """Whether compiled code computed a part of the graph of a tensor, such as a loss."""
-    waiting, seen, of_types = [tensor.grad_fn], set(), dict[Any, Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            of_types[type(node)] = node
-            waiting += [following for following, _ in node.next_functions]
-    return any(kind(node) == COMPILED for node in of_types.values())
+    one_of_each_type = {type(node): node for node in nodes_below([tensor.grad_fn])}
+    return any(kind(node) == COMPILED for node in one_of_each_type.values())

@@ -23,6 +23,11 @@ def is_distributed(tensor: Tensor) -> TypeGuard[DTensor]:
     return isinstance(tensor, DTensor)
 
 
+def any_distributed(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of the tensors is distributed."""
+    return bool([tensor for tensor in tensors if isinstance(tensor, DTensor)])
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process has: all of it, unless the tensor is distributed."""
     return _summed(tensor).to_local() if is_distributed(tensor) else tensor

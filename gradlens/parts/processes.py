@@ -15,7 +15,7 @@ from gradlens.graph.data_parallel import Replica
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.exchange import all_gathered, merged_over
-from gradlens.numerics.shards import is_distributed
+from gradlens.numerics.shards import any_distributed
 from gradlens.numerics.strata import Drawn, Stratum
 from gradlens.numerics.unavailable import first_line
 from gradlens.operators.convolution import Convolution, Geometry
@@ -110,7 +110,7 @@ def processes_apart(setting: Setting) -> int:
     if not (dist.is_available() and dist.is_initialized()):
         return 0
     together = setting.replicas or setting.sharding is not None
-    if together or any(map(is_distributed, setting.parameters.values())):
+    if together or any_distributed(setting.parameters.values()):
         return 0
     count = dist.get_world_size()
     return count if count > 1 else 0
