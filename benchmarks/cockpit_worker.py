@@ -1,7 +1,7 @@
 """Training steps under cockpit-for-pytorch 1.0.2, one for each line of the standard input.
 
-``python cockpit_worker.py PROBLEM PRESET BATCH``, in an environment of its own. A line "plain" asks
-for a step without it.
+``python cockpit_worker.py PROBLEM PRESET BATCH DEVICE``, in an environment of its own. A line
+"plain" asks for a step without it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from problems import PROBLEMS
 def main() -> None:
     """Answer each line with the seconds of a step."""
     warnings.simplefilter("ignore")
-    name, preset, batch_size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    name, preset, batch_size, device = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     torch.manual_seed(0)
-    model = extend(PROBLEMS[name].build())
-    inputs, labels = PROBLEMS[name].batch(batch_size)
+    model = extend(PROBLEMS[name].build().to(device))
+    inputs, labels = (each.to(device) for each in PROBLEMS[name].batch(batch_size))
     loss_function = extend(torch.nn.CrossEntropyLoss())
     individual = torch.nn.CrossEntropyLoss(reduction="none")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     cockpit = Cockpit(model.parameters(), quantities=configuration(preset))
-    untracked = PROBLEMS[name].build()
+    untracked = PROBLEMS[name].build().to(device)
     plain = plain_step(untracked, inputs, labels)
     step = 0
     for line in sys.stdin:
         if line.strip() == "plain":
             print(plain(), flush=True)
             continue
-        start = time.perf_counter()
+        start = _now(inputs)
         optimizer.zero_grad()
         outputs = model(inputs)
         loss = loss_function(outputs, labels)
@@ -49,7 +49,7 @@ def main() -> None:
         with cockpit(step, info=info):
             loss.backward(create_graph=cockpit.create_graph(step))
         optimizer.step()
-        print(time.perf_counter() - start, flush=True)
+        print(_now(inputs) - start, flush=True)
         step += 1
 
 
@@ -60,13 +60,20 @@ def plain_step(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> float:
-        start = time.perf_counter()
+        start = _now(inputs)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-        return time.perf_counter() - start
+        return _now(inputs) - start
 
     return step
+
+
+def _now(inputs: torch.Tensor) -> float:
+    """The time when all that was given to the inputs' device is done."""
+    if inputs.is_cuda:
+        torch.cuda.synchronize(inputs.device)
+    return time.perf_counter()
 
 
 if __name__ == "__main__":

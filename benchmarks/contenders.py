@@ -191,8 +191,9 @@ def peer(name: str) -> Contender:
 class CockpitTraining(Paired):
     """cockpit-for-pytorch 1.0.2, in a process of its own environment."""
 
-    def __init__(self, problem_name: str, preset: str, batch_size: int) -> None:
-        command = [COCKPIT_PYTHON, COCKPIT_WORKER, problem_name, preset, str(batch_size)]
+    def __init__(self, problem_name: str, preset: str, setting: Setting) -> None:
+        of = (problem_name, preset, setting.batch_size, setting.device)
+        command = [COCKPIT_PYTHON, COCKPIT_WORKER, *of]
         self._worker = subprocess.Popen(
             [str(part) for part in command],
             stdin=subprocess.PIPE,
@@ -218,7 +219,7 @@ class CockpitTraining(Paired):
 
 def tracked_by_cockpit(problem_name: str, preset: str) -> Contender:
     """Every quantity of a preset at every step."""
-    return lambda setting: CockpitTraining(problem_name, preset, setting.batch_size)
+    return lambda setting: CockpitTraining(problem_name, preset, setting)
 
 
 def _model(setting: Setting) -> nn.Module:

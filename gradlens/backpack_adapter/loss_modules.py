@@ -151,7 +151,7 @@ def _contributions(
             raise UnavailableError(NO_LOSSES.format(module=type(module).__name__))
         if elements.shape == gradient.shape:
             weighted = accumulable(elements) * accumulable(gradient)
-            return _by_sample(weighted), torch.ones((), dtype=torch.bool)
+            return _by_sample(weighted), torch.ones((), dtype=torch.bool, device="cpu")
         parts = _by_sample(elements)
         if isinstance(module, nn.CTCLoss) and module.reduction == "mean":
             parts = parts / torch.as_tensor(leaves[3], device=parts.device).clamp(min=1)

@@ -205,7 +205,7 @@ class PendingUpdate:
         self._boundary = boundary
         self.overtaken = ""
         self._end: Mapping[str, Tensor] = {}
-        self._changed: tuple[tuple[str, ...], Tensor] = (), torch.zeros(0)
+        self._changed: tuple[tuple[str, ...], Tensor] = (), torch.zeros(0, device="cpu")
         # It stays until the context after: torch's hooks must not change while they run.
         self._handles: list[RemovableHandle] = []
 

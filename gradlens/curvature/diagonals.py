@@ -135,7 +135,7 @@ def by_draws(jacobians: SamplesJacobians, samples: int, seed: int) -> LossDiagon
     """
     parameters = jacobians.ggn.parameters
     draw = drawing(jacobians.ggn, np.random.default_rng(seed))
-    total, sums = torch.zeros(()), []
+    total, sums = torch.zeros((), device="cpu"), []
     for _ in range(samples):
         diagonal = _squared(jacobians, draw())
         sums.append(_block_sums(diagonal, parameters))
@@ -200,7 +200,8 @@ def undefined_diagonal(parameters: Mapping[str, Tensor], reason: str) -> LossDia
     trace = undefined_estimate(0, reason)
     part = undefined_estimate(0, "as the trace of all parameters")
     values = {
-        name: torch.full(p.shape, torch.nan, dtype=torch.float64) for name, p in parameters.items()
+        name: torch.full(p.shape, torch.nan, dtype=torch.float64, device="cpu")
+        for name, p in parameters.items()
     }
     return LossDiagonal(trace, dict.fromkeys(parameters, part), "", values)
 

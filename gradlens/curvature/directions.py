@@ -117,7 +117,7 @@ def directional_derivatives(
     factor = len(ggn.outputs) * ggn.scale
     gradient = ggn.loss_gradient
     first, second = [], []
-    for direction in torch.tensor(directions.T):
+    for direction in torch.tensor(directions.T, device="cpu"):
         along = ggn.jacobian.product(placed(shaped(direction, ggn.parameters), ggn.parameters))
         curved = ggn.loss_hessian_product(along)
         first.append(_by_sample(gradient, along) * factor)

@@ -118,7 +118,11 @@ def eigenpairs(
     size = matrix.shape[0]
     if start is not None and len(start) != size:
         raise ValueError(f"start has {len(start)} rows, the matrix has {size}")
-    guesses = [] if start is None else list(torch.tensor(start.reshape(size, -1).T[: max(k, 0)]))
+    guesses = (
+        []
+        if start is None
+        else list(torch.tensor(start.reshape(size, -1).T[: max(k, 0)], device="cpu"))
+    )
     found = ritz_pairs(matrix, k, which, tolerance, max_products, guesses, seed)
     wanted = [vector.to("cpu", torch.float64).numpy() for vector in found.vectors]
     nan = np.full((size, len(found.values)), np.nan)
@@ -200,7 +204,7 @@ class _Search:
     def begin(self, start: Sequence[Tensor], generator: np.random.Generator) -> None:
         guesses = [each.to(self.products.device, self.products.dtype) for each in start]
         if self.products.size <= min(DENSE, self.max_products):
-            units = torch.eye(self.products.size, dtype=self.products.dtype)
+            units = torch.eye(self.products.size, dtype=self.products.dtype, device="cpu")
             guesses = list(units.to(self.products.device))
         starts: list[Tensor] = []
         for guess in [*guesses, *[None] * (self.tracked - len(guesses))]:

@@ -52,10 +52,10 @@ class ParameterOperator(LinearOperator, ABC):
         """The transposed matrix times a vector ``[R]``, a flat vector ``[D]``."""
 
     def _matvec(self, x: NDArray[Any]) -> NDArray[Any]:
-        return self.multiply(torch.tensor(x.reshape(-1))).cpu().numpy()
+        return self.multiply(torch.tensor(x.reshape(-1), device="cpu")).cpu().numpy()
 
     def _rmatvec(self, x: NDArray[Any]) -> NDArray[Any]:
-        return self.multiply_transposed(torch.tensor(x.reshape(-1))).cpu().numpy()
+        return self.multiply_transposed(torch.tensor(x.reshape(-1), device="cpu")).cpu().numpy()
 
 
 class CurvatureOperator(ParameterOperator):
@@ -113,7 +113,7 @@ class CurvatureOperator(ParameterOperator):
         """The unscaled product, one detached tensor for each parameter."""
 
     def _matmat(self, X: NDArray[Any]) -> NDArray[Any]:  # noqa: N803 (scipy's name)
-        return self.multiply_many(torch.tensor(X.T)).cpu().numpy().T
+        return self.multiply_many(torch.tensor(X.T, device="cpu")).cpu().numpy().T
 
     def _adjoint(self) -> CurvatureOperator:
         return self

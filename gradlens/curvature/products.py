@@ -202,9 +202,9 @@ def _adapted(matrix: SymmetricMatrix) -> _Adapted:
     eps = float(np.finfo(kind if kind.kind == "f" else np.float64).eps)
 
     def multiply(vector: Tensor) -> Tensor:
-        return torch.tensor(operator.matvec(vector.numpy()))
+        return torch.tensor(operator.matvec(vector.numpy()), device="cpu")
 
     def multiply_many(vectors: Tensor) -> Tensor:
-        return torch.tensor(operator.matmat(vectors.numpy().T).T)
+        return torch.tensor(operator.matmat(vectors.numpy().T).T, device="cpu")
 
     return multiply, multiply_many, torch.device("cpu"), rows, eps

@@ -129,7 +129,7 @@ def coupled_traces(ggn: GGNOperator, samples: int, seed: int) -> LossTraces:
 def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | None) -> Tensor:
     """‖Jₙᵀsₙ‖² ``[samples, parameters]`` of those ``kept`` or all, in float64 on the host."""
     samples = jacobians.samples if kept is None else len(kept)
-    zeros = torch.zeros(samples, dtype=torch.float64)
+    zeros = torch.zeros(samples, dtype=torch.float64, device="cpu")
     found = jacobians.operators(start, kept)
     squares = on_host({name: each.squared_norms() for name, each in found.items()})
     columns = [squares.get(name, zeros).double() for name in jacobians.ggn.parameters]

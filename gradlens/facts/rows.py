@@ -116,10 +116,10 @@ def row_numbers(rows: Tensor) -> RowNumbers:
 def _weights(elements: int, device: torch.device) -> Tensor:
     """``[F, 2]``: those of the mean, and numbers without a pattern."""
     with torch.inference_mode(False):
-        places = torch.arange(elements, dtype=torch.float64)
+        places = torch.arange(elements, dtype=torch.float64, device="cpu")
         # The fractions of a fast sine, as in hash functions of shaders.
         mixed = torch.frac(torch.sin(12.9898 * (places + 1)) * 43758.5453)
-        mean = torch.full((elements,), 1 / elements, dtype=torch.float64)
+        mean = torch.full((elements,), 1 / elements, dtype=torch.float64, device="cpu")
         return torch.stack([mean, mixed / math.sqrt(elements)], 1).float().to(device)
 
 

@@ -68,7 +68,7 @@ class BackwardPass:
             self._hooks = None  # which refers to this object: a graph must not wait for a collector
         for handle in self._handles:
             handle.remove()
-        self._handles, self._at, self._graph = [], {}, Graph(torch.zeros(()))
+        self._handles, self._at, self._graph = [], {}, Graph(torch.zeros((), device="cpu"))
 
     def _refuse_behind(self, number: int) -> None:
         """A hook of others has changed the gradient at a node."""

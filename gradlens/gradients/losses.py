@@ -48,7 +48,7 @@ class GraphLosses:
         """Remove the hooks and release the graph."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._graph = [], Graph(torch.zeros(()))
+        self._handles, self._graph = [], Graph(torch.zeros((), device="cpu"))
 
     def values(self, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
         """ℓₙ ``[N]`` of a loss that was passed as ``scale`` times the step's; see ``adds_up``.

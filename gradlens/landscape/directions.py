@@ -128,7 +128,7 @@ def eigenvector_directions(
         raise UnavailableError(found.reason)
     directions = []
     for value, residual, vector in zip(found.values, found.residuals, found.vectors.T, strict=True):
-        parts = shaped(torch.tensor(vector).to(matrix.torch_dtype), matrix.parameters)
+        parts = shaped(torch.tensor(vector, device="cpu").to(matrix.torch_dtype), matrix.parameters)
         named = dict(zip(matrix.parameters, parts, strict=True))
         label = f"eigenvector of λ = {number_label(float(value))}"
         if not found.converged:

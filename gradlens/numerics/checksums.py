@@ -40,7 +40,7 @@ def _sums_of_small(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
     """By few operations for all: differences of the cumulative sum where each tensor ends."""
     joined = torch.cat(list(tensors))
     total = joined.view(INTEGERS[joined.element_size()]).cumsum(0, dtype=torch.int64)
-    ends = torch.tensor([each.numel() for each in tensors]).cumsum(0) - 1
+    ends = torch.tensor([each.numel() for each in tensors], device="cpu").cumsum(0) - 1
     return total[ends.to(total.device)].diff(prepend=total.new_zeros(1))
 
 

@@ -104,7 +104,9 @@ def _broadcast(content: bytes, group: dist.ProcessGroup | None) -> bytes:
     device, first = _device_of(group), _global_rank(0, group)
     size = torch.tensor([len(content)], device=device)
     dist.broadcast(size, first, group=group)
-    sent = _as_tensor(content) if content else torch.empty(int(size), dtype=torch.uint8)
+    sent = (
+        _as_tensor(content) if content else torch.empty(int(size), dtype=torch.uint8, device="cpu")
+    )
     sent = sent.to(device)
     dist.broadcast(sent, first, group=group)
     return _bytes_of(sent)

@@ -108,7 +108,9 @@ class Grid:
         offset = 0.75 - low * rate if self._can_guess else 0.0
         self._offset = torch.tensor(offset, dtype=dtype, device=device)
         self._thresholds = thresholds.to(device)
-        self._next = torch.cat([thresholds, torch.full((2,), math.nan, dtype=dtype)]).to(device)
+        self._next = torch.cat(
+            [thresholds, torch.full((2,), math.nan, dtype=dtype, device="cpu")]
+        ).to(device)
 
     def cells(self, values: Tensor) -> Tensor:
         """The cell of each value, int32 of the same shape."""
@@ -138,8 +140,8 @@ class Grid:
 
 def _thresholds(bins: int, range_: Range, dtype: torch.dtype) -> Tensor:
     """The smallest number of each cell but the first, and but NaN's, ``[bins + 1]``."""
-    edges = torch.tensor(bin_edges(bins, range_))
-    infinity = torch.tensor(math.inf, dtype=dtype)
+    edges = torch.tensor(bin_edges(bins, range_), device="cpu")
+    infinity = torch.tensor(math.inf, dtype=dtype, device="cpu")
     rounded = edges.to(dtype)
     too_small = rounded.double() < edges
     too_small[-1] = rounded[-1].double() <= edges[-1]  # the last bin includes its right edge

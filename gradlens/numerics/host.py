@@ -42,7 +42,7 @@ def together(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Tensor]:
     """Names, and their scalars in one tensor ``[P]``, which is moved faster than each of them."""
     devices = [each.device for each in values.values()]
     scalars = [each.to(devices[0]) for each in values.values()]
-    return (*values,), torch.stack(scalars) if scalars else torch.zeros(0)
+    return (*values,), torch.stack(scalars) if scalars else torch.zeros(0, device="cpu")
 
 
 def _tensors(value: Any) -> list[Tensor]:

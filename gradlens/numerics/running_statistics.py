@@ -23,8 +23,8 @@ class RunningMean:
 
     def __init__(self) -> None:
         self.samples = 0
-        self.mean = torch.zeros(())
-        self._squares = torch.zeros(())
+        self.mean = torch.zeros((), device="cpu")
+        self._squares = torch.zeros((), device="cpu")
 
     def add(self, sample: Tensor) -> None:
         """Add one sample, of the same shape as those before."""

@@ -56,8 +56,8 @@ def count(strata: Strata) -> int:
 
 def weights(strata: Strata) -> Tensor:
     """The number of samples that each drawn one stands for, in float64 ``[n]``."""
-    parts = [torch.full((s.drawn,), s.samples / s.drawn) for s in strata if s.drawn]
-    return torch.cat(parts).double() if parts else torch.empty(0, dtype=torch.float64)
+    parts = [torch.full((s.drawn,), s.samples / s.drawn, device="cpu") for s in strata if s.drawn]
+    return torch.cat(parts).double() if parts else torch.empty(0, dtype=torch.float64, device="cpu")
 
 
 def total(values: Tensor, strata: Strata) -> Tensor:

@@ -187,7 +187,7 @@ class SampleLog(Observer):
 _COLUMNS = (
     _VISITS, _LOSS_SUM, _EXCESS_SUM, _LAST, _NORMS, _NORM_SUM, _LABEL, _PREDICTED
 ) = range(8)  # fmt: skip
-_NOTHING = torch.zeros(0)
+_NOTHING = torch.zeros(0, device="cpu")
 
 
 def _of_classes(rows: Rows) -> Rows:

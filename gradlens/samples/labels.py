@@ -125,13 +125,13 @@ def _counted(samples: range) -> Values:
     """The samples one after the other, which are the same object as long as it is in use."""
     found = _COUNTED.get(samples)
     if found is None:
-        found = _COUNTED[samples] = Values(torch.arange(samples.start, samples.stop))
+        found = _COUNTED[samples] = Values(torch.arange(samples.start, samples.stop, device="cpu"))
     return found
 
 
 @cache
 def _only(label: int) -> Values:
-    return Values(torch.tensor(label))
+    return Values(torch.tensor(label, device="cpu"))
 
 
 def only(label: int, dims: int) -> Labels:

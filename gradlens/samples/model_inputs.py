@@ -209,7 +209,7 @@ class ModelInputs:
     def _samples_of(self, shape: tuple[int, ...], rows: int, own: range) -> Tensor | None:
         """The sample of each row, if the rows are those of the leading axes."""
         if len(own) == 1:
-            return torch.full([rows], own.start)
+            return torch.full([rows], own.start, device="cpu")
         fitting = range(_axis(shape, self.axis) + 1, len(shape) + 1)
         axes = next((n for n in fitting if prod(shape[:n]) == rows), None)
         if axes is None:
@@ -352,10 +352,10 @@ def _by_memory(read: Tensor, given: Given, samples: Tensor) -> Tensor | None:
 
 def _offsets(shape: Sequence[int], strides: Sequence[int]) -> Tensor:
     """Where the elements of a tensor are, counted from the first one."""
-    found = torch.zeros([1] * len(shape), dtype=torch.long)
+    found = torch.zeros([1] * len(shape), dtype=torch.long, device="cpu")
     for axis, (length, stride) in enumerate(zip(shape, strides, strict=True)):
         along = [length if each == axis else 1 for each in range(len(shape))]
-        found = found + (torch.arange(length) * stride).reshape(along)
+        found = found + (torch.arange(length, device="cpu") * stride).reshape(along)
     return found
 
 
@@ -388,7 +388,7 @@ def _matched(
                 if torch.equal(before.flatten(), wanted):
                     return Named(labels_of(names.flatten()))
     every, names = torch.cat(taken), torch.cat([each.samples for each in given])
-    least = torch.full([int(torch.cat([every, wanted]).max()) + 1], samples)
+    least = torch.full([int(torch.cat([every, wanted]).max()) + 1], samples, device="cpu")
     most = torch.full_like(least, NO_SAMPLE)
     least.scatter_reduce_(0, every, names, "amin")
     most.scatter_reduce_(0, every, names, "amax")
@@ -466,10 +466,10 @@ def _are_others(layouts: Sequence[Tensor], given: Tensor) -> bool:
     moved = 0
     for alike in (sign * (rows @ each.T) for rows, each in pairs for sign in (1, -1)):
         best = torch.from_numpy(linear_sum_assignment(-alike.numpy())[1])
-        total = float(alike[torch.arange(count), best].sum())
+        total = float(alike[torch.arange(count, device="cpu"), best].sum())
         own = max(own, float(alike.trace()))
         if total > highest:
-            highest, moved = total, int((best != torch.arange(count)).sum())
+            highest, moved = total, int((best != torch.arange(count, device="cpu")).sum())
     degrees = (count - 1) * features - 1
     likelier = degrees / 2 * (_log_unexplained(own) - _log_unexplained(highest))
     return likelier > lgamma(count + 1) - lgamma(count - moved + 1) + log(CHANCE)
@@ -500,7 +500,7 @@ def _in_same_order(sizes: Tensor, before: Tensor, samples: Tensor) -> Tensor | N
         for each, numbers in ((ranks, samples), (_transposed(ranks), _transposed(samples)))
         if torch.equal(sizes, each.flatten())
     }
-    return torch.tensor(found.pop()) if len(found) == 1 else None
+    return torch.tensor(found.pop(), device="cpu") if len(found) == 1 else None
 
 
 def _transposed(rows: Tensor) -> Tensor:

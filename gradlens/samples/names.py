@@ -260,7 +260,7 @@ class Names:
             pick = self._passages.at(number, 0, 1).pick
             if pick is None or (put.axes and pick.are_beside(put, shape)):
                 return found
-            taken = pick.apply(torch.arange(prod(shape)).reshape(shape))
+            taken = pick.apply(torch.arange(prod(shape), device="cpu").reshape(shape))
         except UnavailableError:  # of indices that can't be read now
             return only(UNREADABLE, len(shape))
         written = found.tensor.expand(shape).flatten().clone()

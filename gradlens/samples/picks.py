@@ -89,7 +89,7 @@ class Pick:
         own = [length if axis in full else 1 for axis, length in enumerate(shape)]
         if prod(own) > MOST_LABELS:
             return None
-        numbers = self.apply(torch.arange(prod(own)).reshape(own))
+        numbers = self.apply(torch.arange(prod(own), device="cpu").reshape(own))
         pairs = [*zip(numbers.shape, labels.shape, strict=False)]
         if numbers.dim() != labels.dim() or any(n != m and 1 not in (n, m) for n, m in pairs):
             return None
@@ -99,7 +99,7 @@ class Pick:
         numbers, values = numbers.expand(sizes).flatten(), labels.expand(sizes).flatten()
         known = (numbers >= 0) & (values != NO_SAMPLE)
         numbers, values = numbers[known], values[known]
-        found = torch.full([prod(own)], NO_SAMPLE)
+        found = torch.full([prod(own)], NO_SAMPLE, device="cpu")
         found[numbers] = values
         return labels_of(found.reshape(own)) if torch.equal(found[numbers], values) else None
 
@@ -129,7 +129,9 @@ def _along(of: Between, places: slice, start: int | None = None) -> Pick:
         if x.shape[dim] > 1 or length == 1:
             x = x[(*[slice(None)] * dim, places)]
         if start is not None:
-            whole = torch.full([*x.shape[:dim], of.above[dim], *x.shape[dim + 1 :]], NO_SAMPLE)
+            whole = torch.full(
+                [*x.shape[:dim], of.above[dim], *x.shape[dim + 1 :]], NO_SAMPLE, device="cpu"
+            )
             whole.narrow(dim, start, length).copy_(x)
             return whole
         return x.squeeze(dim) if len(of.above) < len(of.below) else x
@@ -282,7 +284,7 @@ class _Indices:
     def _counts(self, axis: int) -> bool:
         index = self._given[self._places[axis][0]]
         assert index is not None
-        return torch.equal(index.flatten().cpu(), torch.arange(index.numel()))
+        return torch.equal(index.flatten().cpu(), torch.arange(index.numel(), device="cpu"))
 
     @cached_property
     def dims(self) -> int:
@@ -306,7 +308,11 @@ class _Indices:
         for axis in self._places:
             is_whole = x.shape[axis] == shape[axis]
             zero = [1] * self.dims
-            index[axis] = self.of_axis(axis) if is_whole else torch.zeros(zero, dtype=torch.long)
+            index[axis] = (
+                self.of_axis(axis)
+                if is_whole
+                else torch.zeros(zero, dtype=torch.long, device="cpu")
+            )
         return x[tuple(index)]
 
     def kept(self, dims: int) -> dict[int, int]:
@@ -394,7 +400,7 @@ def _masked_scatter(of: Between) -> Pick:
 
     def apply(x: Tensor) -> Tensor:
         taken = x.expand(of.above)[of.read("mask").expand(of.above)]
-        found = torch.full([prod(of.below)], NO_SAMPLE)
+        found = torch.full([prod(of.below)], NO_SAMPLE, device="cpu")
         found[: len(taken)] = taken
         return found.reshape(of.below)
 

@@ -88,8 +88,8 @@ class Plan:
     def part(self, kept: Tensor) -> Plan:
         """The plan for some of the samples alone, in the order of ``kept``."""
         samples = len(kept)
-        numbers = torch.full(((self.samples or 0) + 1,), NO_SAMPLE)
-        numbers[kept.cpu()] = torch.arange(samples)
+        numbers = torch.full(((self.samples or 0) + 1,), NO_SAMPLE, device="cpu")
+        numbers[kept.cpu()] = torch.arange(samples, device="cpu")
         parts: dict[int, RowIndex] = {}
 
         def part_of(index: RowIndex) -> RowIndex:

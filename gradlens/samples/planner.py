@@ -366,7 +366,7 @@ def plan_of_rows(
     """
     shape = [1] * len(graph.shape(graph.root))
     shape[axis] = samples * together
-    labels = torch.arange(samples).repeat_interleave(together)
+    labels = torch.arange(samples, device="cpu").repeat_interleave(together)
     sources = {graph.root: labels_of(labels.reshape(shape))}
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,6 +55,7 @@ class SimulatedDevice(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
+        gc.collect()  # what other trainings have kept would count as being on the device
         self.waits: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self._host: dict[int, weakref.ref[Tensor]] = {}
@@ -63,6 +66,10 @@ class SimulatedDevice(TorchFunctionMode):
         devices = (DeviceContext, SimulatedDevice)
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(torch_private, "DeviceContext", devices))
+            for module in (torch.cpu, torch.cuda):  # the device has the random numbers of the CPU
+                state = partial(mock.patch.object, module, create=True)
+                stack.enter_context(state("get_rng_state", lambda _: torch.get_rng_state()))
+                stack.enter_context(state("set_rng_state", lambda x, _: torch.set_rng_state(x)))
             super().__enter__()
             self._entered.append(stack.pop_all())
         return self

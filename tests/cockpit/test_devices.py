@@ -1,11 +1,12 @@
-"""Tracked steps on a device that is simulated on the CPU."""
+"""Tracked steps on a device that is simulated on the CPU, and on a GPU where there is one."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -47,20 +48,14 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulated device has the random numbers of the CPU."""
-    for module in (torch.cpu, torch.cuda):
-        monkeypatch.setattr(module, "get_rng_state", lambda _: torch.get_rng_state(), raising=False)
-        monkeypatch.setattr(
-            module, "set_rng_state", lambda state, _: torch.set_rng_state(state), raising=False
-        )
+WITH_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def tracked(
-    model: nn.Module, preset: str, steps: int, device: AbstractContextManager[Any] | None = None
+    model: nn.Module, preset: str, steps: int, device: SimulatedDevice | Gpu | None = None
 ) -> tuple[History, Counter[str]]:
     """The history of a training, and where the last of its steps has waited for a device."""
+    where = next(model.parameters()).device
     torch.manual_seed(0)
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -70,42 +65,105 @@ def tracked(
     place, waits = device or nullcontext(), Counter[str]()
     for step in range(steps):
         optimizer.zero_grad()
-        outputs = model(torch.randn(12, 10, dtype=torch.float64))
-        loss = loss_function(outputs, torch.randint(3, (12,)))
-        before = Counter(device.waits) if isinstance(device, SimulatedDevice) else waits
+        inputs = torch.randn(12, 10, dtype=torch.float64, device="cpu")
+        labels = torch.randint(3, (12,), device="cpu")
+        outputs = model(inputs.to(where))
+        loss = loss_function(outputs, labels.to(where))
+        before = Counter(device.waits) if device is not None else waits
         with place, cockpit(step, loss=loss, optimizer=optimizer, info={"outputs": outputs}):
             loss.backward()
         with place:
             optimizer.step()
-        if isinstance(device, SimulatedDevice):
+        if device is not None:
             waits = device.waits - before
     with place:
         cockpit.close()
     return cockpit.history, waits
 
 
+class Gpu:
+    """A context that counts where a program waits for the GPU, as torch reports it."""
+
+    def __init__(self) -> None:
+        self.waits: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()  # a real device raises them
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> Gpu:
+        with ExitStack() as stack:
+            mode = torch.cuda.get_sync_debug_mode()
+            stack.callback(torch.cuda.set_sync_debug_mode, mode)
+            torch.cuda.set_sync_debug_mode("warn")
+            raised = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
+            stack.callback(lambda: self.waits.update(map(_place_of, raised)))
+            self._entered.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.pop().close()
+
+
+def _place_of(warning: warnings.WarningMessage) -> str:
+    return f"{warning.filename}:{warning.lineno} {str(warning.message)[:40]}"
+
+
+def simulated(model: nn.Module) -> SimulatedDevice:
+    """The device that a model of the CPU counts as being on."""
+    return SimulatedDevice()
+
+
+def gpu(model: nn.Module) -> Gpu:
+    """The device that the model is moved to."""
+    model.cuda()
+    return Gpu()
+
+
+DEVICES = (simulated, pytest.param(gpu, marks=WITH_A_GPU))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens, step")
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("preset", "most"), [("", 2), ("economy", 4), ("business", 9)])
-def test_waits_do_not_depend_on_the_number_of_parameters(preset: str, most: int) -> None:
+def test_waits_do_not_depend_on_the_number_of_parameters(
+    preset: str, most: int, device: Callable[[nn.Module], SimulatedDevice | Gpu]
+) -> None:
     """Each wait takes as long as several operations. Steps 1, 2, 4, ... are labelled anew."""
-    few, many = (
-        tracked(perceptron(layers).double(), preset, 6, SimulatedDevice())[1] for layers in (3, 7)
-    )
+    models = [perceptron(layers).double() for layers in (3, 7)]
+    few, many = (tracked(model, preset, 6, device(model))[1] for model in models)
     assert few == many
     assert few.total() <= most, few
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens, step")
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_values_of_a_device_are_those_of_the_host(network: str) -> None:
+def test_values_of_a_device_are_those_of_the_host(
+    network: str, device: Callable[[nn.Module], SimulatedDevice | Gpu]
+) -> None:
     """And tensors of both are never mixed, as no real device would permit."""
     model = NETWORKS[network]().double()
-    device = SimulatedDevice()
     expected = tracked(copy.deepcopy(model), "full", 5)[0]
-    found = tracked(model, "full", 5, device)[0]
-    assert not device.errors
+    place = device(model)
+    found = tracked(model, "full", 5, place)[0]
+    assert not place.errors
+    assert_same(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:gradlens, step")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_default_device_is_not_where_the_model_must_be(network: str) -> None:
+    model = NETWORKS[network]().double()
+    expected = tracked(copy.deepcopy(model), "full", 3)[0]
+    with torch.device("meta"):
+        found = tracked(model, "full", 3)[0]
+    assert_same(found, expected)
+
+
+def assert_same(found: History, expected: History) -> None:
+    """The same notes, and the same values but for rounding."""
     assert [note.text for note in found.notes] == [note.text for note in expected.notes]
     for name in set(expected.names) - {"Time"}:
         for step, value in expected[name].items():

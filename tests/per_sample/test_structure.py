@@ -253,7 +253,8 @@ def test_functions_in_python_that_keep_rows(
     function: Any, expected: bool, dtype: torch.dtype
 ) -> None:
     x, y = torch.randn(2, N, T, D).to(dtype).unbind()
-    graph = Graph(function.apply(x.requires_grad_(), y.requires_grad_()))
+    output = function.apply(x.requires_grad_(), y.requires_grad_())
+    graph = Graph(output)
     assert is_elementwise(graph, graph.root[0]) == expected
 
 
