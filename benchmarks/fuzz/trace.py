@@ -73,7 +73,7 @@ def of_tensor(tensor: Tensor) -> Any:
     if tensor.layout is torch.sparse_coo:
         return ["sparse", what, of_tensor(tensor._indices()), of_tensor(tensor._values())]
     strides = tensor.stride()
-    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     check = zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
     first = flat[:1].tolist()
     return f"{what} {strides} {check:08x} {first}"

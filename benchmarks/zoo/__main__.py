@@ -1,8 +1,8 @@
 """What gradlens finds on many networks, beside one backward pass for each sample.
 
-``python -m benchmarks.zoo [WORD ...] [--group G] [--mode M] [--write]`` runs those networks
-whose name or kind has one of the words in it, all if there are none, at three steps with changing
-data, in eval and in train mode. A row has the number of samples that gradlens found and how it is
+``python -m benchmarks.zoo [WORD ...] [--group G] [--mode M] [--device D] [--write]`` runs those
+networks whose name or kind has one of the words in it, all if there are none, at three steps with
+changing data, in eval and in train mode. A row has the number of samples that gradlens found and how it is
 known, the percentage of elements with a gradient that are covered, the largest deviation relative
 to the largest number of the parameter, and what is missing why. ``--write`` merges the rows into
 docs/zoo.csv, so that groups that need other environments can add theirs: peft and diffusers need
@@ -102,12 +102,14 @@ def main() -> None:
     parser.add_argument("--group", action="append", choices=GROUPS)
     parser.add_argument("--mode", action="append", choices=MODES)
     parser.add_argument("--every", type=int, default=1, help="take each n-th network only")
+    parser.add_argument("--device", default="cpu", help="where networks and their data are")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", action="store_true", help="write docs/zoo.csv")
     action.add_argument("--preset", choices=PRESETS, help="train with a preset and without it")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    torch.set_default_device(options.device)
     networks = islice(chosen(options.group or list(GROUPS), options.words), 0, None, options.every)
     modes = options.mode or MODES
     if options.preset:

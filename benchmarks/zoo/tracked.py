@@ -141,7 +141,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
         found[f"parameter {name}"] = exact(parameter)
         found[f"gradient {name}"] = exact(parameter.grad)
     found |= {f"buffer {name}": exact(buffer) for name, buffer in model.named_buffers()}
-    found["random numbers"] = exact(torch.get_rng_state())
+    found["random numbers"] = exact([torch.get_rng_state(), *torch.cuda.get_rng_state_all()])
     found["random numbers of Python"] = hash(random.getstate())
     found["random numbers of numpy"] = str(np.random.get_state())
     return found

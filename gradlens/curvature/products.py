@@ -17,6 +17,7 @@ from scipy.sparse.linalg import aslinearoperator
 from torch import Tensor
 
 from gradlens.curvature.operator import CurvatureOperator
+from gradlens.numerics.host import on_device
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -134,7 +135,7 @@ class Products:
 def signs_like(like: Tensor, generator: np.random.Generator) -> Tensor:
     """Independent signs ±1 of another tensor's shape, dtype and device."""
     drawn = torch.from_numpy(generator.integers(0, 2, tuple(like.shape), dtype=np.int8))
-    return drawn.to(like.device, like.dtype).mul_(2).sub_(1)
+    return on_device(drawn, like.device, like.dtype).mul_(2).sub_(1)
 
 
 def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
@@ -143,7 +144,7 @@ def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
     As a flat vector, any direction is as likely as any other.
     """
     drawn = torch.from_numpy(generator.standard_normal(tuple(like.shape)))
-    return drawn.to(like.dtype).to(like.device)
+    return on_device(drawn.to(like.dtype), like.device)
 
 
 def projected_out(vector: Tensor, basis: Iterable[Tensor]) -> Tensor:

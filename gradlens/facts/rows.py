@@ -18,6 +18,7 @@ from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.kinds import kind, kind_of
 from gradlens.graph.loss import Loss
 from gradlens.graph.unseen import unseen
+from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import accumulable
 from gradlens.stateful import State
 from gradlens.torch_private import add_forward_hook, saved, signed, tree_leaves
@@ -120,7 +121,7 @@ def _weights(elements: int, device: torch.device) -> Tensor:
         # The fractions of a fast sine, as in hash functions of shaders.
         mixed = torch.frac(torch.sin(12.9898 * (places + 1)) * 43758.5453)
         mean = torch.full((elements,), 1 / elements, dtype=torch.float64, device="cpu")
-        return torch.stack([mean, mixed / math.sqrt(elements)], 1).float().to(device)
+        return on_device(torch.stack([mean, mixed / math.sqrt(elements)], 1).float(), device)
 
 
 def joined(parts: Sequence[Sequence[Floats]]) -> Floats:

@@ -21,6 +21,7 @@ from gradlens.graph.graph import Graph, Link, is_python_function
 from gradlens.graph.kinds import CASTS, TRANSPOSE, kind_of, plain_name, positive
 from gradlens.graph.layer_rules import layer_call
 from gradlens.graph.passes import call, outputs_of
+from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.convolution import Convolution, Geometry
@@ -167,7 +168,7 @@ def _check_unlabelled_rows(found: NodeGradient) -> None:
         features = found.labelled.features[number]
         rest = [a for a in range(gradient.dim()) if a not in features]
         by_row = gradient.permute(*rest, *features)
-        if bool((by_row[index.labels == NO_SAMPLE] != 0).any()):
+        if bool((by_row[index.of_sample(NO_SAMPLE, by_row.device)] != 0).any()):
             raise UnavailableError(UNLABELLED_ROWS)
 
 
@@ -292,7 +293,11 @@ def _embedding(found: NodeGradient) -> GradientOperator:
     if saved(node, "scale_grad_by_freq"):
         _, inverse, counts = torch.unique(indices, return_inverse=True, return_counts=True)
         delta = delta / counts[inverse][..., None]
-    owners = found.index.labels.masked_fill(indices == saved(node, "padding_idx"), -1).flatten()
+    owners = (
+        found.index.on(indices.device)
+        .masked_fill(indices == saved(node, "padding_idx"), -1)
+        .flatten()
+    )
     delta = delta.reshape(len(owners), -1)
     return _rows_of_table(found, indices.flatten(), delta, owners)
 
@@ -324,7 +329,7 @@ def _embedding_bag(found: NodeGradient) -> GradientOperator:
     if saved(node, "mode") == 1:
         counts = torch.zeros_like(offsets).index_add_(0, bags, valid.to(offsets.dtype))
         delta = delta / counts[bags, None].clamp(min=1)
-    owners = found.index.labels[bags].masked_fill(~valid, -1)
+    owners = found.index.on(bags.device)[bags].masked_fill(~valid, -1)
     return _rows_of_table(found, indices, delta, owners)
 
 
@@ -374,7 +379,8 @@ def _normalized(found: NodeGradient, like: Tensor) -> Tensor | None:
     mean, spread = (found.saved(name) for name in names)
     if inputs is None or mean is None or spread is None:
         return None
-    inverse = spread if trained else (accumulable(spread) + saved(node, "eps")).rsqrt()
+    epsilon = saved(node, "eps", None) or saved(node, "epsilon")  # that of cuDNN
+    inverse = spread if trained else (accumulable(spread) + epsilon).rsqrt()
     centred = accumulable(inputs).reshape(like.shape) - mean[None, :, None]
     return centred * inverse[None, :, None]
 
@@ -411,7 +417,7 @@ def _of_sample(found: NodeGradient, sample: int) -> tuple[Tensor | None, ...]:
         if gradient is None or number not in found.rows:
             parts.append(gradient if gradient is None else torch.zeros_like(gradient))
             continue
-        mask = found.rows[number].of_sample(sample)
+        mask = found.rows[number].of_sample(sample, gradient.device)
         for axis in found.labelled.features[number]:
             mask = mask.unsqueeze(axis)
         parts.append(torch.where(mask, gradient, torch.zeros_like(gradient)))
@@ -485,13 +491,14 @@ def _unbroadcast_rows(
     _check_memory(found, own)
     if own[-1] == 1:
         gradient = gradient.sum(-1, keepdim=True)
-    places = torch.arange(math.prod(own[:-1]), device=gradient.device).reshape(own[:-1])
-    places = places.expand(labels.shape)
-    known = (labels >= 0).flatten()
+    places = torch.arange(math.prod(own[:-1]), device="cpu").reshape(own[:-1])
+    known = (labels >= 0).flatten().nonzero()[:, 0]
     cells = (labels * math.prod(own[:-1]) + places).flatten()[known]
+    rows = gradient.reshape(labels.numel(), own[-1])
+    if len(known) < len(rows):
+        rows = rows[on_device(known, rows.device)]
     total = gradient.new_zeros(n * math.prod(own[:-1]), own[-1])
-    total.index_add_(0, cells, gradient.reshape(labels.numel(), own[-1])[known])
-    return _dense(found, total)
+    return _dense(found, total.index_add_(0, on_device(cells, rows.device), rows))
 
 
 def _check_memory(found: NodeGradient, shape: Sequence[int]) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradlens.history.plain_data import Count
 from gradlens.history.spikes import SampleId
@@ -30,13 +28,13 @@ class Samples:
 
     until: int
     ids: tuple[SampleId, ...]
-    visits: NDArray[Any]
-    mean_loss: NDArray[Any]
-    last_loss: NDArray[Any]
-    excess: NDArray[Any]
-    norm: NDArray[Any]
-    label: NDArray[Any]
-    predicted: NDArray[Any]
+    visits: np.ndarray
+    mean_loss: np.ndarray
+    last_loss: np.ndarray
+    excess: np.ndarray
+    norm: np.ndarray
+    label: np.ndarray
+    predicted: np.ndarray
     left_out: Count = 0
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import SMALL
 from gradlens.numerics.shards import own_parts
 
@@ -41,7 +42,7 @@ def _sums_of_small(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
     joined = torch.cat(list(tensors))
     total = joined.view(INTEGERS[joined.element_size()]).cumsum(0, dtype=torch.int64)
     ends = torch.tensor([each.numel() for each in tensors], device="cpu").cumsum(0) - 1
-    return total[ends.to(total.device)].diff(prepend=total.new_zeros(1))
+    return total[on_device(ends, total.device)].diff(prepend=total.new_zeros(1))
 
 
 def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:

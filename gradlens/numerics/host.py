@@ -1,4 +1,4 @@
-"""Moves the tensors of a value from a device to the host together."""
+"""Moves tensors between the host and a device, which a program waits for as seldom as it can."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ Nested = TypeVar("Nested")
 
 JOINED = 2**16
 """Tensors with more elements are moved one by one, since joining them takes their memory again."""
+
+
+def on_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of the host on a device; the program doesn't wait for a CUDA device."""
+    # From memory that isn't pinned, CUDA has read everything when the call returns.
+    return tensor.to(device, dtype, non_blocking=device.type == "cuda")
 
 
 def on_host(value: Nested) -> Nested:

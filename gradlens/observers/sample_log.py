@@ -15,6 +15,7 @@ from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.loss import Rows, read_loss
 from gradlens.history.samples import ARRAYS, MOST_SAMPLES, Samples
 from gradlens.history.spikes import SampleId
+from gradlens.numerics.host import on_device
 from gradlens.observers.autopsy import norms_of
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 
@@ -86,8 +87,9 @@ class SampleLog(Observer):
         if found is None or samples is None or len(samples) != len(found.losses):
             return None
         places = samples.argsort()
-        if not torch.equal(samples[places], torch.arange(len(samples), device=samples.device)):
+        if not torch.equal(samples[places], torch.arange(len(samples), device="cpu")):
             return None  # some samples have no row, or several
+        places = on_device(places, found.losses.device)
         return Rows(*(each[places] if len(each) else each for each in _of_classes(found)))
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:

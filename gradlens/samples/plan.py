@@ -95,8 +95,8 @@ class Plan:
         def part_of(index: RowIndex) -> RowIndex:
             if id(index) not in parts:
                 # The last entry is for rows of no sample, whose label is -1.
-                labels = numbers.to(index.labels.device)[index.labels]
-                parts[id(index)] = RowIndex(labels, samples, some=samples != self.samples)
+                some = samples != self.samples
+                parts[id(index)] = RowIndex(numbers[index.labels], samples, some)
             return parts[id(index)]
 
         def part_of_use(use: LabelledUse) -> LabelledUse:

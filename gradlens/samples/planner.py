@@ -307,8 +307,11 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     of_calls = {name // rows_of_one for name in found if name >= 0}
     combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.at(e).are_known})
     combined += filter(names.meet_behind, edges)
-    if len(every) > 1 and (len(of_calls) == 1 or combined):
-        return [*every[1:]]
+    # Several rows of the loss may be those of one sample, or of samples that were called in turn.
+    is_one_row = all(loss.graph.shape(edge)[:1] in ((), (1,)) for edge in edges)
+    of_each = [each for each in every[1:] if each.samples > 1 or is_one_row]
+    if of_each and (len(of_calls) == 1 or combined):
+        return of_each
     rows = " and ".join(map(str, dict.fromkeys(loss.evidence.rows_of_calls)))
     raise UnavailableError(SEVERAL.format(count=len(loss.evidence.calls), rows=rows))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import call, outputs_of
+from gradlens.numerics.host import on_device
 from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE
 from gradlens.torch_private import output_metadata
 
@@ -66,7 +67,7 @@ def labels_below(
     with torch.no_grad():
         for _ in range(ceil(DIGITS / -log2(coarsest))):
             start = _random(graph, number, output, generator)
-            start = start.masked_fill((labels == NO_SAMPLE).to(start.device), 0)
+            start = start.masked_fill(on_device(labels == NO_SAMPLE, start.device), 0)
             probed = _probed(graph, number, output, start, labels, samples, base, tolerance)
             found = [*map(_agreed, found, probed)]
     pairs = zip(found, edges, strict=True)
@@ -98,7 +99,7 @@ def _probed(
     weight = 1
     while weight == 1 or weight < samples:
         factors = _factors(labels, samples, weight, base)
-        scaled = handed_on(start * factors.to(start.device, start.dtype))
+        scaled = handed_on(start * on_device(factors, start.device, start.dtype))
         for place, (one, other) in enumerate(zip(plain, scaled, strict=True)):
             if one is not None and other is not None:
                 digits = _digits(one, other, base, tolerance)
@@ -122,7 +123,7 @@ def _random(graph: Graph, number: int, output: int, generator: torch.Generator) 
     found = signed(shape, generator) * (HALF_SCALE if metadata.dtype == torch.float16 else 1)
     if metadata.dtype.is_complex:
         found = torch.complex(found, signed(shape, generator))
-    return found.to(metadata.device, metadata.dtype)
+    return on_device(found, metadata.device, metadata.dtype)
 
 
 def _real(gradient: Tensor) -> Tensor:

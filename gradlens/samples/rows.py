@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of, positive
+from gradlens.numerics.host import on_device
 from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, Labels, joined, only
 from gradlens.torch_private import saved
 
@@ -58,7 +60,7 @@ def rows_of_values(graph: Graph, number: int) -> list[list[LabelledEdge]]:
 
 @dataclass(frozen=True, eq=False)
 class RowIndex:
-    """The sample of each row: ``labels`` ``[*S]`` on the rows' device, from 0 to N - 1.
+    """The sample of each row: ``labels`` ``[*S]`` on the host, from 0 to N - 1.
 
     Rows with the label ``NO_SAMPLE`` are left out of all results. They have no gradient, unless the
     samples are only ``some`` of the batch.
@@ -119,7 +121,7 @@ class RowIndex:
 
     def _folded(self, outer: int, inner: int) -> Tensor:
         """The samples of rows ``[a, N, b]`` in order, flat."""
-        numbers = torch.arange(self.samples, device=self.labels.device)[None, :, None]
+        numbers = torch.arange(self.samples, device="cpu")[None, :, None]
         return numbers.expand(outer, self.samples, inner).flatten()
 
     @cached_property
@@ -140,7 +142,25 @@ class RowIndex:
         rows = rows[flat[rows].argsort(stable=True)]
         owners = flat[rows]
         starts = self._counts.cumsum(0) - self._counts
-        return rows, owners, torch.arange(len(rows), device=flat.device) - starts[owners]
+        return rows, owners, torch.arange(len(rows), device="cpu") - starts[owners]
+
+    def on(self, device: torch.device) -> Tensor:
+        """The labels on a device."""
+        return self._on(device, self.labels)[0]
+
+    def _on(self, device: torch.device, *tensors: Tensor) -> Sequence[Tensor]:
+        """Tensors of this index on a device, where they are kept."""
+        if device.type == "cpu":
+            return tensors
+        keys = [(id(each), device) for each in tensors]
+        for key, each in zip(keys, tensors, strict=True):
+            if key not in self._copies:
+                self._copies[key] = on_device(each, device)
+        return [self._copies[key] for key in keys]
+
+    @cached_property
+    def _copies(self) -> dict[tuple[int, torch.device], Tensor]:
+        return {}
 
     @cached_property
     def counts_samples(self) -> bool:
@@ -160,7 +180,7 @@ class RowIndex:
             unfolded = values.reshape(outer, self.samples, inner, *rest)
             return unfolded.movedim(1, 0).reshape(self.samples, outer * inner, *rest)
         values = values.reshape(self.labels.numel(), *rest)
-        rows, owners, places = self._places
+        rows, owners, places = self._on(values.device, *self._places)
         longest = int(self._counts.amax()) if len(rows) else 0
         if len(rows) == self.samples * longest:
             return values[rows].reshape(self.samples, longest, *rest)
@@ -176,13 +196,13 @@ class RowIndex:
         if self.fold is not None:
             outer, inner = self.fold
             return values.reshape(outer, self.samples, inner, *rest).sum((0, 2))
-        rows, owners, _ = self._places
+        rows, owners, _ = self._on(values.device, *self._places)
         flat = values.reshape(self.labels.numel(), *rest)
         return values.new_zeros(self.samples, *rest).index_add_(0, owners, flat[rows])
 
-    def of_sample(self, sample: int) -> Tensor:
-        """Where rows belong to a sample, ``[*S]``."""
-        return self.labels == sample
+    def of_sample(self, sample: int, device: torch.device) -> Tensor:
+        """Where rows on a device belong to a sample, ``[*S]``."""
+        return self.on(device) == sample
 
     @cached_property
     def owners(self) -> list[int]:

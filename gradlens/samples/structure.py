@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
@@ -61,7 +60,7 @@ class Structure:
         self._next = len(graph) - 1
         self._labels: dict[Edge, Labels | None] = {}
         self._rows: dict[LabelledEdge, Labels] = {}
-        self._indices: dict[tuple[Labels, Shape, torch.device], RowIndex] = {}
+        self._indices: dict[tuple[Labels, Shape], RowIndex] = {}
         self._merged: set[Edge] = set()
         for edge, labels in sources.items():
             if labels is not None:
@@ -94,12 +93,9 @@ class Structure:
 
     def index(self, labelled: LabelledEdge) -> RowIndex:
         """The sample of each row at an edge; rows that are alike share it."""
-        rows, shape = self.rows(labelled), self._shape_of_rows(labelled)
-        device = self.graph.like(labelled.edge).device
-        key = (rows, shape, device)
+        key = rows, shape = self.rows(labelled), self._shape_of_rows(labelled)
         if key not in self._indices:
-            labels = rows.tensor.expand(shape).contiguous().to(device)
-            self._indices[key] = RowIndex(labels, self.samples)
+            self._indices[key] = RowIndex(rows.tensor.expand(shape).contiguous(), self.samples)
         return self._indices[key]
 
     def rows(self, labelled: LabelledEdge) -> Labels:

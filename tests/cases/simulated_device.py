@@ -92,6 +92,8 @@ class SimulatedDevice(TorchFunctionMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         places = [torch.device(leaf) for leaf in leaves if _is_device(leaf)]
         self._count(func.__name__, tensors)
+        if places and places[-1] == DEVICE and not kwargs.get("non_blocking"):
+            self._count_copies(func.__name__, tensors)
         if places:
             args, kwargs = tree_map(lambda leaf: HOST if _is_device(leaf) else leaf, (args, kwargs))
         result = func(*args, **kwargs)
@@ -130,6 +132,11 @@ class SimulatedDevice(TorchFunctionMode):
         )
         if name in IMPOSSIBLE or (mixed and name not in ANY_DEVICE | {"to"}):
             self.errors[_caller(name)] += 1
+
+    def _count_copies(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Copies to the device of what isn't in pinned memory."""
+        if name == "tensor" or (name == "to" and self._is_on_host(tensors[0])):
+            self.waits[_caller(name)] += 1
 
     def _is_on_host(self, tensor: Tensor) -> bool:
         found = self._host.get(id(tensor))
