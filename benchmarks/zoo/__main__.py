@@ -2,11 +2,12 @@
 
 ``python -m benchmarks.zoo [WORD ...] [--group G] [--mode M] [--device D] [--write]`` runs those
 networks whose name or kind has one of the words in it, all if there are none, at three steps with
-changing data, in eval and in train mode. A row has the number of samples that gradlens found and how it is
-known, the percentage of elements with a gradient that are covered, the largest deviation relative
-to the largest number of the parameter, and what is missing why. ``--write`` merges the rows into
-docs/zoo.csv, so that groups that need other environments can add theirs: peft and diffusers need
-these beside transformers, and no torchvision that doesn't match torch; timm needs torchvision.
+changing data, in eval and in train mode. A row has the number of samples that gradlens found and
+how it is known, the percentage of elements with a gradient that are covered, the largest deviation
+relative to the largest number of the parameter, and what is missing why. ``--write`` merges the
+rows into docs/zoo.csv, so that groups that need other environments can add theirs: peft and
+diffusers need these beside transformers, and no torchvision that doesn't match torch; timm needs
+torchvision.
 
 With ``--preset full`` each network is trained with the quantities of that preset and without them
 instead. Parameters, buffers, gradients, losses and random numbers have to be identical, each NaN

@@ -39,6 +39,7 @@ class ChangingHooks:
         self._watched: frozenset[int] = frozenset()
         self._handed: dict[Edge, list[_Handed]] = {}
         self._handles: list[RemovableHandle] = []
+        self._sums: list[tuple[int, Tensor]] = []
 
     def start(self) -> None:
         """Set hooks on all nodes between the graph's root and the watched ones."""
@@ -52,10 +53,16 @@ class ChangingHooks:
             self._handles.append(self._graph.nodes[number].register_prehook(prehook))
 
     def stop(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, and wait once for what all sums of gradients were compared with."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._handed = [], {}
+        if self._sums:
+            device = self._sums[0][1].device
+            flags = torch.stack([flag.to(device) for _, flag in self._sums]).tolist()
+            for (number, _), is_sum in zip(self._sums, flags, strict=True):
+                if not is_sum:
+                    self._found(number)
+        self._handles, self._handed, self._sums = [], {}, []
 
     def _hand_on(self, number: int, handed: Gradients, arrived: Gradients) -> None:
         edges = zip(self._graph.children[number], handed, strict=True)
@@ -74,26 +81,26 @@ class ChangingHooks:
         for output, gradient in enumerate(gradients):
             handed = self._handed.pop((number, output), [])
             try:
-                if not handed or _is_sum(gradient, handed):
+                if not handed or (gradient is not None and self._is_what(handed, number, gradient)):
                     continue
             except Exception:  # they can't be compared, and the user's backward pass goes on
                 pass
             self._found(number)
             return
 
-
-def _is_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:
-    """Whether a gradient is what was handed on, added up in the same order, to the last bit."""
-    if gradient is None:
-        return False
-    first, before = handed[0]
-    if len(handed) == 1 and first.data_ptr() == gradient.data_ptr():
-        return version(gradient) == before
-    with unseen(), torch.no_grad():
-        total = first
-        for each, _ in handed[1:]:
-            total = total + each
-        total = total.to(gradient.dtype)
-        if total.shape != gradient.shape:
-            return False
-        return bool(((total == gradient) | (total.isnan() & gradient.isnan())).all())
+    def _is_what(self, handed: list[_Handed], number: int, gradient: Tensor) -> bool:
+        """Whether a gradient is what was handed on, or may be its sum, which is still compared."""
+        first, before = handed[0]
+        if len(handed) == 1 and first.data_ptr() == gradient.data_ptr():
+            return version(gradient) == before
+        with unseen(), torch.no_grad():
+            total = first
+            for each, _ in handed[1:]:
+                total = total + each
+            total = total.to(gradient.dtype)
+            if total.shape != gradient.shape:
+                return False
+            # Added up in the same order, they are the same to the last bit.
+            same = (total == gradient) | (total.isnan() & gradient.isnan())
+            self._sums.append((number, same.all()))
+            return True

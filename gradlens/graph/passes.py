@@ -293,7 +293,8 @@ def as_engine(graph: Graph, edge: Edge, gradient: Tensor) -> Tensor:
 
     The engine, not the node, adds up what was broadcast, and takes the real part for real numbers.
     """
-    dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+    is_sparse = gradient.layout not in (torch.strided, torch.jagged)
+    dense = gradient.to_dense() if is_sparse else gradient
     if dense.is_complex() and not is_complex(graph.nodes[edge[0]], edge[1]):
         dense = dense.real
     shape = graph.shape(edge)

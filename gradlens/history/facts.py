@@ -85,7 +85,7 @@ class Rows:
     table: TableName
     steps: tuple[int, ...]
     names: tuple[str, ...]
-    numbers: Floats
+    numbers: np.ndarray
 
     def __post_init__(self) -> None:
         shape, found = (len(self.names), len(self.steps)), self.numbers

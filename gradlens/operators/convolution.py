@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from gradlens.operators.operator import PIECE_BYTES, GradientOperator, slices
+from gradlens.operators.operator import GradientOperator, slices
 from gradlens.operators.outer_product import (
     same_precision,
     squared_norms_by_positions,
@@ -85,13 +85,17 @@ class Convolution(GradientOperator):
             super()._write(to)
             return
         shape = self._windows(slice(0, 1)).shape[1:]
-        at_once = PATCHES_BYTES // max(shape.numel() * self.dtype.itemsize, 1)
+        at_once = self._patches_bytes // max(shape.numel() * self.dtype.itemsize, 1)
         parts = slices(self.batch_size, at_once)
         memory = self._inputs.new_empty(min(max(at_once, 1), self.batch_size), *shape)
         for part in parts:
             windows = self._windows(part)
             patches = memory[: len(windows)].copy_(windows).view(len(windows), self._columns, -1)
             write_products(to[part], self._delta[part].flatten(2), patches.mT, self.scale)
+
+    @property
+    def _patches_bytes(self) -> int:
+        return PATCHES_BYTES if self.device.type == "cpu" else self._piece_bytes
 
     @property
     def _tensors(self) -> Sequence[Tensor]:
@@ -106,7 +110,7 @@ class Convolution(GradientOperator):
         if not cheaper or self._geometry.groups > 1 or not self.batch_size:
             return super()._squared_norms()
         numbers_per_sample = positions * (2 * positions + self._columns)
-        at_once = PIECE_BYTES // max(numbers_per_sample * self.dtype.itemsize, 1)
+        at_once = self._piece_bytes // max(numbers_per_sample * self.dtype.itemsize, 1)
         norms = [
             squared_norms_by_positions(
                 self._delta[part].flatten(2).mT, self._patches(part)[:, 0].mT

@@ -13,7 +13,6 @@ from gradlens.numerics.histograms import Grid, tally_1d
 from gradlens.numerics.norms import dots, row_norms
 from gradlens.numerics.precision import accumulable, double, is_small
 from gradlens.operators.operator import (
-    PIECE_BYTES,
     GradientOperator,
     slices,
 )
@@ -139,12 +138,13 @@ class Buffer:
 
 
 def stored_rows(
-    individual: GradientOperator, piece_bytes: int = PIECE_BYTES
+    individual: GradientOperator, max_bytes: int | None = None
 ) -> Iterator[tuple[slice, GradientOperator]]:
     """Stored gradients of a parameter that isn't a scalar, for some of its rows at a time."""
     everyone = slice(0, individual.batch_size)
     row_bytes = individual.bytes_of_elements // max(individual.shape[0], 1)
-    for rows in slices(individual.shape[0], piece_bytes // max(row_bytes, 1)):
+    most = individual._piece_bytes if max_bytes is None else max_bytes
+    for rows in slices(individual.shape[0], most // max(row_bytes, 1)):
         values = individual._scaled(individual._rows_of(everyone, rows))
         yield rows, Dense(values.unflatten(2, individual.shape[1:]), eps=individual.eps)
 

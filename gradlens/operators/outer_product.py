@@ -28,7 +28,6 @@ from gradlens.numerics.precision import SMALL, accumulable, double, widest
 from gradlens.operators.large_products import Tail
 from gradlens.operators.operator import (
     KEPT_PAIRS,
-    PIECE_BYTES,
     GradientOperator,
     centred,
     slices,
@@ -116,7 +115,7 @@ class OuterProduct(GradientOperator):
         if not by_gram_matrix(self, 1):
             return super()._deviations()
         if self.batch_size > KEPT_PAIRS:
-            return deviations_of_gram(gram_of_factors(*self.factors()))
+            return deviations_of_gram(gram_of_factors(*self.factors(), self._piece_bytes))
         found = None if "gram" in self._kept else self._deviations_in_own_precision()
         return found or deviations_of_gram([self._gram()])
 
@@ -321,14 +320,14 @@ class SumOfOuterProducts(GradientOperator):
         bytes_per_sample = 2 * self._positions**2 * torch.float64.itemsize
         parts = [
             squared_norms_by_positions(self._delta[part], self._inputs[part])
-            for part in slices(self.batch_size, PIECE_BYTES // max(bytes_per_sample, 1))
+            for part in slices(self.batch_size, self._piece_bytes // max(bytes_per_sample, 1))
         ]
         return torch.cat(parts)
 
     def _gram(self) -> Tensor:
         if not self._has_cheap_gram:
             return super()._gram()
-        return torch.cat(list(gram_of_factors(self._delta, self._inputs)))
+        return torch.cat(list(gram_of_factors(self._delta, self._inputs, self._piece_bytes)))
 
     def _centred_gram(self) -> Tensor:
         return centred(self._gram()) if self._has_cheap_gram else super()._centred_gram()
@@ -349,14 +348,14 @@ class SumOfOuterProducts(GradientOperator):
     def _deviations(self) -> SampleDeviations:
         if not by_gram_matrix(self, self._positions):
             return super()._deviations()
-        return deviations_of_gram(gram_of_factors(*self.factors()))
+        return deviations_of_gram(gram_of_factors(*self.factors(), self._piece_bytes))
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         if not self._has_cheap_norms:
             return super()._deviations_about(centre)
         bytes_per_sample = 2 * self._positions**2 * torch.float64.itemsize
         squared_norms, with_centre = [], []
-        for part in slices(self.batch_size, PIECE_BYTES // max(bytes_per_sample, 1)):
+        for part in slices(self.batch_size, self._piece_bytes // max(bytes_per_sample, 1)):
             delta, inputs = double(self._delta[part]), double(self._inputs[part])
             squared_norms.append(squared_norms_by_positions(delta, inputs))
             products = (delta @ double(centre)).flatten(1)
@@ -368,7 +367,9 @@ class SumOfOuterProducts(GradientOperator):
         size = scale_of(direction)
         products = self._zeros(self.batch_size * self._positions, self._columns)
         # In parts, since a copy of the matrix can be large.
-        for rows in slices(self._rows, PIECE_BYTES // max(self._columns * self.dtype.itemsize, 1)):
+        for rows in slices(
+            self._rows, self._piece_bytes // max(self._columns * self.dtype.itemsize, 1)
+        ):
             part = (direction[rows] / size).to(self.dtype)
             products.addmm_(self._delta[:, :, rows].flatten(0, 1), part)
         by_sample = products.view(self.batch_size, -1)
@@ -411,12 +412,12 @@ def _are_cheaper(pairs: int, gradients: GradientOperator, positions: int) -> boo
     return 0 < pairs * (rows + columns) <= (PER_ELEMENT + positions) * rows * columns
 
 
-def gram_of_factors(delta: Tensor, inputs: Tensor) -> Iterator[Tensor]:
+def gram_of_factors(delta: Tensor, inputs: Tensor, max_bytes: int) -> Iterator[Tensor]:
     """⟨gₙ, gₘ⟩ in float64 from δ ``[N, S, R]`` and x ``[N, S, K]``, in parts ``[n, N]``."""
     n, s = delta.shape[:2]
     delta, inputs = double(delta).flatten(0, 1), double(inputs).flatten(0, 1)
     bytes_per_sample = 2 * n * s**2 * delta.dtype.itemsize
-    for samples in slices(n, PIECE_BYTES // max(bytes_per_sample, 1)):
+    for samples in slices(n, max_bytes // max(bytes_per_sample, 1)):
         part = slice(samples.start * s, samples.stop * s)
         products = (delta[part] @ delta.T) * (inputs[part] @ inputs.T)
         yield products if s == 1 else products.reshape(-1, s, n, s).sum((1, 3))
