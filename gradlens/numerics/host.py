@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from functools import cache
+from types import NoneType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,15 +30,20 @@ def on_host(value: Nested) -> Nested:
     a tuple. The program waits for the device once for all small tensors of a dtype, instead of once
     for each of them.
     """
-    if is_on_host(value):
+    tensors = _tensors(value)
+    if _are_on_host(tensors):
         return value
-    moved: Nested = _filled(value, iter(_moved(_tensors(value))))
+    moved: Nested = _filled(value, iter(_moved(tensors)))
     return moved
 
 
 def is_on_host(value: Any) -> bool:
     """Whether no tensor of a value is on another device."""
-    return all(tensor.device.type == "cpu" for tensor in _tensors(value))
+    return _are_on_host(_tensors(value))
+
+
+def _are_on_host(tensors: Iterable[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 def are_small(value: Any) -> bool:
@@ -51,34 +58,49 @@ def together(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Tensor]:
     return (*values,), torch.stack(scalars) if scalars else torch.zeros(0, device="cpu")
 
 
+PLAIN = frozenset({float, int, bool, str, NoneType})
+
+
+@cache
+def _parts_of(kind: Hashable) -> tuple[str, ...] | None:
+    """Names of what a dataclass is made of; ``None`` for other types."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        return tuple(field.name for field in fields(kind) if field.init)
+    return None
+
+
 def _tensors(value: Any) -> list[Tensor]:
     found, waiting = [], [value]
     while waiting:  # a stack, since a call for each value would take most of the time
         one = waiting.pop()
+        kind: Any = type(one)
+        if kind in PLAIN:
+            continue
         if isinstance(one, Tensor):
             found.append(one)
-        elif isinstance(one, Mapping):
-            waiting += [*one.values()][::-1]
         elif isinstance(one, (list, tuple)):
             waiting += one[::-1]
-        elif is_dataclass(one) and not isinstance(one, type):
-            waiting += [getattr(one, field.name) for field in fields(one) if field.init][::-1]
+        elif parts := _parts_of(kind):
+            waiting += [getattr(one, name) for name in parts][::-1]
+        elif isinstance(one, Mapping):
+            waiting += [*one.values()][::-1]
     return found
 
 
 def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
     """The value with other tensors, in the order of ``_tensors``."""
+    kind: Any = type(value)
+    if kind in PLAIN:
+        return value
     if isinstance(value, Tensor):
         return next(tensors)
+    if isinstance(value, (list, tuple)):
+        filled = [_filled(part, tensors) for part in value]
+        return tuple(filled) if isinstance(value, tuple) else filled
+    if parts := _parts_of(kind):
+        return replace(value, **{name: _filled(getattr(value, name), tensors) for name in parts})
     if isinstance(value, Mapping):
         return {key: _filled(part, tensors) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = [_filled(part, tensors) for part in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value) if field.init]
-        filled = {name: _filled(getattr(value, name), tensors) for name in names}
-        return replace(cast(Any, value), **filled)
     return value
 
 

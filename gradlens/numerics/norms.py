@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -133,21 +133,30 @@ def _norms_by_part(matrix: Tensor) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(each, dim=2) for each in (whole, rest)], dim=1)
 
 
+EXPONENTS: Mapping[torch.dtype, tuple[torch.dtype, int]] = {
+    torch.float64: (torch.int64, 0x7FF0000000000000),
+    torch.float32: (torch.int32, 0x7F800000),
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float16: (torch.int16, 0x7C00),
+}
+"""Integers of the same size, and the bits of these that hold a number's exponent."""
+
+
 def scale_of(tensor: Tensor) -> Tensor:
-    """The power of two above the largest absolute value, a scalar of the tensor's precision.
+    """A power of two near the largest absolute value, a scalar of the tensor's precision.
 
     Over it, squares and products are within the range; a division by a power of two is exact. One
-    for no elements, zeros, NaN and Inf.
+    for no elements, NaN and Inf.
     """
     if not tensor.numel():
         return tensor.new_ones(())
     limits = torch.finfo(tensor.dtype)
     if tensor.device.type == "cpu":  # where reading a number is cheaper than an operation
         return tensor.new_tensor(_power_above(_largest(tensor), limits))
-    largest = torch.stack(torch.aminmax(tensor)).abs().amax()
-    usual = (largest >= limits.tiny) & (largest <= limits.max / 2)
-    mantissa, exponent = torch.frexp(largest)
-    return torch.where(usual, torch.ldexp(torch.ones_like(mantissa), exponent), 1.0)
+    largest = torch.linalg.vector_norm(tensor, math.inf).nan_to_num(1.0, 1.0)
+    # Without the bits of its mantissa, a number is the power of two below.
+    integer, exponent = EXPONENTS[tensor.dtype]
+    return largest.clamp_min(limits.tiny).view(integer).bitwise_and(exponent).view(tensor.dtype)
 
 
 def power_of(tensor: Tensor) -> float:

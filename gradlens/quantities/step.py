@@ -130,7 +130,7 @@ class Step:
     def _move(self, wanted: dict[Any, Any]) -> None:
         if not is_on_host(wanted):
             small = (each for each, found in self.reduced.items() if found and are_small(found))
-            others = (each for each in small if each not in self.failed)
+            others = (each for each in small if each not in self.failed.keys() | self._known.keys())
             for measure in self.measures:
                 with suppress(Exception):  # raised again where its value is wanted
                     wanted.setdefault(measure, measure(self))

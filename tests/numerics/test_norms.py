@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch import nn
 
 import gradlens
 from gradlens import quantities
-from gradlens.numerics.norms import norm, row_norms
+from gradlens.numerics.norms import norm, row_norms, scale_of
 from gradlens.operators.dense import Dense
 from gradlens.quantities.consecutive import cosines
+from tests.cases.simulated_device import SimulatedDevice
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -103,3 +105,21 @@ def test_vanishing_gradients_have_sizes_and_directions() -> None:
     assert history["GradientGeometry"][1]["parameters"]["2.bias"]["norm"] == pytest.approx(
         5e-25 * math.sqrt(3), rel=1e-5, abs=0
     )
+
+
+@pytest.mark.parametrize("place", [nullcontext, SimulatedDevice])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_scales_are_powers_of_two_near_the_largest_number(
+    dtype: torch.dtype, place: type[AbstractContextManager[object]]
+) -> None:
+    limits = torch.finfo(dtype)
+    usual = [1.0, 3.7, -5.0, 1e-3, 100.0, 2 * limits.tiny, limits.max / 4]
+    for largest in [*usual, 0.0, limits.tiny / 4, limits.max, math.inf, -math.inf, math.nan]:
+        values = torch.tensor([0.0, largest, 0.1 * largest], dtype=dtype)
+        with place():
+            scale = float(scale_of(values))
+        assert math.frexp(scale)[0] == 0.5
+        if largest in usual:
+            assert 0.5 <= abs(float(values[1])) / scale < 2
+        if not math.isfinite(largest):
+            assert scale == 1
