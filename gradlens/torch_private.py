@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
@@ -273,26 +273,54 @@ def foreach_sub(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor
     return list(torch._foreach_sub(list(ones), list(others)))
 
 
-def tools_off() -> list[AbstractContextManager[Any]]:
-    """Contexts in which tools of others see no operation; there is no public way to leave them.
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices whose autocast gradlens switches off."""
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """A context for gradlens's own work, as if it were done outside of all contexts of the user's.
 
     No ``__torch_function__`` of modes or of tensors is called, but for the mode by which
     ``torch.set_default_device`` works, if there is no other. Dispatch modes see nothing, such as
-    that of a selective checkpoint, which counts the operations of its region. And
-    ``saved_tensors_hooks`` store nothing, for which torch's compiler does the same.
+    that of a selective checkpoint, which counts the operations of its region.
+    ``saved_tensors_hooks`` store nothing, for which torch's compiler does the same. And nothing is
+    computed under autocast or in anomaly mode. There is no public way to leave these contexts.
     """
-    modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
-    functions = torch._C.DisableTorchFunction if modes else torch._C.DisableTorchFunctionSubclass
+    # Entered dozens of times a step, almost always where nothing is to be switched off.
+    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    has_others = any(not isinstance(mode, DeviceContext) for mode in modes)
+    functions = (
+        torch._C.DisableTorchFunction if has_others else torch._C.DisableTorchFunctionSubclass
+    )
     found: list[AbstractContextManager[Any]] = [functions()]
     if torch._C._len_torch_dispatch_stack():
         found.append(_python_dispatch._disable_current_modes())
     if _autograd._top_saved_tensors_default_hooks(False) is not None:
         found.append(_packing_off())
-    return found
+    if torch._C._is_any_autocast_enabled():
+        enabled = filter(torch.is_autocast_enabled, DEVICES)
+        found += [torch.autocast(device, enabled=False) for device in enabled]
+    if torch.is_anomaly_enabled():
+        found.append(_anomalies_undetected())
+    return found[0] if len(found) == 1 else _together(found)
+
+
+@contextmanager
+def _together(contexts: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in contexts:
+            stack.enter_context(each)
+        yield
+
+
+@contextmanager
+def _anomalies_undetected() -> Iterator[None]:
+    with torch.autograd.set_detect_anomaly(False):
+        yield
 
 
 def torch_functions_on() -> AbstractContextManager[None]:
-    """A context in which each ``__torch_function__`` is called that ``tools_off`` hides.
+    """A context in which each ``__torch_function__`` is called that ``unseen`` hides.
 
     For models and functions of the user's own.
     """

@@ -8,7 +8,7 @@ import importlib
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -822,19 +822,6 @@ class Doubled(Tensor):
         return 2 * found if func is torch.neg else found
 
 
-@contextmanager
-def off() -> Iterator[None]:
-    contexts = private.tools_off()
-    with ExitStack() as stack:
-        for each in contexts:
-            stack.enter_context(each)
-        yield
-
-
-def test_nothing_is_switched_off_twice() -> None:
-    assert len(private.tools_off()) == 1
-
-
 def test_functions_of_others_can_be_switched_off_and_on() -> None:
     one, doubled = torch.ones(()), torch.ones(()).as_subclass(Doubled)
 
@@ -844,7 +831,7 @@ def test_functions_of_others_can_be_switched_off_and_on() -> None:
     for mode, hidden in [(nullcontext(), [-1, -1]), (Doubling(), [-1, -1])]:
         with mode:
             before = values()
-            with off():
+            with private.unseen():
                 assert values() == hidden
                 with private.torch_functions_on():
                     assert values() == before
@@ -853,13 +840,13 @@ def test_functions_of_others_can_be_switched_off_and_on() -> None:
 
 
 def test_the_default_device_stays() -> None:
-    with torch.device("meta"), off():
+    with torch.device("meta"), private.unseen():
         assert torch.ones(()).is_meta
 
 
 def test_dispatch_modes_can_be_switched_off() -> None:
     with DoublingOperations():
-        with off():
+        with private.unseen():
             assert float(-torch.ones(())) == -1
         assert float(-torch.ones(())) == -2
 
@@ -872,13 +859,13 @@ def test_packing_can_be_switched_off() -> None:
 
     x = leaf(2)
     with packing("outer"), packing("inner"):
-        with off():
+        with private.unseen():
             node = x.exp().grad_fn
         assert private.saved_where_they_are(node)
         x.exp()
     assert packed == ["inner"]
     with packing("outer"):
-        with packing("inner"), off():
+        with packing("inner"), private.unseen():
             x.exp()
         x.exp()
     assert packed == ["inner", "outer"]

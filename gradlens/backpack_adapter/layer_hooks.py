@@ -16,7 +16,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 from gradlens.backpack_adapter.layer_calls import PendingCall, keep_with_graph
 from gradlens.graph.hooks import NO_MODULE, is_traced, on_gradient, takes_hooks
 from gradlens.graph.model_calls import keep_calls
-from gradlens.graph.unseen import unseen
 from gradlens.stateful import State
 from gradlens.torch_private import (
     LossModule,
@@ -25,6 +24,7 @@ from gradlens.torch_private import (
     forward_hooks,
     remove_forward_hook,
     tree_leaves,
+    unseen,
 )
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

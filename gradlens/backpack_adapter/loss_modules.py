@@ -14,12 +14,11 @@ from gradlens.gradients.losses import OTHER_LOSS, adds_up
 from gradlens.graph.hooks import without_hooks
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.undisturbed import buffers_kept, training_kept
-from gradlens.graph.unseen import unseen
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.torch_private import LossModule, backward_pass_id, uncompiled
+from gradlens.torch_private import LossModule, backward_pass_id, uncompiled, unseen
 
 _REDUCTIONS: dict[Any, LossReduction] = {"mean": "mean", "batchmean": "mean", "sum": "sum"}
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from gradlens.graph.unseen import unseen
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.observers.observer import Observer
+from gradlens.torch_private import unseen
 
 Refuse = Callable[[str], None]
 """Called with the reason why something has no value."""

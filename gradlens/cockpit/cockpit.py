@@ -48,7 +48,6 @@ from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.data_parallel import replicas_of
 from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.loss import LossReduction
-from gradlens.graph.unseen import unseen
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
@@ -65,6 +64,7 @@ from gradlens.quantities.step import Step
 from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.samples.plan import Plans
 from gradlens.sinks.sink import Sink
+from gradlens.torch_private import unseen
 
 
 class Cockpit:

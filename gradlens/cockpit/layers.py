@@ -12,12 +12,12 @@ from torch import nn
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.graph.uncompiled import uncompiled_calls
-from gradlens.graph.unseen import unseen
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.signals.capture import FindAxes, SignalCapture
 from gradlens.signals.recorded_calls import Requests
 from gradlens.signals.signal import LayerSignals, Request
+from gradlens.torch_private import unseen
 
 ActiveAt = Callable[[int, Boundary | None], Sequence[Quantity]]
 """The active quantities of a step; the boundary takes the exceptions of their schedules."""

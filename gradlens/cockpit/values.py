@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gradlens.cockpit.boundary import Boundary, Refuse
 from gradlens.curvature.curvature import Curvature
-from gradlens.graph.unseen import unseen
 from gradlens.history.json_lines import DEEPEST, LARGEST, Value
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
@@ -23,6 +22,7 @@ from gradlens.numerics.host import on_host
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Measure, Step
 from gradlens.reductions import Reduction
+from gradlens.torch_private import unseen
 
 
 @dataclass(frozen=True)

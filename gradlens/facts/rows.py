@@ -17,11 +17,10 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.kinds import kind, kind_of
 from gradlens.graph.loss import Loss
-from gradlens.graph.unseen import unseen
 from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import accumulable
 from gradlens.stateful import State
-from gradlens.torch_private import add_forward_hook, saved, signed, tree_leaves
+from gradlens.torch_private import add_forward_hook, saved, signed, tree_leaves, unseen
 
 Floats = NDArray[np.float64]
 

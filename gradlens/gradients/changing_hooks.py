@@ -16,8 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.passes import Gradients, as_engine, nodes_above
-from gradlens.graph.unseen import unseen
-from gradlens.torch_private import version
+from gradlens.torch_private import unseen, version
 
 _Handed = tuple[Tensor, int]
 """A gradient that a node has handed on, and its version."""

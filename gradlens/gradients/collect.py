@@ -17,12 +17,11 @@ from gradlens.graph.checkpoints import recompute
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
 from gradlens.graph.passes import Instead, run_backward
-from gradlens.graph.unseen import unseen
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.operator import GradientOperator
 from gradlens.operators.summed import summed
 from gradlens.samples.plan import LabelledUse, Plan
-from gradlens.torch_private import backward_pass_id
+from gradlens.torch_private import backward_pass_id, unseen
 
 
 class BackwardPass:

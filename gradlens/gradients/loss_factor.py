@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import on_gradient
 from gradlens.graph.kinds import is_linear
-from gradlens.graph.unseen import unseen
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import unseen
 
 
 class OfLoss(Protocol):

@@ -11,10 +11,9 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.graph.checkpoints import recompute
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch, contributions
-from gradlens.graph.unseen import unseen
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.plan import LossTerm, Plan
-from gradlens.torch_private import backward_pass_id
+from gradlens.torch_private import backward_pass_id, unseen
 
 
 class GraphLosses:

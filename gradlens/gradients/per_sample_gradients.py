@@ -16,11 +16,11 @@ from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.hooks import NO_MODULE
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.model_calls import forget_calls, keep_calls
-from gradlens.graph.unseen import unseen
 from gradlens.history.html import count, table
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.operator import GradientOperator
 from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm
+from gradlens.torch_private import unseen
 
 
 class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801

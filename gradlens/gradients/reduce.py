@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.gradients.collect import Collector
-from gradlens.graph.unseen import unseen
 from gradlens.numerics.unavailable import Contain, uncontained
 from gradlens.operators.dense import Buffer, is_to_be_stored
 from gradlens.operators.operator import GradientOperator
 from gradlens.reductions import STORED_BYTES, ParameterGradients, Reduction
-from gradlens.torch_private import backward_pass_id
+from gradlens.torch_private import backward_pass_id, unseen
 
 RETAINED_BYTES = 16 * 2**20
 """Memory that stored per-sample gradients may take until the update, beyond that of the factors

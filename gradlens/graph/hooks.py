@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.graph.unseen import unseen
 from gradlens.torch_private import (
     ScriptedModule,
     UnscriptedHook,
@@ -26,6 +25,7 @@ from gradlens.torch_private import (
     remove_hook,
     set_compiled_call,
     set_part,
+    unseen,
 )
 
 

@@ -22,7 +22,6 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import is_traced, without_hooks
 from gradlens.graph.undisturbed import buffers_kept, training_kept
-from gradlens.graph.unseen import unseen
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
@@ -34,6 +33,7 @@ from gradlens.torch_private import (
     sequence_number,
     tree_leaves,
     tree_map_only,
+    unseen,
     versions,
 )
 

@@ -21,7 +21,6 @@ from gradlens.graph.layer_rules import (
     keep_until_backward,
     record_layer_calls,
 )
-from gradlens.graph.unseen import unseen
 from gradlens.torch_private import (
     UnscriptedHook,
     add_forward_hook,
@@ -29,6 +28,7 @@ from gradlens.torch_private import (
     remove_forward_hook,
     sequence_number,
     tree_leaves,
+    unseen,
 )
 
 MAX_CALLS = 2**12

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from gradlens.curvature.eigenpairs import Which, eigenpairs
 from gradlens.curvature.operator import CurvatureOperator, selected_parameters, shaped
 from gradlens.curvature.products import Seed, float64_device
-from gradlens.graph.unseen import unseen
 from gradlens.history.lines import Floats
 from gradlens.instruments.scales import number_label
 from gradlens.numerics.norms import products_of_pairs, row_norms
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.signals.predicates import is_normalization
 from gradlens.spelling import near
+from gradlens.torch_private import unseen
 
 StateDict: TypeAlias = Mapping[str, Any]
 """A state dict, or any mapping of names to tensors. Entries that aren't tensors are left out."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.loss_over_data import LossOverData, SumOverData
 from gradlens.curvature.probe import Probe
-from gradlens.graph.unseen import unseen
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
 from gradlens.landscape.directions import Direction, StateDict
@@ -23,7 +22,7 @@ from gradlens.landscape.neighbourhood import Neighbourhood
 from gradlens.landscape.plane import LossPlane
 from gradlens.numerics.norms import inner
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.torch_private import uncompiled_backward
+from gradlens.torch_private import uncompiled_backward, unseen
 
 Distances: TypeAlias = Sequence[float] | Floats
 """Ascending distances from the origin, in units of a direction."""

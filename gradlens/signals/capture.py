@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.graph.model_calls import made_by
-from gradlens.graph.unseen import unseen
 from gradlens.signals.axes import find_axes
 from gradlens.signals.recorded_calls import (
     Made,
@@ -31,6 +30,7 @@ from gradlens.torch_private import (
     backward_pass_id,
     has_numbers,
     in_backward_pass,
+    unseen,
 )
 
 FindAxes = Callable[[Mapping[Made, tuple[int, ...]]], Mapping[Made, int]]

@@ -165,7 +165,7 @@ OUTERMOST = {
     "sums_of_bits.<locals>.<dictcomp>",
     # What a context is made of before anything can be contained.
     *("GradientScale.__init__", "unscaled_optimizers", "unscaled_optimizers.<locals>.<setcomp>"),
-    *("StepValues.__init__", "unseen", "tools_off"),
+    *("StepValues.__init__", "unseen"),
 }
 
 
