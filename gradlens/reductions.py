@@ -71,7 +71,6 @@ from torch import Tensor
 from gradlens.numerics import deviations, formulas
 from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.shards import any_distributed, is_distributed, whole
-from gradlens.numerics.strata import Stratum
 from gradlens.operators.dense import (
     Buffer,
     is_to_be_stored,
@@ -98,7 +97,6 @@ __all__ = [
     "Spread",
     "SquaredNorms",
     "SumOfSquares",
-    "WholeBatch",
 ]
 
 STORED_BYTES = 64 * 2**20
@@ -226,31 +224,24 @@ class MergeableReduction(Reduction):
         return value * factor**self.degree
 
 
-@dataclass(frozen=True)
-class WholeBatch:
-    """What is known of the whole batch when a process's own samples are reduced.
-
-    ``mean`` is ḡ ``[*P]`` of all processes. ``stratum`` says of how many own samples the gradients
-    are given; where these are drawn at random, ``own`` is the spread of all.
-    """
-
-    mean: Tensor
-    stratum: Stratum
-    own: deviations.Spread | None
-
-
 class ReductionAboutMean(MergeableReduction):
     """A reduction that needs the mean gradient of the whole batch.
 
-    ``reduce`` is for batches that don't come in parts. ``estimates`` is whether a random part of
-    the samples is enough for a value; otherwise the value is a NaN where not all were kept.
+    ``reduce`` is for batches that don't come in parts. With ``from_spread``, something is known
+    from the ``Spread`` of all parts, too, which don't have to be kept for that.
     """
 
-    estimates: ClassVar[bool] = False
+    from_spread: ClassVar[bool] = False
 
     @abstractmethod
-    def reduce_about(self, gradients: ParameterGradients, whole: WholeBatch) -> Any:
-        """The value for one parameter and a part of the batch."""
+    def reduce_about(self, gradients: ParameterGradients, mean: Tensor) -> Any:
+        """The value for one parameter and a part of the batch with the ``mean`` ḡ ``[*P]``."""
+
+    def value_of_spread(
+        self, spread: deviations.Spread, mean: Tensor, samples: int, unknown: str
+    ) -> Any:
+        """The value without gradients; ``unknown`` says why there are none."""
+        raise NotImplementedError
 
 
 class _Sums(MergeableReduction):
@@ -306,19 +297,21 @@ class Deviations(ReductionAboutMean):
 
     from_rows: ClassVar[bool] = True
     passes: ClassVar[int] = 2
-    classes = (deviations.SampleDeviations, Stratum)
-    estimates: ClassVar[bool] = True
+    classes = (deviations.SampleDeviations,)
+    from_spread: ClassVar[bool] = True
 
     def reduce(self, gradients: ParameterGradients) -> deviations.SampleDeviations:
         return gradients.elements.deviations()
 
     def reduce_about(
-        self, gradients: ParameterGradients, whole: WholeBatch
+        self, gradients: ParameterGradients, mean: Tensor
     ) -> deviations.SampleDeviations:
-        found = gradients.elements.deviations_about(whole.mean)
-        if whole.own is None:
-            return found
-        return found.drawn_from(whole.stratum, whole.own.about(whole.mean, whole.stratum.samples))
+        return gradients.elements.deviations_about(mean)
+
+    def value_of_spread(
+        self, spread: deviations.Spread, mean: Tensor, samples: int, unknown: str
+    ) -> deviations.SampleDeviations:
+        return spread.about(mean, samples, unknown)
 
     def merge(
         self,
@@ -342,7 +335,8 @@ class Spread(MergeableReduction):
 
     def reduce(self, gradients: ParameterGradients) -> deviations.Spread:
         found = gradients.elements.deviations()
-        return deviations.Spread(gradients.elements.mean(), found.squared_norms.sum())
+        squares = found.squared_norms.sum()
+        return deviations.Spread(gradients.elements.mean(), squares, found.bounds)
 
     def merge(
         self, one: deviations.Spread, other: deviations.Spread, samples: tuple[int, int]

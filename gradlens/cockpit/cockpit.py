@@ -107,8 +107,7 @@ class Cockpit:
         training goes on. This is for those who develop quantities.
     ``max_bytes``
         The memory for per-sample gradients of earlier micro-batches, if quantities need those of
-        the whole batch. If it isn't enough, values are computed from randomly drawn samples, or are
-        NaN.
+        the whole batch. If it isn't enough, these are NaN, and say how much would be.
     ``facts``
         Record some numbers of the batch, the loss and the gradients at each step, from which
         ``gradlens.diagnose`` finds what is wrong, and warn of gradients that aren't set to zero.

@@ -11,17 +11,14 @@ from gradlens.gradients.gradients import Gradients, Setting
 from gradlens.gradients.loss_factor import loss_scale, unscaled_loss
 from gradlens.gradients.per_sample_gradients import UNSEEN
 from gradlens.history.coverage import Coverage, few
-from gradlens.numerics.formulas import inner_test_error
-from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import has_nonzero
-from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
 from gradlens.observers.observer import Outcome, StepContext
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.assembly import BatchAssembly, Whole, need_gradients
-from gradlens.parts.part import BatchPart, KeptGradients, Results, smaller
+from gradlens.parts.part import BatchPart, Results, smaller
 from gradlens.quantities.step import REMOVED
-from gradlens.reductions import Deviations, Reduction
+from gradlens.reductions import Reduction
 from gradlens.samples.planner import UNUSED
 
 
@@ -42,7 +39,7 @@ class StepGradients:
         reductions: Sequence[Reduction],
         own: Sequence[Reduction],
         retain: bool,
-        projections: Drawn | None,
+        projections: Tensor | None,
         contain: Contain,
         needs_losses: bool,
     ) -> None:
@@ -84,7 +81,7 @@ class StepGradients:
         reducer.finish()
         part = self._part(individual_losses, without_losses)
         if not self.is_part:
-            return Whole(part, reducer.values, reducer.failed, KeptGradients(reducer.retained))
+            return Whole(part, reducer.values, reducer.failed, reducer.retained)
         kept = reducer.take_kept()
         self._assembly.add(part, kept, self._reductions, accumulating, self._contain)
         return None if accumulating else self._assembly.whole(self._reductions, self._contain)
@@ -174,19 +171,6 @@ class StepGradients:
             yield SCALED.format(factor=f"{factor:.6g}")
         if self.of_pass.beside and not self.is_part:
             yield BESIDE.format(names=few(self.of_pass.beside))
-        if self.is_part and self._assembly.is_first_estimate(whole):
-            strata = whole.part.strata
-            drawn, samples = sum(stratum.drawn for stratum in strata), count(strata)
-            yield DRAWN.format(drawn=drawn, samples=samples, error=_error(whole))
-
-
-def _error(whole: Whole) -> str:
-    """The standard error of what is computed from drawn samples, if it is."""
-    values = on_host([*whole.values.get(Deviations(), {}).values()])
-    if not values:
-        return ""
-    error = inner_test_error(Deviations().total(values))
-    return f" The relative standard error of InnerTest is {error:.2g} at this step."
 
 
 ONE = 1.01
@@ -198,11 +182,6 @@ SCALED = (
     "scaler=... to the context"
 )
 PARTS = "all parts of the batch; of each, "
-DRAWN = (
-    "per-sample gradients of all micro-batches take more than max_bytes: where they are needed "
-    "together, quantities are computed from {drawn} of {samples} samples, drawn at random.{error} "
-    "A larger Cockpit(..., max_bytes=...) makes it smaller"
-)
 BESIDE = (
     "the samples' gradients don't add up to p.grad of {names}: the loss has a term that isn't a "
     "sum over samples (a regulariser). Quantities describe the part that comes from the samples"

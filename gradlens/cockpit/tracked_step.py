@@ -216,7 +216,7 @@ class TrackedStep:
                 reductions=reductions,
                 own=self._own,
                 retain=values.retain_gradients,
-                projections=None if interval is None else interval.projections,
+                projections=None if interval is None else interval.update.projections,
                 contain=tracking.boundary.contain,
                 needs_losses=self._finds_losses,
             )
@@ -480,7 +480,7 @@ class TrackedStep:
                 quantities=", ".join(of_losses), why=step.without_losses
             )
             self._tracking.run.note(step.global_step, text)
-        self._tracking.updates.wait(step, waiting, whole.kept, start)
+        self._tracking.updates.wait(step, waiting, whole, start)
 
 
 UNTRACKED = (

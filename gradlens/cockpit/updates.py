@@ -23,9 +23,9 @@ from gradlens.numerics.checksums import are_different, differing, sums_of_bits
 from gradlens.numerics.host import on_host, together
 from gradlens.numerics.norms import norms
 from gradlens.numerics.shards import any_distributed, whole
-from gradlens.numerics.strata import Drawn, all_drawn
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.parts.part import KeptGradients
+from gradlens.operators.operator import GradientOperator
+from gradlens.parts.assembly import Whole
 from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase
 from gradlens.quantities.step import Measure, Step
@@ -81,18 +81,18 @@ class Updates:
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
-        retained: KeptGradients,
+        batch: Whole,
         start: StartPoint,
     ) -> None:
-        """Let quantities wait for the update from ``start``, on which ``retained`` are projected.
+        """Let quantities wait for the update from ``start``, on which gradients are projected.
 
         That is when the context was entered, so that an optimizer may also step inside it.
         """
         if self._pending is not None:  # of a context inside this one
             self._pending.close()
         retains = any(each.quantity.retains_gradients for each in waiting)
-        kept = retained if retains else KeptGradients()
-        find = partial(_update, dict(step.parameters), start, kept)
+        kept, why_not = (batch.kept, batch.not_kept) if retains else ({}, "")
+        find = partial(_update, dict(step.parameters), start, kept, why_not)
         self._pending = PendingUpdate(step, waiting, find, self._after_update, self._boundary)
         self._pending.start()
 
@@ -133,7 +133,7 @@ class Updates:
         """What is measured of the step that ends an interval."""
         return () if self.interval is None else (self.interval.pending.changed,)
 
-    def end_interval(self, end: Step, projections: Drawn | None) -> None:
+    def end_interval(self, end: Step, projections: Tensor | None) -> None:
         """Compute what needed this step, and record it at the step before.
 
         ``projections`` are those of the interval, of all processes.
@@ -263,12 +263,15 @@ class PendingUpdate:
 
 
 def _update(
-    after: Mapping[str, nn.Parameter], start: StartPoint, retained: KeptGradients
+    after: Mapping[str, nn.Parameter],
+    start: StartPoint,
+    retained: Mapping[str, GradientOperator],
+    without: str,
 ) -> Update:
     """The update from ``start``, in the memory of its copies, and retained gradients along it."""
     direction = {n: torch.sub(after[n], copy, out=copy) for n, copy in start.copies.items()}
-    unchanged = all(each.is_unchanged for each in retained.operators.values())
-    operators = retained.operators if unchanged else {}
+    unchanged = all(each.is_unchanged for each in retained.values())
+    operators = retained if unchanged else {}
     # All processes take part in gathering a difference, whatever they have retained.
     gathered = ((name, whole(difference)) for name, difference in direction.items())
     dots = [operators[name].dot(each) for name, each in gathered if name in operators]
@@ -279,8 +282,7 @@ def _update(
         direction,
         dict(zip(names, sizes.tolist(), strict=True)),
         torch.stack([each.double() for each in dots]).sum(0) if dots else None,
-        strata=retained.strata,
-        without_projections="" if unchanged else OVERWRITTEN,
+        without_projections=without if unchanged else OVERWRITTEN,
     )
 
 
@@ -297,17 +299,11 @@ class Interval:
         self.pending = pending
 
     @property
-    def projections(self) -> Drawn | None:
-        """Projections of this process's samples at the start, if there are any."""
-        values = self.update.projections
-        return None if values is None else Drawn(values, self.update.strata)
-
-    @property
     def needs_losses(self) -> bool:
         """Whether per-sample losses of the next step are needed."""
         return any("individual_losses" in each.quantity.needs for each in self.waiting)
 
-    def values(self, end: Step, start: Drawn | None, boundary: Boundary) -> dict[str, Any]:
+    def values(self, end: Step, start: Tensor | None, boundary: Boundary) -> dict[str, Any]:
         """The quantities' values, from the projections at the ``start`` in all processes."""
         names, flags = end.measured(self.pending.changed)
         changed = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
@@ -317,13 +313,8 @@ class Interval:
         if reason:
             return {each.quantity.name: Undefined(reason) for each in self.waiting}
         found = boundary.value("the interval between two steps", end.total, self.reduction)
-        strata = () if start is None or all_drawn(start.strata) else start.strata
-        update = replace(
-            self.update,
-            projections=None if start is None else start.values.cpu(),
-            end_projections=found,
-            strata=strata,
-        )
+        projections = None if start is None else start.cpu()
+        update = replace(self.update, projections=projections, end_projections=found)
         return {
             each.quantity.name: found
             if isinstance(found, Undefined)

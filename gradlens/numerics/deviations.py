@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gradlens.numerics.norms import dots, norm, power_of, row_norms, scale_of, squared_row_norms
 from gradlens.numerics.precision import double, is_small
-from gradlens.numerics.strata import Strata, Stratum, count, total, total_error
 
 ROUNDINGS = 16
 """Roundings of its precision that an element of gₙ may be off by.
@@ -56,8 +55,8 @@ class SampleDeviations:
     rounding in gₙ, which gradients that are equal may have; ``of_sum``, times the sum itself, from
     adding up; and ``of_difference``, times N‖ḡ‖², from subtracting products.
 
-    Where squared norms and dots are known of some samples alone, drawn at random, ``strata`` says
-    of how many, and ``known_spread`` is Σₙ‖gₙ − ḡ‖² of all N samples; otherwise both are empty.
+    Where ``unknown`` says why the gradients weren't kept until ḡ was known, squared norms and dots
+    are empty, and ``known_spread`` is Σₙ‖gₙ − ḡ‖² of a ``number`` of samples.
     """
 
     squared_norms: Tensor
@@ -67,16 +66,22 @@ class SampleDeviations:
     of_sum: float = 0.0
     of_difference: float = 0.0
     known_spread: Tensor | None = None
-    strata: Strata = ()
+    number: int = 0
+    unknown: str = ""
+
+    @property
+    def bounds(self) -> tuple[float, float, float]:
+        """The factors of the bounds of errors."""
+        return self.of_gradients, self.of_sum, self.of_difference
 
     @property
     def samples(self) -> int:
         """N."""
-        return count(self.strata) if self.strata else len(self.dots)
+        return self.number or len(self.dots)
 
     @cached_property
     def spread(self) -> float:
-        """Σₙ‖gₙ − ḡ‖², exact also where samples were drawn."""
+        """Σₙ‖gₙ − ḡ‖²."""
         return float(self._spread)
 
     @property
@@ -101,15 +106,8 @@ class SampleDeviations:
 
     @cached_property
     def squared_dots(self) -> float:
-        """Σₙ⟨gₙ − ḡ, ḡ⟩²; an unbiased estimate where samples were drawn."""
-        if self.strata:
-            return float(total(self.dots.square(), self.strata))
+        """Σₙ⟨gₙ − ḡ, ḡ⟩²."""
         return len(self.dots) * float(self.dots.var(correction=0))
-
-    @property
-    def squared_dots_error(self) -> float:
-        """Standard error of ``squared_dots``, zero where all samples are known."""
-        return total_error(self.dots.square(), self.strata) if self.strata else 0.0
 
     @property
     def vanish(self) -> bool:
@@ -118,23 +116,19 @@ class SampleDeviations:
 
     def merge(self, other: SampleDeviations) -> SampleDeviations:
         """Of the samples of both, about the same mean."""
-        all_known = not self.strata and not other.strata
+        bounds, unknown = coarsest([self, other]), self.unknown or other.unknown
+        if unknown:
+            spread, number = self._spread + other._spread, self.samples + other.samples
+            nothing = self.dots.new_zeros(0)
+            return SampleDeviations(
+                nothing, nothing, self.squared_mean, *bounds, spread, number, unknown
+            )
         return SampleDeviations(
             torch.cat([self.squared_norms, other.squared_norms]),
             torch.cat([self.dots, other.dots]),
             self.squared_mean,
-            *coarsest([self, other]),
-            None if all_known else self._spread + other._spread,
-            () if all_known else (*self._own_strata, *other._own_strata),
+            *bounds,
         )
-
-    @property
-    def _own_strata(self) -> Strata:
-        return self.strata or (Stratum(len(self.dots), len(self.dots)),)
-
-    def drawn_from(self, stratum: Stratum, spread: Tensor) -> SampleDeviations:
-        """The same for all samples of a stratum that these were drawn from."""
-        return replace(self, known_spread=spread, strata=(stratum,))
 
     def times(self, factor: float, of_gradients: float = 0.0) -> SampleDeviations:
         """Of gradients times a factor, whose rounding errors may be known to be larger."""
@@ -150,25 +144,23 @@ def coarsest(parts: Sequence[SampleDeviations]) -> tuple[float, float, float]:
     """The largest of each factor of the bounds, with which these hold for all parts together."""
     if not parts:
         return 0.0, 0.0, 0.0
-    return (
-        max(each.of_gradients for each in parts),
-        max(each.of_sum for each in parts),
-        max(each.of_difference for each in parts),
-    )
+    first, second, third = map(max, zip(*(each.bounds for each in parts), strict=True))
+    return first, second, third
 
 
 def of_all(parameters: Sequence[SampleDeviations]) -> SampleDeviations:
     """Those of several parameters together, of the same samples."""
     if len(parameters) == 1:
         return parameters[0]
-    strata = parameters[0].strata
+    first = parameters[0]
     return SampleDeviations(
         torch.stack([each.squared_norms for each in parameters]).sum(0),
         torch.stack([each.dots for each in parameters]).sum(0),
         torch.stack([each.squared_mean for each in parameters]).sum(),
         *coarsest(parameters),
-        torch.stack([each._spread for each in parameters]).sum() if strata else None,
-        strata,
+        torch.stack([each._spread for each in parameters]).sum() if first.unknown else None,
+        first.number,
+        first.unknown,
     )
 
 
@@ -199,24 +191,30 @@ class ElementDeviations:
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean gradient ḡ ``[*P]`` and Σₙ‖gₙ − ḡ‖², a scalar in float64."""
+    """ḡ ``[*P]`` and Σₙ‖gₙ − ḡ‖², a scalar in float64, with the ``bounds`` of its error."""
 
     mean: Tensor
     squares: Tensor
+    bounds: tuple[float, float, float]
 
     def times(self, factor: float) -> Spread:
         """Of gradients times a factor."""
-        return Spread(self.mean * factor, self.squares * factor**2)
+        return replace(self, mean=self.mean * factor, squares=self.squares * factor**2)
 
     def merge(self, other: Spread, samples: tuple[int, int]) -> Spread:
         """Of both batches together, of so many samples (Chan et al., 1979, Eq. 2.1)."""
         mean, apart = merged_mean(self.mean, other.mean, samples)
-        squared_norm = double(norm(apart)).square()
-        return Spread(mean, self.squares + other.squares + between(samples) * squared_norm)
+        squares = self.squares + other.squares + between(samples) * double(norm(apart)).square()
+        first, second, third = map(max, zip(self.bounds, other.bounds, strict=True))
+        return Spread(mean, squares, (first, second, third))
 
-    def about(self, centre: Tensor, samples: int) -> Tensor:
-        """Σₙ‖gₙ − c‖² with c ``[*P]``, of so many samples."""
-        return self.squares + samples * double(norm(self.mean - centre)).square()
+    def about(self, centre: Tensor, samples: int, unknown: str) -> SampleDeviations:
+        """Deviations of so many samples from c ``[*P]``, of which nothing else is known."""
+        squares = self.squares + samples * double(norm(self.mean - centre)).square()
+        nothing, squared_mean = squares.new_zeros(0), double(norm(centre)).square()
+        return SampleDeviations(
+            nothing, nothing, squared_mean, *self.bounds, squares, samples, unknown
+        )
 
 
 def merged_mean(one: Tensor, other: Tensor, samples: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,6 @@ from gradlens.numerics.deviations import ROUNDINGS, ElementDeviations, SampleDev
 from gradlens.numerics.histograms import CHUNK
 from gradlens.numerics.host import on_host
 from gradlens.numerics.precision import double
-from gradlens.numerics.strata import Strata, mean_variance, weights
 
 ONE_SAMPLE = "N = 1: a variance over samples needs two of them"
 ZERO_MEAN = "the mean gradient is zero"
@@ -28,11 +27,6 @@ NOT_FINITE = "the per-sample gradients contain NaN or Inf"
 EQUAL = (
     "the per-sample gradients differ by no more than the rounding errors of their precision: use a "
     "higher precision"
-)
-
-NOT_POSITIVE = (
-    "its estimate from samples that were drawn at random is not positive: raise the cockpit's "
-    "max_bytes, so that more of them are drawn"
 )
 
 TOLERATED = 0.1
@@ -56,16 +50,9 @@ def inner_test(found: SampleDeviations) -> float:
 
     √[Σₙ⟨gₙ − ḡ, ḡ⟩² / ((N−1)·N·‖ḡ‖⁴)] (Bollapragada et al., 2017, Eq. 2.6).
     """
+    if found.unknown:
+        return Undefined(found.unknown)
     return _relative_error(_spread_along(found), found, found.noise)
-
-
-def inner_test_error(found: SampleDeviations) -> float:
-    """Relative standard error of ``inner_test`` where samples were drawn, to first order.
-
-    Half that of Σₙ⟨gₙ − ḡ, ḡ⟩², of which it is the square root.
-    """
-    squares = found.squared_dots
-    return found.squared_dots_error / (2 * squares) if squares else math.nan
 
 
 def ortho_test(found: SampleDeviations) -> float:
@@ -73,6 +60,8 @@ def ortho_test(found: SampleDeviations) -> float:
 
     √[(Σₙ‖gₙ − ḡ‖² − Σₙ⟨gₙ − ḡ, ḡ⟩²/‖ḡ‖²) / ((N−1)·N·‖ḡ‖²)] (Bollapragada et al., 2017).
     """
+    if found.unknown:
+        return Undefined(found.unknown)
     across = found.spread - _spread_along(found)
     return _relative_error(across, found, found.noise + found.rounding)
 
@@ -92,7 +81,7 @@ def _relative_error(spread: float, found: SampleDeviations, rounding: float) -> 
     if not math.isfinite(spread):
         return Undefined(NOT_FINITE)
     if spread <= rounding:
-        return Undefined(EQUAL if found.vanish or not found.strata else NOT_POSITIVE)
+        return Undefined(EQUAL)
     return math.sqrt(spread / ((n - 1) * n * found.squared_norm_of_mean))
 
 
@@ -239,44 +228,44 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     has no upper end where ‖G‖² can't be distinguished from zero, and where samples that aren't in
     the batch may have most of the noise: for fewer than ``BOUNDED_FROM`` samples, and where one of
     them has more than ``DOMINATING`` of the estimates' spread. In these two cases, the lower end is
-    the one-sided bound of 95 %. Where samples were drawn at random, the value is exact and the
-    interval that of these samples.
+    the one-sided bound of 95 %.
     """
     n, squares, dots = found.samples, found.squared_norms.numpy(), found.dots.numpy()
-    known = len(dots)
-    if known < 3:
-        nan = Undefined(f"N = {known}: an interval takes three samples")
+    if n < 3:
+        nan = Undefined(f"N = {n}: an interval takes three samples")
         return NoiseScale(nan, nan, nan, nan, nan)
     if found.vanish:
         nan = Undefined(EQUAL)
         return NoiseScale(nan, nan, nan, nan, found.squared_norm_of_mean)
     trace = found.spread / (n - 1)
     squared_norm = found.squared_norm_of_mean - trace / n
+    value = trace / squared_norm if squared_norm > 0 else Undefined(NO_SQUARED_NORM)
+    if found.unknown:
+        nan = Undefined(found.unknown)
+        return NoiseScale(value, nan, nan, trace, squared_norm)
     # Without sample n, the mean is ḡ − (gₙ − ḡ)/(N − 1), and deviations from it are smaller.
     traces = (found.spread - squares * n / (n - 1)) / (n - 2)
     without = squares / (n - 1) ** 2 - 2 * dots / (n - 1)
     left_out = np.stack([traces, without - traces / (n - 1)])
-    stands_for = weights(found.strata).numpy() if found.strata else None
-    covariance = (n - 1) ** 2 / n * np.cov(left_out, aweights=stands_for)
+    covariance = (n - 1) ** 2 / n * np.cov(left_out)
     if not np.isfinite(covariance).all():
         nan = Undefined(NOT_FINITE)
         finite = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
         return NoiseScale(nan, nan, nan, *finite)
     # In units of one of them, powers of the estimates are within the range.
     unit = max(abs(trace), abs(squared_norm)) or 1.0
-    if squared_norm > 0:
-        value = trace / squared_norm
-        bounded = (
-            known >= BOUNDED_FROM
-            and _largest_share((left_out[0] - value * left_out[1]) / unit) < DOMINATING
-        )
-    else:
-        value = Undefined("the gradient's squared norm can't be distinguished from zero")
-        bounded = False
-    t = float(stdtrit(known - 1, 0.975 if bounded else 0.95))
+    bounded = (
+        squared_norm > 0
+        and n >= BOUNDED_FROM
+        and _largest_share((left_out[0] - value * left_out[1]) / unit) < DOMINATING
+    )
+    t = float(stdtrit(n - 1, 0.975 if bounded else 0.95))
     estimates = [trace / unit, squared_norm / unit]
     low, high = _fieller(estimates, (covariance / unit / unit).tolist(), t)
     return NoiseScale(value, low, high if bounded else math.inf, trace, squared_norm)
+
+
+NO_SQUARED_NORM = "the gradient's squared norm can't be distinguished from zero"
 
 
 def _largest_share(influences: NDArray[np.float64]) -> float:
@@ -310,24 +299,18 @@ losses of all samples don't make the mean more certain than that.
 """
 
 
-_SLOPE = 2
-"""The place of the slope at the start among the observations of a fit."""
-
-
 @np.errstate(all="ignore")
 def local_step_size(
     losses: tuple[Tensor, Tensor],
     slopes: tuple[Tensor, Tensor],
     length: float,
-    strata: Strata = (),
 ) -> float:
     """Where on a fitted parabola an update of this length ends: −1 start, 0 minimum, 1 mirrored.
 
     ``losses`` are ℓₙ and ``slopes`` ⟨gₙ,d⟩/‖d‖, each ``[N]``, at both ends of the update d; the
     parabola μ₀ + μ₁x + μ₂x² is fitted to their means by least squares, weighted by the inverse
     variances of these means, and α = 2t/(−μ₁/μ₂) − 1 (Schneider et al., 2021, arXiv:2102.06604).
-    Standard errors count as ``_LEAST_ERROR`` of the largest observation at least. ``strata`` says
-    of how many samples those were drawn whose slopes are known at the start, if not of all.
+    Standard errors count as ``_LEAST_ERROR`` of the largest observation at least.
     NaN where there is no such minimum.
     """
     if length == 0:
@@ -338,8 +321,6 @@ def local_step_size(
         return Undefined(ONE_SAMPLE)
     means = np.array([values.mean() for values in observed])
     variances = np.array([values.var(ddof=1) / len(values) for values in observed])
-    if strata:
-        means[_SLOPE], variances[_SLOPE] = mean_variance(slopes[0].double(), strata)
     if not np.isfinite([means, variances]).all():
         return Undefined(NOT_FINITE)
     # With the update's length as the unit of x, slopes are comparable to losses, so that the fit

@@ -14,7 +14,6 @@ from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.gradients.gradients import Setting
 from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.shards import whole as of_all_processes
-from gradlens.numerics.strata import all_drawn, count
 from gradlens.numerics.unavailable import Contain, UnavailableError
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
@@ -22,7 +21,6 @@ from gradlens.parts.part import (
     EMPTY,
     BatchPart,
     KeptGradients,
-    KeptSamples,
     Keyed,
     Results,
     Values,
@@ -37,7 +35,6 @@ from gradlens.reductions import (
     Reduction,
     ReductionAboutMean,
     Spread,
-    WholeBatch,
 )
 
 MEAN = "mean"
@@ -72,19 +69,21 @@ def remaining(
 
 def _obstacle(reduction: Reduction, whole: BatchPart, max_bytes: int, processes: int) -> str:
     """The reason why a reduction can't be computed; empty if it can be."""
-    why, known = TOGETHER, all_drawn(whole.strata)
+    why, known = TOGETHER, whole.are_kept
     if isinstance(reduction, ReductionAboutMean):
         if MEAN in whole.results.failed:
             return whole.results.failed[MEAN]
-        known = known or reduction.estimates
+        known = known or reduction.from_spread
     elif isinstance(reduction, MergeableReduction):
         why = WEIGHTS
     elif processes > 1:
         known = known and whole.kept_bytes <= max_bytes
-    if known:
-        return ""
+    return "" if known else _too_large(whole, max_bytes, why)
+
+
+def _too_large(whole: BatchPart, max_bytes: int, why: str) -> str:
     return TOO_LARGE.format(
-        why=why, samples=count(whole.strata), least=whole.kept_bytes, max_bytes=max_bytes
+        why=why, samples=whole.samples, least=whole.kept_bytes, max_bytes=max_bytes
     )
 
 
@@ -153,13 +152,14 @@ SPREAD = "spread"
 class Whole:
     """All parts as one, and the values of reductions of it, or why they have none.
 
-    ``kept`` are per-sample gradients of this process.
+    ``kept`` are per-sample gradients of this process, and ``not_kept`` is why there are none.
     """
 
     part: BatchPart
     values: Mapping[Reduction, Values] = field(default_factory=dict)
     failed: Mapping[Reduction, str] = field(default_factory=dict)
-    kept: KeptGradients = field(default_factory=KeptGradients)
+    kept: Mapping[str, GradientOperator] = field(default_factory=dict)
+    not_kept: str = ""
 
 
 class BatchAssembly:
@@ -175,11 +175,10 @@ class BatchAssembly:
         self._setting = setting
         self._max_bytes = max_bytes
         self._own: BatchPart | None = None
-        self._kept = KeptSamples(max_bytes, seed=0)
+        self._kept = KeptGradients(max_bytes)
         self._step = 0
         self._is_exchanged = False
         self._is_interrupted = False
-        self._is_estimate_noted = False
         self._differ: bool | None = None
 
     @property
@@ -257,8 +256,7 @@ class BatchAssembly:
         """Take in a part, with the operators that are needed until all parts are there."""
         part = replace(part, tracked=self._tracked(reductions))
         if self._own is None:
-            seed = self._step * self.processes.count + self.processes.rank
-            self._own, self._kept = part, KeptSamples(self._max_bytes, seed)
+            self._own, self._kept = part, KeptGradients(self._max_bytes)
         else:
             keyed = self.part_reductions(reductions, accumulating)
             self._own = merged(self._own, part, keyed, self._setting.loss_reduction, contain)
@@ -280,7 +278,7 @@ class BatchAssembly:
     def drop(self) -> None:
         """Drop all parts, if there are some."""
         if self._own is not None:
-            self._own, self._kept = None, KeptSamples(self._max_bytes, seed=0)
+            self._own, self._kept = None, KeptGradients(self._max_bytes)
 
     def whole(self, reductions: Sequence[Reduction], contain: Contain) -> Whole:
         """All parts as one; all processes must call it at the same steps.
@@ -296,47 +294,54 @@ class BatchAssembly:
         part = self._exchanged(_to_send(own, kept), first)
         if part.failure:
             raise UnavailableError(part.failure)
-        gradients, spreads = self._of_whole(own, kept, part)
+        operators, spreads = self._of_whole(own, kept, part)
+        not_kept = "" if part.are_kept else _too_large(part, self._max_bytes, TOGETHER)
 
         def own_value(reduction: Reduction, of_parameter: ParameterGradients) -> Any:
             if not isinstance(reduction, ReductionAboutMean):
                 return _reduced(reduction, of_parameter)
-            name, (stratum,) = of_parameter.name, gradients.strata
-            mean = part.results.values[MEAN][name]
-            # Where some of a process's own samples aren't kept, the spread of all is needed.
-            spread = None if stratum.is_complete else spreads[name]
-            return reduction.reduce_about(of_parameter, WholeBatch(mean, stratum, spread))
+            return reduction.reduce_about(
+                of_parameter, part.results.values[MEAN][of_parameter.name]
+            )
 
         left = remaining(by_key, part, self._max_bytes, self.processes.count)
         found = [_of_whole(by_key, part), Results(failed=left.failed)]
         phase = partial(second_phase, self._setting, part, contain=contain)
         if left.merged:
             # Samples weigh the same from now on.
-            size, kept_own = own.samples or 0, gradients.operators
-            results = phase(reductions=left.merged, operators=kept_own, value_of=own_value)
+            size = own.samples or 0
+            if kept.are_all:
+                results = phase(reductions=left.merged, operators=operators, value_of=own_value)
+            else:
+                mean = part.results.values[MEAN]
+                results = Results(
+                    {
+                        key: {
+                            n: each.value_of_spread(s, mean[n], size, not_kept)
+                            for n, s in spreads.items()
+                        }
+                        for key, each in left.merged.items()
+                        if isinstance(each, ReductionAboutMean)
+                    }
+                )
             mine = BatchPart(size, size, results=results)
             found.append(self._exchanged(mine, left.merged).results)
         if left.together:
-            of_all = self.processes.joined_operators(gradients.operators)
+            of_all = self.processes.joined_operators(operators)
             found.append(phase(reductions=left.together, operators=of_all))
         values = {by_key[k]: v for each in found for k, v in each.values.items() if k in by_key}
         failed = {by_key[k]: v for each in found for k, v in each.failed.items() if k in by_key}
         part = replace(part, weight=part.weight / self.processes.count)
-        return Whole(part, _of_covered(values, part.covered), failed, gradients)
-
-    def is_first_estimate(self, whole: Whole) -> bool:
-        """Whether quantities are computed from drawn samples, for the first time in the run."""
-        is_first = not self._is_estimate_noted and not all_drawn(whole.part.strata)
-        self._is_estimate_noted |= is_first
-        return is_first
+        retained = operators if part.are_kept else {}
+        return Whole(part, _of_covered(values, part.covered), failed, retained, not_kept)
 
     def _exchanged(self, own: BatchPart, reductions: Keyed) -> BatchPart:
         self._is_exchanged = True
         return self.processes.merged(own, reductions, self._setting.loss_reduction)
 
     def _of_whole(
-        self, own: BatchPart, kept: KeptSamples, whole: BatchPart
-    ) -> tuple[KeptGradients, Values]:
+        self, own: BatchPart, kept: KeptGradients, whole: BatchPart
+    ) -> tuple[Mapping[str, GradientOperator], Values]:
         """What is kept, and the spreads of all own samples, as gradients of the whole batch."""
         weight = whole.weight if self._setting.loss_reduction == "mean" else None
         samples = whole.samples or 0
@@ -388,7 +393,7 @@ def _of_whole(reductions: Mapping[str, Reduction], whole: BatchPart) -> Results:
     return replace(found, values=values)
 
 
-def _to_send(own: BatchPart, kept: KeptSamples) -> BatchPart:
+def _to_send(own: BatchPart, kept: KeptGradients) -> BatchPart:
     """A process's part, with the mean gradient in place of the spread."""
     found = own.results
     values = {key: value for key, value in found.values.items() if key != SPREAD}
@@ -396,7 +401,7 @@ def _to_send(own: BatchPart, kept: KeptSamples) -> BatchPart:
     if SPREAD in found.values:
         values[MEAN] = {name: spread.mean for name, spread in found.values[SPREAD].items()}
     results = replace(found, values=values, failed=failed)
-    return replace(own, results=results, strata=kept.strata, kept_bytes=kept.needed_bytes)
+    return replace(own, results=results, are_kept=kept.are_all, kept_bytes=kept.needed_bytes)
 
 
 def _of_covered(

@@ -6,7 +6,7 @@ Nᵢ of all N samples thus has gₙ = N·wᵢ/Nᵢ·∇ℓₙ under a mean loss;
 
 Parts are joined two at a time, and the result is a part again, whose values are those of a batch
 that consists of both alone. A part without samples changes nothing. Gradients that are needed when
-all parts are there are kept as far as memory allows, of samples drawn at random.
+all parts are there are kept if memory allows.
 """
 
 from __future__ import annotations
@@ -20,28 +20,17 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.loss import LossReduction
-from gradlens.numerics.strata import Drawn, Strata, Stratum
 from gradlens.numerics.unavailable import Contain
 from gradlens.operators.dense import Dense
 from gradlens.operators.joined import Joined
 from gradlens.operators.operator import GradientOperator
 from gradlens.reductions import MergeableReduction
 
-MAX_BYTES = 16 * 2**20
+MAX_BYTES = 64 * 2**20
 """Default memory of the gradients that are kept for a whole batch.
 
-A trade-off: it is that of 64 samples of 3c3d, of which the preset economy, with 16 micro-batches of
-64 samples each, then takes at most 1.5 times the memory that it takes with one
-(``benchmarks/scaling.py``). As many samples as the largest micro-batch has are kept in any case.
+A trade-off: it is that of 256 samples of 3c3d.
 """
-
-
-@dataclass(frozen=True)
-class KeptGradients:
-    """Operators by parameter name, of all samples or of a part drawn at random."""
-
-    operators: Mapping[str, GradientOperator] = field(default_factory=dict)
-    strata: Strata = ()
 
 
 @dataclass(frozen=True)
@@ -49,66 +38,34 @@ class _Part:
     """What is kept of one part, whose loss has a ``weight``, and how many samples it had."""
 
     operators: Mapping[str, GradientOperator]
-    priorities: Tensor
     weight: float
     samples: int
 
-    def some(self, chosen: Tensor) -> _Part:
-        if bool(chosen.all()):
-            return self
-        places = chosen.nonzero()[:, 0]
-        operators = {n: each.some(places.to(each.device)) for n, each in self.operators.items()}
-        return replace(self, operators=operators, priorities=self.priorities[chosen])
 
+class KeptGradients:
+    """The per-sample gradients of a process's parts, if those of all fit ``max_bytes``.
 
-class KeptSamples:
-    """The samples of a process's parts, as many as fit ``max_bytes``.
-
-    Each sample has a random priority, and those with the smallest ones are kept: as many as fit,
-    but at least as many as the largest part has. Their number depends on the parts' sizes alone, so
-    that all samples are kept with the same probability. Random numbers come from a generator of its
-    own.
-    ``needed_bytes`` is the memory of all samples.
+    Those of a single part are kept in any case. ``needed_bytes`` is the memory of all, and
+    ``are_all`` whether they are kept.
     """
 
-    def __init__(self, max_bytes: int, seed: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._generator = torch.Generator().manual_seed(seed)
         self._parts: list[_Part] = []
-        self._largest_part = 0
-        self._sample_bytes = 0.0
-        self.samples = 0
         self.needed_bytes = 0
+        self.are_all = True
         self._was_changed = False
 
-    def add(
-        self,
-        operators: Mapping[str, GradientOperator],
-        samples: int,
-        weight: float,
-    ) -> None:
-        """Keep a part's samples, and draw among all samples where they don't fit."""
+    def add(self, operators: Mapping[str, GradientOperator], samples: int, weight: float) -> None:
+        """Keep a part's gradients, or none any more if they don't fit beside the others."""
         if not samples or not operators:
             return
         self._was_changed = not self.are_unchanged
-        priorities = torch.rand(
-            samples, generator=self._generator, dtype=torch.float64, device="cpu"
-        )
-        self._parts.append(_Part(operators, priorities, weight, samples))
-        nbytes = sum(operator.nbytes for operator in operators.values())
-        self.samples += samples
-        self.needed_bytes += nbytes
-        self._sample_bytes = max(self._sample_bytes, nbytes / samples)
-        self._largest_part = max(self._largest_part, samples)
-        self._draw()
-
-    def _draw(self) -> None:
-        fitting = int(self._max_bytes / self._sample_bytes) if self._sample_bytes else self.samples
-        most = max(fitting, self._largest_part)
-        priorities = torch.cat([part.priorities for part in self._parts])
-        if most < len(priorities):
-            highest = priorities.kthvalue(most).values
-            self._parts = [part.some(part.priorities <= highest) for part in self._parts]
+        self.needed_bytes += sum(operator.nbytes for operator in operators.values())
+        if self._parts and self.needed_bytes > self._max_bytes:
+            self._parts, self.are_all = [], False
+        if self.are_all:
+            self._parts.append(_Part(operators, weight, samples))
 
     @property
     def are_unchanged(self) -> bool:
@@ -116,24 +73,17 @@ class KeptSamples:
         operators = (each for part in self._parts for each in part.operators.values())
         return not self._was_changed and all(each.is_unchanged for each in operators)
 
-    @property
-    def strata(self) -> Strata:
-        """How many of the samples are kept."""
-        drawn = sum(len(part.priorities) for part in self._parts)
-        return (Stratum(self.samples, drawn),) if self.samples else ()
-
-    def joined(self, weight: float | None, samples: int) -> KeptGradients:
+    def joined(self, weight: float | None, samples: int) -> Mapping[str, GradientOperator]:
         """What is kept, as gradients of a batch with so many samples, in all processes.
 
         ``weight`` is that of its loss, ``None`` under a sum loss.
         """
-        parts = [part for part in self._parts if len(part.priorities)]
+        parts = self._parts
         if not parts:
-            return KeptGradients()
+            return {}
         factors = [part_factor(p.weight, p.samples, weight, samples) for p in parts]
         names = [n for n in parts[0].operators if all(n in part.operators for part in parts)]
-        operators = {n: _joined([part.operators[n] for part in parts], factors) for n in names}
-        return KeptGradients(operators, self.strata)
+        return {n: _joined([part.operators[n] for part in parts], factors) for n in names}
 
 
 def part_factor(
@@ -186,9 +136,9 @@ class BatchPart:
     ``samples`` is ``None`` if it isn't known. ``weight`` is that of the loss in what the optimizer
     minimises: the factor that backward was called with, of ``passes`` backward passes. ``loss`` is
     the loss and ``individual_losses`` are ℓₙ ``[N]``, or ``None`` for the reason
-    ``without_losses``. ``covered`` are the parameters that have
-    per-sample gradients, and ``missing`` the reasons why others have none. ``strata`` and
-    ``kept_bytes`` are those of the gradients that are kept. ``projections`` are those of the step
+    ``without_losses``. ``covered`` are the parameters that have per-sample gradients, and
+    ``missing`` the reasons why others have none. ``are_kept`` is whether these are kept until all
+    parts are there, which takes ``kept_bytes``. ``projections`` ``[N]`` are those of the step
     before on its update. ``tracked`` says what is computed at which step, and ``failure`` why
     nothing can be.
     """
@@ -203,9 +153,9 @@ class BatchPart:
     covered: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
     coupling: frozenset[str] = frozenset()
-    strata: Strata = ()
+    are_kept: bool = True
     kept_bytes: int = 0
-    projections: Drawn | None = None
+    projections: Tensor | None = None
     tracked: tuple[str, ...] = ()
     failure: str = ""
 
@@ -223,7 +173,7 @@ def merged(
 ) -> BatchPart:
     """Both as one. A parameter is missing if it is missing in one of them."""
     of_both: dict[str, Any] = {
-        "strata": (*one.strata, *other.strata),
+        "are_kept": one.are_kept and other.are_kept,
         "kept_bytes": one.kept_bytes + other.kept_bytes,
         "projections": _joined_projections(one.projections, other.projections),
         "tracked": one.tracked,
@@ -286,8 +236,9 @@ def _shares(one: BatchPart, other: BatchPart) -> tuple[float, float]:
     return first / (first + second), second / (first + second)
 
 
-def _joined_projections(one: Drawn | None, other: Drawn | None) -> Drawn | None:
-    return one or other if one is None or other is None else one.merge(other)
+def _joined_projections(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    found = [each for each in (one, other) if each is not None]
+    return torch.cat(found) if found else None
 
 
 def _factors(one: BatchPart, other: BatchPart, weight: float, samples: int) -> tuple[float, float]:

@@ -16,7 +16,6 @@ from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.exchange import all_gathered, merged_over
 from gradlens.numerics.shards import any_distributed
-from gradlens.numerics.strata import Drawn, Stratum
 from gradlens.numerics.unavailable import first_line
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense
@@ -47,7 +46,7 @@ class Processes:
         """The parts of all processes as one."""
         if self._group is None:
             return own
-        classes = {BatchPart, Results, Drawn, Stratum}
+        classes = {BatchPart, Results}
         classes |= {each for reduction in reductions.values() for each in reduction.classes}
         return merged_over(
             own,

@@ -6,7 +6,6 @@ from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import local_step_size
-from gradlens.numerics.strata import count
 from gradlens.quantities.kinds import TwoPointQuantity
 from gradlens.quantities.step import Step, losses_of_samples
 from gradlens.quantities.update import Update
@@ -40,16 +39,12 @@ class Alpha(TwoPointQuantity):
         if unknown:
             return Undefined(PARTLY.format(names=few(sorted(unknown))))
         losses = (start.individual_losses, end.measured(losses_of_samples))
-        strata = update.strata
-        samples = (
-            count(strata) if strata else len(update.projections),
-            len(update.end_projections),
-        )
+        samples = (len(update.projections), len(update.end_projections))
         for one, number in zip(losses, samples, strict=True):
             if one.numel() != number:
                 return Undefined(OF_ROWS.format(rows=one.numel(), samples=number))
         slopes = (update.projections / length, update.end_projections / length)
-        return local_step_size(losses, slopes, length, strata)
+        return local_step_size(losses, slopes, length)
 
 
 NO_GRADIENTS = "no per-sample gradients at one of the two steps"

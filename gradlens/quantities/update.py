@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradlens.numerics.strata import Strata
-
 
 @dataclass(frozen=True)
 class Update:
@@ -18,8 +16,7 @@ class Update:
     ``direction`` is d ``[*P]`` and ``norms`` are ‖d‖₂ by parameter name. ``projections`` are
     ⟨gₙ, d⟩ ``[N]`` at the start point, and ``end_projections`` those at the end point with the next
     step's batch, summed over the covered parameters and in float64 on the host. They are ``None``
-    unless a quantity retains gradients. ``strata`` is empty unless the former are those of samples
-    that were drawn at random, since those of all micro-batches take too much memory.
+    unless a quantity retains gradients.
     ``without_projections`` is a reason why there are none.
     """
 
@@ -27,7 +24,6 @@ class Update:
     norms: Mapping[str, float]
     projections: Tensor | None = None
     end_projections: Tensor | None = None
-    strata: Strata = ()
     without_projections: str = ""
 
     def norm(self) -> float:

@@ -16,7 +16,6 @@ import gradlens
 from gradlens.cockpit.aggregation import CLASSES as WINDOW_CLASSES
 from gradlens.cockpit.aggregation import Window
 from gradlens.numerics.exchange import DTYPES, from_bytes, to_bytes
-from gradlens.numerics.strata import Stratum
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense
 from gradlens.operators.joined import Joined
@@ -100,9 +99,9 @@ def test_parts() -> None:
         results=Results({"a": {"w": 1.0}}, {"b": "why"}, frozenset("c")),
         missing={"b": "why"},
         coupling=frozenset({"bn"}),
-        strata=(Stratum(5, 4),),
+        are_kept=False,
     )
-    classes = (BatchPart, Results, Stratum)
+    classes = (BatchPart, Results)
     found = from_bytes(to_bytes(part, classes), classes, CPU)
     assert torch.equal(found.individual_losses, torch.ones(4))
     assert replace(found, individual_losses=None) == replace(part, individual_losses=None)
