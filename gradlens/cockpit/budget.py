@@ -14,7 +14,7 @@ import torch
 
 from gradlens.history.coverage import few, percent
 from gradlens.history.spending import Spending, Turns, plain_steps
-from gradlens.quantities.quantity import Phase, Quantity
+from gradlens.quantities.quantity import Quantity
 from gradlens.stateful import State
 
 WARM_UP = 2
@@ -41,36 +41,27 @@ SAID_AFTER = 50
 TOO_RARE = 1000
 """Steps in which a share must pay for one look at least, or it pays for none."""
 
-OVERTAKEN = 2
-"""Looks of others after which a quantity has one at the next step of its schedule, on credit: looks
-come at intervals that a rare schedule may never meet."""
-
-LOOK, LIGHT = "look", "light"
-"""A step with all that is scheduled; or with facts and what is computed in the context alone."""
-OF_LOOKS = 0.85
-"""The part of the share that is for looks, of which there is more to be seen."""
-
 
 @dataclass
 class _Bill:
-    """Seconds that a step of some kind, and what followed, took above plain steps.
+    """Seconds that a look, and the steps after it, took above plain steps.
 
-    ``once`` is the part of it that later steps don't cost.
+    ``once`` is the part of it that later looks don't cost.
     """
 
-    kind: str
     excess: float
     once: float
     settled: int = 0
 
 
 class Budget:
-    """Decides at which steps anything is tracked, so that it takes at most a share of the time.
+    """Decides at which steps there is a look, so that looks take at most a share of the time.
 
-    The time of a step is that from one context to the next. Each step earns the share of its time,
-    and pays for its context. A step at which something is tracked pays what it has taken above the
-    median of plain steps, and so do the ``SETTLING`` steps after a look. The next one comes when
-    the means reach its mean cost. The first look comes in advance, since nothing else tells its
+    At a look, all that is scheduled at its step is tracked, and the facts of the step are recorded;
+    at all other steps, nothing is. The time of a step is that from one context to the next. Each
+    step earns the share of its time, and pays for its context. A look pays what its step, and the
+    ``SETTLING`` steps after it, have taken above the median of plain steps. The next one comes when
+    the means reach the mean cost. The first one comes in advance, since nothing else tells its
     cost.
     """
 
@@ -79,7 +70,6 @@ class Budget:
         share: float,
         quantities: Iterable[Quantity],
         device: torch.device | None = None,
-        has_facts: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``TypeError`` unless the share is a number, ``ValueError`` unless between 0 and 1."""
@@ -90,22 +80,17 @@ class Budget:
         self.share = share
         self.clock = clock
         self._accelerator = _accelerator(device)
-        self._kinds = {q.name: LIGHT if _is_light(q) else LOOK for q in quantities}
-        kinds = {*self._kinds.values()} | ({LIGHT} if has_facts else set())
-        of_looks = OF_LOOKS if len(kinds) > 1 else float(LOOK in kinds)
-        self._parts = {LIGHT: 1 - of_looks, LOOK: of_looks}
-        self._means = dict.fromkeys(self._parts, 0.0)
-        self._costs: dict[str, float] = {}
+        self._quantities = tuple(quantities)
+        self._means = 0.0
+        self._cost: float | None = None
         self._plain: deque[float] = deque(maxlen=RECENT)
         self._outside: deque[float] = deque(maxlen=RECENT)
         self._bill: _Bill | None = None
-        self._decided: dict[int, str] = {}
-        self._tracked: dict[int, str] = {}
+        self._decided: dict[int, bool] = {}
+        self._looks: set[int] = set()
         self._turns: Counter[str] = Counter()
         self._scheduled: set[str] = set()
-        self._looked: dict[str, int] = {}
         self._idle: frozenset[int] = frozenset()
-        self._looks = 0
         self._context = math.nan
         self._spent = self._passed = 0.0
         self._steps = self._measured = 0
@@ -120,11 +105,8 @@ class Budget:
     @property
     def spending(self) -> Spending:
         """The share of the time that tracking has taken, and the turns of the quantities."""
-        turns = {
-            name: Turns(self._turns[name], self._costs.get(kind))
-            for name, kind in self._kinds.items()
-            if name in self._scheduled
-        }
+        names = [each.name for each in self._quantities if each.name in self._scheduled]
+        turns = {name: Turns(self._turns[name], self._cost) for name in names}
         taken = self._spent / self._passed if self._passed else math.nan
         return Spending(self.share, taken, self._plain_time, turns)
 
@@ -139,37 +121,31 @@ class Budget:
 
         The answer is no at most steps, so that must be quick.
         """
-        decision, name = self._decide(global_step), quantity.name
-        is_overtaken = self._looks - self._looked.get(name, self._looks) >= OVERTAKEN
-        if not decision and name in self._scheduled and not is_overtaken:
+        has_means = self._decide(global_step)
+        if not has_means and quantity.name in self._scheduled:
             return False
         if not quantity.is_active(global_step):
             return False
-        self._scheduled.add(name)
-        self._looked.setdefault(name, self._looks)
-        if is_overtaken and self._means[LOOK] > -self._costs.get(LOOK, 0.0):
-            decision = self._decided[global_step] = LOOK
-        if decision not in (LOOK, self._kinds[name]):
-            return False
-        if self._tracked.get(global_step) != LOOK:
-            self._tracked[global_step] = self._kinds[name]
-        return True
+        self._scheduled.add(quantity.name)
+        if has_means:
+            self._looks.add(global_step)
+        return has_means
 
     def watches(self, global_step: int) -> bool:
-        """Whether the facts of a step are recorded."""
-        watched = bool(self._decide(global_step))
-        if watched:
-            self._tracked.setdefault(global_step, LIGHT)
-        return watched
+        """Whether the facts of a step are recorded: at looks, or whenever nothing is tracked."""
+        if not self._decide(global_step):
+            return False
+        due = [each for each in self._quantities if self.is_due(each, global_step)]
+        if not self._quantities:
+            self._looks.add(global_step)
+        return bool(due) or not self._quantities
 
     def expect(self, steps: Sequence[int], has_work: bool = False) -> bool:
         """Find out whether the steps that come next are idle, which ``is_idle`` says of them then.
 
-        They are if there is no other work, and nothing is tracked for sure, without asking
-        schedules.
+        They are if there is no other work, and no look for sure, without asking schedules.
         """
-        overtaken = self._looks - min(self._looked.values(), default=self._looks) >= OVERTAKEN
-        is_known = len(self._scheduled) == len(self._kinds) and not overtaken
+        is_known = len(self._scheduled) == len(self._quantities)
         is_idle = is_known and not has_work and not any(map(self._decide, steps))
         self._idle = frozenset(steps) if is_idle else frozenset()
         return bool(self._idle)
@@ -178,21 +154,14 @@ class Budget:
         """Whether nothing is to be done at a step that was expected."""
         return global_step in self._idle
 
-    def _decide(self, global_step: int) -> str:
-        """What a step has the means for; decided once for each step that may come next."""
+    def _decide(self, global_step: int) -> bool:
+        """Whether a step has the means; decided once for each step that may come next."""
         if global_step not in self._decided:
-            self._decided[global_step] = self._affordable()
+            is_ready = self._bill is None and self._measured >= WARM_UP + PLAIN
+            is_apart = self.latest_step not in self._looks
+            has_means = self._cost is None or self._means >= self._cost
+            self._decided[global_step] = is_ready and is_apart and has_means
         return self._decided[global_step]
-
-    def _affordable(self) -> str:
-        latest = self._tracked.get(self.latest_step, "")
-        if self._bill is not None or latest == LOOK or self._measured < WARM_UP + PLAIN:
-            return ""
-        if self._means[LOOK] >= self._costs.get(LOOK, -math.inf) and self._parts[LOOK]:
-            return LOOK
-        # The latest step isn't over, and hasn't been paid for yet.
-        cost = self._costs.get(LIGHT, -math.inf) * (2 if latest else 1)
-        return LIGHT if self._means[LIGHT] >= cost else ""
 
     # The times of a step, in their order.
 
@@ -204,7 +173,7 @@ class Budget:
             has_paid = self._account(self._left - self._entered, now - self._left)
         if global_step != before:
             self._decided = {n: d for n, d in self._decided.items() if n == global_step}
-        self._tracked = {n: k for n, k in self._tracked.items() if n == global_step}
+        self._looks &= {global_step}
         self._entered = self._began = self._ended = self._left = now
         self._latest = global_step
         self._steps += 1
@@ -219,9 +188,6 @@ class Budget:
         """A context is about to be left, in which some quantities are computed."""
         names = [quantity.name for quantity in active]
         self._turns.update(names)
-        if names and self._tracked.get(self.latest_step) == LOOK:
-            self._looks += 1
-            self._looked |= dict.fromkeys(names, self._looks)
         if names and self._accelerator is not None:
             # Values wait for the backward pass, whose time is that of the step.
             torch.accelerator.synchronize(self._accelerator)
@@ -238,8 +204,8 @@ class Budget:
     def _account(self, inside: float, outside: float) -> bool:
         """Enter a step's seconds inside its context, and until the next one."""
         own = self._began - self._entered + self._left - self._ended
-        kind = self._tracked.get(self.latest_step, "")
-        if self._bill is None and not kind:
+        is_look = self.latest_step in self._looks
+        if self._bill is None and not is_look:
             self._plain.append(inside + outside - own)
             self._outside.append(outside)
             self._context = own if math.isnan(self._context) else min(self._context, own)
@@ -250,12 +216,11 @@ class Budget:
         excess = inside + between - plain
         self._earn(inside + outside, 0.0)
         if self._bill is None:
-            self._bill = _Bill(kind, excess, self._once)
-        else:  # one of the steps after a look, or another look
+            self._bill = _Bill(excess, self._once)
+        else:  # one of the steps after a look
             self._bill.excess += excess
-            self._bill.settled = 0 if kind == LOOK else self._bill.settled + 1
-            self._bill.kind = LOOK if kind == LOOK else self._bill.kind
-        if self._bill.settled == (SETTLING if self._bill.kind == LOOK else 0):
+            self._bill.settled += 1
+        if self._bill.settled == SETTLING:
             self._pay(self._bill)
             self._bill = None
         return self._bill is None
@@ -263,33 +228,28 @@ class Budget:
     def _earn(self, seconds: float, paid: float) -> None:
         self._passed += seconds
         self._spent += paid
-        rest = 0.0
-        for kind, part in self._parts.items():  # what is too much for light steps is for looks
-            means = self._means[kind] + part * (self.share * seconds - paid) + rest
-            most = max(SAVINGS * self._costs.get(kind, math.inf), self._means[kind])
-            self._means[kind], rest = min(means, most), max(means - most, 0.0)
+        most = math.inf if self._cost is None else max(SAVINGS * self._cost, self._means)
+        self._means = min(self._means + self.share * seconds - paid, most)
 
     def _pay(self, bill: _Bill) -> None:
         cost = bill.excess - bill.once
-        known = self._costs.get(bill.kind, cost)
+        known = cost if self._cost is None else self._cost
         self._spent += bill.excess
         # What a run does once isn't saved up for.
-        self._means[bill.kind] -= bill.excess if bill.kind in self._costs else cost
-        self._costs[bill.kind] = max(known + LEARNING_RATE * (cost - known), 0.0)
+        self._means -= cost if self._cost is None else bill.excess
+        self._cost = max(known + LEARNING_RATE * (cost - known), 0.0)
 
     # What is said.
 
     @property
     def pays_for_none(self) -> str:
         """Why the share pays for no look, after enough steps to know; empty at all other steps."""
-        cost = self._costs.get(LOOK)
+        plain, context, cost = self._plain_time, self._context, self._cost
         if self._steps != SAID_AFTER or not cost:
             return ""
-        plain, context = self._plain_time, self._context
-        of_looks = self._parts[LOOK] * (self.share * plain - context)
-        if of_looks * TOO_RARE >= cost:
+        if (self.share * plain - context) * TOO_RARE >= cost:
             return ""
-        needed = (context + cost / self._parts[LOOK] / TOO_RARE) / plain
+        needed = (context + cost / TOO_RARE) / plain
         return PAYS_FOR_NONE.format(
             share=self.share,
             steps=TOO_RARE,
@@ -314,9 +274,9 @@ class Budget:
         The latest step is left out, since its end is that of the program.
         """
         return {
-            "names": sorted(self._kinds),
-            "means": dict(self._means),
-            "costs": dict(self._costs),
+            "names": self._names,
+            "means": self._means,
+            "cost": self._cost,
             "plain": list(self._plain),
             "outside": list(self._outside),
             "bill": None if self._bill is None else asdict(self._bill),
@@ -325,8 +285,6 @@ class Budget:
             "passed": self._passed,
             "turns": dict(self._turns),
             "scheduled": sorted(self._scheduled),
-            "looked": dict(self._looked),
-            "looks": self._looks,
             "steps": self._steps,
         }
 
@@ -335,9 +293,9 @@ class Budget:
 
         With other quantities, the budget begins anew.
         """
-        if state["names"] != sorted(self._kinds):
+        if state["names"] != self._names:
             return
-        self._means, self._costs = dict(state["means"]), dict(state["costs"])
+        self._means, self._cost = state["means"], state["cost"]
         self._plain = deque(state["plain"], maxlen=RECENT)
         self._outside = deque(state["outside"], maxlen=RECENT)
         self._bill = None if state["bill"] is None else _Bill(**state["bill"])
@@ -345,14 +303,12 @@ class Budget:
             state[name] for name in ("context", "spent", "passed")
         )
         self._turns, self._scheduled = Counter(state["turns"]), {*state["scheduled"]}
-        self._looked, self._looks = dict(state["looked"]), state["looks"]
         self._steps, self._measured, self._latest = state["steps"], 0, None
-        self._decided, self._tracked, self._idle = {}, {}, frozenset()
+        self._decided, self._looks, self._idle = {}, set(), frozenset()
 
-
-def _is_light(quantity: Quantity) -> bool:
-    """Whether a quantity is computed within the context alone, and changes no backward pass."""
-    return tuple(quantity.phases) == (Phase.AFTER_BACKWARD,) and not quantity.needs_graph
+    @property
+    def _names(self) -> list[str]:
+        return sorted(each.name for each in self._quantities)
 
 
 def _accelerator(device: torch.device | None) -> torch.device | None:

@@ -172,7 +172,7 @@ class Cockpit:
         device = next(iter(self.parameters.values())).device
         processes = Processes(process_group_of(setting.replicas, sharding), device)
         check_budget(budget, processes.count)
-        self.budget = Budget(budget, self.quantities, device, facts) if budget is not None else None
+        self.budget = Budget(budget, self.quantities, device) if budget is not None else None
         self._run = Run(
             self.quantities,
             aggregation,

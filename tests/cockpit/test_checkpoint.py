@@ -711,7 +711,7 @@ def test_what_a_budget_knows_is_kept() -> None:
         loop.train()
     state = through_a_file(loop.cockpit.state_dict())
     assert state["budget"]["plain"]
-    assert state["budget"]["costs"]
+    assert state["budget"]["cost"]
     after = Loop(CASES["economy"], budget=0.3)
     after.cockpit.load_state_dict(state)
     assert not list(different(after.cockpit.state_dict()["budget"], state["budget"]))
@@ -719,4 +719,4 @@ def test_what_a_budget_knows_is_kept() -> None:
     other = Loop(Case(lambda: [quantities.Loss()]), budget=0.3)
     with pytest.warns(UserWarning, match="not tracked any more"):
         other.cockpit.load_state_dict(state, strict=False)
-    assert not other.cockpit.state_dict()["budget"]["costs"]
+    assert not other.cockpit.state_dict()["budget"]["cost"]
