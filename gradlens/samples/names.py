@@ -99,7 +99,7 @@ class Names:
 
     def meet_behind(self, edge: Edge) -> bool:
         """Whether rows of several names come together at an edge, or behind it."""
-        return any(names.values.has(MIXED) for names in self._behind(edge))
+        return any(names.values.has(MIXED) for names in self.behind(edge))
 
     def _is_other(self, edge: Edge, places: Mapping[Edge, Labels]) -> bool:
         """Whether all rows have names, and some not that of their place."""
@@ -204,9 +204,10 @@ class Names:
 
     def are_behind(self, edge: Edge) -> bool:
         """Whether there are names at an edge, or behind it."""
-        return bool(self._behind(edge))
+        return bool(self.behind(edge))
 
-    def _behind(self, edge: Edge) -> list[Labels]:
+    def behind(self, edge: Edge) -> list[Labels]:
+        """All names at an edge and behind it."""
         behind = self._graph.below([edge[0]])
         return [names for (number, _), names in self._names.items() if number in behind]
 

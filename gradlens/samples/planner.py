@@ -6,9 +6,11 @@ gradients of samples are still apart, and the sample of each of their rows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +46,6 @@ from gradlens.samples.count import (
     Reading,
     loss_edges,
     loss_rows,
-    meeting_edges,
     readings,
 )
 from gradlens.samples.labels import (
@@ -291,7 +292,7 @@ def _with_one_sample(loss: _LossGraph, every: Sequence[Reading]) -> Sequence[Rea
 def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Reading]:
     """Calls on parts of the batch whose outputs are put together, or each of them on all samples.
 
-    In the second case, the loss combines rows of several calls, or has those of one alone.
+    In the second case, the loss has rows of one call alone, or combines those of all calls.
     """
     names = loss.names(loss.passages, every[0])
     edges = loss_edges(
@@ -302,18 +303,42 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
         has_all = not names.at(edge).are_known or len(names.at(edge).values.distinct) == together
         if has_all and loss.graph.shape(edge)[:1] == (together,):
             return [every[0]]
-    found = {name for edge in edges for name in names.at(edge).values.distinct}
-    rows_of_one = every[-1].samples
-    of_calls = {name // rows_of_one for name in found if name >= 0}
-    combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.at(e).are_known})
-    combined += filter(names.meet_behind, edges)
-    # Several rows of the loss may be those of one sample, or of samples that were called in turn.
-    is_one_row = all(loss.graph.shape(edge)[:1] in ((), (1,)) for edge in edges)
-    of_each = [each for each in every[1:] if each.samples > 1 or is_one_row]
-    if of_each and (len(of_calls) == 1 or combined):
-        return of_each
-    rows = " and ".join(map(str, dict.fromkeys(loss.evidence.rows_of_calls)))
-    raise UnavailableError(SEVERAL.format(count=len(loss.evidence.calls), rows=rows))
+    rows = loss.evidence.rows_of_calls
+    ends = [*accumulate(rows)]
+    calls = _calls_of((each for edge in edges for each in names.behind(edge)), ends)
+    found = [each for each in every[1:] if calls <= _combined(loss, names, each, ends)]
+    if len(calls) == 1 or found:
+        return found or [*every[1:]]
+    lengths = " and ".join(map(str, dict.fromkeys(rows)))
+    raise UnavailableError(SEVERAL.format(count=len(rows), rows=lengths))
+
+
+def _combined(loss: _LossGraph, names: Names, reading: Reading, ends: Sequence[int]) -> set[int]:
+    """The calls that have the same samples, since their rows are combined with each other's.
+
+    That is where nothing but tensors with N rows is computed from them: a tensor of more rows may
+    have those of parts of the batch, one after another.
+    """
+    graph, calls = loss.graph, dict[Edge, set[int]]()
+    groups: list[set[int]] = []
+    for number in range(len(graph.nodes)):  # inputs come first
+        for edge in ((number, output) for output in graph.outputs_of(number)):
+            if reading.samples not in graph.shape(edge)[: reading.axis + 1]:
+                continue
+            below = (calls.get(each, ()) for each in graph.descend(edge))
+            found = _calls_of([names.at(edge)], ends).union(*below)
+            if found:
+                calls[edge] = found
+                near = [each for each in groups if not each.isdisjoint(found)]
+                apart = [each for each in groups if each.isdisjoint(found)]
+                groups = [*apart, found.union(*near)]
+    return max(groups, key=len, default=set())
+
+
+def _calls_of(names: Iterable[Labels], ends: Sequence[int]) -> set[int]:
+    """The calls that rows are of, by the numbers that end the calls' rows."""
+    rows = {row for labels in names for row in labels.values.distinct if row >= 0}
+    return {bisect_right(ends, row) for row in rows}
 
 
 def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:

@@ -153,7 +153,30 @@ def two_halves(model: Any, batch: Batch) -> Tensor:
     return sum(F.cross_entropy(model(x), y) for x, y in halves) / 2
 
 
+def of_trees(model: Any, batch: Batch) -> Tensor:
+    """Layers that are called for each node; the first tree of several is a leaf."""
+
+    def node(*children: Tensor) -> Tensor:
+        return model["join"](torch.cat(children, 1)).tanh()
+
+    roots = []
+    for place, row in enumerate(batch[0]):
+        leaves = [model["table"](word[None]) for word in row]
+        is_leaf = place == 0 < len(batch[0]) - 1
+        roots.append(leaves[0] if is_leaf else node(node(*leaves[:2]), node(*leaves[2:])))
+    return F.cross_entropy(model["head"](torch.cat(roots)), batch[1])
+
+
 CHUNKS = {
+    "trees, by calls for each node": RowCase(
+        lambda: nn.ModuleDict(
+            {"table": nn.Embedding(7, D), "join": nn.Linear(2 * D, D), "head": nn.Linear(D, C)}
+        ),
+        lambda: (tokens(N, 4), classes(N)),
+        of_trees,
+        refused=("",),
+        reason=r"called \d+ times, with 1 rows.*batch_size=",
+    ),
     "chunks": RowCase(linears(in_chunks), vectors, cross_entropy),
     "calls on chunks": RowCase(mlp, vectors, of_chunks),
     "row by row": RowCase(linears(row_by_row), vectors, cross_entropy),
