@@ -259,7 +259,7 @@ def test_unknown_names_are_refused() -> None:
 
 def test_reductions_are_all_public() -> None:
     found = {n for n, one in vars(reductions).items() if _is_reduction(one) and n[0] != "_"}
-    assert {*reductions.__all__} - {"ParameterGradients", "WholeBatch"} == found
+    assert {*reductions.__all__} - {"ParameterGradients"} == found
 
 
 def test_methods_of_curvature_are_all_documented() -> None:

@@ -128,11 +128,11 @@ class Kind:
     the first two (2), or all but the last one (-1), which it always has if it ``is_table``. It
     ``is_layer`` if it computes with parameters and data, unless only parameters enter, and
     ``is_view`` if its output has nothing but the elements of its only input. It ``repeats`` a
-    smaller input for each row, ``brings_data`` or the number of samples without an edge for it,
-    ``joins`` tensors, or ``selects`` rows of one. It ``is_linear`` in all of its inputs together,
-    or ``is_product``, linear in each. It ``normalises_channels``, in train mode with the statistics
-    of the batch. If it ``is_recurrent``, it computes with the steps ``[T, N, ...]`` of sequences
-    one after the other.
+    smaller input for each row, ``brings_data`` that no edge leads to, such as an index whose length
+    may be N, ``joins`` tensors, or ``selects`` rows of one. It ``is_linear`` in all of its inputs
+    together, or ``is_product``, linear in each. It ``normalises_channels``, in train mode with the
+    statistics of the batch. If it ``is_recurrent``, it computes with the steps ``[T, N, ...]`` of
+    sequences one after the other.
 
     Of networks: it ``is_affine`` if it multiplies data by a weight, ``is_activation``, and
     ``stays_finite`` if its input does. It ``makes_probabilities`` or their logarithms, or

@@ -41,6 +41,7 @@ def embedding() -> IndexedRows:
 
 
 OPERATORS = {
+    "vector": Dense(normal(3, ROWS), 3.0),
     "sequence": sequence(),
     "tied": Summed([sequence(), embedding()]),
     "tied, the other way round": Summed([embedding(), sequence()]),
