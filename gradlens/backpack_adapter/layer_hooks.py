@@ -152,24 +152,28 @@ class HookInstaller:
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._modules = [module for model in models for module in hookable_modules(model)]
-        self._installed = self._always = False
+        self._installed: Sequence[nn.Module] = ()
+        self._losses = [module for module in self._modules if isinstance(module, LossModule)]
+        self._always = False
         self._error: Exception | None = None
         for module in self._modules:
             _hook_for(module).keep_for(self)
         self.install_if(True)
 
-    def install_if(self, needed: bool) -> None:
-        """Install the hooks for later forward passes if these may need them, or remove them."""
-        needed = needed or self._always
-        if needed == self._installed:
+    def install_if(self, needed: bool, of_losses: bool = False) -> None:
+        """Install the hooks for later forward passes if these may need them, or remove them.
+
+        Those of loss modules alone if they are needed ``of_losses``.
+        """
+        wanted = self._modules if needed or self._always else self._losses if of_losses else ()
+        if wanted is self._installed:
             return
-        self._installed = needed
-        for module in self._modules:
-            hook = _hook_for(module)
-            if needed:
-                hook.install_for(self, module)
-            else:
-                hook.remove_for(self, module)
+        before, after = ({id(each) for each in some} for some in (self._installed, wanted))
+        for module in (each for each in self._installed if id(each) not in after):
+            _hook_for(module).remove_for(self, module)
+        for module in (each for each in wanted if id(each) not in before):
+            _hook_for(module).install_for(self, module)
+        self._installed = wanted
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -219,6 +223,11 @@ class HookInstaller:
     def missed_call(self) -> bool:
         """Whether layers had no hook in their latest calls, or may have had none."""
         return any(_hook_for(module).missed_call for module in self._modules)
+
+    @property
+    def missed_loss(self) -> bool:
+        """The same of loss modules."""
+        return any(_hook_for(module).missed_call for module in self._losses)
 
 
 def layer_hook(module: nn.Module) -> LayerHook | None:

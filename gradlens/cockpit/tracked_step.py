@@ -383,7 +383,7 @@ class TrackedStep:
                 return found, ""
         except UnavailableError as reason:
             why = str(reason)
-        if losses is not None and self._tracking.forward_passes.layer_hooks.missed_call:
+        if losses is not None and self._tracking.forward_passes.layer_hooks.missed_loss:
             return None, UNFORESEEN
         of_modules = "" if losses is None else losses.unavailable
         return None, of_modules or PASS_LOSSES.format(why=why)
@@ -474,8 +474,8 @@ class TrackedStep:
         if not waiting:
             return
         of_losses = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
-        missed_call = self._tracking.forward_passes.layer_hooks.missed_call
-        if of_losses and step.individual_losses is None and not missed_call:
+        missed = self._tracking.forward_passes.layer_hooks.missed_loss
+        if of_losses and step.individual_losses is None and not missed:
             text = NO_INDIVIDUAL_LOSSES.format(
                 quantities=", ".join(of_losses), why=step.without_losses
             )

@@ -227,8 +227,8 @@ class Quantity(ABC):
     def needs_layer_hooks(self) -> bool:
         """Whether layers need hooks in the forward passes of steps at which it is active.
 
-        The loss's curvature, BackPACK's extensions and per-sample losses need them. Per-sample
-        gradients don't: they are computed from the loss's graph.
+        The loss's curvature and BackPACK's extensions need them; per-sample losses need those of
+        loss modules. Per-sample gradients don't: they are computed from the loss's graph.
         """
         of_loss = self.of_loss_curvature or "individual_losses" in self.needs
         return of_loss or self.extends_backward
