@@ -423,11 +423,8 @@ class TrackedStep:
         info, changed, part = context.info, changed_parameters(setting), whole.part
         loss = unscaled_loss(info)
         if gradients is not None and gradients.is_part:
-            loss = (
-                None
-                if part.loss is None
-                else torch.tensor(part.loss, dtype=torch.float64, device="cpu")
-            )
+            value = part.loss
+            loss = None if value is None else torch.tensor(value, dtype=torch.float64, device="cpu")
         of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step(whole)
         layers = self._tracking.forward_passes.layers
         signals = LayerSignals() if layers is None else layers.finish(context.global_step)

@@ -118,11 +118,8 @@ def eigenpairs(
     size = matrix.shape[0]
     if start is not None and len(start) != size:
         raise ValueError(f"start has {len(start)} rows, the matrix has {size}")
-    guesses = (
-        []
-        if start is None
-        else list(torch.tensor(start.reshape(size, -1).T[: max(k, 0)], device="cpu"))
-    )
+    given: Any = [] if start is None else start.reshape(size, -1).T[: max(k, 0)]
+    guesses = [torch.tensor(each, device="cpu") for each in given]
     found = ritz_pairs(matrix, k, which, tolerance, max_products, guesses, seed)
     wanted = [vector.to("cpu", torch.float64).numpy() for vector in found.vectors]
     nan = np.full((size, len(found.values)), np.nan)

@@ -83,9 +83,8 @@ class InverseOperator(LinearOperator):
             raise ValueError(f"the vector has shape {np.shape(vector)}, not ({self.shape[0]},)")
         products = Products(self.matrix)
         try:
-            return self._solve(
-                products, torch.tensor(np.asarray(vector), device="cpu").to(products.like)
-            )
+            given = torch.tensor(np.asarray(vector), device="cpu")
+            return self._solve(products, given.to(products.like))
         except UnavailableError as error:
             nan = np.full(self.shape[0], np.nan)
             return Solution(nan, math.nan, False, products.count, str(error))

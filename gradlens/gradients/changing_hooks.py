@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.passes import Gradients, as_engine, nodes_above
+from gradlens.numerics.host import on_host
 from gradlens.torch_private import unseen, version
 
 _Handed = tuple[Tensor, int]
@@ -55,11 +56,10 @@ class ChangingHooks:
         """Remove the hooks, and wait once for what all sums of gradients were compared with."""
         for handle in self._handles:
             handle.remove()
-        if self._sums:
-            device = self._sums[0][1].device
-            flags = torch.stack([flag.to(device) for _, flag in self._sums]).tolist()
+        with unseen():
+            flags = on_host([flag for _, flag in self._sums])
             for (number, _), is_sum in zip(self._sums, flags, strict=True):
-                if not is_sum:
+                if not bool(is_sum):
                     self._found(number)
         self._handles, self._handed, self._sums = [], {}, []
 

@@ -181,10 +181,11 @@ class Reducer:
             else:
                 self._complete(name, self.collector.latest_pass(name))
         for name in self.covered & self.collector.unavailable.keys():
-            # Refused since then, as by a second backward pass.
-            reason = self.collector.unavailable[name]
-            self._refuse(name, reason)
-            self._fail(self.values, reason)
+            # Refused since then, as where a hook has changed gradients: the others are as before.
+            self._refuse(name, self.collector.unavailable[name])
+            self.retained.pop(name, None)
+            for values in self.values.values():
+                values.pop(name, None)
         self._remove_hooks()
 
     def take_kept(self) -> dict[str, GradientOperator]:

@@ -104,10 +104,8 @@ def _broadcast(content: bytes, group: dist.ProcessGroup | None) -> bytes:
     device, first = _device_of(group), _global_rank(0, group)
     size = torch.tensor([len(content)], device=device)
     dist.broadcast(size, first, group=group)
-    sent = (
-        _as_tensor(content) if content else torch.empty(int(size), dtype=torch.uint8, device="cpu")
-    )
-    sent = sent.to(device)
+    received = torch.empty(0 if content else int(size), dtype=torch.uint8, device=device)
+    sent = _as_tensor(content).to(device) if content else received
     dist.broadcast(sent, first, group=group)
     return _bytes_of(sent)
 

@@ -172,7 +172,11 @@ Measured on two cores: up to here, that takes half to nine tenths of the time.
 
 
 COLUMNS, MOST_COUNTERS = 2**10, 2**20
-"""Counters of one cell on a device, and of all cells."""
+"""Counters of one cell on a device, and of all cells, which take 8 MiB.
+
+A trade-off: many times the 32 numbers that a GPU adds at once, and few to be summed up. With one
+counter for each cell, counting an MLP's elements took 100 ms of an H100, and with these, 2 ms.
+"""
 
 
 def tally_1d(values: Tensor, grid: Grid) -> Tensor:

@@ -59,6 +59,7 @@ def together(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Tensor]:
 
 
 PLAIN = frozenset({float, int, bool, str, NoneType})
+"""Types of values without tensors, which are passed over first, since most values have them."""
 
 
 @cache

@@ -633,3 +633,38 @@ def test_memory_that_a_backward_function_overwrites_unseen() -> None:
             loss.backward()
         found.append(gradients["weight"].dense())
     torch.testing.assert_close(*found)
+
+
+class Residual(nn.Module):
+    """A gradient that two nodes have handed on is added up in front of a hook, if it has one."""
+
+    def __init__(self, hook: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.first, self.inner, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.hook = hook
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        if self.hook is not None:
+            hidden.register_hook(self.hook)
+        return self.head(hidden + self.inner(hidden).tanh())
+
+
+@pytest.mark.filterwarnings("ignore:gradlens, step 0.*Missing are first")
+def test_a_hook_behind_a_sum_takes_nothing_from_the_layers_in_front_of_it() -> None:
+    found = []
+    for hook in (None, lambda gradient: gradient - gradient.mean(0)):
+        torch.manual_seed(0)
+        model = Residual(hook).double()
+        x, y = torch.randn(8, 5, dtype=torch.float64), torch.randint(3, (8,))
+        cockpit = gradlens.Cockpit(model, [gradlens.quantities.NormTest(by="parameter")])
+        loss = nn.functional.cross_entropy(model(x), y)
+        with cockpit(0, loss=loss):
+            loss.backward()
+        found.append(cockpit.history["NormTest"][0]["parameters"])
+    plain, hooked = found
+    for name, value in hooked.items():
+        if name.startswith("first"):
+            assert "isn't what the loss's graph hands on" in value.reason
+        else:
+            assert value == plain[name]
