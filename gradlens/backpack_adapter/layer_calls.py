@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from backpack import hook_run_extensions
 from backpack.context import CTX
-from backpack.extensions.backprop_extension import FAIL_SILENT
-from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from backpack.utils.hooks import no_op
 from torch import Tensor, nn
 
@@ -55,13 +53,6 @@ class LayerCall:
     autocast: torch.dtype | None = None
     unusable: str = ""
     output: Tensor | None = None
-
-
-class LossExtension(FirstOrderBackpropExtension):
-    """A BackPACK extension that runs on loss modules alone."""
-
-    def __init__(self, savefield: str) -> None:
-        super().__init__(savefield, {}, fail_mode=FAIL_SILENT)
 
 
 class PendingCall:
@@ -180,7 +171,7 @@ def _run_backpack(call: LayerCall) -> None:
         if extension.expects_backpropagation_quantities():
             kind = type(extension).__name__
             warnings.warn(SECOND_ORDER.format(extension=kind), GradlensWarning, stacklevel=2)
-        elif isinstance(module, LossModule) or not isinstance(extension, LossExtension):
+        else:
             extensions.append(extension)
     if extensions and isinstance(module, nn.RNNBase):
         raise NotImplementedError(

@@ -38,7 +38,7 @@ def extend(model: AnyModule) -> AnyModule:
     """Install gradlens's hooks on the model's layers, and return the model.
 
     The hooks don't change what the model computes. Call it once, before the forward pass. You can
-    also extend a loss module, for quantities that need per-sample losses. First-order BackPACK
+    also extend a loss module, for quantities of its curvature. First-order BackPACK
     extensions then work on the model. Second-order ones also need BackPACK's own ``extend`` on the
     model and the loss. ``TypeError`` if it isn't a module.
     """
@@ -153,19 +153,15 @@ class HookInstaller:
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._modules = [module for model in models for module in hookable_modules(model)]
         self._installed: Sequence[nn.Module] = ()
-        self._losses = [module for module in self._modules if isinstance(module, LossModule)]
         self._always = False
         self._error: Exception | None = None
         for module in self._modules:
             _hook_for(module).keep_for(self)
         self.install_if(True)
 
-    def install_if(self, needed: bool, of_losses: bool = False) -> None:
-        """Install the hooks for later forward passes if these may need them, or remove them.
-
-        Those of loss modules alone if they are needed ``of_losses``.
-        """
-        wanted = self._modules if needed or self._always else self._losses if of_losses else ()
+    def install_if(self, needed: bool) -> None:
+        """Install the hooks for later forward passes if these may need them, or remove them."""
+        wanted = self._modules if needed or self._always else ()
         if wanted is self._installed:
             return
         before, after = ({id(each) for each in some} for some in (self._installed, wanted))
@@ -223,11 +219,6 @@ class HookInstaller:
     def missed_call(self) -> bool:
         """Whether layers had no hook in their latest calls, or may have had none."""
         return any(_hook_for(module).missed_call for module in self._modules)
-
-    @property
-    def missed_loss(self) -> bool:
-        """The same of loss modules."""
-        return any(_hook_for(module).missed_call for module in self._losses)
 
 
 def layer_hook(module: nn.Module) -> LayerHook | None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
-from gradlens.backpack_adapter.loss_modules import own_reduction
 from gradlens.cockpit.aggregation import Aggregate
 from gradlens.curvature.probe import Probe
 from gradlens.graph.fully_shard import Sharding
@@ -26,7 +25,7 @@ from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks.sink import Sink
 from gradlens.spelling import near
-from gradlens.torch_private import uncompiled
+from gradlens.torch_private import LossModule, uncompiled
 
 # Of a cockpit ---------------------------------------------------------------------------------
 
@@ -92,7 +91,7 @@ def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> No
             "nn.CrossEntropyLoss(); losses of single samples that are found in another way can be "
             "passed to the context, as info={'individual_losses': ...}"
         )
-    own = own_reduction(loss_function)
+    own = _own_reduction(loss_function)
     if own not in (None, loss_reduction):
         raise ValueError(
             f"the reduction of {loss_function!r} is a {own}, which contradicts "
@@ -100,6 +99,19 @@ def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> No
             f"makes a {loss_reduction} of the module's output, give the module reduction='none' "
             "and reduce its output there"
         )
+
+
+_REDUCTIONS: Mapping[Any, LossReduction] = {"mean": "mean", "batchmean": "mean", "sum": "sum"}
+
+
+def _own_reduction(module: nn.Module) -> LossReduction | None:
+    """How a loss module itself reduces its losses; ``None`` if it doesn't, or that isn't known.
+
+    Of a module that isn't derived from torch's loss modules nothing is known: it may do anything
+    with what loss modules inside it return.
+    """
+    plain = uncompiled(module)
+    return _REDUCTIONS.get(vars(plain).get("reduction")) if isinstance(plain, LossModule) else None
 
 
 def check_budget(budget: float | None, processes: int) -> None:

@@ -83,14 +83,14 @@ class BackpackStep:
         ]
 
     @contextmanager
-    def running(self, besides: Sequence[BackpropExtension], debug: bool) -> Iterator[None]:
-        """A context in which the extensions are active, and others ``besides``."""
+    def running(self, debug: bool) -> Iterator[None]:
+        """A context in which the extensions are active."""
         hooks = [
             partial(self._run_hook, quantity, hook)
             for quantity, (_, own) in self._asked.items()
             for hook in own
         ]
-        with with_extensions([*self._within, *besides], hooks, debug):
+        with with_extensions(self._within, hooks, debug):
             yield
 
     def _run_hook(

@@ -95,7 +95,7 @@ class Cockpit:
     ``sinks``
         Where each record is also sent, such as to TensorBoard (``gradlens.sinks``).
     ``loss_function``
-        The loss module, for quantities that need per-sample losses.
+        The loss module, for quantities of the loss's curvature.
     ``batchnorm``
         What a per-sample gradient is if batch normalisation couples the samples: ``"coupled"``,
         ``"frozen"`` or ``"skip"`` (``gradlens.samples.batchnorm``).

@@ -13,8 +13,6 @@ import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor
 
-from gradlens.backpack_adapter.context import with_extensions
-from gradlens.backpack_adapter.loss_modules import PerSampleLosses
 from gradlens.cockpit.backpack_step import BackpackStep, late
 from gradlens.cockpit.curvature_phase import compute_curvature
 from gradlens.cockpit.gradients import StepGradients, changed_parameters
@@ -25,7 +23,6 @@ from gradlens.gradients.gradients import sample_axes
 from gradlens.gradients.loss_factor import (
     BackwardCall,
     LossFactor,
-    loss_scale,
     unscaled_loss,
 )
 from gradlens.gradients.losses import OTHER_LOSS
@@ -79,7 +76,6 @@ class TrackedStep:
         self._is_tracked = False
         self._backpack: BackpackStep | None = None
         self._gradients: StepGradients | None = None
-        self._losses: PerSampleLosses | None = None
         self._finds_losses = False
         self._factor: LossFactor | None = None
         self._start: StartPoint | None = None
@@ -224,14 +220,8 @@ class TrackedStep:
             of_pass = None if self._gradients is None else self._gradients.of_pass
             self._factor = LossFactor(info, of_pass)
             stack.enter_context(self._factor.finding())
-        if self._finds_losses and not (self._gradients and self._gradients.of_pass.expects_losses):
-            self._losses = PerSampleLosses(tracking.setting.loss_reduction, self._samples)
-        besides = [] if self._losses is None else [self._losses]
         if backpack is not None:
-            stack.enter_context(backpack.running(besides, self._debug))
-        elif self._losses is not None:
-            with tracking.boundary.contain("the losses of a loss module", self._losses.refuse):
-                stack.enter_context(with_extensions(besides, [], self._debug))
+            stack.enter_context(backpack.running(self._debug))
 
     def _reductions(self) -> tuple[Reduction, ...]:
         """Those of this step, in the same order in all processes."""
@@ -315,7 +305,7 @@ class TrackedStep:
             self._start.close()
         if self._backpack is not None:
             self._backpack.release()
-        self._gradients = self._losses = self._factor = self._backpack = self._start = None
+        self._gradients = self._factor = self._backpack = self._start = None
         self._step = self._add_up = None
 
     def _check_user_results(self) -> None:
@@ -372,38 +362,18 @@ class TrackedStep:
         known: Tensor | None = self._context.info.get("individual_losses")
         if known is not None or not self._finds_losses:
             return None if known is None else known.detach(), ""
-        losses, gradients, why = self._losses, self._gradients, ""
         assert self._factor is not None
+        assert self._gradients is not None
         try:
-            factor = self._factor.factor
-            found = None if losses is None else self._losses_of_modules(losses, factor)
-            if found is None and gradients is not None:
-                found, self._add_up = gradients.of_pass.losses()
-            if found is not None:
-                return found, ""
+            _ = self._factor.factor  # what isn't certain has its reason there
+            found, self._add_up = self._gradients.of_pass.losses()
         except UnavailableError as reason:
-            why = str(reason)
-        if losses is not None and self._tracking.forward_passes.layer_hooks.missed_loss:
-            return None, UNFORESEEN
-        of_modules = "" if losses is None else losses.unavailable
-        return None, of_modules or PASS_LOSSES.format(why=why)
-
-    def _losses_of_modules(self, losses: PerSampleLosses, factor: float) -> Tensor | None:
-        """Where the graph doesn't show them, but a loss module was called."""
-        assert self._factor is not None
-        if self._factor.loss is not None:
-            losses.check_sum(self._factor.loss / loss_scale(self._context.info), factor)
-        values, samples = losses.values, self._samples()
-        is_whole = values is not None and len(values) == (samples or len(values))
-        return values / factor if values is not None and is_whole else None
+            return None, PASS_LOSSES.format(why=reason)
+        return found, ""
 
     def _losses_add_up(self, _: Step) -> Tensor | None:
         """Whether the losses of samples that were read off the graph add up to the loss."""
         return self._add_up
-
-    def _samples(self) -> int | None:
-        """The number of samples of this part of the batch, if it is known."""
-        return None if self._gradients is None else self._gradients.of_pass.batch.samples
 
     def _loss_weight(self, whole: BatchPart) -> float:
         """That of ``Step``; a NaN with the reason if it isn't known."""
@@ -471,8 +441,7 @@ class TrackedStep:
         if not waiting:
             return
         of_losses = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
-        missed = self._tracking.forward_passes.layer_hooks.missed_loss
-        if of_losses and step.individual_losses is None and not missed:
+        if of_losses and step.individual_losses is None:
             text = NO_INDIVIDUAL_LOSSES.format(
                 quantities=", ".join(of_losses), why=step.without_losses
             )
@@ -506,6 +475,5 @@ MAY_END_ALONE = (
 NO_INDIVIDUAL_LOSSES = "{quantities} can't be found without per-sample losses: {why}"
 PASS_LOSSES = (
     "{why}. Pass the losses of single samples, of shape [N], to the context, as "
-    "info={{'individual_losses': ...}}, or compute the loss by a loss module and pass it to the "
-    "cockpit (Cockpit(..., loss_function=loss_function))"
+    "info={{'individual_losses': ...}}"
 )

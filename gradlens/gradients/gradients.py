@@ -225,11 +225,6 @@ class Gradients:
             self._pass.batch = self.batch
             self._pass.paused = False
 
-    @property
-    def expects_losses(self) -> bool:
-        """Whether the losses of single samples will be read off the loss's graph."""
-        return self._losses is not None and self._losses.are_expected
-
     def losses(self) -> tuple[Tensor, Tensor]:
         """ℓₙ ``[N]``, from the loss's graph, and whether they add up to the loss.
 

@@ -72,8 +72,8 @@ class Quantity(ABC):
     waits once for a device, since those of all quantities are moved together."""
     needs: Sequence[Needed] = field(default=(), init=False, repr=False)
     """What the quantity needs on a tracked step: ``"loss"`` and ``"optimizer"``, which the user
-    passes to the context, or ``"individual_losses"``, which are computed by the loss module that
-    the cockpit has been given, or read off the loss's graph."""
+    passes to the context, or ``"individual_losses"``, which are read off the loss's graph if the
+    user doesn't pass them."""
     on: Probe | None = field(default=None, init=False, repr=False)
     """Whose loss's curvature ``before_backward`` is given; ``None`` for that of the step's loss."""
     retains_gradients: ClassVar[bool] = False
@@ -227,11 +227,10 @@ class Quantity(ABC):
     def needs_layer_hooks(self) -> bool:
         """Whether layers need hooks in the forward passes of steps at which it is active.
 
-        The loss's curvature and BackPACK's extensions need them; per-sample losses need those of
-        loss modules. Per-sample gradients don't: they are computed from the loss's graph.
+        The loss's curvature and BackPACK's extensions need them. Per-sample gradients and losses
+        don't: they are computed from the loss's graph.
         """
-        of_loss = self.of_loss_curvature or "individual_losses" in self.needs
-        return of_loss or self.extends_backward
+        return self.of_loss_curvature or self.extends_backward
 
     @property
     def needs_graph(self) -> bool:
@@ -239,7 +238,8 @@ class Quantity(ABC):
 
         Compiled code shows neither the operations in the loss's graph nor hooks on layers.
         """
-        return self.needs_layer_hooks or self.of_samples or bool(self.layer_requests)
+        of_samples = self.of_samples or "individual_losses" in self.needs
+        return of_samples or self.needs_layer_hooks or bool(self.layer_requests)
 
 
 def class_names(quantity: Quantity) -> tuple[str, ...]:

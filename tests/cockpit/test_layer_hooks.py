@@ -60,15 +60,12 @@ class Run:
         )
         self.inputs, self.labels = torch.randn(8, 5).double(), torch.arange(8) % 3
         self.steps_with_hooks: list[int] = []
-        self.steps_with_loss_hooks: list[int] = []
 
     def step(self, step: int, *extensions: BackpropExtension, **known: int) -> None:
         self.optimizer.zero_grad()
         loss = self.loss()
         if not has_missed_call(self.model):
             self.steps_with_hooks.append(step)
-        if not has_missed_call(self.loss_function):
-            self.steps_with_loss_hooks.append(step)
         with self.cockpit(step, *extensions, loss=loss, optimizer=self.optimizer, **known):
             loss.backward()
         self.optimizer.step()
@@ -95,7 +92,7 @@ def scalars(values: Iterable[Any]) -> list[float]:
     ("quantity", "hooked"),
     [
         (NormTest, [0, 1]),
-        (Alpha, [0, 1]),  # losses are those of the loss function alone
+        (Alpha, [0, 1]),
         (HessTrace, [0, 1, 5, 10]),
         (BatchGradNorm, [0, 1, 5, 10]),
         (Loss, [0, 1]),
@@ -147,11 +144,10 @@ def test_the_graph_is_enough_where_there_were_no_hooks(
     assert values == pytest.approx(expected, rel=1e-12)
 
 
-def test_per_sample_losses_need_hooks_on_the_loss_function_alone() -> None:
+def test_per_sample_losses_need_no_hooks() -> None:
     run = Run([Alpha(linear(5)), NormTest(linear(3))])
     for step in range(12):
         run.step(step)
-    assert run.steps_with_loss_hooks == [0, 1, 5, 6, 10, 11]
     assert run.steps_with_hooks == [0, 1]
     expected = Run([Alpha(linear(5))])
     gradlens.extend(expected.loss_function)
