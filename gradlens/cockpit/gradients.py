@@ -91,7 +91,7 @@ class StepGradients:
         values, failed, of_part = reducer.values, reducer.failed, self._of_part
         return BatchPart(
             samples=self.of_pass.batch.samples,
-            weight=self.of_pass.weight,
+            weight=self.of_pass.called_with,
             loss=float(loss.detach()) if self.is_part and loss is not None else None,
             individual_losses=individual_losses,
             without_losses=without_losses,

@@ -217,8 +217,8 @@ class TrackedStep:
                 needs_losses=self._finds_losses,
             )
         if wants_gradients or values.needs("optimizer"):
-            of_pass = None if self._gradients is None else self._gradients.of_pass
-            self._factor = LossFactor(info, of_pass)
+            gradients = self._gradients
+            self._factor = LossFactor(info) if gradients is None else gradients.of_pass
             stack.enter_context(self._factor.finding())
         if backpack is not None:
             stack.enter_context(backpack.running(self._debug))

@@ -1,8 +1,8 @@
-"""Hooks on the nodes of a plan for one backward pass, and the operators that they collect."""
+"""The nodes of a plan in one backward pass, and the operators that are collected there."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -11,24 +11,30 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.gradients.changing_hooks import ChangingHooks
+from gradlens.gradients.losses import GraphLosses
 from gradlens.gradients.rules import NodeGradient, operator_of
 from gradlens.graph.checkpoints import recompute
-from gradlens.graph.graph import Graph
+from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.loss import Batch
-from gradlens.graph.passes import Instead, run_backward
+from gradlens.graph.passes import Gradients, Instead, as_engine, nodes_above, run_backward
+from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.operator import GradientOperator
 from gradlens.operators.summed import summed
 from gradlens.samples.plan import LabelledUse, Plan
-from gradlens.torch_private import backward_pass_id, unseen
+from gradlens.torch_private import backward_pass_id, unseen, version
 
 
 class BackwardPass:
-    """Hooks on the nodes of a plan, which turn the gradients there into operators.
+    """The nodes of a plan in one backward pass, whose gradients become operators and ``losses``.
 
-    Whatever goes wrong is a reason why a parameter has none; backward goes on in any case. Where
-    hooks of others change a gradient, what lies behind has none, if it ``looks_for_hooks``.
+    Whatever goes wrong is a reason why a parameter has none; backward goes on in any case. While it
+    is ``paused``, there are no operators.
+
+    In the user's own pass, a hook of others on a tensor may change a gradient, and isn't in the
+    graph. But a node hands on a gradient, and the next node gets one: without a hook in between,
+    both are the same, or the sum of what several nodes have handed on. Where they aren't, what lies
+    behind has no operators. That takes no pass of gradlens's own, and runs nobody's code.
     """
 
     def __init__(
@@ -37,44 +43,44 @@ class BackwardPass:
         plan: Plan,
         batch: Batch,
         collector: Collector,
-        looks_for_hooks: bool = False,
+        losses: GraphLosses | None = None,
     ) -> None:
         self.batch = batch
         self.paused = False
         self._graph = graph
         self._collector = collector
+        self._losses = losses
         self._at: dict[int, list[tuple[str, LabelledUse]]] = {}
         for name, uses in plan.uses.items():
             for use in uses:
                 self._at.setdefault(use.use.node, []).append((name, use))
+        self._terms = {} if losses is None else {term.node: term for term in losses.terms}
+        self._watched: frozenset[int] = frozenset()
+        self._handed: dict[Edge, list[tuple[Tensor, int]]] = {}
+        self._sums: list[tuple[int, Tensor]] = []
         self._handles: list[RemovableHandle] = []
-        self._hooks: ChangingHooks | None = None
-        if looks_for_hooks:
-            self._hooks = ChangingHooks(graph, self._at.keys(), self._refuse_behind)
 
     def start(self) -> None:
-        """Set the hooks."""
-        if self._hooks is not None:  # before those that use the gradients
-            self._hooks.start()
-        for number in self._at:
-            node = self._graph.nodes[number]
-            self._handles.append(node.register_prehook(partial(self._reach, number)))
+        """Set hooks on the nodes for the user's own pass."""
+        above = nodes_above(self._graph, self._at.keys())
+        self._watched = frozenset(above | self._at.keys())
+        for number in above:
+            hook = partial(self._hand_on, number)
+            self._handles.append(self._graph.nodes[number].register_hook(hook))
+        for number in self._watched | self._terms.keys():
+            prehook = partial(self._arrive, number)
+            self._handles.append(self._graph.nodes[number].register_prehook(prehook))
 
     def stop(self) -> None:
-        """Remove the hooks and release the graph."""
-        if self._hooks is not None:
-            self._hooks.stop()
-            self._hooks = None  # which refers to this object: a graph must not wait for a collector
+        """Remove the hooks, and wait once for what all sums of gradients were compared with."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._at, self._graph = [], {}, Graph(torch.zeros((), device="cpu"))
-
-    def _refuse_behind(self, number: int) -> None:
-        """A hook of others has changed the gradient at a node."""
-        reason = CHANGED_ON_THE_WAY.format(kind=self._graph.kinds[number])
-        for behind in self._graph.below([number]) & self._at.keys():
-            names = {name for name, _ in self._at[behind]} - self._collector.unavailable.keys()
-            self._collector.refuse_all(names, reason)
+        with unseen():
+            flags = on_host([flag for _, flag in self._sums])
+        for (number, _), is_sum in zip(self._sums, flags, strict=True):
+            if not bool(is_sum):
+                self._refuse_behind(number)
+        self._handles, self._handed, self._sums = [], {}, []
 
     def run(self, start: Tensor, instead: Instead = MappingProxyType({})) -> None:
         """Run a separate backward pass from the graph's tensor, which has the gradient ``start``.
@@ -85,11 +91,62 @@ class BackwardPass:
             self._graph, [(self._graph.root, start)], self._at.keys(), self._reach, instead
         )
 
-    def _reach(self, number: int, gradients: tuple[Tensor | None, ...]) -> None:
-        known = next((g for g in gradients if g is not None), None)
-        if known is None or self.paused:
+    def _hand_on(self, number: int, handed: Gradients, arrived: Gradients) -> None:
+        edges = zip(self._graph.children[number], handed, strict=True)
+        # The gradients of parameters and of what isn't watched aren't held or made dense.
+        watched = [(edge, each) for edge, each in edges if edge and edge[0] in self._watched]
+        with unseen(), torch.no_grad():
+            for edge, gradient in watched:
+                try:
+                    if gradient is not None:
+                        dense = as_engine(self._graph, edge, gradient)
+                        self._handed.setdefault(edge, []).append((dense, version(dense)))
+                except Exception:  # such as of a nested tensor, which can't be compared
+                    self._refuse_behind(edge[0])
+
+    def _arrive(self, number: int, gradients: Gradients) -> None:
+        with unseen(), torch.no_grad():
+            for output, gradient in enumerate(gradients):
+                handed = self._handed.pop((number, output), [])
+                try:
+                    is_same = not handed or self._is_what(handed, number, gradient)
+                except Exception:  # they can't be compared, and the user's backward pass goes on
+                    is_same = False
+                if not is_same:
+                    self._refuse_behind(number)
+        if self._losses is not None and number in self._terms:
+            self._losses.reach(self._graph, self._terms[number], gradients)
+        if number in self._at and not self.paused:
+            self._reach(number, gradients)
+
+    def _is_what(
+        self, handed: Sequence[tuple[Tensor, int]], number: int, gradient: Tensor | None
+    ) -> bool:
+        """Whether a gradient is what was handed on, or may be its sum, which is still compared."""
+        if gradient is None:
+            return False
+        (first, before), *others = handed
+        if not others and first.data_ptr() == gradient.data_ptr():
+            return version(gradient) == before
+        total = sum((each for each, _ in others), first).to(gradient.dtype)
+        if total.shape != gradient.shape:
+            return False
+        # Added up in the same order, they are the same to the last bit.
+        same = (total == gradient) | (total.isnan() & gradient.isnan())
+        self._sums.append((number, same.all()))
+        return True
+
+    def _refuse_behind(self, number: int) -> None:
+        """A hook of others has changed the gradient at a node."""
+        reason = CHANGED_ON_THE_WAY.format(kind=self._graph.kinds[number])
+        for behind in self._graph.below([number]) & self._at.keys():
+            names = {name for name, _ in self._at[behind]} - self._collector.unavailable.keys()
+            self._collector.refuse_all(names, reason)
+
+    def _reach(self, number: int, gradients: Gradients) -> None:
+        if all(gradient is None for gradient in gradients):
             return
-        here, kind = self._at.get(number, ()), self._graph.kinds[number]
+        here, kind = self._at[number], self._graph.kinds[number]
         shared: dict[Hashable, Any] = {}
         try:
             recompute(self._graph.nodes[number])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.gradients.collect import BackwardPass, Collector
-from gradlens.gradients.loss_factor import TIMES_ZERO, loss_scale
+from gradlens.gradients.loss_factor import TIMES_ZERO, LossFactor, loss_scale
 from gradlens.gradients.losses import GraphLosses
 from gradlens.gradients.reduce import Reducer
 from gradlens.graph.data_parallel import Replica
@@ -87,13 +87,14 @@ class Setting:
             yield
 
 
-class Gradients:
+class Gradients(LossFactor):
     """Per-sample gradients of the backward pass of one loss, which a ``reducer`` reduces.
 
     They are in ``collector`` as soon as backward has passed the nodes that parameters are used in,
-    and reduced as soon as a parameter's are complete; the ``weight`` is the factor that backward
-    was called with. ``planning_seconds`` is the time that a new plan has taken, which most steps
-    don't need. With ``needs_losses``, the losses of single samples are found, too.
+    and reduced as soon as a parameter's are complete; ``called_with`` is the factor of the loss in
+    what backward was called on, zero if it wasn't called. ``planning_seconds`` is the time that a
+    new plan has taken, which most steps don't need. With ``needs_losses``, the losses of single
+    samples are found, too.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Gradients:
         needs_losses: bool = False,
     ) -> None:
         """``reductions``, ``retain``, ``keep`` and ``contain`` are those of ``Reducer``."""
+        super().__init__(info)
         self.collector = Collector({})
         self.reducer = Reducer(
             setting.parameters,
@@ -119,7 +121,7 @@ class Gradients:
             buffer=setting.buffer,
         )
         self.batch = Batch(loss_reduction=setting.loss_reduction, factor=loss_scale(info))
-        self.weight = 0.0
+        self.called_with = 0.0
         self.coupling: frozenset[str] = frozenset()
         self.beside: tuple[str, ...] = ()
         self.planning_seconds = 0.0
@@ -129,15 +131,15 @@ class Gradients:
         self._contain = contain
         self._needs_losses = needs_losses
         self._losses: GraphLosses | None = None
-        self._loss: Tensor | None = None
         self._pass: BackwardPass | None = None
 
     def called_on(self, root: Tensor) -> None:
         """``backward`` is about to be called on the loss, or on something made of it."""
-        if self._loss is None or not self._loss.requires_grad or root is self._loss:
+        loss = self.loss
+        if loss is None or not loss.requires_grad or root is loss:
             return
         with self._contain("finding the samples of the loss", self._refuse_all):
-            beside = _reached_beside(self._loss, root, self._setting.names)
+            beside = _reached_beside(loss, root, self._setting.names)
             self.collector.refuse_all(beside, BESIDE_LOSS)
 
     def begin(self, loss: Tensor) -> None:
@@ -146,7 +148,6 @@ class Gradients:
             # Unsharded parameters exist from the first forward pass on, which may be over only now.
             self.reducer.start(self._setting.leaves)
             self.end()
-            self._loss = loss
             try:
                 self._attach(loss)
             except Exception as error:  # the user's training goes on
@@ -176,9 +177,8 @@ class Gradients:
         if graph.has_python_functions:
             self.reducer.copy_what_lasts()
         if self._needs_losses:
-            self._losses = GraphLosses(graph, plan, loss)
-            self._losses.start()
-        self._pass = BackwardPass(graph, plan, self.batch, self.collector, looks_for_hooks=True)
+            self._losses = GraphLosses(plan, loss)
+        self._pass = BackwardPass(graph, plan, self.batch, self.collector, self._losses)
         self._pass.start()
         self._pass.paused = True  # until the loss's gradient is known
         if setting.batchnorm == "frozen" and plan.coupling:
@@ -200,12 +200,10 @@ class Gradients:
         assert self._pass is not None
         reason = ACROSS_PROCESSES if SYNCHRONISED in graph.kinds else ""
         try:
-            self._pass.paused = False
             if not reason:
                 self._pass.run(torch.ones_like(loss), frozen(graph, plan.coupling))
         except Exception as error:  # such as that of a checkpoint
             reason = first_line(error)
-        self._pass.paused = True
         if not reason:
             self.closed = True
             return
@@ -213,17 +211,16 @@ class Gradients:
         front = in_front_of(plan.coupling, graph, self._setting.leaves)
         self.collector.refuse_all(front, NOT_FROZEN.format(reason=reason))
 
-    def receive_factor(self, factor: float) -> None:
+    def receive_factor(self, factor: Tensor) -> float:
         """∂(what backward is called on)/∂(the step's loss), a factor that gₙ must not contain."""
-        self.weight = factor
-        if self._pass is None:
-            return
-        self.batch = replace(self.batch, factor=factor)
-        if not factor:
-            self._refuse_all(TIMES_ZERO)
-        elif not self.closed:
-            self._pass.batch = self.batch
-            self._pass.paused = False
+        # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
+        self.called_with = found = float(factor)
+        if self._pass is not None:
+            self.batch = self._pass.batch = replace(self.batch, factor=found)
+            self._pass.paused = self.closed or not found
+            if not found:
+                self._refuse_all(TIMES_ZERO)
+        return found
 
     def losses(self) -> tuple[Tensor, Tensor]:
         """ℓₙ ``[N]``, from the loss's graph, and whether they add up to the loss.
@@ -237,16 +234,15 @@ class Gradients:
 
     def end(self) -> None:
         """Remove all hooks, and release the graph."""
-        if self._losses is not None:
-            self._losses.stop()
         if self._pass is not None:
             self._pass.stop()
-        self._pass = self._loss = None
+        self._pass = None
 
     def release(self) -> None:
-        """Remove all hooks, and free all gradients."""
+        """Remove all hooks, and free all gradients and the loss."""
         self.end()
         self.reducer.stop()
+        self.loss = self._root = None
 
 
 def find_plan(

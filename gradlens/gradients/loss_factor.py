@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,34 +17,18 @@ from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import unseen
 
 
-class OfLoss(Protocol):
-    """What depends on the loss of a backward pass, and on its factor."""
-
-    def begin(self, loss: Tensor) -> None:
-        """The loss is known, and backward hasn't been called yet."""
-
-    def called_on(self, root: Tensor) -> None:
-        """Backward is about to be called, though the loss was passed."""
-
-    def receive_factor(self, factor: float) -> None:
-        """The factor is known, and backward has reached nothing but the loss."""
-
-    def end(self) -> None:
-        """The backward passes are over."""
-
-
 class LossFactor:
     """Finds the factor between the step's loss and what backward is called on in a context.
 
     It is 0.5 for ``(loss / 2).backward()``. ``loss`` is what the user has passed, and otherwise
-    what backward is called on; the step's loss is ``loss`` over ``loss_scale=``.
+    what backward is called on; the step's loss is ``loss`` over ``loss_scale=``. Subclasses are
+    told what becomes known: ``begin``, ``called_on``, ``receive_factor`` and ``end``.
     """
 
-    def __init__(self, info: Mapping[str, Any], of_loss: OfLoss | None = None) -> None:
+    def __init__(self, info: Mapping[str, Any]) -> None:
         self.loss: Tensor | None = info.get("loss")
         self._is_given = self.loss is not None
         self._scale = loss_scale(info)
-        self._of_loss = of_loss
         self._calls = 0
         self._root: Tensor | None = None
         self._found: list[Tensor | float] = []
@@ -55,20 +39,31 @@ class LossFactor:
         """A context for the backward pass."""
         if self.loss is not None:
             with unseen():
-                self._begin(self.loss)
+                self._follow(self.loss)
         try:
-            with BackwardCall(self._called_on):
+            with BackwardCall(self._intercept):
                 yield
         finally:
             self._remove_hook()
-            if self._of_loss is not None:
-                self._of_loss.end()
+            self.end()
 
-    def _begin(self, loss: Tensor) -> None:
+    def begin(self, loss: Tensor) -> None:
+        """The loss is known, and backward hasn't been called yet."""
+
+    def called_on(self, root: Tensor) -> None:
+        """Backward is about to be called, though the loss was passed."""
+
+    def receive_factor(self, factor: Tensor) -> Tensor | float:
+        """The factor is known, and backward has reached nothing but the loss."""
+        return factor
+
+    def end(self) -> None:
+        """The backward passes are over."""
+
+    def _follow(self, loss: Tensor) -> None:
         self.loss = loss
         self._remove_hook()
-        if self._of_loss is not None:
-            self._of_loss.begin(loss)
+        self.begin(loss)
         if loss.requires_grad:  # a hook now, since passes of gradlens's own are over
             self._handle = on_gradient(loss, self._receive)
 
@@ -76,27 +71,19 @@ class LossFactor:
         if self._handle is not None:
             self._handle.remove()
 
-    def _called_on(self, root: Tensor) -> None:
+    def _intercept(self, root: Tensor) -> None:
         self._calls += 1
         if self._calls == 1:  # those of torch.autograd.grad
             self._found.clear()
         if not self._is_given:
-            self._begin(root)
+            self._follow(root)
             return
         self._root = root
-        if self._of_loss is not None:
-            self._of_loss.called_on(root)
+        self.called_on(root)
 
     def _receive(self, gradient: Tensor) -> None:
         with unseen():
-            factor = gradient.detach().sum() * self._scale
-            if self._of_loss is None:
-                self._found.append(factor)
-                return
-            # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
-            number = float(factor)
-            self._found.append(number)
-            self._of_loss.receive_factor(number)
+            self._found.append(self.receive_factor(gradient.detach().sum() * self._scale))
 
     @property
     def factor(self) -> float:

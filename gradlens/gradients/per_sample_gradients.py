@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.gradients.gradients import Gradients, Setting
-from gradlens.gradients.loss_factor import LossFactor
 from gradlens.graph.data_parallel import replicas_of
 from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.hooks import NO_MODULE
@@ -79,7 +78,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         info = {"loss": self._loss, "batch_size": self._batch_size}
         self._gradients = Gradients(self._setting, info, keep=lambda each: each)
         self._contexts.enter_context(_recorded_calls(self._model, self._gradients))
-        self._contexts.enter_context(LossFactor(info, self._gradients).finding())
+        self._contexts.enter_context(self._gradients.finding())
 
     def __exit__(
         self,
@@ -94,7 +93,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
             reducer.finish()
         found = reducer.kept
         self._operators = {name: found[name] for name in self._setting.parameters if name in found}
-        reducer.stop()
+        self._gradients.release()
 
     def squared_norms(self) -> Tensor:
         """‖gₙ‖² of every sample over all trainable parameters, ``[N]``.
