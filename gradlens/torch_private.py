@@ -96,15 +96,16 @@ def signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-@cache
-def saved_names(node_type: Hashable) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of what the nodes of a type have saved: of anything but tensors, and of tensors.
+def saved_values(node: Any) -> list[Any]:
+    """What a node has saved besides tensors; nothing public lists it."""
+    node_type: Any = type(node)
+    return [getattr(node, name) for name in _value_slots(node_type)]
 
-    Nothing public lists them.
-    """
-    names = [name.removeprefix("_saved_") for name in dir(node_type) if name.startswith("_saved_")]
-    tensors = [name for name in names if hasattr(node_type, f"_raw_saved_{name}")]
-    return tuple(name for name in names if name not in tensors), tuple(tensors)
+
+@cache
+def _value_slots(node_type: Hashable) -> tuple[str, ...]:
+    names = [name for name in dir(node_type) if name.startswith("_saved_")]
+    return tuple(name for name in names if not hasattr(node_type, f"_raw{name}"))
 
 
 def saved_where_they_are(node: Any) -> list[Tensor]:
@@ -370,6 +371,11 @@ def sequence_number(node: Any) -> int:
     Nothing public says which of two nodes came first.
     """
     return int(node._sequence_nr())
+
+
+def sequence_numbers(nodes: Iterable[Any]) -> list[int]:
+    """``sequence_number`` of each node."""
+    return [int(node._sequence_nr()) for node in nodes]
 
 
 # Backward passes --------------------------------------------------------------------------------

@@ -87,9 +87,9 @@ class BackwardPass:
 
         Nothing accumulates. Some nodes may hand on something else ``instead``.
         """
-        run_backward(
-            self._graph, [(self._graph.root, start)], self._at.keys(), self._reach, instead
-        )
+        graph = self._graph
+        with unseen(), torch.no_grad():
+            run_backward(graph, [(graph.root, start)], self._at.keys(), self._reach, instead)
 
     def _hand_on(self, number: int, handed: Gradients, arrived: Gradients) -> None:
         edges = zip(self._graph.children[number], handed, strict=True)
@@ -105,6 +105,9 @@ class BackwardPass:
                     self._refuse_behind(edge[0])
 
     def _arrive(self, number: int, gradients: Gradients) -> None:
+        is_needed = number in self._terms or (number in self._at and not self.paused)
+        if is_needed and any(gradient is not None for gradient in gradients):
+            recompute(self._graph.nodes[number])
         with unseen(), torch.no_grad():
             for output, gradient in enumerate(gradients):
                 handed = self._handed.pop((number, output), [])
@@ -114,10 +117,10 @@ class BackwardPass:
                     is_same = False
                 if not is_same:
                     self._refuse_behind(number)
-        if self._losses is not None and number in self._terms:
-            self._losses.reach(self._graph, self._terms[number], gradients)
-        if number in self._at and not self.paused:
-            self._reach(number, gradients)
+            if self._losses is not None and number in self._terms:
+                self._losses.reach(self._graph, self._terms[number], gradients)
+            if number in self._at and not self.paused:
+                self._reach(number, gradients)
 
     def _is_what(
         self, handed: Sequence[tuple[Tensor, int]], number: int, gradient: Tensor | None
@@ -146,24 +149,17 @@ class BackwardPass:
     def _reach(self, number: int, gradients: Gradients) -> None:
         if all(gradient is None for gradient in gradients):
             return
-        here, kind = self._at[number], self._graph.kinds[number]
         shared: dict[Hashable, Any] = {}
-        try:
-            recompute(self._graph.nodes[number])
-            backward_pass, scale = backward_pass_id(), self.batch.scale
-            with unseen(), torch.no_grad():
-                for name, labelled in here:
-                    try:
-                        found = NodeGradient(self._graph, labelled, tuple(gradients), scale, shared)
-                        self._collector.receive(name, backward_pass, operator_of(found))
-                    except UnavailableError as reason:
-                        self._collector.refuse(name, str(reason))
-                    except Exception as error:  # other parameters may be had
-                        failed = FAILED.format(kind=kind, error=first_line(error))
-                        self._collector.refuse(name, failed)
-        except Exception as error:  # the user's backward pass goes on
-            failed = FAILED.format(kind=kind, error=first_line(error))
-            self._collector.refuse_all([name for name, _ in here], failed)
+        for name, labelled in self._at[number]:
+            try:
+                scale = self.batch.scale
+                found = NodeGradient(self._graph, labelled, tuple(gradients), scale, shared)
+                self._collector.receive(name, backward_pass_id(), operator_of(found))
+            except UnavailableError as reason:
+                self._collector.refuse(name, str(reason))
+            except Exception as error:  # the user's backward pass goes on
+                kind = self._graph.kinds[number]
+                self._collector.refuse(name, FAILED.format(kind=kind, error=first_line(error)))
 
 
 CHANGED_ON_THE_WAY = (

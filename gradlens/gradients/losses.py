@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradlens.graph.checkpoints import recompute
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch, contributions
 from gradlens.graph.passes import Gradients
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.plan import LossTerm, Plan
-from gradlens.torch_private import backward_pass_id, unseen
+from gradlens.torch_private import backward_pass_id
 
 
 class GraphLosses:
@@ -51,10 +50,8 @@ class GraphLosses:
         if backward_pass_id() != self._backward_pass:
             self._backward_pass, self._found = backward_pass_id(), {}
         try:
-            recompute(node)
-            with unseen(), torch.no_grad():
-                found = contributions(node, gradient.detach())
-                self._found[term.node] = term.rows.sum(term.edge.rows(found).sum(-1))
+            found = contributions(node, gradient.detach())
+            self._found[term.node] = term.rows.sum(term.edge.rows(found).sum(-1))
             self._eps = max(self._eps, torch.finfo(gradient.dtype).eps)
         except Exception as error:  # the user's backward pass goes on
             kind = graph.kinds[term.node]

@@ -88,11 +88,13 @@ def read_again(node: Node, *names: str) -> Iterator[None]:
 def recompute(node: Node) -> None:
     """Let checkpoints compute what a node has saved, as the user's pass that reaches it will.
 
-    Not in gradlens's own work, so that the user's dispatch modes see the operations.
+    Not in gradlens's own work, so that the user's dispatch modes see the operations. What they
+    raise, the user's pass raises, too.
     """
-    if is_saved_elsewhere(node):
-        with suppress(UnavailableError), read_again(node):
-            pass
+    with suppress(Exception):
+        if is_saved_elsewhere(node):
+            with read_again(node):
+                pass
 
 
 STORED_BY_HOOKS = (

@@ -16,9 +16,8 @@ from gradlens.graph.layer_rules import layer_calls
 from gradlens.graph.python_functions import constants_of
 from gradlens.torch_private import (
     output_metadata,
-    saved,
-    saved_names,
-    sequence_number,
+    saved_values,
+    sequence_numbers,
     storage_number,
 )
 
@@ -92,30 +91,27 @@ class Graph:
         stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
         visited: set[Node] = set()
         while stack:
-            node, done = stack.pop()
-            if done:
-                self._add(node)
-            elif node not in visited:
-                visited.add(node)
-                stack.append((node, True))
-                stack += [(child, False) for child, _ in node.next_functions if child is not None]
-
-    def _add(self, node: Node) -> None:
-        number = len(self.nodes)
-        self._numbers[node] = number
-        self.nodes.append(node)
-        self.kinds.append(kind(node))
-        edges = [
-            None if child is None else (self._numbers[child], output)
-            for child, output in node.next_functions
-        ]
-        self.children.append(tuple(edges))
-        self.consumers.append([])
-        for index, edge in enumerate(edges):
-            if edge is not None:
-                self.consumers[edge[0]].append((number, index, edge[1]))
-        if self.kinds[-1] == LEAF:
-            self.leaves[id(node.variable)] = number
+            node, has_all_below = stack.pop()
+            if not has_all_below:
+                if node not in visited:
+                    visited.add(node)
+                    below = (child for child, _ in node.next_functions if child is not None)
+                    stack += [(node, True), *((child, False) for child in below)]
+                continue
+            number = self._numbers[node] = len(self.nodes)
+            self.nodes.append(node)
+            self.kinds.append(kind(node))
+            edges = [
+                None if child is None else (self._numbers[child], output)
+                for child, output in node.next_functions
+            ]
+            self.children.append(tuple(edges))
+            self.consumers.append([])
+            for index, edge in enumerate(edges):
+                if edge is not None:
+                    self.consumers[edge[0]].append((number, index, edge[1]))
+            if self.kinds[-1] == LEAF:
+                self.leaves[id(node.variable)] = number
 
     def number_of(self, tensor: Tensor) -> int:
         """The number of the node that made a tensor, or of its leaf; -1 if there is none."""
@@ -140,7 +136,10 @@ class Graph:
     @cached_property
     def _shapes(self) -> list[tuple[tuple[int, ...], ...]]:
         """Shapes of each node's outputs in the forward pass."""
-        return [tuple(map(_shape, _outputs(node))) for node in self.nodes]
+        try:
+            return [tuple([tuple(o.shape) for o in _outputs(node)]) for node in self.nodes]
+        except RuntimeError:  # of a nested tensor that isn't jagged
+            return [tuple(map(_shape, _outputs(node))) for node in self.nodes]
 
     @property
     def has_python_functions(self) -> bool:
@@ -191,8 +190,8 @@ class Graph:
     @cached_property
     def by_sequence_number(self) -> dict[int, int]:
         """The numbers of nodes by torch's sequence numbers, which leaves don't have."""
-        pairs = zip(self.nodes, self.kinds, strict=True)
-        return {sequence_number(n): i for i, (n, kind_) in enumerate(pairs) if kind_ != LEAF}
+        inner = [i for i, kind_ in enumerate(self.kinds) if kind_ != LEAF]
+        return dict(zip(sequence_numbers(self.nodes[i] for i in inner), inner, strict=True))
 
     @cached_property
     def ruled_calls(self) -> tuple[RuledCall, ...]:
@@ -306,6 +305,4 @@ def integers_of(node: Node) -> tuple[Any, ...]:
     """The values besides tensors that a node has saved: axes, offsets, sizes."""
     if is_python_function(node):
         return (constants_of(node),)
-    type_: Any = type(node)
-    values = (saved(node, name) for name in saved_names(type_)[0])
-    return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
+    return tuple([v for v in saved_values(node) if isinstance(v, (int, tuple, bool))])

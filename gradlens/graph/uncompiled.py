@@ -146,10 +146,14 @@ class EagerCalls:
         self._models = []
 
     def _compiled_modules(self) -> list[nn.Module]:
+        if not compiler_is_imported():
+            return []
         return [m for model in self._models for m in model.modules() if is_compiled(m)]
 
 
 def ran_compiled(tensor: Tensor) -> bool:
     """Whether compiled code computed a part of the graph of a tensor, such as a loss."""
+    if not compiler_is_imported():
+        return False
     one_of_each_type = {type(node): node for node in nodes_below([tensor.grad_fn])}
     return any(kind(node) == COMPILED for node in one_of_each_type.values())

@@ -155,7 +155,7 @@ OUTERMOST = {
         "Run.has_recorded",
     ),
     # Hooks on nodes, which contain what they call.
-    *("GraphLosses.reach", "BackwardPass._hand_on", "BackwardPass._arrive"),
+    *("GraphLosses.reach", "BackwardPass._hand_on", "BackwardPass._arrive", "recompute"),
     "BackwardPass._hand_on.<locals>.<listcomp>",
     *("LayerHook._await_gradient.<locals>.<lambda>", "LayerHook._run_extensions"),
     *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform"),
