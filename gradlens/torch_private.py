@@ -251,11 +251,6 @@ DispatchMode: TypeAlias = TorchDispatchMode
 """Base class of contexts that see each operation; its module is private, but in torch's notes."""
 
 
-def has_parts(module: nn.Module) -> bool:
-    """Whether a module consists of others; it may not be whole yet, so that it has no methods."""
-    return bool(vars(module).get("_modules"))
-
-
 def set_part(module: nn.Module, name: str, part: nn.Module) -> None:
     """Set a part of a module; ``setattr`` also calls the hooks that others have for all modules."""
     module._modules[name] = part

@@ -20,19 +20,14 @@ from gradlens.torch_private import (
     LossModule,
     backward_hooks,
     keeps_graph,
-    sequence_number,
     tree_flatten,
     tree_unflatten,
-    versions,
 )
 
 SECOND_ORDER = (
     "{extension} is of second order and has computed nothing: gradlens's hooks on layers run "
-    "extensions of first order alone. Extend the model and the loss module by backpack.extend, or "
-    "pass the model, the loss module and the extension to the cockpit, as in "
-    "Cockpit(model, loss_function=loss_function) and cockpit(step, {extension}(), loss=loss)"
+    "extensions of first order alone. Extend the model and the loss module by backpack.extend"
 )
-OVERWRITTEN = "an in-place operation has overwritten the layer's input"
 
 
 @dataclass(frozen=True)
@@ -41,18 +36,13 @@ class LayerCall:
 
     ``args`` and ``kwargs`` are what the module was called with; tensors are detached, except for
     those of a loss module. ``grad_outputs`` holds, for each output tensor that needs a gradient,
-    ∂L/∂output, or ``None`` where the loss doesn't depend on it. ``autocast`` is the dtype of
-    autocast at the time of the call. ``unusable`` is the reason why the inputs can't be used, if
-    there is one. ``output`` is there for dropout alone, since its mask can be read off it.
+    ∂L/∂output, or ``None`` where the loss doesn't depend on it.
     """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     grad_outputs: tuple[Tensor | None, ...]
-    autocast: torch.dtype | None = None
-    unusable: str = ""
-    output: Tensor | None = None
 
 
 class PendingCall:
@@ -63,67 +53,45 @@ class PendingCall:
     the graph alive, and the graph would keep it alive.
     """
 
-    def __init__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> None:
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._module = module
         self._released = False
-        self._autocast = _autocast_dtype(output.device.type)
-        self._output: Tensor | None = None
-        self._leaves: list[Any] = []
-        self._structure: Any = None
-        if isinstance(module, nn.Dropout):
-            self._output = output.detach()
-        else:
-            self._leaves, self._structure = _flattened(args, kwargs)
+        self._leaves, self._structure = _flattened(args, kwargs)
         # A loss's inputs are the network's outputs, at which the loss's curvature is computed.
         if not isinstance(module, LossModule):
             self._leaves = [_held(leaf) for leaf in self._leaves]
-        self._versions = self._current_versions()
 
     def run_extensions(self, grad_outputs: Sequence[Tensor | None]) -> None:
         """Run BackPACK's active extensions; called with the gradients at the module's outputs."""
-        by_backpack = not isinstance(self._module, nn.Dropout) and _needs_backpack(self._module)
-        if by_backpack and not self._released:
+        if not self._released and _needs_backpack(self._module):
             _run_backpack(self.completed(tuple(grad_outputs)))
         if not keeps_graph():
             self._release()
 
     def completed(self, grad_outputs: tuple[Tensor | None, ...]) -> LayerCall:
         """The call with the gradients at the module's outputs."""
-        unusable = OVERWRITTEN if self._versions != self._current_versions() else ""
         leaves = [_dereferenced(leaf) for leaf in self._leaves]
         plain = self._structure is None
         args, kwargs = (tuple(leaves), {}) if plain else tree_unflatten(leaves, self._structure)
-        return LayerCall(
-            self._module, args, kwargs, grad_outputs, self._autocast, unusable, self._output
-        )
+        return LayerCall(self._module, args, kwargs, grad_outputs)
 
     def _release(self) -> None:
-        self._leaves, self._output, self._released = [], None, True
-
-    def _current_versions(self) -> list[int]:
-        kept = (*self._leaves, self._output)
-        return versions([leaf for leaf in kept if isinstance(leaf, Tensor)])
+        self._leaves, self._released = [], True
 
 
 _PENDING = "gradlens_pending_calls"
-"""Where calls are kept in the metadata of the nodes that made their outputs."""
+"""Where calls of loss modules are kept in the metadata of the nodes that made their outputs."""
 
 
-def keep_with_graph(call: PendingCall, outputs: Sequence[Tensor]) -> None:
-    """Keep a call at the node of its first output, with the places of all."""
-    places = [(sequence_number(each.grad_fn), each.output_nr) for each in outputs]
-    node: Any = outputs[0].grad_fn
-    node.metadata.setdefault(_PENDING, []).append((call, tuple(places)))
+def keep_with_graph(call: PendingCall, output: Tensor) -> None:
+    """Keep a call at the node of its output."""
+    node: Any = output.grad_fn
+    node.metadata.setdefault(_PENDING, []).append(call)
 
 
-def kept_calls(node: Any) -> list[tuple[PendingCall, tuple[tuple[int, int], ...]]]:
-    """The calls whose first output a node made.
-
-    With the sequence number of the node of each output, and the number of the output there.
-    """
-    found: list[Any] = node.metadata.get(_PENDING, [])
+def kept_calls(node: Any) -> list[PendingCall]:
+    """The calls whose output a node made."""
+    found: list[PendingCall] = node.metadata.get(_PENDING, [])
     return found
 
 
@@ -151,10 +119,6 @@ def _held(argument: Any) -> Any:
 
 def _dereferenced(held: Any) -> Any:
     return held() if isinstance(held, weakref.ref) else held
-
-
-def _autocast_dtype(device: str) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _needs_backpack(module: nn.Module) -> bool:

@@ -118,8 +118,9 @@ class LayerHook(UnscriptedHook):
         outputs = _differentiable(output) if _has_calls_of_interest(module) else []
         if not outputs:
             return
-        call = PendingCall(module, args, kwargs, outputs[0])
-        keep_with_graph(call, outputs)
+        call = PendingCall(module, args, kwargs)
+        if isinstance(module, LossModule):
+            keep_with_graph(call, outputs[0])
         if len(outputs) == 1:
             on_gradient(outputs[0], lambda gradient: self._run_extensions(call, [gradient]))
         else:
@@ -153,15 +154,19 @@ class HookInstaller:
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._modules = [module for model in models for module in hookable_modules(model)]
         self._installed: Sequence[nn.Module] = ()
+        self._losses = [module for module in self._modules if isinstance(module, LossModule)]
         self._always = False
         self._error: Exception | None = None
         for module in self._modules:
             _hook_for(module).keep_for(self)
         self.install_if(True)
 
-    def install_if(self, needed: bool) -> None:
-        """Install the hooks for later forward passes if these may need them, or remove them."""
-        wanted = self._modules if needed or self._always else ()
+    def install_if(self, needed: bool, of_losses: bool = False) -> None:
+        """Install the hooks for later forward passes if these may need them, or remove them.
+
+        Those of loss modules alone if they are needed ``of_losses``.
+        """
+        wanted = self._modules if needed or self._always else self._losses if of_losses else ()
         if wanted is self._installed:
             return
         before, after = ({id(each) for each in some} for some in (self._installed, wanted))
@@ -234,7 +239,7 @@ def _hook_for(module: nn.Module) -> LayerHook:
 
 
 def hookable_modules(model: nn.Module) -> list[nn.Module]:
-    """Leaf modules with parameters of their own, dropout and losses, but no parametrizations."""
+    """Leaf modules with parameters of their own, and losses, but no parametrizations."""
     parametrizations = {
         id(inner)
         for module in model.modules()
@@ -246,13 +251,11 @@ def hookable_modules(model: nn.Module) -> list[nn.Module]:
 
 def _is_hookable(module: nn.Module) -> bool:
     has_parameters = any(True for _ in module.parameters(recurse=False))
-    kept = has_parameters or isinstance(module, (LossModule, nn.Dropout))
+    kept = has_parameters or isinstance(module, LossModule)
     return kept and takes_hooks(module) and not any(True for _ in module.children())
 
 
 def _has_calls_of_interest(module: nn.Module) -> bool:
-    if isinstance(module, nn.Dropout):
-        return module.training
     is_trained = any(p.requires_grad for p in module.parameters(recurse=False))
     return is_trained or isinstance(module, LossModule)
 

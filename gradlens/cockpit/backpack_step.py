@@ -12,11 +12,12 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
 from gradlens.backpack_adapter.context import extended_by_backpack, with_extensions
+from gradlens.backpack_adapter.layer_calls import SECOND_ORDER
 from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.values import StepValues
-from gradlens.curvature.curvature import LossCurvature
 from gradlens.gradients.gradients import Setting
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.quantity import Quantity
 
 _Asked: TypeAlias = tuple[Sequence[BackpropExtension], Sequence[Callable[[nn.Module], None]]]
@@ -26,8 +27,8 @@ _Asked: TypeAlias = tuple[Sequence[BackpropExtension], Sequence[Callable[[nn.Mod
 class BackpackStep:
     """Runs the extensions of the active quantities and the user's own, one of each class.
 
-    What BackPACK says of the user's own is raised, as without gradlens. ``apart`` are of second
-    order, and need passes of their own; all others run ``within`` the user's backward pass.
+    What BackPACK says of the user's own is raised, as without gradlens. Those of second order need
+    BackPACK's own hooks: without these, they are an ``UnavailableError``, or the NaN of quantities.
     ``per_sample`` says that a quantity asks for per-sample gradients by an extension.
     """
 
@@ -44,23 +45,21 @@ class BackpackStep:
         self._boundary = boundary
         self._parameters = setting.parameters
         self._by_layer_hooks = setting.model is not None and not extended_by_backpack(setting.model)
+        self._check(by_user)
         self._asked: dict[Quantity, _Asked] = {}
         for quantity in values.active:
             with boundary.contain(quantity.name, values.refusing(quantity)):
-                self._asked[quantity] = (
-                    quantity.extensions(global_step),
-                    quantity.extension_hooks(global_step),
-                )
+                extensions = quantity.extensions(global_step)
+                self._check(extensions)
+                self._asked[quantity] = extensions, quantity.extension_hooks(global_step)
         own = [each for extensions, _ in self._asked.values() for each in extensions]
         by_class: dict[type[BackpropExtension], BackpropExtension] = {}
         for extension in [*by_user, *own]:
             by_class.setdefault(type(extension), extension)
         self.per_sample = by_class.pop(PerSampleGradients, None) is not None
-        found = list(by_class.values())
-        second_order = [each for each in found if each.expects_backpropagation_quantities()]
-        self.apart = second_order if self._by_layer_hooks else []
-        self._within = [each for each in found if each not in self.apart]
-        self._saved = {each.savefield for each in found} - {each.savefield for each in by_user}
+        self._found = list(by_class.values())
+        saved = {each.savefield for each in self._found}
+        self._saved = saved - {each.savefield for each in by_user}
         self._before = [(extension, self._saved_by(extension)) for extension in by_user]
 
     @property
@@ -69,9 +68,13 @@ class BackpackStep:
         return self._needs_layer_hooks(self._by_user)
 
     def _needs_layer_hooks(self, extensions: Iterable[BackpropExtension]) -> bool:
-        found = (each for each in extensions if not isinstance(each, PerSampleGradients))
-        first_order = any(not each.expects_backpropagation_quantities() for each in found)
-        return first_order and self._by_layer_hooks
+        others = any(not isinstance(each, PerSampleGradients) for each in extensions)
+        return others and self._by_layer_hooks
+
+    def _check(self, extensions: Iterable[BackpropExtension]) -> None:
+        for extension in extensions if self._by_layer_hooks else ():
+            if extension.expects_backpropagation_quantities():
+                raise UnavailableError(SECOND_ORDER.format(extension=type(extension).__name__))
 
     @property
     def by_layer_hooks(self) -> list[Quantity]:
@@ -90,7 +93,7 @@ class BackpackStep:
             for quantity, (_, own) in self._asked.items()
             for hook in own
         ]
-        with with_extensions(self._within, hooks, debug):
+        with with_extensions(self._found, hooks, debug):
             yield
 
     def _run_hook(
@@ -98,34 +101,6 @@ class BackpackStep:
     ) -> None:
         with self._boundary.contain(quantity.name, self._values.refusing(quantity)):
             hook(module)
-
-    def run_apart(self, curvature: LossCurvature) -> None:
-        """Run the extensions of second order on the loss."""
-        for extension in self.apart:
-            if extension in self._by_user:
-                curvature.run(extension)
-                continue
-            refuse = self._values.refusing(*self._needing(extension))
-            with self._boundary.contain(type(extension).__name__, refuse):
-                curvature.run(extension)
-
-    def refuse_without_loss(self) -> None:
-        """What needs the loss has nothing to work on; ``ValueError`` if the user runs it."""
-        for extension in self.apart:
-            reason = SECOND_ORDER.format(extension=type(extension).__name__)
-            if extension in self._by_user:
-                raise ValueError(reason)
-            self._values.refusing(*self._needing(extension))(reason)
-
-    def raise_if_users(self, reason: str) -> None:
-        """``NotImplementedError`` if the user runs an extension of second order."""
-        if any(extension in self._by_user for extension in self.apart):
-            raise NotImplementedError(reason)
-
-    def _needing(self, extension: BackpropExtension) -> list[Quantity]:
-        kind = type(extension)
-        asked = self._asked.items()
-        return [q for q, (own, _) in asked if any(type(each) is kind for each in own)]
 
     @property
     def lacking(self) -> str:
@@ -152,7 +127,6 @@ def late(extensions: Sequence[BackpropExtension]) -> str:
     return LATE.format(extension=type(extensions[0]).__name__)
 
 
-SECOND_ORDER = "{extension} is of second order and needs the loss: pass loss=... to the context"
 NOTHING_SAVED = (
     "{extensions} saved nothing on the parameters that are tracked. BackPACK's extensions need a "
     "backward pass inside the context, and hooks on model and loss module before the forward pass: "

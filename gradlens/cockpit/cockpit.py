@@ -40,7 +40,6 @@ from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, TrackedStep
 from gradlens.cockpit.tracking import IdleStep, Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
-from gradlens.curvature.probe import ProbedModels
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.facts.recorder import FactRecorder
 from gradlens.gradients.gradients import Setting
@@ -62,7 +61,6 @@ from gradlens.parts.processes import Processes, process_group_of, processes_apar
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm
-from gradlens.samples.plan import Plans
 from gradlens.sinks.sink import Sink
 from gradlens.torch_private import unseen
 
@@ -214,8 +212,6 @@ class Cockpit:
             observers=observers,
             are_watched=facts or diagnose or (wants_autopsy and alone),
             budget=self.budget,
-            output_plans=Plans(),
-            probed=ProbedModels(),
         )
         for quantity in self.quantities:
             quantity.join_cockpit()

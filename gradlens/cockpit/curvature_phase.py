@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from gradlens.backpack_adapter.context import without_extensions
-from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.values import NOT_PASSED, StepValues
 from gradlens.curvature.curvature import Curvature, LossCurvature
-from gradlens.curvature.probe import Probe
+from gradlens.curvature.probe import Probe, ProbedModel
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import unscaled_loss
 from gradlens.graph.passes import why_not_to_pass
@@ -23,17 +22,15 @@ from gradlens.observers.observer import StepContext
 from gradlens.quantities.quantity import Quantity
 
 
-def compute_curvature(
-    tracking: Tracking, context: StepContext, values: StepValues, backpack: BackpackStep | None
-) -> None:
-    """Call quantities and BackPACK's extensions of second order with the curvature that they need.
+def compute_curvature(tracking: Tracking, context: StepContext, values: StepValues) -> None:
+    """Call quantities with the curvature that they need.
 
     Of several micro-batches, quantities get that of the last one.
     """
     active = [] if context.accumulating else values.before_backward
     of_loss = [quantity for quantity in active if quantity.on is None]
-    if of_loss or (backpack is not None and backpack.apart):
-        _compute_on_loss(tracking, context, values, of_loss, backpack)
+    if of_loss:
+        _compute_on_loss(tracking, context, values, of_loss)
     for probe in dict.fromkeys(quantity.on for quantity in active):
         if probe is not None:
             of_probe = [each for each in active if each.on is probe]
@@ -45,26 +42,19 @@ def _compute_on_loss(
     context: StepContext,
     values: StepValues,
     active: Sequence[Quantity],
-    backpack: BackpackStep | None,
 ) -> None:
     setting, info = tracking.setting, context.info
     loss = unscaled_loss(info)
     if loss is None:
-        if backpack is not None:
-            backpack.refuse_without_loss()
         for quantity in active:
             values.refusing(quantity)(NOT_PASSED.format(quantity=quantity.name, needed="loss"))
         return
     why = _why_no_curvature(tracking)
+    if not why and loss.grad_fn is not None:
+        why = why_not_to_pass(loss)
     if why:
-        if backpack is not None and why == NO_SECOND_DERIVATIVES:
-            backpack.raise_if_users(why)
         values.refusing(*active)(why)
         return
-    reason = why_not_to_pass(loss) if loss.grad_fn is not None else ""
-    if reason:
-        values.refusing(*active)(reason)
-        active = ()
     is_part = tracking.assembly.has_parts(context.accumulating)
     curvature = LossCurvature(
         context.global_step,
@@ -80,10 +70,8 @@ def _compute_on_loss(
         is_part=is_part,
     )
     with _own_passes(setting):
-        if backpack is not None:
-            backpack.run_apart(curvature)
         _compute(tracking, values, curvature, active)
-    if active and is_part:
+    if is_part:
         tracking.run.note(context.global_step, CURVATURE_OF_A_PART)
 
 
@@ -100,7 +88,7 @@ def _compute_on_probe(
     if why:
         values.refusing(*active)(why)
         return
-    probed = tracking.probed.of(probe, setting.model)
+    probed = tracking.probed.setdefault(probe, ProbedModel(probe, setting.model))
     optimizer = context.info.get("optimizer")
     with (
         tracking.boundary.contain("a probe", values.refusing(*active)),

@@ -54,7 +54,6 @@ class ForwardPasses:
             self.layers = LayerTracking(model, quantities, self.active_at, boundary)
         self._model = model
         self._quantities = quantities
-        self._of_hooks = {quantity for quantity in quantities if quantity.needs_layer_hooks}
         self.of_graphs = {quantity for quantity in quantities if quantity.needs_graph}
         self.of_backpack = {quantity for quantity in quantities if quantity.extends_backward}
         self._of_outputs = {quantity for quantity in quantities if quantity.of_loss_curvature}
@@ -157,8 +156,11 @@ class ForwardPasses:
         self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
         # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
         stay = self.eager_calls.has_modules or not steps
-        waits = needs_next_step and bool(self._of_hooks)
-        self.layer_hooks.install_if(stay or waits or not self._of_hooks.isdisjoint(active))
+        waits = needs_next_step and bool(self.of_backpack)
+        self.layer_hooks.install_if(
+            stay or waits or not self.of_backpack.isdisjoint(active),
+            of_losses=not self._of_outputs.isdisjoint(active),
+        )
         self.outputs.keep_if(not self._of_outputs.isdisjoint(self._quantities if stay else active))
 
     def _possible(self, steps: Sequence[int]) -> Sequence[Quantity]:

@@ -150,8 +150,8 @@ class TrackedStep:
         with ExitStack() as stack:
             if self._needs_graph():
                 self._run_uncompiled(stack)
-            if self._values.before_backward or self._backpack is not None:
-                compute_curvature(tracking, context, self._values, self._backpack)
+            if self._values.before_backward:
+                compute_curvature(tracking, context, self._values)
             if self._values.waiting and not context.accumulating:
                 self._start = tracking.updates.start_point(context.info.get("optimizer"))
             self._enter_contexts(stack)

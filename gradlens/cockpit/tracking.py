@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.optim import Optimizer
@@ -13,7 +13,7 @@ from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forward_passes import ForwardPasses
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
-from gradlens.curvature.probe import ProbedModels
+from gradlens.curvature.probe import Probe, ProbedModel
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import may_end_alone
 from gradlens.observers.observer import Observer, Outcome, StepContext
@@ -42,8 +42,8 @@ class Tracking:
     observers: Sequence[Observer]
     are_watched: bool
     budget: Budget | None
-    output_plans: Plans
-    probed: ProbedModels
+    output_plans: Plans = field(default_factory=Plans)
+    probed: dict[Probe, ProbedModel] = field(default_factory=dict)
 
     @property
     def may_end_alone(self) -> bool:
@@ -156,7 +156,6 @@ class Tracking:
                     self.run.note(self.budget.latest_step, self.budget.without_turns)
             self.run.close()
         self.setting.buffer.free()
-        self.probed.close()
         self.forward_passes.close()
 
 

@@ -9,27 +9,17 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, final
 
-from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.curvature.backpack_graph import (
-    BackpackGraph,
-    Calls,
-    LossCall,
-    backpack_graph,
-    calls_behind,
-    check_graph,
-    loss_calls_at,
-)
 from gradlens.curvature.diagonals import (
     DiagonalKind,
     LossDiagonal,
     LossTraces,
-    by_backpack,
     by_draws,
     by_hutchinson,
     by_roots,
+    check_piecewise_linear,
     undefined_diagonal,
 )
 from gradlens.curvature.directions import Directions, directions
@@ -37,6 +27,7 @@ from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
 from gradlens.curvature.network_outputs import (
     LINEAR_IN_RETURNED,
     NetworkOutputs,
+    calls_of_losses,
     note_on_bypass,
     outputs_of_calls,
     passed_outputs,
@@ -153,8 +144,7 @@ class LossCurvature(Curvature):
     """The curvature matrices of the mean mini-batch loss, as long as its graph is alive.
 
     Each is built when it is first needed, by ``torch.autograd.grad``, which leaves the parameters'
-    gradients as they are. BackPACK's context is global, so only one thread at a time may use an
-    object of this class. ``outputs`` is what the user has passed as such, and ``returned`` the
+    gradients as they are. ``outputs`` is what the user has passed as such, and ``returned`` the
     tensors that the model has returned; ``find_outputs`` goes before both. ``batch`` is given where
     it is known without the graph. ``plans`` hold from step to step which rows belong to which
     sample.
@@ -232,9 +222,9 @@ class LossCurvature(Curvature):
             return self._find_outputs()
         if self._outputs is not None:
             return passed_outputs(self._outputs)
-        calls = self._loss_calls
+        calls = calls_of_losses(self.loss, self._model)
         # NLLLoss is linear in its input, with which the matrix would be zero.
-        if calls and not any(isinstance(call.module, nn.NLLLoss) for call in calls):
+        if calls and not any(isinstance(module, nn.NLLLoss) for module, _ in calls):
             return outputs_of_calls(calls)
         return returned_outputs(self.loss, self._returned, self.parameters)
 
@@ -276,19 +266,6 @@ class LossCurvature(Curvature):
                 return coupled_traces(self.ggn, samples, self.seed)
         return self.diagonal(kind, max(samples, 2))
 
-    def run(self, extension: BackpropExtension) -> None:
-        """Run a second-order BackPACK extension, which saves its results on the parameters.
-
-        Raises ``UnavailableError`` where BackPACK has no rules.
-        """
-        try:
-            check_graph(self._graph, self.hessian, self.seed)
-            self._graph.run(extension)
-        except UnavailableError as reason:
-            raise UnavailableError(
-                f"{type(extension).__name__} can't be run on this network: {reason}"
-            ) from reason
-
     def _find_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         try:
             return self._preferred_diagonal(kind, samples)
@@ -306,21 +283,12 @@ class LossCurvature(Curvature):
     def _preferred_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         """The diagonal by a method that is exact, or takes less than Hutchinson's."""
         if kind == "diag_h":
-            return by_backpack(self.hessian, self._graph, self.seed)
+            outputs = self._network_outputs()
+            check_piecewise_linear(outputs.tensor)
+            bypass = note_on_bypass(self.loss, outputs, self.parameters)
+            if bypass:
+                raise UnavailableError(bypass)
         jacobians = SamplesJacobians(self.ggn, self._model, self._plans)
         if kind == "diag_ggn_mc":
             return by_draws(jacobians, samples, self.seed)
         return by_roots(jacobians, self.seed)
-
-    @cached_property
-    def _graph(self) -> BackpackGraph:
-        return backpack_graph(self.loss, self.parameters, self._model, self._calls)
-
-    @cached_property
-    def _calls(self) -> Calls:
-        return calls_behind(self.loss, self._model)
-
-    @cached_property
-    def _loss_calls(self) -> Sequence[LossCall]:
-        """The loss module's call that returned the loss itself, or otherwise those behind it."""
-        return loss_calls_at(self.loss) or self._calls.of_losses

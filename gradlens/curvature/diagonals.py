@@ -5,32 +5,30 @@ A method raises ``UnavailableError`` with the reason why it doesn't apply.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from backpack.extensions import DiagHessian
 from torch import Tensor
 
-from gradlens.curvature.backpack_graph import BackpackGraph, check_graph
 from gradlens.curvature.estimate import (
     Estimate,
     positive_estimates,
     undefined_estimate,
     weighted_sum,
 )
-from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.hessian_roots import drawing, roots
 from gradlens.curvature.hutchinson import hutchinson_estimates, probed_diagonal
 from gradlens.curvature.operator import CurvatureOperator, parameter_slices
 from gradlens.curvature.products import Products, Seed, float64_device
 from gradlens.curvature.samples_jacobians import SamplesJacobians
-from gradlens.numerics.host import on_host
+from gradlens.graph.graph import Graph
+from gradlens.graph.kinds import LEAF, called, kind_of
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import hands_gradients_on, saved
 
 DiagonalKind: TypeAlias = Literal["diag_h", "diag_ggn_exact", "diag_ggn_mc"]
 """Of the Hessian, of the generalised Gauss-Newton matrix, or an estimate of the latter's."""
@@ -38,16 +36,10 @@ DiagonalKind: TypeAlias = Literal["diag_h", "diag_ggn_exact", "diag_ggn_mc"]
 Method: TypeAlias = Literal["exact", "Monte Carlo", "Hutchinson", ""]
 """How a diagonal was found; empty where there is none."""
 
-MAX_BYTES = 2**31
-"""BackPACK's backpropagated matrices may take 2 GiB; beyond, another method is used.
-
-A trade-off: the matrices are exact and come in one backward pass, but most GPUs that networks are
-trained on have no more than a few times as much memory to spare.
-"""
-
-
-_DIAGONAL_ROUNDING = 10
-"""Rounding errors of one element, as a multiple of both tolerances in ``_has_diagonal``."""
+CURVED = (
+    "the network isn't known to be piecewise linear in each parameter, so that the Hessian's "
+    "diagonal isn't that of the Gauss-Newton matrix: {why}"
+)
 
 
 def check_request(
@@ -99,23 +91,31 @@ def summed_traces(parts: Sequence[LossTraces], weights: Sequence[float]) -> Loss
     return LossTraces(weighted_sum([part.trace for part in parts], weights), traces, method)
 
 
-def by_backpack(hessian: HessianOperator, graph: BackpackGraph, seed: int) -> LossDiagonal:
-    """The Hessian's diagonal by BackPACK's rules.
+def check_piecewise_linear(outputs: Tensor) -> None:
+    """``UnavailableError`` unless outputs are piecewise linear in each element of all parameters.
 
-    Raises ``UnavailableError`` where they take too much memory, and where their result isn't the
-    diagonal of the loss's Hessian.
+    Then their second derivatives with respect to single elements are zero, so that the diagonal of
+    the loss's Hessian is that of the Gauss-Newton matrix. Holds for linear layers, convolutions,
+    ReLU and maxima, and for what adds up or multiplies results of different parameters.
     """
-    check_graph(graph, hessian, seed)
-    if graph.bytes_for_hessian > MAX_BYTES:
-        raise UnavailableError(f"BackPACK's matrices would take more than {MAX_BYTES} bytes")
-    extension = DiagHessian()
-    with _field_kept(hessian.parameters.values(), extension.savefield):
-        graph.run(extension)
-        parts = [_saved(name, p, extension.savefield) for name, p in hessian.parameters.items()]
-    found = exact_diagonal(torch.cat(parts) * (hessian.scale * graph.factor), hessian.parameters)
-    if not _has_diagonal(hessian, found.values, seed):
-        raise UnavailableError("BackPACK's diagonal isn't that of the loss")
-    return found
+    graph = Graph(outputs)
+    behind: list[frozenset[int]] = []  # the leaves behind each node
+    for node, kind, children in zip(graph.nodes, graph.kinds, graph.children, strict=True):
+        if kind == LEAF:
+            behind.append(frozenset([len(behind)]))
+            continue
+        inputs = [frozenset() if edge is None else behind[edge[0]] for edge in children]
+        behind.append(frozenset().union(*inputs))
+        its = kind_of(kind)
+        is_linear = its.is_linear or its.is_table or hands_gradients_on(node)
+        if is_linear or its.is_piecewise_linear:
+            continue
+        by_fixed = its.normalises_channels and not saved(node, "training")
+        by_factors = its.is_product and not (its.is_division and any(inputs[1:]))
+        if not (its.is_affine or by_factors or by_fixed):
+            raise UnavailableError(CURVED.format(why=f"it has {called(kind)}"))
+        if len(behind[-1]) < sum(map(len, inputs)):
+            raise UnavailableError(CURVED.format(why="a parameter is multiplied by itself"))
 
 
 def by_roots(jacobians: SamplesJacobians, seed: int) -> LossDiagonal:
@@ -206,46 +206,5 @@ def undefined_diagonal(parameters: Mapping[str, Tensor], reason: str) -> LossDia
     return LossDiagonal(trace, dict.fromkeys(parameters, part), "", values)
 
 
-@contextmanager
-def _field_kept(parameters: Iterable[Tensor], field: str) -> Iterator[None]:
-    """Restore on leaving what a user's own extension has saved on the parameters."""
-    states = [vars(parameter) for parameter in parameters]
-    kept = [state.pop(field, None) for state in states]
-    try:
-        yield
-    finally:
-        for state, value in zip(states, kept, strict=True):
-            state.pop(field, None)
-            if value is not None:
-                state[field] = value
-
-
-def _saved(name: str, parameter: Tensor, field: str) -> Tensor:
-    """What BackPACK has saved on the parameter, flat and in float64."""
-    found = vars(parameter).get(field)
-    if found is None:
-        raise UnavailableError(f"BackPACK gave nothing for {name}")
-    return _flat64(found)
-
-
 def _flat64(tensor: Tensor) -> Tensor:
     return tensor.detach().flatten().to(float64_device(tensor.device), torch.float64)
-
-
-def _has_diagonal(matrix: CurvatureOperator, values: Mapping[str, Tensor], seed: int) -> bool:
-    """Whether one element of the diagonal ``values`` is that of the matrix, but for rounding.
-
-    It is the largest of a random parameter, or a random one where all of these are zero.
-    """
-    generator = np.random.default_rng(seed)
-    name = list(values)[int(generator.integers(len(values)))]
-    diagonal = values[name].flatten()
-    flat = int(generator.integers(len(diagonal)))
-    place = int(diagonal.abs().argmax()) if bool(diagonal.any()) else flat
-    unit = torch.zeros(matrix.shape[0], dtype=matrix.torch_dtype, device=matrix.device)
-    unit[matrix.slices[name].start + place] = 1
-    truth = float(matrix.multiply(unit)[matrix.slices[name]][place])
-    largest = max(map(float, on_host([others.abs().max() for others in values.values()])))
-    eps = torch.finfo(matrix.torch_dtype).eps
-    difference = abs(float(diagonal[place]) - truth)
-    return not difference > _DIAGONAL_ROUNDING * (eps**0.5 * abs(truth) + eps * largest)

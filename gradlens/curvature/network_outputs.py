@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -9,10 +10,14 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gradlens.curvature.backpack_graph import LossCall
+from gradlens.backpack_adapter.context import extended_by_backpack
+from gradlens.backpack_adapter.layer_calls import in_order, kept_calls, stored_inputs
+from gradlens.curvature.hessian import check_loss
+from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.torch_private import LossModule
 
 _PASS = "pass info={'outputs': ...} to the context"
 NO_OUTPUTS = (
@@ -60,12 +65,39 @@ def passed_outputs(passed: Any) -> NetworkOutputs:
     return NetworkOutputs(passed, "info['outputs']")
 
 
+LossCall: TypeAlias = tuple[LossModule, Sequence[Any]]
+"""A loss module that was called, and its inputs, still in the graph."""
+
+
+def calls_of_losses(loss: Tensor, model: nn.Module | None) -> list[LossCall]:
+    """The calls of loss modules behind a loss; none unless the modules were extended.
+
+    A loss module that BackPACK itself has extended keeps none in the graph, but stores its latest.
+    Nothing leads from the graph to it, so that it is looked for among all objects.
+    """
+    check_loss(loss)
+    graph = Graph(loss)
+    kept = [call.completed(()) for node in graph.nodes for call in kept_calls(node)]
+    found: list[LossCall] = [
+        (c.module, in_order(c)) for c in kept if isinstance(c.module, LossModule)
+    ]
+    if found or not (model is None or extended_by_backpack(model)):
+        return found
+    every = (each for each in gc.get_objects() if issubclass(type(each), LossModule))
+    outputs = [(each, vars(each).get("output")) for each in every]
+    return [
+        (module, stored_inputs(module))
+        for module, output in outputs
+        if isinstance(output, Tensor) and graph.number_of(output) >= 0
+    ]
+
+
 def outputs_of_calls(calls: Sequence[LossCall]) -> NetworkOutputs:
     """The one tensor that extended loss modules were called with and that needs a gradient.
 
     Raises ``UnavailableError`` if there is none, or more than one.
     """
-    tensors = [x for call in calls for x in call.inputs if isinstance(x, Tensor)]
+    tensors = [x for _, inputs in calls for x in inputs if isinstance(x, Tensor)]
     found = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
     if not found:
         raise UnavailableError(NO_OUTPUTS)

@@ -11,7 +11,6 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.curvature.curvature import Curvature, LossCurvature
 from gradlens.curvature.diagonals import DiagonalKind, LossDiagonal, LossTraces, summed_traces
 from gradlens.curvature.directions import Directions
@@ -198,10 +197,6 @@ class ProbedModel:
         self._probe = probe
         self._model = model
         self._plans = Plans()
-        function: Any = probe.loss_function
-        losses = [function] if isinstance(function, nn.Module) else []
-        self._layer_hooks = HookInstaller([model, *losses])
-        self._layer_hooks.install_if(False)
 
     @cached_property
     def _loss(self) -> LossOverData:
@@ -218,8 +213,7 @@ class ProbedModel:
 
         Raises ``ValueError`` as ``LossOverData`` does, and whatever the model raises.
         """
-        mode = self._probe.mode_of(self._model)
-        with self._layer_hooks.installed(), mode, uncompiled_backward():
+        with self._probe.mode_of(self._model), uncompiled_backward():
             loss = self._loss
             curvature = DataCurvature(
                 loss, global_step, parameters, optimizer, self._model, self._plans
@@ -230,26 +224,3 @@ class ProbedModel:
                 found: list[BatchLoss] = []
                 loss.each(found.append)
                 yield curvature.of_batch(found[0])
-
-    def close(self) -> None:
-        """Forget the hooks on layers."""
-        self._layer_hooks.close()
-
-
-@final
-class ProbedModels:
-    """The probes of a run, each with its model once it is used."""
-
-    def __init__(self) -> None:
-        self._found: dict[Probe, ProbedModel] = {}
-
-    def of(self, probe: Probe, model: nn.Module) -> ProbedModel:
-        """The probe with the model, the same at each call."""
-        if probe not in self._found:
-            self._found[probe] = ProbedModel(probe, model)
-        return self._found[probe]
-
-    def close(self) -> None:
-        """Forget the hooks on layers."""
-        for probed in self._found.values():
-            probed.close()

@@ -130,9 +130,9 @@ class Kind:
     ``is_view`` if its output has nothing but the elements of its only input. It ``repeats`` a
     smaller input for each row, ``brings_data`` that no edge leads to, such as an index whose length
     may be N, ``joins`` tensors, or ``selects`` rows of one. It ``is_linear`` in all of its inputs
-    together, or ``is_product``, linear in each. It ``normalises_channels``, in train mode with the
-    statistics of the batch. If it ``is_recurrent``, it computes with the steps ``[T, N, ...]`` of
-    sequences one after the other.
+    together, ``is_piecewise_linear`` in them, or ``is_product``, linear in each. It
+    ``normalises_channels``, in train mode with the statistics of the batch. If it ``is_recurrent``,
+    it computes with the steps ``[T, N, ...]`` of sequences one after the other.
 
     Of networks: it ``is_affine`` if it multiplies data by a weight, ``is_activation``, and
     ``stays_finite`` if its input does. It ``makes_probabilities`` or their logarithms, or
@@ -160,6 +160,7 @@ class Kind:
     joins: bool = False
     selects: bool = False
     is_linear: bool = False
+    is_piecewise_linear: bool = False
     is_product: bool = False
     normalises_channels: bool = False
     is_recurrent: bool = False
@@ -446,6 +447,12 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
         {"rows": -1},
     ),
     # What they are.
+    (
+        "AdaptiveMaxPool2D AdaptiveMaxPool3D Clamp ClampMax ClampMin ConstantPadNd Hardtanh "
+        "LeakyRelu MaxPool2DWithIndices MaxPool3DWithIndices NativeDropout Relu Threshold "
+        "Where",
+        {"is_piecewise_linear": True},
+    ),
     (
         "Addmm Mm Bmm Baddbmm Mv Convolution ConvolutionOverrideable NativeGroupNorm "
         "NativeLayerNorm FusedRmsNorm MkldnnRnnLayer CudnnRnn Trilinear EmbeddingBag "

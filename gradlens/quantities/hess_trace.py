@@ -18,8 +18,9 @@ class HessTrace(CurvatureQuantity):
 
     ``curvature`` selects the matrix and how its diagonal is computed:
 
-    - ``"diag_h"``, the Hessian. It is exact for networks that BackPACK's second-order extensions
-      support: sequences of its modules, with an extended loss module.
+    - ``"diag_h"``, the Hessian. It is exact where its diagonal is that of the Gauss-Newton matrix
+      and that is exact: for networks whose outputs are piecewise linear in each parameter, such as
+      those with ReLU and, in eval mode, BatchNorm.
     - ``"diag_ggn_exact"``, the Gauss-Newton matrix. It is exact where all parameters have
       per-sample gradients and each sample has at most 256 outputs.
     - ``"diag_ggn_mc"``, the Gauss-Newton matrix, by Monte Carlo sampling, which is cheap:
@@ -31,10 +32,9 @@ class HessTrace(CurvatureQuantity):
       there are three passes at least, each for all samples.
 
     For all other networks the trace is estimated by Hutchinson's method with ``samples`` products,
-    at least two. BackPACK's results are checked against products with random vectors. For
-    ``"diag_ggn_mc"``, whether the graph keeps the samples apart is checked at the first step and
-    whenever its operations, shapes or parameters change: samples that are mixed without such a
-    change, for example by other numbers in an index, are not detected.
+    at least two. For ``"diag_ggn_mc"``, whether the graph keeps the samples apart is checked at the
+    first step and whenever its operations, shapes or parameters change: samples that are mixed
+    without such a change, for example by other numbers in an index, are not detected.
 
     A value holds the ``"trace"``, its ``"standard_error"``, the ends ``"low"`` and ``"high"`` of a
     95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"``, ``"Hutchinson"``,

@@ -227,8 +227,8 @@ class Quantity(ABC):
     def needs_layer_hooks(self) -> bool:
         """Whether layers need hooks in the forward passes of steps at which it is active.
 
-        The loss's curvature and BackPACK's extensions need them. Per-sample gradients and losses
-        don't: they are computed from the loss's graph.
+        BackPACK's extensions need them, and the loss's curvature those of loss modules. Per-sample
+        gradients and losses don't: they are computed from the loss's graph.
         """
         return self.of_loss_curvature or self.extends_backward
 

@@ -72,6 +72,13 @@ def convolutional() -> nn.Module:
     )
 
 
+def piecewise_linear() -> nn.Module:
+    convolution = nn.Conv2d(1, 2, 2, padding=1)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), convolution, nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)
+    )
+
+
 def normalised() -> nn.Module:
     """BatchNorm in eval mode, with running statistics that aren't the initial ones."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
@@ -88,6 +95,7 @@ def frozen() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "perceptron": perceptron,
     "convolutional": convolutional,
+    "piecewise linear": piecewise_linear,
     "recurrent": LastOutput,
     "normalised": normalised,
     "tied": Tied,

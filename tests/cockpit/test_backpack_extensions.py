@@ -115,7 +115,6 @@ def saved(model: nn.Module, extension: BackpropExtension) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("network", "way"),
     [
-        (sequential, "model and loss function"),
         (sequential, "BackPACK's extend"),
         (sequential, "BackPACK's extend, backpack() around the cockpit"),
         (Residual, "BackPACK's extend, converter"),
@@ -139,6 +138,12 @@ def test_second_order_by_gradlens_hooks_is_a_warning(
         model = backward(network, extension(), way)
     assert extension.__name__ in str(caught[0].message)
     assert not any(hasattr(p, extension().savefield) for p in model.parameters())
+
+
+@pytest.mark.parametrize("extension", [DiagGGNExact, OwnDiagonal])
+def test_second_order_without_backpacks_hooks_is_refused(extension: Any) -> None:
+    with pytest.raises(UnavailableError, match=f"{extension.__name__} is of second order.*extend"):
+        backward(sequential, extension(), "model and loss function")
 
 
 @pytest.mark.parametrize("extension", [BatchGrad, DiagGGNExact, OwnDiagonal, OwnBase])

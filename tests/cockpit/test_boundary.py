@@ -53,7 +53,7 @@ class OfReduction(quantities.SingleStepQuantity):
 
 
 class OfKronecker(quantities.SingleStepQuantity):
-    """A quantity with an extension of second order, which doesn't say that it needs the loss."""
+    """A quantity with an extension of second order, which needs BackPACK's own hooks."""
 
     def extensions(self, global_step: int) -> list[Any]:
         return [KFLR()]
@@ -123,7 +123,7 @@ def test_a_reduction_that_fails_is_not_that_of_some_parameters() -> None:
 @pytest.mark.parametrize(
     ("quantity", "reason"),
     [
-        (OfKronecker, "KFLR is of second order and needs the loss: pass loss="),
+        (OfKronecker, "KFLR is of second order and has computed nothing"),
         (OfCurvature, "OfCurvature needs the loss: pass loss="),
     ],
 )

@@ -105,6 +105,7 @@ def test_values_are_shown_as_our_quantities_are(history: History) -> None:
         assert source.view == vars(quantities)[name].view
 
 
+@pytest.mark.filterwarnings("ignore:.*diag_h is estimated")
 def test_values_have_the_structure_of_ours(history: History) -> None:
     ours = tracked_by_gradlens(tuple(history.sources))
     for name in history.sources:

@@ -19,7 +19,7 @@ from gradlens.curvature.hessian import GGNOperator
 from gradlens.curvature.hessian_roots import drawing
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError
-from tests.curvature.test_diagonals import BEYOND_BACKPACK, LOSSES, SAMPLES, WITHIN_BACKPACK, Case
+from tests.curvature.test_diagonals import CURVED, LOSSES, PIECEWISE_LINEAR, SAMPLES, Case
 from tests.curvature.test_diagonals_hard_cases import Centred
 
 STEPS = 60
@@ -69,8 +69,8 @@ def normalised() -> nn.Module:
 
 
 NETWORKS = {
-    **WITHIN_BACKPACK,
-    **BEYOND_BACKPACK,
+    **PIECEWISE_LINEAR,
+    **CURVED,
     "positions": Positions,
     "BatchNorm": normalised,
 }
@@ -109,7 +109,7 @@ def test_draws_sub_batches_and_sum_losses(
 @pytest.mark.slow
 @pytest.mark.parametrize("sub_batch", [None, 4])
 def test_intervals_of_one_draw_are_rather_too_wide(sub_batch: int | None) -> None:
-    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    case = Case(CURVED["nested sigmoid"], nn.CrossEntropyLoss())
     truth = float(case.ggn_diagonal().sum())
     records = sampled(case, 100, sub_batch=sub_batch)
     assert sum(record["low"] <= truth <= record["high"] for record in records) >= 93
@@ -429,7 +429,7 @@ def test_structures_tell_operations_shapes_and_parameters_apart() -> None:
 
 
 def test_criterion_of_a_sampled_trace() -> None:
-    case = Case(WITHIN_BACKPACK["convolution"], nn.CrossEntropyLoss())
+    case = Case(PIECEWISE_LINEAR["convolution"], nn.CrossEntropyLoss())
     cockpit = case.track(
         quantities.TICTrace(epsilon=1e-3, **SAMPLED), quantities.HessTrace(**SAMPLED)
     )
