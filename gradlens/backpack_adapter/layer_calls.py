@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +13,16 @@ from backpack import hook_run_extensions
 from backpack.context import CTX
 from backpack.utils.hooks import no_op
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
+from gradlens.graph.hooks import on_gradient
 from gradlens.messages import GradlensWarning
 from gradlens.torch_private import (
     LossModule,
     backward_hooks,
     keeps_graph,
     tree_flatten,
+    tree_leaves,
     tree_unflatten,
 )
 
@@ -30,23 +32,14 @@ SECOND_ORDER = (
 )
 
 
-@dataclass(frozen=True)
+_CALLS = "gradlens_layer_calls"
+"""Where calls are kept in the metadata of the nodes that made their outputs."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
 class LayerCall:
-    """One call of a module, once the gradient at its output has been computed.
-
-    ``args`` and ``kwargs`` are what the module was called with; tensors are detached, except for
-    those of a loss module. ``grad_outputs`` holds, for each output tensor that needs a gradient,
-    ∂L/∂output, or ``None`` where the loss doesn't depend on it.
-    """
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    grad_outputs: tuple[Tensor | None, ...]
-
-
-class PendingCall:
-    """What a call's hook keeps until the backward pass reaches it; it belongs to the graph.
+    """One call of a module, which belongs to the graph until a backward pass frees that.
 
     Detached inputs share the memory and the version of the originals, but not their graph. Objects
     other than tensors and plain values are referenced weakly: one that holds the output would keep
@@ -54,56 +47,33 @@ class PendingCall:
     """
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._module = module
-        self._released = False
-        self._leaves, self._structure = _flattened(args, kwargs)
+        self.module = module
+        self._is_released = False
+        self._leaves, self._structure = tree_flatten((args, kwargs))
         # A loss's inputs are the network's outputs, at which the loss's curvature is computed.
         if not isinstance(module, LossModule):
             self._leaves = [_held(leaf) for leaf in self._leaves]
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """All arguments, in the order in which the module's forward names them."""
+        leaves = [leaf() if isinstance(leaf, weakref.ref) else leaf for leaf in self._leaves]
+        args, kwargs = tree_unflatten(leaves, self._structure)
+        if not kwargs:
+            return tuple(args)
+        bound = inspect.signature(self.module.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return (*bound.args, *bound.kwargs.values())
+
     def run_extensions(self, grad_outputs: Sequence[Tensor | None]) -> None:
-        """Run BackPACK's active extensions; called with the gradients at the module's outputs."""
-        if not self._released and _needs_backpack(self._module):
-            _run_backpack(self.completed(tuple(grad_outputs)))
+        """Run BackPACK's active extensions; called with the gradients at the module's outputs.
+
+        These are ``None`` where the loss doesn't depend on an output.
+        """
+        if not self._is_released and _needs_backpack(self.module):
+            _run_backpack(self.module, self.arguments, tuple(grad_outputs))
         if not keeps_graph():
-            self._release()
-
-    def completed(self, grad_outputs: tuple[Tensor | None, ...]) -> LayerCall:
-        """The call with the gradients at the module's outputs."""
-        leaves = [_dereferenced(leaf) for leaf in self._leaves]
-        plain = self._structure is None
-        args, kwargs = (tuple(leaves), {}) if plain else tree_unflatten(leaves, self._structure)
-        return LayerCall(self._module, args, kwargs, grad_outputs)
-
-    def _release(self) -> None:
-        self._leaves, self._released = [], True
-
-
-_PENDING = "gradlens_pending_calls"
-"""Where calls of loss modules are kept in the metadata of the nodes that made their outputs."""
-
-
-def keep_with_graph(call: PendingCall, output: Tensor) -> None:
-    """Keep a call at the node of its output."""
-    node: Any = output.grad_fn
-    node.metadata.setdefault(_PENDING, []).append(call)
-
-
-def kept_calls(node: Any) -> list[PendingCall]:
-    """The calls whose output a node made."""
-    found: list[PendingCall] = node.metadata.get(_PENDING, [])
-    return found
-
-
-def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Leaves of the arguments, and their structure; without one if they are tensors alone."""
-    # They mostly are, and tree_flatten takes 20 microseconds, which is most of a hook's time.
-    if not kwargs and all(isinstance(argument, Tensor) for argument in args):
-        return list(args), None
-    return tree_flatten((args, kwargs))
-
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+            self._leaves, self._is_released = [], True
 
 
 def _held(argument: Any) -> Any:
@@ -117,8 +87,45 @@ def _held(argument: Any) -> Any:
         return argument
 
 
-def _dereferenced(held: Any) -> Any:
-    return held() if isinstance(held, weakref.ref) else held
+def keep_call(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    failed: Callable[[Exception], None],
+) -> None:
+    """Keep a call with the graph, whose extensions run when the backward pass reaches its output.
+
+    A call that is there already isn't kept twice. ``failed`` gets what extensions raise.
+    """
+    outputs = [o for o in tree_leaves(output) if isinstance(o, Tensor) and not o.is_leaf]
+    is_trained = any(p.requires_grad for p in module.parameters(recurse=False))
+    if not outputs or not (is_trained or isinstance(module, LossModule)):
+        return
+    node: Any = outputs[0].grad_fn
+    if any(call.module is module for call in kept_calls(node)):
+        return
+    call = LayerCall(module, args, kwargs)
+    node.metadata.setdefault(_CALLS, []).append(call)
+
+    def run(gradients: Sequence[Tensor | None]) -> None:
+        try:
+            call.run_extensions(gradients)
+        except Exception as error:
+            failed(error)
+
+    # A full backward hook would wrap inputs and outputs, and so forbid in-place operations; and
+    # each call has its own inputs here, also when a layer is called twice.
+    if len(outputs) == 1:
+        on_gradient(outputs[0], lambda gradient: run([gradient]))
+    else:
+        register_multi_grad_hook(outputs, run)
+
+
+def kept_calls(node: Any) -> list[LayerCall]:
+    """The calls whose first output a node made."""
+    found: list[LayerCall] = node.metadata.get(_CALLS, [])
+    return found
 
 
 def _needs_backpack(module: nn.Module) -> bool:
@@ -127,9 +134,10 @@ def _needs_backpack(module: nn.Module) -> bool:
     return not idle and hook_run_extensions not in backward_hooks(module).values()
 
 
-def _run_backpack(call: LayerCall) -> None:
+def _run_backpack(
+    module: nn.Module, arguments: Sequence[Any], grad_outputs: tuple[Tensor | None, ...]
+) -> None:
     """Do what BackPACK's own hook does, with the inputs of this very call."""
-    module, grad_outputs = call.module, call.grad_outputs
     extensions = []
     for extension in CTX.get_active_exts():
         if extension.expects_backpropagation_quantities():
@@ -142,7 +150,6 @@ def _run_backpack(call: LayerCall) -> None:
             f"BackPACK's rules for {type(module).__name__} need the module's output: extend the "
             "model with backpack.extend as well"
         )
-    arguments = in_order(call)
     names = [f"input{index}" for index in range(len(arguments))]
     try:
         for name, argument in zip(names, arguments, strict=True):
@@ -155,15 +162,6 @@ def _run_backpack(call: LayerCall) -> None:
     finally:
         for name in [*names, "output"]:
             vars(module).pop(name, None)
-
-
-def in_order(call: LayerCall) -> tuple[Any, ...]:
-    """All arguments of a call in the order in which the module's forward names them."""
-    if not call.kwargs:
-        return call.args
-    bound = inspect.signature(call.module.forward).bind(*call.args, **call.kwargs)
-    bound.apply_defaults()
-    return (*bound.args, *bound.kwargs.values())
 
 
 def stored_inputs(module: nn.Module) -> tuple[Any, ...]:

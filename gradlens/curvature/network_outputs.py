@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradlens.backpack_adapter.context import extended_by_backpack
-from gradlens.backpack_adapter.layer_calls import in_order, kept_calls, stored_inputs
+from gradlens.backpack_adapter.layer_calls import kept_calls, stored_inputs
 from gradlens.curvature.hessian import check_loss
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, Node, kind
@@ -77,9 +77,11 @@ def calls_of_losses(loss: Tensor, model: nn.Module | None) -> list[LossCall]:
     """
     check_loss(loss)
     graph = Graph(loss)
-    kept = [call.completed(()) for node in graph.nodes for call in kept_calls(node)]
     found: list[LossCall] = [
-        (c.module, in_order(c)) for c in kept if isinstance(c.module, LossModule)
+        (call.module, call.arguments)
+        for node in graph.nodes
+        for call in kept_calls(node)
+        if isinstance(call.module, LossModule)
     ]
     if found or not (model is None or extended_by_backpack(model)):
         return found

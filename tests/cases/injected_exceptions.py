@@ -142,7 +142,7 @@ OUTERMOST = {
     *("TrackedStep._enter", "TrackedStep._exit", "TrackedStep._finish"),
     *("LossFactor.finding", "LossFactor._follow", "LossFactor._intercept", "LossFactor._receive"),
     *("Gradients.begin", "Gradients.called_on", "Gradients.receive_factor"),
-    *("BackwardPass._reach", "LayerHook.__call__", "ModelCalls.__call__"),
+    *("BackwardPass._reach", "_PermanentHook.__call__", "ModelCalls.__call__"),
     *("Reducer._accumulated", "Reducer._complete", "HookInstaller.take_error"),
     *("PendingUpdate.start.<locals>.<lambda>", "PendingUpdate._stepped", "PendingUpdate.resolve"),
     "Tracking.close",
@@ -157,7 +157,7 @@ OUTERMOST = {
     # Hooks on nodes, which contain what they call.
     *("GraphLosses.reach", "BackwardPass._hand_on", "BackwardPass._arrive", "recompute"),
     "BackwardPass._hand_on.<locals>.<listcomp>",
-    *("LayerHook._await_gradient.<locals>.<lambda>", "LayerHook._run_extensions"),
+    *("keep_call.<locals>.<lambda>", "keep_call.<locals>.run", "_report"),
     *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform"),
     *("ModelOutputs.__call__", "BackwardCall.__torch_function__", "_release"),
     # What is looked up before a step, or to see that nothing has changed.

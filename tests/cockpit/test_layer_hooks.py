@@ -14,7 +14,6 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
 import gradlens
-from gradlens.backpack_adapter.layer_hooks import layer_hook
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import (
     Alpha,
@@ -28,7 +27,7 @@ from gradlens.quantities import (
 from gradlens.quantities.step import Step
 from gradlens.schedules import linear
 from tests.cases.references import per_sample_gradients_of_losses
-from tests.graph.test_hooks import has_missed_call
+from tests.graph.test_hooks import has_layer_hooks
 
 JUMPING = (0, 1, 2, 3, 10, 11, 12, 20, 21)
 """Step 10 comes where 4 is expected."""
@@ -52,7 +51,7 @@ class Run:
         self, quantities: Sequence[Quantity], reduction: Literal["mean", "sum"] = "mean"
     ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        self.model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
         self.loss_function = nn.CrossEntropyLoss(reduction=reduction)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.cockpit = gradlens.Cockpit(
@@ -60,12 +59,15 @@ class Run:
         )
         self.inputs, self.labels = torch.randn(8, 5).double(), torch.arange(8) % 3
         self.steps_with_hooks: list[int] = []
+        self.steps_with_loss_hooks: list[int] = []
 
     def step(self, step: int, *extensions: BackpropExtension, **known: int) -> None:
         self.optimizer.zero_grad()
         loss = self.loss()
-        if not has_missed_call(self.model):
+        if has_layer_hooks(self.model):
             self.steps_with_hooks.append(step)
+        if has_layer_hooks(self.loss_function):
+            self.steps_with_loss_hooks.append(step)
         with self.cockpit(step, *extensions, loss=loss, optimizer=self.optimizer, **known):
             loss.backward()
         self.optimizer.step()
@@ -93,7 +95,7 @@ def scalars(values: Iterable[Any]) -> list[float]:
     [
         (NormTest, [0, 1]),
         (Alpha, [0, 1]),
-        (HessTrace, [0, 1, 5, 10]),
+        (HessTrace, [0, 1]),  # its outputs are the inputs of the loss function alone
         (BatchGradNorm, [0, 1, 5, 10]),
         (Loss, [0, 1]),
     ],
@@ -165,7 +167,7 @@ def test_forward_says_which_step_comes() -> None:
         run.optimizer.zero_grad()
         with run.cockpit.forward(step):
             loss = run.loss()
-        assert has_missed_call(run.model) == (step % 10 > 0)
+        assert has_layer_hooks(run.loss_function) == (step % 10 == 0)
         with run.cockpit(step, loss=loss):
             loss.backward()
         run.optimizer.step()
@@ -223,7 +225,7 @@ def test_two_cockpits_on_one_model() -> None:
     gc.collect()
     for step in range(10, 14):
         run.step(step)
-    assert run.steps_with_hooks == [10]
+    assert run.steps_with_loss_hooks == [10]
 
 
 def test_per_sample_gradients_beside_a_cockpit() -> None:
@@ -252,4 +254,4 @@ def test_a_closed_cockpit_has_no_layer_hooks() -> None:
     run.step(0)
     run.cockpit.close()
     run.loss()
-    assert all(layer_hook(module) is None for module in run.model.modules())
+    assert not has_layer_hooks(run.model)
