@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         sinks,
     )
     from gradlens.backpack_adapter.layer_hooks import extend
-    from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
     from gradlens.cockpit.aggregation import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
@@ -47,7 +46,6 @@ __all__ = [
     "Finding",
     "GradlensWarning",
     "History",
-    "PerSampleGradients",
     "Rule",
     "Sign",
     "Step",
@@ -79,7 +77,6 @@ _DEFINED_IN = {
     "Finding": "gradlens.history.finding",
     "GradlensWarning": "gradlens.messages",
     "History": "gradlens.history.history",
-    "PerSampleGradients": "gradlens.backpack_adapter.per_sample_gradients",
     "Rule": "gradlens.diagnosis.rule",
     "Sign": "gradlens.diagnosis.rule",
     "Step": "gradlens.quantities.step",

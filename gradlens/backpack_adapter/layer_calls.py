@@ -173,13 +173,3 @@ def stored_inputs(module: nn.Module) -> tuple[Any, ...]:
             "module is used more than once: extend the model with gradlens.extend instead"
         )
     return inputs
-
-
-def trainable_parameters(module: nn.Module) -> frozenset[str]:
-    """Names of the module's own parameters that need a gradient."""
-    return frozenset(name for name, p in own_parameters(module).items() if p.requires_grad)
-
-
-def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The module's parameters by name, without those of its children."""
-    return dict(module.named_parameters(recurse=False, remove_duplicate=False))

@@ -13,7 +13,6 @@ from torch import nn
 
 from gradlens.backpack_adapter.context import extended_by_backpack, with_extensions
 from gradlens.backpack_adapter.layer_calls import SECOND_ORDER
-from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.values import StepValues
 from gradlens.gradients.gradients import Setting
@@ -29,7 +28,6 @@ class BackpackStep:
 
     What BackPACK says of the user's own is raised, as without gradlens. Those of second order need
     BackPACK's own hooks: without these, they are an ``UnavailableError``, or the NaN of quantities.
-    ``per_sample`` says that a quantity asks for per-sample gradients by an extension.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class BackpackStep:
         by_class: dict[type[BackpropExtension], BackpropExtension] = {}
         for extension in [*by_user, *own]:
             by_class.setdefault(type(extension), extension)
-        self.per_sample = by_class.pop(PerSampleGradients, None) is not None
         self._found = list(by_class.values())
         saved = {each.savefield for each in self._found}
         self._saved = saved - {each.savefield for each in by_user}
@@ -65,11 +62,7 @@ class BackpackStep:
     @property
     def needs_layer_hooks(self) -> bool:
         """Whether one of the user's extensions runs by gradlens's hooks on layers."""
-        return self._needs_layer_hooks(self._by_user)
-
-    def _needs_layer_hooks(self, extensions: Iterable[BackpropExtension]) -> bool:
-        others = any(not isinstance(each, PerSampleGradients) for each in extensions)
-        return others and self._by_layer_hooks
+        return bool(self._by_user) and self._by_layer_hooks
 
     def _check(self, extensions: Iterable[BackpropExtension]) -> None:
         for extension in extensions if self._by_layer_hooks else ():
@@ -82,7 +75,7 @@ class BackpackStep:
         return [
             quantity
             for quantity, (extensions, hooks) in self._asked.items()
-            if hooks or self._needs_layer_hooks(extensions)
+            if hooks or (extensions and self._by_layer_hooks)
         ]
 
     @contextmanager

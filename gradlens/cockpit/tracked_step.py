@@ -202,7 +202,6 @@ class TrackedStep:
         reductions = self._reductions()
         wants_gradients = bool(reductions or self._own) or values.retain_gradients or is_part
         wants_gradients |= self._finds_losses
-        wants_gradients |= backpack is not None and backpack.per_sample
         if wants_gradients:
             self._gradients = StepGradients(
                 tracking.setting,

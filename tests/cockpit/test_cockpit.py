@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from backpack import backpack
 from backpack import extend as backpack_extend
 from backpack.extensions import BatchGrad, BatchL2Grad
 from torch import Tensor, nn
@@ -652,26 +651,6 @@ def test_parameters_instead_of_a_model(extend: Callable[..., Any], model: nn.Mod
             loss.backward()
     assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
     assert list(cockpit.history["GradNorm"][0]) == ["param_0", "param_1", "param_2", "param_3"]
-
-
-@pytest.mark.parametrize("extend", [gradlens.extend, backpack_extend], ids=["ours", "BackPACK's"])
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_extension_alone_within_backpack(extend: Callable[..., Any], model: nn.Module) -> None:
-    extend(model)
-    with backpack(gradlens.PerSampleGradients()):
-        loss_of(model).backward()
-    for parameter in model.parameters():
-        torch.testing.assert_close(parameter.per_sample_gradients.mean(), parameter.grad)
-
-
-def test_extension_alone_adds_up_the_uses_of_one_backward_pass() -> None:
-    layer = gradlens.extend(nn.Linear(3, 3))
-    for _ in range(2):
-        layer.zero_grad()
-        loss = layer(layer(torch.randn(4, 3))).square().mean()
-        with backpack(gradlens.PerSampleGradients()):
-            loss.backward()
-        torch.testing.assert_close(layer.weight.per_sample_gradients.mean(), layer.weight.grad)
 
 
 def test_extended_models_can_be_copied_and_pickled(model: nn.Module) -> None:
