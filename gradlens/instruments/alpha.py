@@ -9,34 +9,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, line
-from gradlens.instruments.drawing import (
-    Artists,
-    any_finite,
-    beyond,
-    curve,
-    explain_empty,
-    missing,
-    picture_and_series,
-    readout,
-)
+from gradlens.history.lines import Floats, line
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import NumberLabels, StepAxis, fit, without_spikes
-from gradlens.instruments.style import (
-    BLUE,
-    GRID,
-    INK,
-    MUTED,
-    ORANGE,
-    Color,
-    Entry,
-    key,
-    tint,
-    title,
-)
+from gradlens.instruments.panel import Artists, Curve, Lines, Picture
+from gradlens.instruments.scales import NumberLabels
+from gradlens.instruments.style import BLUE, GRID, INK, ORANGE, Color, Entry, tint
 
-SHARE, GAP = 0.42, 34.0
-"""The picture's share of the width, and points between it and the line."""
+KEY = (Entry("all", tint(BLUE, 0.4), "box"), Entry("latest 10 %", ORANGE))
 RECENT = 0.1
 """Fraction of the steps that are shown as the latest ones."""
 REACH = 4.0
@@ -56,30 +35,16 @@ class AlphaInstrument(Instrument):
     together: ClassVar[bool] = False
     width: ClassVar[float] = 1.5
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         found = line(history[self.names[0]])
-        if not any_finite([found]):
-            axis.apply(ax)
-            return explain_empty(ax, [found])
-        title(ax, self.heading(history), *readout(found))
-        picture, series = picture_and_series(ax, SHARE, GAP)
-        artists = _series(series, axis, found)
-        if picture is None:
-            return artists
-        entries = [Entry("all", tint(BLUE, 0.4), "box"), Entry("latest 10 %", ORANGE)]
-        shown = key(ax, entries)
-        artists |= {"key": shown} if shown else {}
-        return artists | _picture(picture, found.values[found.finite])
-
-
-def _series(ax: Axes, axis: StepAxis, found: Line) -> Artists:
-    axis.apply(ax)
-    artists = curve(ax, axis, found, BLUE, "alpha")
-    fit(ax, [without_spikes(found.values), np.array([-1.0, 1.0])], "linear")
-    for level in (-1, 0, 1):
-        marked = ax.axhline(level, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
-        artists[f"level {level}"] = marked
-    return artists | missing(ax, axis, [found]) | beyond(ax, axis, [found])
+        picture = Picture(0.42, lambda ax: _picture(ax, found.values[found.finite]), KEY)
+        return Lines(
+            (Curve("α", found),),
+            spiky=True,
+            room=(-1.0, 1.0),
+            levels=(-1.0, 0.0, 1.0),
+            picture=picture,
+        )
 
 
 def _picture(ax: Axes, values: Floats) -> Artists:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import line
 from gradlens.history.view import GROUPS_OF_LOGGED, Group
-from gradlens.instruments.drawing import Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.panel import Curve, Lines, readout
 from gradlens.instruments.series import in_force
-from gradlens.instruments.style import MUTED, Color, categorical_colors, subtitle, title
+from gradlens.instruments.style import MUTED, categorical_colors
 
 IN_USE = "batch_size"
 
@@ -28,14 +26,17 @@ class BatchSizeInstrument(Instrument):
     title: ClassVar[str] = "Batch size"
     label: ClassVar[str] = "samples"
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         suggested = {name: line(history[name]) for name in self.names if name != IN_USE}
         steps = [one.steps for one in suggested.values()] or [line(history[IN_USE]).steps]
         used = in_force(IN_USE, np.unique(np.concatenate(steps)), history)
-        lines = suggested | ({"in use": used} if used.steps.size else {})
-        title(ax, self.title, *readout(next(iter(lines.values()))))
-        colors: list[Color] = [*categorical_colors(len(suggested)), MUTED]
-        artists = curves(ax, axis, lines, colors[: len(lines)], "log")
-        if len(lines) == 1:
-            artists["subtitle"] = subtitle(ax, "suggested by CABS" if suggested else "in use")
-        return artists
+        colors = categorical_colors(len(suggested))
+        curves = [*map(Curve, suggested, suggested.values(), colors)]
+        if used.steps.size:
+            curves.append(Curve("in use", used, MUTED))
+        return Lines(
+            tuple(curves),
+            scale="log",
+            latest=readout(curves[0].line),
+            words="suggested by CABS" if suggested else "in use",
+        )

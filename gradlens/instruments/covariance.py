@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import Line, field_line, rows
 from gradlens.history.series import Series
-from gradlens.instruments.drawing import Artists, curves, readout, threads
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, log_if_wide
-from gradlens.instruments.style import BLUE, INK, ORANGE, title
+from gradlens.instruments.panel import Curve, Lines, readout
+from gradlens.instruments.scales import log_if_wide
+from gradlens.instruments.style import BLUE, INK, ORANGE
 
 MOST = 10
 
@@ -25,12 +24,16 @@ class CovarianceSpectrumInstrument(Instrument):
     title: ClassVar[str] = "Gradient covariance"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         trace = field_line(records, "trace")
         latest, alarm = readout(trace)
-        title(ax, self.heading(history), f"trace {latest}" if latest else "", alarm)
-        return threads(ax, axis, eigenvalue_lines(records), "log", {"trace": (trace, INK)})
+        return Lines(
+            (Curve("trace", trace, INK),),
+            eigenvalue_lines(records),
+            scale="log",
+            latest=(f"trace {latest}" if latest else "", alarm),
+        )
 
 
 class CovarianceRanksInstrument(Instrument):
@@ -41,14 +44,13 @@ class CovarianceRanksInstrument(Instrument):
     label: ClassVar[str] = "rank"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         records = history[self.names[0]]
-        lines = {
-            "effective": field_line(records, "effective_rank"),
-            "stable": field_line(records, "stable_rank"),
-        }
-        scale = log_if_wide([one.values for one in lines.values()])
-        return curves(ax, axis, lines, [BLUE, ORANGE], scale)
+        curves = (
+            Curve("effective", field_line(records, "effective_rank"), BLUE),
+            Curve("stable", field_line(records, "stable_rank"), ORANGE),
+        )
+        return Lines(curves, scale=log_if_wide([one.line.values for one in curves]))
 
 
 def eigenvalue_lines(records: Series, most: int = MOST) -> dict[str, Line]:

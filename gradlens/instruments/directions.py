@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, field_line, reason, rows
 from gradlens.history.series import Series
-from gradlens.instruments.drawing import (
-    Artists,
-    curves,
-    explain_empty,
-    label_rows,
-    missing,
-    picture_and_series,
-    readout,
-    row_stride,
-)
+from gradlens.instruments.drawing import label_rows, missing, picture_and_series, row_stride
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import PercentLabels, StepAxis, fit
+from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
+from gradlens.instruments.scales import StepAxis, fit
 from gradlens.instruments.style import (
     BLUE,
     GRID,
@@ -36,9 +29,7 @@ from gradlens.instruments.style import (
     key,
     signal_colormap,
     size_in_points,
-    subtitle,
     tint,
-    title,
 )
 
 SHARE, GAP = 0.4, 40.0
@@ -91,20 +82,18 @@ class DirectionsInstrument(Instrument):
     together: ClassVar[bool] = False
     width: ClassVar[float] = 1.5
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines | Drawn:
         records = history[self.names[0]]
         gradient, curvature = (ratios(records, n) for n in ("gradient_snr", "curvature_snr"))
         if not np.isfinite(gradient.values).any():
-            axis.apply(ax)
             nothing = np.full_like(gradient.steps, np.nan)
-            return explain_empty(ax, [Line(gradient.steps, nothing, gradient.reason)])
+            return Lines((Curve("signal", Line(gradient.steps, nothing, gradient.reason)),))
         latest = gradient.latest
         known = int(np.isfinite(latest).sum())
-        title(ax, self.heading(history), f"signal in {(latest > SIGNAL).sum()} of {known}")
-        picture, series = picture_and_series(ax, SHARE, GAP)
-        shown = key(ax, KEY)
-        artists = _map(series, axis, gradient) | ({"key": shown} if shown else {})
-        return artists if picture is None else artists | _picture(picture, latest, curvature.latest)
+        return Drawn(
+            partial(_draw, gradient=gradient, curvature=curvature),
+            (f"signal in {(latest > SIGNAL).sum()} of {known}", False),
+        )
 
 
 class OverlapInstrument(Instrument):
@@ -115,18 +104,15 @@ class OverlapInstrument(Instrument):
     label: ClassVar[str] = "share of ‖ḡ‖²"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         records = history[self.names[0]]
-        share = field_line(records, "overlap")
-        artists = curves(ax, axis, {"overlap": share}, [BLUE], "linear")
-        if "message" in artists:
-            return artists
-        text, alarm = readout(share)
-        title(ax, self.heading(history), text, alarm)
-        ax.set_ylim(0, 1.04)
-        ax.yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
-        ax.yaxis.set_major_formatter(PercentLabels())
-        return artists | {"subtitle": subtitle(ax, _words(records))}
+        count = rows([*records.having("eigenvalues").values()]).shape[1]
+        return Lines(
+            (Curve("overlap", field_line(records, "overlap")),),
+            words=f"{count} directions of largest curvature",
+            shares=True,
+            limits=(0.0, 1.04),
+        )
 
 
 def ratios(records: Series, name: str) -> Ratios:
@@ -136,9 +122,13 @@ def ratios(records: Series, name: str) -> Ratios:
     return Ratios(records.steps, rows(lists), why)
 
 
-def _words(records: Series) -> str:
-    count = rows([*records.having("eigenvalues").values()]).shape[1]
-    return f"{count} directions of largest curvature"
+def _draw(ax: Axes, axis: StepAxis, gradient: Ratios, curvature: Ratios) -> Artists:
+    picture, series = picture_and_series(ax, SHARE, GAP)
+    shown = key(ax, KEY)
+    artists = _map(series, axis, gradient) | ({"key": shown} if shown else {})
+    if picture is None:
+        return artists
+    return artists | _picture(picture, gradient.latest, curvature.latest)
 
 
 def _picture(ax: Axes, gradient: Floats, curvature: Floats) -> Artists:

@@ -6,26 +6,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import PLAIN, Line, line, lines, quantile_lines, rms_lines
 from gradlens.history.series import Series
-from gradlens.history.view import View
-from gradlens.instruments.drawing import (
-    Artists,
-    any_finite,
-    curve,
-    curves,
-    explain_empty,
-    missing,
-    readout,
-    threads,
-)
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, fit
+from gradlens.instruments.panel import Curve, Lines
 from gradlens.instruments.series import input_to_output
-from gradlens.instruments.style import BLUE, Entry, categorical_colors, key, subtitle, tint, title
+from gradlens.instruments.style import categorical_colors
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 FEW = 6
@@ -39,29 +27,27 @@ class GenericInstrument(Instrument):
 
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         name = self.names[0]
         view, records = self.view(history), history[name]
         if records.entries:
-            return self._dicts(history, ax, axis)
+            return self._dicts(history)
         if not records.kinds <= PLAIN and any(map(_is_array, records.values())):
-            return _band(records, view, ax, axis)
-        one = line(records)
-        title(ax, self.heading(history), *readout(one))
-        artists = curves(ax, axis, {name: one}, [BLUE], view.yscale)
-        return artists | ({"subtitle": subtitle(ax, view.label)} if view.label else {})
+            low, q1, middle, q3, high = quantile_lines(records, SHARES)
+            curve = Curve("median", middle, spreads=((low, high), (q1, q3)))
+            return Lines((curve,), scale=view.yscale, words="median, middle half, and all elements")
+        return Lines((Curve(name, line(records)),), scale=view.yscale, words=view.label)
 
-    def _dicts(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def _dicts(self, history: History) -> Lines:
         view = self.view(history)
         every = _lines(history[self.names[0]])
         found = {n: one for n, one in every.items() if one.finite.any() or one.reason}
-        names = input_to_output(tuple(found), history)
-        shown = {name: found[name] for name in names}
-        ordered_by_depth = any(name in history.parameters for name in names) or len(names) > FEW
-        if ordered_by_depth or not shown:
-            one_by_one = self.options.single_lines
-            return threads(ax, axis, shown, view.yscale, single_lines=one_by_one)
-        return curves(ax, axis, shown, categorical_colors(len(shown)), view.yscale)
+        shown = {name: found[name] for name in input_to_output(tuple(found), history)}
+        ordered_by_depth = any(name in history.parameters for name in shown) or len(shown) > FEW
+        if ordered_by_depth:
+            return Lines(layers=shown, scale=view.yscale)
+        colors = categorical_colors(len(shown))
+        return Lines(tuple(map(Curve, shown, shown.values(), colors)), scale=view.yscale)
 
 
 def _is_array(value: Any) -> bool:
@@ -91,37 +77,3 @@ def _lines(records: Series) -> dict[str, Line]:
 
 def _is_number(one: Line) -> bool:
     return bool(one.finite.any()) or bool(one.reason)
-
-
-def _band(records: Series, view: View, ax: Axes, axis: StepAxis) -> Artists:
-    axis.apply(ax)
-    found = quantile_lines(records, SHARES)
-    if not any_finite(found):
-        return explain_empty(ax, found)
-    low, q1, middle, q3, high = found
-    artists: Artists = {
-        "range": _between(ax, low, high, 0.15),
-        "quartiles": _between(ax, q1, q3, 0.35),
-    }
-    artists |= curve(ax, axis, middle, BLUE, "median", z=5)
-    fit(ax, [one.values for one in found], view.yscale)
-    entries = [
-        Entry("median", BLUE),
-        Entry("middle half", tint(BLUE, 0.4), "box"),
-        Entry("all", tint(BLUE, 0.18), "box"),
-    ]
-    shown = key(ax, entries)
-    artists |= {"key": shown} if shown else {}
-    return artists | missing(ax, axis, [middle])
-
-
-def _between(ax: Axes, low: Line, high: Line, share: float) -> Any:
-    kept = _evenly(low.steps.size)
-    return ax.fill_between(
-        low.steps[kept], low.values[kept], high.values[kept], color=tint(BLUE, share), linewidth=0,
-        zorder=2,
-    )  # fmt: skip
-
-
-def _evenly(count: int, most: int = 1000) -> Any:
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-from matplotlib.axes import Axes
-
 from gradlens.history.history import History
-from gradlens.history.lines import Line, field_line
-from gradlens.instruments.drawing import (
-    SMOOTH_FROM,
-    Artists,
-    any_finite,
-    band,
-    beyond,
-    explain_empty,
-    missing,
-    readout,
-    thread,
-)
+from gradlens.history.lines import field_line
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, fit, within_reach, without_spikes
-from gradlens.instruments.series import trend
-from gradlens.instruments.style import BLUE, subtitle, tint, title
+from gradlens.instruments.panel import Curve, Lines, readout
+from gradlens.instruments.series import smooth
 
 
 class GradNoiseScaleInstrument(Instrument):
@@ -36,29 +21,15 @@ class GradNoiseScaleInstrument(Instrument):
     title: ClassVar[str] = "Gradient noise scale"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         value, low, high = (field_line(records, name) for name in ("value", "low", "high"))
-        axis.apply(ax)
-        if not any_finite([value]):
-            return explain_empty(ax, [value])
-        smooth = trend(value, axis.warp, bridge=True)
-        many = value.steps.size >= SMOOTH_FROM
-        title(ax, self.heading(history), *readout(smooth if many else value))
-        shown = without_spikes(value.values, log=True)
-        ends = [within_reach(one.values, shown, log=True) for one in (low, high)]
-        fit(ax, [shown, *ends], "log")
-        artists: Artists = {"band": band(ax, axis, low, high, BLUE)}
-        artists |= _value(ax, axis, value, smooth if many else None)
-        artists["subtitle"] = subtitle(ax, "in samples, median on the right" if many else "samples")
-        return artists | missing(ax, axis, [value]) | beyond(ax, axis, [value, high])
-
-
-def _value(ax: Axes, axis: StepAxis, value: Line, smooth: Line | None) -> Artists:
-    positive = Line(value.steps, np.where(value.values > 0, value.values, np.nan))
-    if smooth is None:
-        return {"value": thread(ax, axis, positive, BLUE, 1.6, 3)}
-    # Gaps stay gaps. There are many of them if the noise is large.
-    raw = thread(ax, axis, positive, tint(BLUE, 0.45), 0.6, 2)
-    (front,) = ax.plot(smooth.steps, smooth.values, color=BLUE, linewidth=1.6, zorder=4)
-    return {"value": raw, "value trend": front}
+        middle = smooth(value, bridge=True)
+        many = middle is not value
+        return Lines(
+            (Curve("noise scale", value, spreads=((low, high),)),),
+            scale="log",
+            latest=readout(middle),
+            words="in samples, median on the right" if many else "samples",
+            spiky=True,
+        )

@@ -13,18 +13,9 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from gradlens.history.history import History
 from gradlens.history.lines import Line, network_line
-from gradlens.instruments.drawing import (
-    DASHED,
-    Artists,
-    LineStyle,
-    any_finite,
-    curves,
-    explain_empty,
-    picture_and_series,
-)
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.numbers import short_labels
-from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.panel import Artists, Curve, Lines, LineStyle, Picture
 from gradlens.instruments.style import (
     BLUE,
     GREEN,
@@ -35,12 +26,11 @@ from gradlens.instruments.style import (
     RGB,
     SMALLEST_SIZE,
     Color,
-    size_in_points,
     tint,
 )
 
-SHARE, GAP = 0.4, 34.0
-"""The picture's share of the width, at most, and points between it and the lines."""
+SHARE = 0.35
+"""The picture's share of the width."""
 SHORT = {"NormTest": "norm θ", "InnerTest": "inner θ", "OrthoTest": "ortho ν"}
 COLORS: dict[str, Color] = {"NormTest": BLUE, "InnerTest": ORANGE, "OrthoTest": GREEN}
 
@@ -57,6 +47,7 @@ class Noise:
 # θ² of the norm test is the sum of the other two squares. Its line is wide and those of the others
 # are narrow, and that of ν is dashed, so that each can be seen where they are almost equal.
 WIDTHS = {"NormTest": 3.6, "InnerTest": 1.5, "OrthoTest": 1.5}
+DASHED: LineStyle = (0, (3.0, 1.5))
 DOTTED: LineStyle = (0, (1.0, 1.2))
 
 
@@ -75,27 +66,24 @@ class GradientTestsInstrument(Instrument):
     label: ClassVar[str] = "θ, ν"
     width: ClassVar[float] = 1.5
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         found = {name: network_line(history[name]) for name in self.names}
-        if not any_finite(list(found.values())):
-            axis.apply(ax)
-            return explain_empty(ax, list(found.values()))
-        width, height = size_in_points(ax)
-        picture, series = picture_and_series(ax, min(SHARE, height / width), GAP)
         tests = _shown_tests(self.names, [self.kind(history, name) for name in self.names])
-        named = {test.label: found[test.name] for test in tests}
-        artists = curves(
-            series,
-            axis,
-            named,
-            [test.color for test in tests],
-            "log",
-            widths=[test.width if len(tests) > 1 else 1.6 for test in tests],
-            head=ax,
-            styles=[test.style for test in tests],
+        return Lines(
+            tuple(
+                Curve(
+                    test.label,
+                    found[test.name],
+                    test.color,
+                    test.width if len(tests) > 1 else 1.6,
+                    test.style,
+                )
+                for test in tests
+            ),
+            scale="log",
+            levels=(1.0,),
+            picture=Picture(SHARE, lambda ax: _picture(ax, tests, found)),
         )
-        artists["one"] = series.axhline(1, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
-        return artists if picture is None else artists | _picture(picture, tests, found)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import Line, line
 from gradlens.history.setup import threshold_at, threshold_formula
-from gradlens.instruments.drawing import Artists, curves, readout, zero_line
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, log_if_far, number_label
+from gradlens.instruments.panel import Curve, Lines, readout
+from gradlens.instruments.scales import log_if_far, number_label
 from gradlens.instruments.series import in_force
-from gradlens.instruments.style import BLUE, MUTED, subtitle, title
+from gradlens.instruments.style import MUTED
 
 FAR = 5.0
 """How many times the largest eigenvalue a threshold may be to be drawn; others are only named."""
@@ -31,21 +30,20 @@ class HessMaxEVInstrument(Instrument):
     title: ClassVar[str] = "Largest Hessian eigenvalue"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         found = line(history[self.names[0]])
-        title(ax, self.heading(history), *readout(found))
         formula, threshold = _threshold(history, found)
         largest = np.abs(found.values[found.finite]).max(initial=0)
         known = threshold.values[threshold.finite]
         near = bool(known.size) and bool(known.min() <= FAR * largest)
-        lines = {"λ₁": found} | ({formula: threshold} if near else {})
-        scale = log_if_far([one.values for one in lines.values()])
-        artists = curves(ax, axis, lines, [BLUE, MUTED][: len(lines)], scale)
-        if "message" in artists:
-            return artists
+        curves = [Curve("λ₁", found), *([Curve(formula, threshold, MUTED)] if near else [])]
         far = f" · {formula} = {number_label(known[-1])}, far above" if known.size else ""
-        alone = {} if near else {"subtitle": subtitle(ax, f"λ₁ of the mini-batch{far}")}
-        return artists | zero_line(ax) | alone
+        return Lines(
+            tuple(curves),
+            scale=log_if_far([one.line.values for one in curves]),
+            latest=readout(found),
+            words=f"λ₁ of the mini-batch{far}",
+        )
 
 
 def _threshold(history: History, found: Line) -> tuple[str, Line]:

@@ -5,33 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import ClassVar
 
-from matplotlib.axes import Axes
-
 from gradlens.history.history import History
-from gradlens.history.lines import Line, field_line
+from gradlens.history.lines import field_line
 from gradlens.history.series import Series
-from gradlens.instruments.drawing import (
-    Artists,
-    any_finite,
-    band,
-    beyond,
-    curve,
-    explain_empty,
-    missing,
-    readout,
-    smooth,
-    zero_line,
-)
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import (
-    StepAxis,
-    fit,
-    log_if_far,
-    step_label,
-    within_reach,
-    without_spikes,
-)
-from gradlens.instruments.style import BLUE, subtitle, title
+from gradlens.instruments.panel import Curve, Lines
+from gradlens.instruments.scales import log_if_far, step_label
 
 
 class HessTraceInstrument(Instrument):
@@ -41,30 +20,17 @@ class HessTraceInstrument(Instrument):
     title: ClassVar[str] = "Hessian trace"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         trace, low, high = (field_line(records, name) for name in ("trace", "low", "high"))
-        drawn = [smooth(axis, one) for one in (trace, low, high)]
-        title(ax, self.heading(history), *readout(trace))
-        axis.apply(ax)
-        if not any_finite([trace]):
-            return explain_empty(ax, [trace])
-        artists = curve(ax, axis, trace, BLUE, "trace")
-        # The interval of a trace that few samples dominate reaches up to many times the trace.
-        ends = [within_reach(one.values, drawn[0].values) for one in drawn[1:]]
-        fit(ax, [without_spikes(trace.values), *ends], log_if_far([trace.values]))
-        artists |= beyond(ax, axis, [trace, *drawn[1:]])
-        estimated = _has_width(low, high)
-        if estimated:
-            artists["band"] = band(ax, axis, low, high, BLUE)
+        estimated = bool((high.values > low.values).any())
         words = [*_methods(records), *(["band: error of the estimate"] if estimated else [])]
-        if words:
-            artists["subtitle"] = subtitle(ax, " · ".join(words))
-        return artists | zero_line(ax) | missing(ax, axis, [trace])
-
-
-def _has_width(low: Line, high: Line) -> bool:
-    return bool((high.values > low.values).any())
+        return Lines(
+            (Curve("trace", trace, spreads=((low, high),) if estimated else ()),),
+            scale=log_if_far([trace.values]),
+            words=" · ".join(words),
+            spiky=True,
+        )
 
 
 def _methods(records: Series) -> list[str]:

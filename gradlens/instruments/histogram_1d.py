@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -13,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from gradlens.history.histograms import Histogram, ends, percent
 from gradlens.history.history import History
 from gradlens.history.lines import line
-from gradlens.instruments.drawing import Artists, explain_empty
 from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
 from gradlens.instruments.scales import NumberLabels, StepAxis, fit
 from gradlens.instruments.style import (
     BLUE,
@@ -25,7 +26,6 @@ from gradlens.instruments.style import (
     Entry,
     key,
     tint,
-    title,
 )
 
 
@@ -40,24 +40,28 @@ class Histogram1dInstrument(Instrument):
     title: ClassVar[str] = "Gradient elements"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        found = ends(history[self.names[0]])
+    def content(self, history: History) -> Lines | Drawn:
+        records = history[self.names[0]]
+        found = ends(records)
         if not found:
-            ax.set_xticks([])
-            return explain_empty(ax, [line(history[self.names[0]])])
-        first, last = found[0], found[-1]
-        title(ax, self.heading(history), last.excess(clipped=False), alarm=last.nan > 0)
-        artists = fill(ax, last)
-        entries = [Entry(f"step {last.step:,}", BLUE, "box")]
-        if len(found) > 1:
-            artists["first"] = outline(ax, first)
-            entries.append(Entry(f"step {first.step:,}", MUTED, "thin"))
-        if last.clipped:
-            entries.append(Entry(f"{percent(last.clipped)} clipped", ORANGE, "box"))
-        shown = key(ax, entries)
-        show_elements(ax, found[:1] + found[-1:])
-        label_elements(ax)
-        return artists | ({"key": shown} if shown else {})
+            return Lines((Curve("elements", line(records)),))
+        last = found[-1]
+        return Drawn(partial(_draw, found=found), (last.excess(clipped=False), last.nan > 0))
+
+
+def _draw(ax: Axes, axis: StepAxis, found: Sequence[Histogram]) -> Artists:
+    first, last = found[0], found[-1]
+    artists = fill(ax, last)
+    entries = [Entry(f"step {last.step:,}", BLUE, "box")]
+    if len(found) > 1:
+        artists["first"] = outline(ax, first)
+        entries.append(Entry(f"step {first.step:,}", MUTED, "thin"))
+    if last.clipped:
+        entries.append(Entry(f"{percent(last.clipped)} clipped", ORANGE, "box"))
+    shown = key(ax, entries)
+    show_elements(ax, [first, last])
+    label_elements(ax)
+    return artists | ({"key": shown} if shown else {})
 
 
 def fill(ax: Axes, one: Histogram) -> Artists:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,8 +14,8 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from gradlens.history.histograms import Histogram, ends
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, line
-from gradlens.instruments.drawing import Artists, explain_empty
 from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
 from gradlens.instruments.scales import NumberLabels, StepAxis, number_label
 from gradlens.instruments.style import (
     BLUE,
@@ -25,7 +26,6 @@ from gradlens.instruments.style import (
     inside,
     subtitle,
     tint,
-    title,
 )
 
 
@@ -39,20 +39,21 @@ class Histogram2dInstrument(Instrument):
     title: ClassVar[str] = "Joint histogram"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        found = ends(history[self.names[0]])
+    def content(self, history: History) -> Lines | Drawn:
+        records = history[self.names[0]]
+        found = ends(records)
         if not found:
-            ax.set_xticks([])
-            return explain_empty(ax, [line(history[self.names[0]])])
-        last = found[-1]
-        title(ax, self.heading(history), last.excess(), alarm=last.nan > 0)
-        joint = inside(ax, 0, 0, 0.83, 0.8)
-        across = inside(ax, 0, 0.83, 0.83, 0.17)
-        up = inside(ax, 0.855, 0, 0.145, 0.8)
-        artists = _joint(joint, last) | _marginals(across, up, last)
-        most = number_label(float(last.counts.max()))
-        artists["subtitle"] = subtitle(ax, f"step {last.step:,} · colour: count, 1 to {most}, log")
-        return artists
+            return Lines((Curve("elements", line(records)),))
+        return Drawn(partial(_draw, last=found[-1]), (found[-1].excess(), found[-1].nan > 0))
+
+
+def _draw(ax: Axes, axis: StepAxis, last: Histogram) -> Artists:
+    joint = inside(ax, 0, 0, 0.83, 0.8)
+    across = inside(ax, 0, 0.83, 0.83, 0.17)
+    up = inside(ax, 0.855, 0, 0.145, 0.8)
+    most = number_label(float(last.counts.max()))
+    words = subtitle(ax, f"step {last.step:,} · colour: count, 1 to {most}, log")
+    return {**_joint(joint, last), **_marginals(across, up, last), "subtitle": words}
 
 
 def draw_joint(ax: Axes, one: Histogram) -> Artist:

@@ -16,8 +16,10 @@ from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.series import Series
 from gradlens.history.view import Group, View
-from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
+from gradlens.instruments.lines import draw_lines
+from gradlens.instruments.maps import draw_map
+from gradlens.instruments.panel import Artists, Content, Lines, Map
 from gradlens.instruments.scales import StepAxis, StepLabels
 from gradlens.instruments.style import (
     MUTED,
@@ -117,12 +119,8 @@ class Instrument(ABC):
     by_layer: ClassVar[bool] = False
 
     @abstractmethod
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        """Draw ``self.names`` on ``ax``, and return the artists by name.
-
-        All of ``self.names`` have records, which may be NaN. ``ax`` has its title and the common
-        style; ``axis`` is the range of steps that all panels of a figure share.
-        """
+    def content(self, history: History) -> Content:
+        """What the panel of ``self.names`` shows; all of these have records, which may be NaN."""
 
     @final
     def series(self, history: History) -> tuple[str, ...]:
@@ -231,8 +229,11 @@ class Instrument(ABC):
         return min(0.5 + 0.25 * math.ceil(len(row_names(history[name], found)) / 4), 2.5)
 
     def _titled(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        title(ax, self.heading(history))
-        return self.draw(history, ax, axis)
+        shown = self.content(history)
+        title(ax, self.heading(history), *shown.readout)
+        if isinstance(shown, Lines):
+            return draw_lines(ax, axis, shown, self.options.single_lines)
+        return draw_map(ax, axis, shown) if isinstance(shown, Map) else shown.draw(ax, axis)
 
     @final
     def heading(self, history: History) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from matplotlib.axes import Axes
-
 from gradlens.history.history import History
-from gradlens.history.lines import Line
-from gradlens.instruments.drawing import Artists, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import Layout, table
-from gradlens.instruments.scales import StepAxis, log_if_wide
+from gradlens.instruments.panel import Lines
+from gradlens.instruments.scales import log_if_wide
 
 RANKS = Layout(part="layers", field="effective_rank", noun="layer")
 
@@ -27,11 +24,6 @@ class LayerRanksInstrument(Instrument):
     part: ClassVar[str] = "layers"
     width: ClassVar[float] = 2.0
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         found = table(history[self.names[0]], RANKS, history)
-        lines = {
-            name: Line(found.steps, values, found.reason)
-            for name, values in zip(found.names, found.values, strict=True)
-        }
-        scale = log_if_wide([one.values for one in lines.values()])
-        return threads(ax, axis, lines, scale, single_lines=self.options.single_lines)
+        return Lines(layers=found.lines, scale=log_if_wide([found.values.ravel()]))

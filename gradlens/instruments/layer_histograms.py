@@ -15,12 +15,13 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from gradlens.history.histograms import Histogram, by_parameter, latest
 from gradlens.history.history import History
-from gradlens.instruments.drawing import Artists, label_rows, row_stride
+from gradlens.instruments.drawing import label_rows, row_stride
 from gradlens.instruments.histogram_1d import fill, label_elements, show_elements
 from gradlens.instruments.histogram_2d import draw_joint
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_map import row_labels
-from gradlens.instruments.scales import StepAxis, number_label
+from gradlens.instruments.panel import Artists, Drawn
+from gradlens.instruments.scales import number_label
 from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import (
     ALARM,
@@ -79,20 +80,12 @@ class LayerHistogramsInstrument(_ParameterPanels):
     kinds: ClassVar[tuple[str, ...]] = ("GradHist1d",)
     title: ClassVar[str] = "Gradient elements by parameter"
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Drawn:
         step, ordered = self._latest(history)
         if len(ordered) > MOST:
-            words = f"step {step:,} · colour: density, log · from input to output"
-            drawn = _carpet(ax, ordered, row_labels([*ordered], history))
-            return drawn | {"subtitle": subtitle(ax, words)}
-        artists: Artists = {}
-        panels = _grid(ax, len(ordered), self.columns)
-        shown = _common_range(list(ordered.values()))
-        for panel, (name, one) in zip(panels, ordered.items(), strict=True):
-            drawn = _small(panel, name, one, shown)
-            artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
-        words = f"step {step:,} · density, log · orange: clipped · from input to output"
-        return artists | {"subtitle": subtitle(ax, words)}
+            labels = row_labels([*ordered], history)
+            return Drawn(lambda ax, axis: _carpet(ax, step, ordered, labels))
+        return Drawn(lambda ax, axis: _panels(ax, step, ordered, self.columns))
 
 
 class LayerJointHistogramsInstrument(_ParameterPanels):
@@ -105,18 +98,31 @@ class LayerJointHistogramsInstrument(_ParameterPanels):
     kinds: ClassVar[tuple[str, ...]] = ("GradHist2d",)
     title: ClassVar[str] = "Joint histogram by parameter"
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Drawn:
         step, parts = self._latest(history)
-        names = [*parts][:MOST]
-        shown = [parts[name] for name in names]
-        ranges = [_common_range(shown, side) for side in (0, 1)]
-        artists: Artists = {}
-        panels = _grid(ax, len(shown), self.columns)
-        for panel, name, one in zip(panels, names, shown, strict=True):
-            artists[f"{name}: joint"] = _small_joint(panel, name, one, ranges)
-        first = f"first {len(shown)} of {len(parts)}, " if len(parts) > len(shown) else ""
-        words = f"step {step:,} · across: gₙ, up: parameter · colour: count, log · {first}"
-        return artists | {"subtitle": subtitle(ax, f"{words}from input to output")}
+        return Drawn(lambda ax, axis: _joint_panels(ax, step, parts, self.columns))
+
+
+def _panels(ax: Axes, step: int, parts: Mapping[str, Histogram], columns: int) -> Artists:
+    artists: Artists = {}
+    shown = _common_range(list(parts.values()))
+    for panel, (name, one) in zip(_grid(ax, len(parts), columns), parts.items(), strict=True):
+        drawn = _small(panel, name, one, shown)
+        artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
+    words = f"step {step:,} · density, log · orange: clipped · from input to output"
+    return artists | {"subtitle": subtitle(ax, words)}
+
+
+def _joint_panels(ax: Axes, step: int, parts: Mapping[str, Histogram], columns: int) -> Artists:
+    names = [*parts][:MOST]
+    shown = [parts[name] for name in names]
+    ranges = [_common_range(shown, side) for side in (0, 1)]
+    artists: Artists = {}
+    for panel, name, one in zip(_grid(ax, len(shown), columns), names, shown, strict=True):
+        artists[f"{name}: joint"] = _small_joint(panel, name, one, ranges)
+    first = f"first {len(shown)} of {len(parts)}, " if len(parts) > len(shown) else ""
+    words = f"step {step:,} · across: gₙ, up: parameter · colour: count, log · {first}"
+    return artists | {"subtitle": subtitle(ax, f"{words}from input to output")}
 
 
 def _small_joint(
@@ -134,7 +140,7 @@ def _small_joint(
     return mesh
 
 
-def _carpet(ax: Axes, parts: Mapping[str, Histogram], names: Sequence[str]) -> Artists:
+def _carpet(ax: Axes, step: int, parts: Mapping[str, Histogram], names: Sequence[str]) -> Artists:
     width, height = size_in_points(ax)
     stride = row_stride(len(parts), height)
     labels = shorten_apart(names[::stride], 0.3 * width, TICK_SIZE)
@@ -155,7 +161,8 @@ def _carpet(ax: Axes, parts: Mapping[str, Histogram], names: Sequence[str]) -> A
     show_elements(inner, list(parts.values()))
     label_elements(inner)
     label_rows(inner, labels, stride, len(parts))
-    return {"carpet": mesh}
+    words = f"step {step:,} · colour: density, log · from input to output"
+    return {"carpet": mesh, "subtitle": subtitle(ax, words)}
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:

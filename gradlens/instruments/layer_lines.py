@@ -7,23 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, lines
 from gradlens.history.records import NOUNS
 from gradlens.history.series import Series
-from gradlens.instruments.drawing import (
-    Artists,
-    always_infinite,
-    any_finite,
-    threads,
-    zero_line,
-)
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import are_shares, in_order
-from gradlens.instruments.scales import PercentLabels, StepAxis
-from gradlens.instruments.style import subtitle
+from gradlens.instruments.panel import Lines, always_infinite
 
 SIZES = ("norm", "rms", "")
 """Entries of a layer's record to draw; an empty one if the record is the number itself."""
@@ -91,19 +82,16 @@ class LayerLinesInstrument(Instrument):
     together: ClassVar[bool] = False
     mapped: ClassVar[bool] = True
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         found = layer_lines(history[self.names[0]], history, SIZES)
         view = self.view(history)
-        artists = threads(
-            ax, axis, found.lines, view.yscale, single_lines=self.options.single_lines
+        known = np.isfinite(found.table).any()
+        return Lines(
+            layers=found.lines,
+            scale=view.yscale,
+            words=view.label,
+            shares=bool(known) and are_shares(found.table, view),
         )
-        if any_finite([*found.lines.values()]) and are_shares(found.table, view):
-            ax.yaxis.set_major_formatter(PercentLabels())
-            low, high = ax.get_ylim()
-            ax.set_ylim(max(low, 0.0), min(high, 1.0))
-        if "message" not in artists and "key" not in artists:
-            artists["subtitle"] = subtitle(ax, view.label)
-        return artists
 
 
 class CorrelationsInstrument(Instrument):
@@ -120,10 +108,6 @@ class CorrelationsInstrument(Instrument):
     aspect: ClassVar[str] = "correlation"
     label: ClassVar[str] = "cosine"
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         found = layer_lines(history[self.names[0]], history, ("correlation",))
-        artists = threads(ax, axis, found.lines, "linear", single_lines=self.options.single_lines)
-        if "message" in artists:
-            return artists
-        ax.set_ylim(-1.05, 1.05)
-        return artists | zero_line(ax)
+        return Lines(layers=found.lines, limits=(-1.05, 1.05))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +14,13 @@ from gradlens.history.history import History
 from gradlens.history.lines import Line
 from gradlens.history.series import Series
 from gradlens.instruments.covariance import eigenvalue_lines
-from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, thread, threads
+from gradlens.instruments.drawing import thread
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import layer_lines
 from gradlens.instruments.layers import in_order
+from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
 from gradlens.instruments.scales import StepAxis, fit, log_if_wide
-from gradlens.instruments.series import trend
+from gradlens.instruments.series import smooth
 from gradlens.instruments.style import (
     BLUE,
     INK,
@@ -56,15 +58,9 @@ class LayerStableRanksInstrument(Instrument):
     label: ClassVar[str] = "rank"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         found = layer_lines(history[self.names[0]], history, ("stable_rank",))
-        return threads(
-            ax,
-            axis,
-            found.lines,
-            log_if_wide([found.table.ravel()]),
-            single_lines=self.options.single_lines,
-        )
+        return Lines(layers=found.lines, scale=log_if_wide([found.table.ravel()]))
 
 
 class LayerConditionsInstrument(Instrument):
@@ -75,10 +71,11 @@ class LayerConditionsInstrument(Instrument):
     label: ClassVar[str] = "ratio of eigenvalues"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         records = history[self.names[0]]
-        lines = {name: _median(records, history, field) for name, field in CONDITIONS.items()}
-        return curves(ax, axis, lines, [SKY, BLUE, PURPLE, ORANGE], "log")
+        found = [_median(records, history, field) for field in CONDITIONS.values()]
+        colors = (SKY, BLUE, PURPLE, ORANGE)
+        return Lines(tuple(map(Curve, CONDITIONS, found, colors)), scale="log")
 
 
 def _median(records: Series, history: History, field: str) -> Line:
@@ -105,20 +102,24 @@ class LayerSpectraInstrument(Instrument):
     columns: ClassVar[int] = 4
     width: ClassVar[float] = 4.0
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Drawn:
         records = history[self.names[0]].having(self.part)
         names = in_order(records.entries, history)
         found = {name: eigenvalue_lines(records.column(name)) for name in names}
-        shown = [one.values for lines in found.values() for one in lines.values()]
-        artists: Artists = {}
-        for panel, (name, lines) in zip(
-            _grid(ax, len(found), self.columns), found.items(), strict=True
-        ):
-            drawn = _small(panel, axis, name, lines, shown)
-            artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
-        most = max((len(lines) for lines in found.values()), default=0)
-        words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
-        return artists | {"subtitle": subtitle(ax, words)}
+        return Drawn(partial(_panels, found=found, columns=self.columns))
+
+
+def _panels(
+    ax: Axes, axis: StepAxis, found: Mapping[str, Mapping[str, Line]], columns: int
+) -> Artists:
+    shown = [one.values for lines in found.values() for one in lines.values()]
+    artists: Artists = {}
+    for panel, (name, lines) in zip(_grid(ax, len(found), columns), found.items(), strict=True):
+        drawn = _small(panel, axis, name, lines, shown)
+        artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
+    most = max((len(lines) for lines in found.values()), default=0)
+    words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
+    return artists | {"subtitle": subtitle(ax, words)}
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
@@ -147,7 +148,6 @@ def _small(
         return {"message": message(ax, "no eigenvalue is a number")}
     artists: Artists = {}
     for (which, one), color in zip(lines.items(), sequence_colors(len(lines)), strict=True):
-        many = one.finite.sum() >= SMOOTH_FROM
-        artists[which] = thread(ax, axis, trend(one, axis.warp) if many else one, color, 1.0)
+        artists[which] = thread(ax, axis, smooth(one, axis.warp), color, 1.0)
     fit(ax, shown, "log", 3)
     return artists

@@ -34,6 +34,12 @@ class LayerTable:
     recorded: NDArray[np.bool_]
     reason: str = ""
 
+    @property
+    def lines(self) -> dict[str, Line]:
+        """A line for each row."""
+        rows = zip(self.names, self.values, strict=True)
+        return {name: Line(self.steps, values, self.reason) for name, values in rows}
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, final
 
-from matplotlib.axes import Axes
-
 from gradlens.history.history import History
 from gradlens.history.lines import network_line
 from gradlens.history.view import GROUPS_OF_LOGGED, Group
-from gradlens.instruments.drawing import Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import Scale, StepAxis, log_if_wide, without_spikes
-from gradlens.instruments.style import categorical_colors, subtitle, title
+from gradlens.instruments.panel import Curve, Lines, readout
+from gradlens.instruments.scales import Scale, log_if_wide
+from gradlens.instruments.style import categorical_colors
 
 
 class _NumbersInstrument(Instrument):
     """A line for each series of numbers; subclasses are data.
 
     ``scale`` is that of the value axis, by default logarithmic if the values need it. ``labels``
-    are short names of kinds and of logged series. A single line has its latest value on the right
-    of the title and ``words`` below it. Of several lines, the last has its latest value there if
-    ``shows_last``. If ``spiky``, single values may be out of the range of the axis.
+    are short names of kinds and of logged series. A single line has ``words`` below its title. Of
+    several lines, the last has its latest value beside the title if ``shows_last``. If ``spiky``,
+    single values may be out of the range of the axis.
     """
 
     scale: ClassVar[Scale | None] = None
@@ -36,23 +34,19 @@ class _NumbersInstrument(Instrument):
         return f"{self.title}: {self.labels[name]}" if name in self.labels else self.title
 
     @final
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         kinds = [self.kind(history, name) or name for name in self.names]
         labels = short_labels(self.names, kinds, self.labels)
-        named = zip(labels, self.names, strict=True)
-        lines = {label: network_line(history[name]) for label, name in named}
-        scale = self.scale or log_if_wide([one.values for one in lines.values()])
-        values = [one.values for one in lines.values()]
-        shown = [without_spikes(one, scale == "log") for one in values] if self.spiky else None
-        artists = curves(ax, axis, lines, categorical_colors(len(lines)), scale, shown=shown)
-        text, alarm = readout(lines[labels[-1]])
-        if len(lines) == 1:
-            title(ax, self.title, text, alarm)
-        elif self.shows_last:
-            title(ax, self.title, f"{labels[-1]} {text}", alarm)
-        if len(lines) == 1 and self.words:
-            artists["subtitle"] = subtitle(ax, self.words.format(label=labels[0]))
-        return artists
+        found = [network_line(history[name]) for name in self.names]
+        colors = categorical_colors(len(found))
+        text, alarm = readout(found[-1])
+        return Lines(
+            tuple(map(Curve, labels, found, colors)),
+            scale=self.scale or log_if_wide([one.values for one in found]),
+            latest=(f"{labels[-1]} {text}", alarm) if self.shows_last and len(found) > 1 else None,
+            words=self.words.format(label=labels[0]),
+            spiky=self.spiky,
+        )
 
 
 def short_labels(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from matplotlib.axes import Axes
-
 from gradlens.history.history import History
 from gradlens.history.lines import line, rms_lines
-from gradlens.instruments.drawing import Artists, threads
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, log_if_wide
+from gradlens.instruments.panel import Lines
+from gradlens.instruments.scales import log_if_wide
 from gradlens.instruments.series import input_to_output
 
 
@@ -22,9 +20,8 @@ class ParametersInstrument(Instrument):
     label: ClassVar[str] = "RMS"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         found = rms_lines(records) or {self.names[0]: line(records)}
-        lines = {name: found[name] for name in input_to_output(tuple(found), history)}
-        scale = log_if_wide([one.values for one in lines.values()])
-        return threads(ax, axis, lines, scale, single_lines=self.options.single_lines)
+        layers = {name: found[name] for name in input_to_output(tuple(found), history)}
+        return Lines(layers=layers, scale=log_if_wide([one.values for one in layers.values()]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,12 @@ from numpy.typing import NDArray
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, line
 from gradlens.history.series import Series
+
+SMOOTH_FROM = 150
+"""Finite values from which on the trend of a line is in front of it."""
+
+QUANTILES = 2000
+"""Steps at which quantiles are computed, at most: far more than a panel shows."""
 
 Places = NDArray[np.int64]
 Warp = Callable[[Floats], Floats]
@@ -77,6 +83,11 @@ def _starts(column: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(np.diff(column, prepend=-1))
 
 
+def smooth(line: Line, warp: Warp | None = None, bridge: bool = False) -> Line:
+    """The trend of a line of many points, with ``bridge`` across gaps; another line as it is."""
+    return trend(line, warp, bridge=bridge) if line.finite.sum() >= SMOOTH_FROM else line
+
+
 def trend(
     line: Line,
     warp: Warp | None = None,
@@ -122,3 +133,27 @@ def _softened(values: Floats) -> Floats:
     sums = np.convolve(np.where(finite, values, 0.0), weights)[2:-2]
     counts = np.convolve(finite.astype(np.float64), weights)[2:-2]
     return np.where(finite, sums / np.where(finite, counts, 1.0), np.nan)
+
+
+def quantiles(lines: Mapping[str, Line], shares: Sequence[float]) -> list[Line]:
+    """Quantiles over the lines that have a number, at ``QUANTILES`` of the steps at most."""
+    steps = next(iter(lines.values())).steps
+    kept = np.unique(np.linspace(0, steps.size - 1, QUANTILES).round().astype(np.int64))
+    table = np.array([one.values[kept] for one in lines.values()])
+    table = np.where(np.isfinite(table), table, np.nan)
+    known = np.isfinite(table).any(axis=0)
+    rows = np.full((len(shares), kept.size), np.nan)
+    # nanquantile is many times slower than quantile.
+    quantile = np.nanquantile if np.isnan(table[:, known]).any() else np.quantile
+    rows[:, known] = quantile(table[:, known], shares, axis=0)
+    return [Line(steps[kept], row) for row in rows]
+
+
+def lowest_and_highest(lines: Mapping[str, Line]) -> tuple[str, str]:
+    """The names of the lines with the lowest and the highest median over their last tenth."""
+    levels = {}
+    for name, one in lines.items():
+        found = one.values[one.finite]
+        if found.size:
+            levels[name] = float(np.median(found[-max(1, found.size // 10) :]))
+    return min(levels, key=levels.__getitem__), max(levels, key=levels.__getitem__)

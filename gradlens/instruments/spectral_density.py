@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, line
 from gradlens.history.series import Series
-from gradlens.instruments.drawing import Artists, explain_empty
 from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
 from gradlens.instruments.scales import NumberLabels, StepAxis, fit, step_label
 from gradlens.instruments.style import BLUE, FAINT, MUTED, TICK_SIZE, Entry, key, tint
 
@@ -30,21 +31,23 @@ class SpectralDensityInstrument(Instrument):
     title: ClassVar[str] = "Hessian spectral density"
     together: ClassVar[bool] = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        found = densities(history[self.names[0]])
-        if not found:
-            ax.set_xticks([])
-            return explain_empty(ax, [line(history[self.names[0]])])
-        floor = FLOOR * float(found[-1][1]["density"].max())
-        artists = _latest(ax, found[-1][1], floor)
-        entries = [Entry(f"step {step_label(found[-1][0])}", BLUE)]
-        if len(found) > 1:
-            artists["first"] = _outline(ax, found[0][1], floor)
-            entries.append(Entry(f"step {step_label(found[0][0])}", FAINT, "thin"))
-        _axes(ax, [found[0][1], found[-1][1]], floor)
-        entries.append(Entry("error", tint(BLUE, 0.2), "box"))
-        shown = key(ax, entries)
-        return artists | ({"key": shown} if shown else {})
+    def content(self, history: History) -> Lines | Drawn:
+        records = history[self.names[0]]
+        found = densities(records)
+        return Drawn(partial(_draw, found=found)) if found else Lines((Curve("", line(records)),))
+
+
+def _draw(ax: Axes, axis: StepAxis, found: Sequence[Density]) -> Artists:
+    floor = FLOOR * float(found[-1][1]["density"].max())
+    artists = _latest(ax, found[-1][1], floor)
+    entries = [Entry(f"step {step_label(found[-1][0])}", BLUE)]
+    if len(found) > 1:
+        artists["first"] = _outline(ax, found[0][1], floor)
+        entries.append(Entry(f"step {step_label(found[0][0])}", FAINT, "thin"))
+    _axes(ax, [found[0][1], found[-1][1]], floor)
+    entries.append(Entry("error", tint(BLUE, 0.2), "box"))
+    shown = key(ax, entries)
+    return artists | ({"key": shown} if shown else {})
 
 
 def densities(records: Series) -> list[Density]:

@@ -120,6 +120,12 @@ def tint(color: Color, share: float) -> RGB:
     return (r, g, b)
 
 
+def darker(color: Color) -> RGB:
+    """A line's colour with enough contrast for a text."""
+    r, g, b = (0.7 * channel for channel in to_rgb(color))
+    return (r, g, b)
+
+
 def dress(ax: Axes) -> None:
     """Give an axis the common style: a base line, a light grid, small ticks."""
     ax.set_facecolor(PAPER)

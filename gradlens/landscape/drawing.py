@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from matplotlib.axes import Axes
 
-from gradlens.instruments.drawing import Artists
 from gradlens.instruments.instrument import CELL, LABELLED, Drawing, panel_box
+from gradlens.instruments.panel import Artists
 from gradlens.instruments.scales import number_label
 from gradlens.instruments.style import (
     MUTED,

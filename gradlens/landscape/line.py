@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.drawing import Artists, explain_empty, missing
+from gradlens.instruments.drawing import explain_empty, missing
 from gradlens.instruments.instrument import Drawing
+from gradlens.instruments.panel import Artists
 from gradlens.instruments.scales import NumberLabels, StepAxis, fit, log_if_wide, number_label
 from gradlens.instruments.style import (
     ALARM,

@@ -13,9 +13,10 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.drawing import Artists, explain_empty
+from gradlens.instruments.drawing import explain_empty
 from gradlens.instruments.instrument import Drawing
-from gradlens.instruments.layer_map import BAR, colour_bar
+from gradlens.instruments.maps import BAR, colour_bar
+from gradlens.instruments.panel import Artists
 from gradlens.instruments.scales import NumberLabels, log_if_far, number_label
 from gradlens.instruments.style import (
     ALARM,

@@ -8,58 +8,33 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, line
+from gradlens.history.lines import Line, line
 from gradlens.history.records import Source
 from gradlens.history.scalars import Scalar
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import BUILT_IN
-from gradlens.instruments.drawing import (
-    SMOOTH_FROM,
-    Artists,
-    any_finite,
-    beyond,
-    explain_empty,
-    missing,
-    smooth,
-    thread,
-)
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.overlaps import dashes
-from gradlens.instruments.scales import (
-    Scale,
-    StepAxis,
-    fit,
-    number_label,
-    value_scale,
-    without_spikes,
-)
+from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
+from gradlens.instruments.scales import StepAxis, number_label, value_scale
 from gradlens.instruments.style import (
     INK,
     MUTED,
     PAPER,
     RGB,
     TEXT_SIZE,
-    TICK_SIZE,
     categorical_colors,
-    figure_of,
-    points,
     sequence_colors,
     shorten,
     size_in_points,
-    subtitle,
     text_width,
-    tint,
-    title,
 )
-from gradlens.plotting.marks import apart
 from gradlens.plotting.panels import EPOCHS, GROUPS, Panel, limited
 from gradlens.plotting.rendering import draw
 
@@ -68,8 +43,6 @@ SPIKY = ("Alpha", "GradNoiseScale")
 
 ROWS = 7
 """Runs in one column of their list."""
-ROOM_OF_NAME = 8.5
-"""Points that the name of a run takes, at least."""
 
 
 @dataclass(frozen=True)
@@ -227,97 +200,24 @@ def _panel(history: History, number: Number, colors: Mapping[str, RGB]) -> Panel
 
 @dataclass(frozen=True)
 class RunsInstrument(Instrument):
-    """One line for each run, with its name on the right; raw values are pale behind their trend.
-
-    Of runs with almost the same line, all but the first are dashed, so that each can be seen.
-    """
+    """One line for each run, with its name on the right."""
 
     colors: tuple[RGB, ...] = ()
     labels: tuple[str, ...] = ()
     words: str = ""
     spiky: bool = False
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        lines = {name: line(history[name]) for name in self.names}
-        every = list(lines.values())
-        axis.apply(ax)
-        if not any_finite(every):
-            return explain_empty(ax, every)
-        drawn = [smooth(axis, one, bridge=True) for one in every]
-        artists: Artists = {}
-        for name, one, color in zip(lines, every, self.colors, strict=True):
-            artists |= _curve(ax, axis, one, color, name)
-        view = history.sources[self.names[0]].view
-        self._fit(ax, [one.values for one in every], view.yscale)
-        for name, style in zip(lines, dashes([_on_paper(ax, one) for one in drawn]), strict=True):
-            front = artists.get(f"{name} trend", artists[name])
-            front.set(linestyle=style)
-        artists["subtitle"] = subtitle(ax, self.words)
-        artists |= missing(ax, axis, every)
-        artists |= beyond(ax, axis, every) if self.spiky else {}
-        return artists | _names(ax, drawn, self.labels, self.colors)
-
-    def _fit(self, ax: Axes, values: list[Floats], wish: Scale) -> None:
-        scale = value_scale(wish, values)
-        if self.spiky:
-            values = [without_spikes(one, scale == "log") for one in values]
-        fit(ax, values, scale)
-
-
-def _curve(ax: Axes, axis: StepAxis, one: Line, color: RGB, name: str) -> Artists:
-    """As ``curve``, but in front of the pale values of all runs, and across short gaps."""
-    if one.finite.sum() < SMOOTH_FROM:
-        return {name: thread(ax, axis, one, color, 1.4, 3)}
-    return {
-        name: thread(ax, axis, one, tint(color, 0.3), 0.6, 2),
-        f"{name} trend": thread(ax, axis, smooth(axis, one, True), color, 1.4, 3),
-    }
-
-
-def _on_paper(ax: Axes, one: Line) -> Line:
-    """A line's heights in points."""
-    heights = ax.transData.transform(np.stack([one.steps, one.values], 1))[:, 1]
-    return Line(one.steps, heights * 72 / figure_of(ax).dpi)
-
-
-def _names(
-    ax: Axes, lines: Sequence[Line], labels: Sequence[str], colors: Sequence[RGB]
-) -> Artists:
-    """The names of runs on the right of their last values, for which the axis becomes narrower."""
-    width, height = size_in_points(ax)
-    gap = points(ROOM_OF_NAME)
-    shown = [place for place, one in enumerate(lines) if one.finite.any()]
-    if len(shown) * gap > height or len(lines) < 2:
-        return {}
-    short = {place: shorten(labels[place], 0.25 * width, TICK_SIZE) for place in shown}
-    room = max(text_width(short[place], TICK_SIZE) for place in shown) + points(2)
-    box = ax.get_position()
-    ax.set_position((box.x0, box.y0, box.width * (1 - room / width), box.height))
-    ends = {place: lines[place].values[lines[place].finite][-1] for place in shown}
-    pixels = ax.transData.transform([(0.0, ends[place]) for place in shown])[:, 1]
-    shares = np.clip((pixels - ax.bbox.y0) / ax.bbox.height, 0, 1) * height
-    order = np.argsort(shares, kind="stable")
-    found: Artists = {}
-    for rank, share in zip(order, apart(shares[order], gap, height), strict=True):
-        place = shown[int(rank)]
-        found[f"{labels[place]} name"] = ax.annotate(
-            short[place],
-            (1, share / height),
-            xycoords="axes fraction",
-            xytext=(points(3), 0),
-            textcoords="offset points",
-            fontsize=TICK_SIZE,
-            color=darker(colors[place]),
-            va="center",
-            annotation_clip=False,
+    def content(self, history: History) -> Lines:
+        lines = [line(history[name]) for name in self.names]
+        named = zip(self.labels, lines, self.colors, strict=True)
+        return Lines(
+            tuple(Curve(name, one, color, width=1.4) for name, one, color in named),
+            scale=value_scale(self.view(history).yscale, [one.values for one in lines]),
+            latest=("", False),
+            words=self.words,
+            spiky=self.spiky,
+            named_at_ends=True,
         )
-    return found
-
-
-def darker(color: RGB) -> RGB:
-    """A line's colour with enough contrast for a text."""
-    r, g, b = (0.7 * channel for channel in color)
-    return (r, g, b)
 
 
 def _list_of_runs(history: History, found: Sequence[Number], colors: Mapping[str, RGB]) -> Panel:
@@ -340,8 +240,12 @@ class RunListInstrument(Instrument):
     entries: tuple[tuple[str, RGB, str], ...] = ()
     column: str = ""
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        title(ax, "Runs", self.column)
+    title: ClassVar[str] = "Runs"
+
+    def content(self, history: History) -> Drawn:
+        return Drawn(self._draw, (self.column, False))
+
+    def _draw(self, ax: Axes, axis: StepAxis) -> Artists:
         ax.set_axis_off()
         columns = math.ceil(len(self.entries) / ROWS)
         artists: Artists = {}

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from gradlens.history.finding import Finding
-from gradlens.history.lines import Floats
+from gradlens.instruments.drawing import apart
 from gradlens.instruments.scales import StepLabels
 from gradlens.instruments.style import (
     ALARM,
@@ -80,17 +80,6 @@ def _mark(ax: Axes, findings: Sequence[Finding]) -> None:
             annotation_clip=False,
             **_badge(finding),
         )
-
-
-def apart(places: Floats, gap: float, end: float) -> Floats:
-    """Ascending places, moved to be ``gap`` apart and half a gap from 0 and from ``end``.
-
-    Those that have no room are moved beyond 0.
-    """
-    shares = gap * np.arange(len(places))
-    upwards = np.maximum.accumulate(np.maximum(places, gap / 2) - shares) + shares
-    limits = end - gap / 2 - shares[::-1]
-    return np.asarray(np.minimum(upwards, limits), dtype=np.float64)
 
 
 def _line(ax: Axes, finding: Finding) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from matplotlib.colors import Normalize
 from numpy.typing import NDArray
 
-from gradlens.history.lines import Floats, Line
+from gradlens.history.lines import Floats
 from gradlens.history.view import Group
-from gradlens.instruments.layers import LayerTable
-from gradlens.instruments.scales import Scale
+from gradlens.instruments.panel import Curve, Lines, Map, all_curves
 from gradlens.instruments.style import Color
 
 
@@ -25,38 +24,30 @@ class Gaps:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A number per step, called ``name``, in ``unit``."""
-
-    name: str
-    line: Line
-    color: Color
-    gaps: Gaps
-    unit: str = ""
-
-
-@dataclass(frozen=True)
 class LinesCard:
-    """Curves on one value axis; ``spiky`` if single values may be out of its range."""
+    """Numbers per step on one value axis, with the gaps of each of its ``curves``."""
 
     title: str
     group: Group
     words: str
-    curves: tuple[Curve, ...]
-    scale: Scale = "linear"
-    spiky: bool = False
+    lines: Lines
+    gaps: tuple[Gaps, ...]
     hint: str = ""
+
+    @cached_property
+    def curves(self) -> tuple[Curve, ...]:
+        """The curves in front, and those of layers behind them."""
+        return all_curves(self.lines)
 
 
 @dataclass(frozen=True)
 class MapCard:
-    """A number for each layer or parameter over the steps, as colours by ``norm``."""
+    """A number for each layer or parameter over the steps, as colours."""
 
     title: str
     group: Group
     words: str
-    table: LayerTable
-    norm: Normalize
+    map: Map
     hint: str = ""
 
 

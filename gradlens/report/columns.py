@@ -11,15 +11,14 @@ from matplotlib.colors import LogNorm, Normalize
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.drawing import SMOOTH_FROM
 from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.layers import columns as columns_of_table
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import thin, trend
+from gradlens.instruments.series import SMOOTH_FROM, smooth, thin, trend
 from gradlens.report.arrays import compact_steps, compact_values, edges, pixels
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.palette import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
-from gradlens.report.value_axis import threshold, to_places
+from gradlens.report.value_axis import known, threshold, to_places
 
 Columns = Mapping[str, Any]
 
@@ -44,14 +43,31 @@ def columns(card: Card, axis: StepAxis) -> dict[str, Columns]:
 def _(card: LinesCard, axis: StepAxis) -> dict[str, Columns]:
     found: dict[str, Columns] = {}
     linear = threshold(card)
-    for place, curve in enumerate(card.curves):
-        steps, values = thin(curve.line.steps, curve.line.values, PIECES)
+    for place, (curve, gaps) in enumerate(zip(card.curves, card.gaps, strict=True)):
+        is_layer = place >= len(card.lines.curves)
+        shown = smooth(curve.line, bridge=True) if is_layer else curve.line
+        steps, values = thin(shown.steps, shown.values, PIECES)
         found[f"values {place}"] = _line(Line(steps, values), linear)
-        if has_trend(curve.line):
-            found[f"trend {place}"] = _line(trend(curve.line, bridge=card.spiky), linear)
-        gaps = curve.gaps
+        if not is_layer and has_trend(curve.line):
+            found[f"trend {place}"] = _line(trend(curve.line, bridge=True), linear)
         found[f"gaps {place}"] = {"step": compact_steps(gaps.steps), "which": gaps.which}
+        for number, (low, high) in enumerate(curve.spreads):
+            found[f"band {place} {number}"] = _band(card, low, high)
+    if card.lines.danger is not None:
+        beyond = np.full_like(card.lines.danger.values, np.inf)
+        found["danger"] = _band(card, card.lines.danger, Line(card.lines.danger.steps, beyond))
     return found
+
+
+def _band(card: LinesCard, low: Line, high: Line) -> Columns:
+    """The area between two lines, of many points between their trends."""
+    top = 10 * float(np.abs(known(card)).max())
+    ends = [
+        smooth(Line(one.steps, np.minimum(one.values, top)), bridge=True) for one in (low, high)
+    ]
+    below, above = (_line(end, threshold(card)) for end in ends)
+    y = "place" if threshold(card) else "value"
+    return {"step": below["step"], "low": below[y], "high": above[y]}
 
 
 def has_trend(line: Line) -> bool:
@@ -66,12 +82,12 @@ def _line(line: Line, linear: float) -> Columns:
 
 @columns.register
 def _(card: MapCard, axis: StepAxis) -> dict[str, Columns]:
-    most = int(np.clip(CELLS // len(card.table.names), *COLUMNS))
-    thinned, _ = columns_of_table(card.table, most, axis.warp)
+    most = int(np.clip(CELLS // len(card.map.table.names), *COLUMNS))
+    thinned, _ = columns_of_table(card.map.table, most, axis.warp)
     rows = {f"row {n}": compact_values(row) for n, row in enumerate(thinned.values)}
     cells = {"step": compact_steps(thinned.steps)} | rows
-    images = _images(_codes(thinned, card.norm), thinned.steps, axis)
-    return {"cells": cells, "map": {**images, "y": [0], "dh": [len(card.table.names)]}}
+    images = _images(_codes(thinned, card.map.norm), thinned.steps, axis)
+    return {"cells": cells, "map": {**images, "y": [0], "dh": [len(card.map.table.names)]}}
 
 
 def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
+import numpy as np
 from bokeh.models import (
     Column,
     ColumnDataSource,
@@ -14,21 +15,23 @@ from bokeh.models import (
     DataRange1d,
     FixedTicker,
     Spacer,
+    glyphs,
 )
 from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 from matplotlib.colors import LogNorm
 
 from gradlens.instruments.layer_map import short_names
+from gradlens.instruments.panel import Curve
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.style import BLUE
+from gradlens.instruments.style import ALARM, BLUE, Color
 from gradlens.report.axes import HEIGHT, label_values, over_steps, paint, plain
-from gradlens.report.cards import Card, Curve, LinesCard, MapCard, PictureCard, ShapesCard
+from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.columns import columns
 from gradlens.report.marks import mark
 from gradlens.report.palette import LIGHT
 from gradlens.report.shared import Shared, value_range
-from gradlens.report.value_axis import is_on_both_sides, limits, scale, threshold, ticks
+from gradlens.report.value_axis import is_on_both_sides, limits, scale, threshold, ticks, to_places
 
 ROW = 15
 """Pixels of a row of a map, where it has room."""
@@ -84,14 +87,14 @@ def has_points(curve: Curve) -> bool:
 
 def range_of_colours(card: MapCard) -> tuple[float, float]:
     """The least and the greatest value of a map's colours."""
-    return card.norm.vmin or 0.0, card.norm.vmax or 1.0
+    return card.map.norm.vmin or 0.0, card.map.norm.vmax or 1.0
 
 
 def height(card: Card) -> int:
     """Pixels of a card's first figure."""
     if not isinstance(card, MapCard):
         return HEIGHT
-    return min(max(ROW * len(card.table.names) + EDGE, MAP_HEIGHTS[0]), MAP_HEIGHTS[1])
+    return min(max(ROW * len(card.map.table.names) + EDGE, MAP_HEIGHTS[0]), MAP_HEIGHTS[1])
 
 
 @singledispatch
@@ -107,7 +110,11 @@ def _(card: LinesCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
     if linear:
         one.yaxis.ticker = FixedTicker(ticks=ticks(card))
     y = "place" if linear else "value"
-    for place, curve in enumerate(card.curves):
+    if "danger" in sources:
+        _shade(one, sources["danger"], ALARM, 0.09)
+    for place, (curve, missing) in enumerate(zip(card.curves, card.gaps, strict=True)):
+        for number in range(len(curve.spreads)):
+            _shade(one, sources[f"band {place} {number}"], curve.color, 0.2, curve=place)
         raw, smooth = sources[f"values {place}"], sources.get(f"trend {place}")
         tags: dict[str, Any] = {
             "name": curve.name,
@@ -115,44 +122,63 @@ def _(card: LinesCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
             "unit": curve.unit,
             "smooth": bool(smooth),
         }
-        width, alpha = (0.8, 0.38) if smooth else (1.7, 1.0)
-        line = one.line("step", y, source=raw, line_width=width, line_alpha=alpha, name="values")
+        width, alpha = (0.8, 0.38) if smooth else (curve.width + 0.1, 1.0)
+        # Unlike ``figure.line``, this makes no glyphs for selections, which would double the page.
+        glyph = glyphs.Line(x="step", y=y, line_width=width, line_alpha=alpha)
+        line = one.add_glyph(raw, glyph, name="values")
         paint(line, curve.color, **tags)
         if has_points(curve):
-            dots = one.scatter("step", y, source=raw, size=5, line_color=None, name="dots")
+            dot = glyphs.Scatter(x="step", y=y, size=5, line_color=None)
+            dots = one.add_glyph(raw, dot, name="dots")
             paint(dots, curve.color, "fill_color", curve=place)
         if smooth:
-            front = one.line("step", y, source=smooth, line_width=1.9, name="trend")
+            glyph = glyphs.Line(x="step", y=y, line_width=curve.width + 0.3)
+            front = one.add_glyph(smooth, glyph, name="trend")
             paint(front, curve.color, curve=place)
         gaps = sources[f"gaps {place}"]
-        gaps.tags = [list(curve.gaps.reasons)]
+        gaps.tags = [list(missing.reasons)]
         _mark_gaps(one, gaps)
     one.y_range = value_range(*limits(card))
-    one.tags = [{"steps": True, "fits": not card.spiky}]
-    if is_on_both_sides(card):
-        zero = Span(location=0, dimension="width", line_dash=[4, 3], line_color=LIGHT["faint"])
-        one.add_layout(zero)
+    fits = not card.lines.spiky and card.lines.limits is None
+    one.tags = [{"steps": True, "fits": fits}]
+    levels = {*card.lines.levels, *([0.0] if is_on_both_sides(card) else [])}
+    for level in to_places(np.array([*levels]), linear) if linear else levels:
+        one.add_layout(
+            Span(
+                location=float(level),
+                dimension="width",
+                line_dash=[4, 3],
+                line_color=LIGHT["faint"],
+            )
+        )
     return (one,)
+
+
+def _shade(one: figure, source: ColumnDataSource, color: Color, alpha: float, **tags: Any) -> None:
+    """The area between two lines."""
+    area = one.varea("step", "low", "high", source=source, fill_alpha=alpha, name="band")
+    paint(area, color, "fill_color", **tags)
 
 
 def _mark_gaps(one: figure, gaps: ColumnDataSource) -> None:
     """Ticks on the base line where a value is missing."""
-    marks = one.scatter(
-        "step", 3, source=gaps, marker="dash", angle=1.5708, size=8, line_width=1.4,
-        line_color=LIGHT["alarm"], name="gaps", y_range_name="pixels",
+    glyph = glyphs.Scatter(
+        x="step", y=3, marker="dash", angle=1.5708, size=8, line_width=1.4,
+        line_color=LIGHT["alarm"],
     )  # fmt: skip
+    marks = one.add_glyph(gaps, glyph, name="gaps", y_range_name="pixels")
     marks.tags = [{}]
 
 
 @_figures.register
 def _(card: MapCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
-    names = short_names(card.table.names)
-    signed = (card.norm.vmin or 0.0) < 0
+    names = short_names(card.map.table.names)
+    signed = (card.map.norm.vmin or 0.0) < 0
     one = over_steps(common, "linear", height(card))
     one.y_range = value_range(len(names), 0)
     mapper = common.mappers["signed" if signed else "sizes"]
     image = _image(one, sources["map"], mapper)
-    image.tags = [{"names": list(card.table.names)}]
+    image.tags = [{"names": list(card.map.table.names)}]
     stride = max(1, -(-len(names) * ROW // (height(card) - EDGE)))
     one.yaxis.ticker = FixedTicker(ticks=[n + 0.5 for n in range(0, len(names), stride)])
     one.yaxis.formatter = CustomJSTickFormatter(
@@ -160,7 +186,7 @@ def _(card: MapCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
     )
     one.ygrid.visible = False
     one.js_on_event("tap", common.select)
-    is_log = isinstance(card.norm, LogNorm)
+    is_log = isinstance(card.map.norm, LogNorm)
     below = over_steps(common, "log" if is_log else "linear", 120)
     label_values(below, is_log)
     line = below.line("step", "row 0", source=sources["cells"], line_width=1.7, name="row")

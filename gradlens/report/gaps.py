@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,24 @@ INFINITE = "infinite"
 UNKNOWN = "not a number"
 
 
-def gaps(line: Line, records: Series) -> Gaps:
-    """The missing values of a line that was made of some records."""
+def gaps(line: Line, records: Sequence[Series]) -> Gaps:
+    """The missing values of a line that was made of the records of some series."""
     places = np.flatnonzero(~np.isfinite(line.values))
     if places.size > MOST:
         places = places[np.linspace(0, places.size - 1, MOST).astype(np.int64)]
     steps, values = line.steps[places], line.values[places]
     words = [
-        INFINITE if np.isinf(value) else reason(records.get(int(step))) or UNKNOWN
+        INFINITE if np.isinf(value) else _reason_at(int(step), records)
         for step, value in zip(steps, values, strict=True)
     ]
     # The numbers of the reasons have one byte.
     known = tuple(dict.fromkeys(words))[:256]
     which = [known.index(word) if word in known else 0 for word in words]
     return Gaps(steps, np.array(which, dtype=np.uint8), known)
+
+
+def _reason_at(step: int, records: Sequence[Series]) -> str:
+    return next(filter(None, (reason(series.get(step)) for series in records)), UNKNOWN)
 
 
 def reason(value: Any) -> str:

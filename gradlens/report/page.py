@@ -161,15 +161,20 @@ def _skeleton(shown: Page) -> list[Any]:
 def _axis(card: Card) -> Any:
     if isinstance(card, LinesCard):
         return scale(card), threshold(card)
-    return (type(card.norm), (card.norm.vmin or 0.0) < 0) if isinstance(card, MapCard) else None
+    return (
+        (type(card.map.norm), (card.map.norm.vmin or 0.0) < 0)
+        if isinstance(card, MapCard)
+        else None
+    )
 
 
 def _names(card: Card) -> Sequence[Any]:
     if isinstance(card, LinesCard):
-        return [(c.name, has_points(c), has_trend(c.line)) for c in card.curves]
+        found = [(c.name, has_points(c), has_trend(c.line), len(c.spreads)) for c in card.curves]
+        return [*found, card.lines.danger is None]
     if isinstance(card, ShapesCard):
         return [name for name, *_ in card.shapes]
-    return card.table.names if isinstance(card, MapCard) else ()
+    return card.map.table.names if isinstance(card, MapCard) else ()
 
 
 def _status(shown: Page) -> Any:
@@ -185,8 +190,14 @@ def _status(shown: Page) -> Any:
         for card, key in zip(shown.cards, _keys(shown.cards), strict=True)
         if isinstance(card, PictureCard)
     }
+    latest = {
+        key: card.lines.readout
+        for card, key in zip(shown.cards, _keys(shown.cards), strict=True)
+        if isinstance(card, LinesCard)
+    }
     found = {
         "head": _head(shown),
+        "latest": latest,
         "bars": bars,
         "words": words,
         "low": low,
@@ -273,7 +284,7 @@ def _entries(card: Card) -> list[tuple[str, Color]]:
 def _why(card: Card) -> str:
     """Why a card has nothing to draw."""
     assert isinstance(card, LinesCard)
-    reasons = [reason for curve in card.curves for reason in curve.gaps.reasons]
+    reasons = [reason for gaps in card.gaps for reason in gaps.reasons]
     return reasons[-1] if reasons else "nothing recorded yet"
 
 
@@ -281,5 +292,5 @@ def _bar(card: MapCard | PictureCard) -> tuple[str, str, str]:
     """The colours of a map: its smallest value, the colours as CSS, its largest value."""
     if isinstance(card, PictureCard):
         return "few", "var(--density)", "many"
-    low, high = card.norm.vmin or 0.0, card.norm.vmax or 0.0
+    low, high = card.map.norm.vmin or 0.0, card.map.norm.vmax or 0.0
     return number_label(low), gradient(SIGNED if low < 0 else SIZES), number_label(high)

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from matplotlib.colors import LogNorm, SymLogNorm
 
 from gradlens.history.histograms import Histogram, ends, histogram
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, line
+from gradlens.history.lines import Floats
 from gradlens.history.series import Series
-from gradlens.history.view import Group
 from gradlens.instruments import (
     Histogram1dInstrument,
     Histogram2dInstrument,
     Instrument,
     SpectralDensityInstrument,
 )
-from gradlens.instruments.layer_map import GREY, colour_norm, has_grey
-from gradlens.instruments.layers import are_shares, layout, table, words
 from gradlens.instruments.scales import step_label
 from gradlens.instruments.spectral_density import FLOOR, densities
-from gradlens.instruments.style import BLUE, DOT, MUTED
-from gradlens.report.cards import Card, Curve, LinesCard, MapCard, PictureCard, ShapesCard
-from gradlens.report.gaps import gaps
+from gradlens.instruments.style import BLUE, MUTED
+from gradlens.report.cards import Card, PictureCard, ShapesCard
 from gradlens.report.hints import HINTS
 
 COLUMNS, ROWS = 600, 60
@@ -32,29 +27,6 @@ COLUMNS, ROWS = 600, 60
 
 REACH = 0.9
 """Share of the histograms of a run whose range is shown as a whole."""
-
-
-# Layers -------------------------------------------------------------------------------------
-
-
-def layer_map(history: History, instrument: Instrument) -> Card:
-    """A number of each layer over the steps."""
-    records = history[instrument.names[0]]
-    found = layout(records, history)
-    assert found is not None  # it is drawn by layer
-    view, whole = instrument.view(history), table(records, found, history)
-    title = instrument.heading(history)
-    known = whole.values[np.isfinite(whole.values)]
-    if not known.size:
-        return _nothing(title, Line(whole.steps, whole.values[0], whole.reason), "layers", records)
-    norm = colour_norm(known, "linear" if are_shares(known, view) else view.yscale)
-    log = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
-    zeros = f"{DOT}{GREY}" if has_grey(whole, norm) else ""
-    return MapCard(title, "layers", f"{words(found, view)}{log}{zeros}", whole, norm)
-
-
-def _nothing(title: str, one: Line, group: Group, records: Series) -> Card:
-    return LinesCard(title, group, "", (Curve("", one, BLUE, gaps(one, records)),))
 
 
 # Histograms ---------------------------------------------------------------------------------
@@ -65,8 +37,6 @@ def _elements(history: History, instrument: Instrument) -> list[Card]:
     records = history[instrument.names[0]]
     title, group = instrument.heading(history), instrument.group(history)
     found = _evenly([one for one in _histograms(records) if one.counts.any()])
-    if not found:
-        return [_nothing(title, line(records), group, records)]
     low, high = _range(found)
     edges = np.linspace(low, high, ROWS + 1)
     densities = np.array([_rebinned(one, edges) for one in found]).T
@@ -120,8 +90,6 @@ def _joint(history: History, instrument: Instrument) -> list[Card]:
     records = history[instrument.names[0]]
     title, group = instrument.heading(history), instrument.group(history)
     found = ends(records)
-    if not found:
-        return [_nothing(title, line(records), group, records)]
     last = found[-1]
     words = f"step {last.step:,} · count, log"
     return [
@@ -146,8 +114,6 @@ def _spectrum(history: History, instrument: Instrument) -> list[Card]:
     records = history[instrument.names[0]]
     title, group = instrument.heading(history), instrument.group(history)
     found = densities(records)
-    if not found:
-        return [_nothing(title, line(records), group, records)]
     floor = FLOOR * float(found[-1][1]["density"].max())
     shapes = []
     for (step, one), color in zip(reversed(found), (BLUE, MUTED), strict=False):

@@ -33,8 +33,8 @@ def update(drawn: Drawn, card: Card, axis: StepAxis) -> None:
         else:
             source.data = new
     if isinstance(card, LinesCard):
-        for place, curve in enumerate(card.curves):
-            drawn.sources[f"gaps {place}"].tags = [list(curve.gaps.reasons)]
+        for place, gaps in enumerate(card.gaps):
+            drawn.sources[f"gaps {place}"].tags = [list(gaps.reasons)]
     _update_ranges(drawn.figures, card)
 
 
@@ -42,7 +42,7 @@ def _update_ranges(figures: tuple[figure, ...], card: Card) -> None:
     """Set the ranges that the page doesn't fit by itself."""
     if isinstance(card, MapCard):
         _set(figures[1].y_range, range_of_colours(card))
-    elif isinstance(card, LinesCard) and card.spiky:
+    elif isinstance(card, LinesCard) and not figures[0].tags[0]["fits"]:
         _set(figures[0].y_range, limits(card))
     elif isinstance(card, PictureCard):
         _set(figures[0].y_range, card.up)

@@ -18,7 +18,7 @@ SMALLEST = 1e-4
 def scale(card: LinesCard) -> Scale:
     """The scale that the values allow: "symlog" for logarithmic ones on both sides of zero."""
     found = known(card)
-    return allowed(found, card.scale) if found.size else "linear"
+    return allowed(found, card.lines.scale) if found.size else "linear"
 
 
 def known(card: LinesCard) -> Floats:
@@ -52,10 +52,12 @@ def to_places(values: Floats, linear: float) -> NDArray[np.float32]:
 def limits(card: LinesCard) -> tuple[float, float]:
     """The range of the axis, with the margins of a figure's; the page has the same rule."""
     kind, linear = scale(card), threshold(card)
+    if card.lines.limits is not None and kind == "linear":
+        return card.lines.limits
     values = [curve.line.values for curve in card.curves]
-    if card.spiky:
+    if card.lines.spiky:
         values = [without_spikes(each, kind == "log") for each in values]
-    found = np.concatenate(values)
+    found = np.concatenate([*values, card.lines.room])
     found = found[np.isfinite(found)]
     places = to_places(found, linear) if linear else found
     low, high = float(places.min()), float(places.max())

@@ -590,7 +590,7 @@ def trace(value: float, error: float, **more: Any) -> dict[str, Any]:
 def test_trace_says_where_it_comes_from(records: dict[int, Any], words: str, band: bool) -> None:
     drawing = instruments.HessTraceInstrument().plot(recorded("HessTrace", records))
     assert words in shown_texts(drawing.ax)
-    assert ("band" in drawing.artists) == band
+    assert ("trace band" in drawing.artists) == band
 
 
 def test_negative_eigenvalues_are_below_a_line_at_zero() -> None:
@@ -684,7 +684,7 @@ def test_early_stopping_is_an_alarm_above_zero(latest: float, stop: bool) -> Non
     words = drawing.ax.get_title(loc="right")
     (readout,) = (text for text in drawing.ax.findobj(Text) if text.get_text() == words)
     assert (readout.get_color() == style.ALARM) == stop
-    tinted = drawing.artists["stop"]
+    tinted = drawing.artists["danger"]
     data = drawing.ax.transData.inverted()
     bottom, top = tinted.get_window_extent().transformed(data).intervaly
     assert bottom == pytest.approx(0, abs=1e-9)

@@ -219,11 +219,11 @@ def test_aggregates_have_bands() -> None:
         recorded("Aggregate", {0: statistics(1.0), 9: statistics(2.0)})
     )
     assert heights(drawing, "value") == [1, 2]
-    extents = drawing.artists["value spread"].get_paths()[0].get_extents()  # type: ignore[attr-defined]
+    extents = drawing.artists["value band"].get_paths()[0].get_extents()  # type: ignore[attr-defined]
     assert (extents.ymin, extents.ymax) == pytest.approx((0.9, 2.2))
     layers = {name: statistics(size) for name, size in (("0", 1.0), ("1", 2.0))}
     drawing = AggregateInstrument().plot(recorded("Aggregate", {0: {"layers": layers}}))
-    assert {"0", "1", "0 spread", "1 spread", "key"} <= {*drawing.artists}
+    assert {"0", "1", "0 band", "1 band", "key"} <= {*drawing.artists}
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,9 @@ def test_the_band_is_what_there_is(kept: tuple[str, ...], low: float, high: floa
     one = {name: value for name, value in statistics(1.0).items() if name in (*kept, "count")}
     drawing = AggregateInstrument().plot(recorded("Aggregate", {0: one, 1: one}))
     if not high:
-        assert "value spread" not in drawing.artists
+        assert "value band" not in drawing.artists
         return
-    extents = drawing.artists["value spread"].get_paths()[0].get_extents()  # type: ignore[attr-defined]
+    extents = drawing.artists["value band"].get_paths()[0].get_extents()  # type: ignore[attr-defined]
     assert (extents.ymin, extents.ymax) == pytest.approx((low, high))
 
 

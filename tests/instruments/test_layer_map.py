@@ -19,8 +19,9 @@ from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import Drawing, LayerMapInstrument
-from gradlens.instruments.layer_map import COLUMNS, DECADES, colour_norm, short_names
+from gradlens.instruments.layer_map import DECADES, colour_norm, short_names
 from gradlens.instruments.layers import columns, layout, table
+from gradlens.instruments.maps import COLUMNS
 from gradlens.instruments.scales import Scale, StepAxis
 
 PARAMETERS = {"in.weight": (2, 2), "in.bias": (2,), "out.weight": (1, 2), "out.bias": (1,)}

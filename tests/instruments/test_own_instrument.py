@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.axes import Axes
 
 import gradlens
 from gradlens import quantities
@@ -18,12 +17,12 @@ from gradlens.history.records import Source
 from gradlens.history.view import View
 from gradlens.instruments import (
     BUILT_IN,
-    Artists,
+    Curve,
     GradNormInstrument,
     Instrument,
+    Lines,
     LossInstrument,
-    StepAxis,
-    message,
+    line,
 )
 from gradlens.plotting.animation import frames
 from gradlens.plotting.panels import layer_panels, main_panels
@@ -43,8 +42,8 @@ class MyNormInstrument(Instrument):
     kinds = ("MyNorm",)
     title = "My norm"
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        return {"words": message(ax, self.names[0])}
+    def content(self, history: History) -> Lines:
+        return Lines((Curve(self.names[0], line(history[self.names[0]].column("w"))),))
 
 
 class MyMapInstrument(MyNormInstrument):

@@ -18,7 +18,7 @@ from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.instruments import Instrument
 from gradlens.instruments.dark import DARK, dark, dark_colormap
-from gradlens.instruments.drawing import Artists
+from gradlens.instruments.panel import Artists, Drawn
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.style import (
     ALARM,
@@ -131,7 +131,10 @@ class Plain(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("Loss",)
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Drawn:
+        return Drawn(self._draw)
+
+    def _draw(self, ax: Axes, axis: StepAxis) -> Artists:
         ax.plot([0, 1], [0, 1], "k-o", markerfacecolor="w")
         ax.add_patch(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor="black", alpha=0.5))
         return {"text": ax.text(0, 0, "mine")}

@@ -7,14 +7,12 @@ from io import BytesIO
 from typing import ClassVar
 
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradlens import CockpitPlotter, History, View
 from gradlens.history.records import LeftOutWarning, Note, Source
-from gradlens.instruments.drawing import Artists
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.panel import Content
 from gradlens.plotting.panels import MOST, main_panels
 from gradlens.plotting.screen import Screen
 
@@ -23,7 +21,7 @@ class Broken(Instrument):
     kinds: ClassVar[tuple[str, ...]] = ("Broken",)
     title: ClassVar[str] = "Broken"
 
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def content(self, history: History) -> Content:
         raise ZeroDivisionError("no luck")
 
 

@@ -25,6 +25,7 @@ from gradlens.history.records import Note, Source
 from gradlens.history.setup import ParameterGroup, Setup
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.instruments.panel import Lines
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import FAINT
 from gradlens.plotting.panels import EPOCHS, all_main_panels
@@ -69,10 +70,6 @@ def steady(steps: int) -> History:
 
 def curves(card: Card) -> list[str]:
     return [curve.name for curve in card.curves] if isinstance(card, LinesCard) else []
-
-
-def names_on(found: tuple[Card, ...]) -> set[str]:
-    return {name for card in found for name in curves(card)}
 
 
 def faulty(steps: int) -> History:
@@ -124,33 +121,50 @@ def test_a_first_finding_loads_a_live_page_again_and_a_later_one_does_not() -> N
     assert live._status.data["reload"] == [False]
 
 
-def test_every_number_of_the_summary_is_on_the_page() -> None:
+def lines_of(history: History) -> dict[str, Lines]:
+    """The lines of the figure's panels by the names of their series."""
+    found = {}
+    for panel in all_main_panels(history):
+        content = panel.instrument.content(history)
+        if isinstance(content, Lines):
+            found |= dict.fromkeys(panel.instrument.names, content)
+    return found
+
+
+def test_numbers_of_the_summary_are_on_the_page_if_no_panel_has_lines_of_their_series() -> None:
     history = full(40)
-    wanted = {one.name for one in history.scalars() if one.series != EPOCHS}
-    assert len(wanted) > 30
-    assert wanted <= names_on(cards({"run": history}))
+    shown = {*lines_of(history), EPOCHS}
+    wanted = {one.name: one for one in history.scalars() if one.series not in shown}
+    assert {"GradHist1d clipped", "GradHist2d clipped"} <= {*wanted}
+    found = {c.name: c.line for card in cards({"run": history}) if isinstance(card, LinesCard)
+             for c in card.curves}  # fmt: skip
+    for name, one in wanted.items():
+        np.testing.assert_array_equal(found[name].values, one.line.values)
+
+
+def test_lines_are_those_of_the_figure() -> None:
+    history = full(40)
+    found = [card.lines for card in cards({"run": history}) if isinstance(card, LinesCard)]
+    for lines in lines_of(history).values():
+        names = {curve.name for curve in lines.curves}
+        assert any({curve.name for curve in one.curves} == names for one in found)
+    stability = next(card for card in cards({"run": history}) if card.title == "Edge of stability")
+    trace = next(card for card in cards({"run": history}) if card.title == "Hessian trace")
+    assert {"danger", "values 1"} <= {*columns(stability, StepAxis(0, 40))}
+    assert "band 0 0" in columns(trace, StepAxis(0, 40))
 
 
 def test_panels_are_called_as_in_the_figure() -> None:
     history = full(40)
     titles = {card.title for card in cards({"run": history})}
     panels = {panel.instrument.heading(history) for panel in all_main_panels(history)}
-    assert panels - titles <= {"Input covariance", "Output gradient covariance"}
-
-
-def test_numbers_are_those_of_the_summary() -> None:
-    history = full(40)
-    found = {c.name: c for card in cards({"run": history}) if isinstance(card, LinesCard)
-             for c in card.curves}  # fmt: skip
-    for one in history.scalars():
-        if one.series != EPOCHS:
-            np.testing.assert_array_equal(found[one.name].line.values, one.line.values)
+    assert panels - titles == {"Signal along directions"}
 
 
 def test_a_missing_value_says_why() -> None:
     (card,) = [card for card in cards({"run": full(150)}) if card.title == HOSTILE]
     assert isinstance(card, LinesCard)
-    gaps = card.curves[0].gaps
+    (gaps,) = card.gaps
     words = [gaps.reasons[which] for which in gaps.which]
     assert gaps.steps.tolist() == [*range(100, 110), 120]
     assert words == [REASON] * 10 + ["infinite"]

@@ -98,6 +98,7 @@ const gradlens = (() => {
   function showValues() {
     for (const panel of panels) {
       const reasons = [];
+      if (panel.curves.length > 1) one("header output", panel.card).textContent = "";
       for (const curve of panel.curves) {
         if (!curve.output) continue;
         const { value, why, at } = read(curve, state.step);
@@ -106,9 +107,19 @@ const gradlens = (() => {
         curve.output.classList.toggle("alarm", !finite);
         if (why && why !== "infinite") reasons.push(`${curve.name}, step ${at}: ${why}`);
       }
+      if (state.step === null) showLatest(panel.card);
       showReason(panel.card, state.step === null ? [] : reasons);
     }
     one("#step").textContent = state.step === null ? "" : `step ${stepText(state.step)}`;
+  }
+
+  /** Show what a figure has beside the title, which needn't be the last value of a curve. */
+  function showLatest(card) {
+    const output = one("header output", card);
+    const [text, alarm] = plain(models.status.data.latest[0])[card.id] ?? [];
+    if (!output || text === undefined) return;
+    output.textContent = text;
+    output.classList.toggle("alarm", alarm);
   }
 
   const stepText = (step) => Math.round(Math.max(step, 0)).toLocaleString("en");

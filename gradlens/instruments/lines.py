@@ -1,0 +1,396 @@
+"""Draws numbers per step: curves, and thin lines of layers or parameters behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from gradlens.history.lines import Floats, Line
+from gradlens.instruments.drawing import (
+    alone,
+    apart,
+    band,
+    beyond,
+    curve,
+    explain_empty,
+    missing,
+    picture_and_series,
+    thread,
+    zero_line,
+)
+from gradlens.instruments.overlaps import separate
+from gradlens.instruments.panel import (
+    MOST_LINES,
+    Artists,
+    Lines,
+    always_infinite,
+    any_finite,
+    layer_curves,
+    without_zeros,
+)
+from gradlens.instruments.scales import (
+    PercentLabels,
+    StepAxis,
+    allowed,
+    fit,
+    within_reach,
+    without_spikes,
+)
+from gradlens.instruments.series import lowest_and_highest, quantiles, smooth, thin
+from gradlens.instruments.style import (
+    ALARM,
+    AMBER,
+    BLUE,
+    MUTED,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    SMALLEST_SIZE,
+    TICK_SIZE,
+    Entry,
+    darker,
+    figure_of,
+    key,
+    points,
+    sequence_key,
+    shorten,
+    size_in_points,
+    subtitle,
+    text_width,
+    tint,
+)
+
+HOLLOW = 15
+"""Columns for hollow points; more of them would cover the lines."""
+ROOM_OF_NAME = 8.5
+"""Points that the name of a curve takes, at least."""
+PICTURE_GAP = 34.0
+"""Points between a picture and the lines beside it."""
+
+Side = Literal["top", "bottom"]
+"""Of a text: which of its edges is at a line."""
+
+
+def draw_lines(ax: Axes, axis: StepAxis, shown: Lines, single_lines: bool = False) -> Artists:
+    """Draw curves over the steps of ``axis``, in front of the lines of layers.
+
+    Lines of layers that have many points are drawn as trends only, because their raw values would
+    cover each other. Of more lines than ``MOST_LINES`` there are quantiles, and the names of the
+    highest and the lowest one, unless ``single_lines``. Lines that are ∞ at every step, and those
+    that end in exact zeros, are named or counted in the key. Zeros aren't on a logarithmic axis: a
+    thick line is at its base where there are any.
+    """
+    if not any_finite(shown.lines):
+        axis.apply(ax)
+        return explain_empty(ax, shown.lines)
+    head = ax
+    artists: Artists = {}
+    if shown.picture is not None:
+        picture, ax = picture_and_series(ax, shown.picture.share, PICTURE_GAP)
+        artists |= shown.picture.draw(picture) if picture is not None else {}
+    axis.apply(ax)
+    finite = {name: one for name, one in shown.layers.items() if not always_infinite(one)}
+    layers, zeros = without_zeros(finite, shown.scale)
+    few = single_lines or len(layers) <= MOST_LINES
+    for place, one in enumerate(reversed(layer_curves(layers, single_lines))):
+        line = smooth(one.line, axis.warp)
+        artists[one.name] = thread(ax, axis, line, one.color, one.width, 2.5 + 0.01 * place)
+    for place, one in enumerate(shown.finite_curves):
+        artists |= curve(ax, axis, one, place + (5 if layers else 3))
+    fronts = {one.name: _front(artists, one.name) for one in shown.finite_curves}
+    _fit(ax, shown)
+    separate(ax, [fronts[one.name] for one in shown.finite_curves if one.style is None])
+    for one in shown.finite_curves:
+        for number, (low, high) in enumerate(one.spreads, 1):
+            name = f"{one.name} band" + f" {number}" * (number > 1)
+            artists[name] = band(ax, axis, low, high, one.color)
+    artists |= {} if few else _areas(ax, axis, layers) | _extremes(ax, axis, layers)
+    entries = _entries(shown, fronts, zeros)
+    artists |= _names_at_ends(ax, shown) if shown.named_at_ends else {}
+    if shown.named_at_ends:
+        explained = None
+    elif few and layers:
+        explained = sequence_key(head, [*layers], entries)
+    else:
+        explained = key(head, [*entries, *(() if few else _key_of_quantiles(len(layers)))])
+    if explained is not None:
+        artists["key"] = explained
+    elif shown.words:
+        artists["subtitle"] = subtitle(head, shown.words)
+    artists |= _zero_floor(ax, list(zeros.values())) if zeros else {}
+    artists |= _levels(ax, shown.levels) | _danger(ax, axis, shown.danger) | zero_line(ax)
+    artists |= _hollow(ax, axis, layers, shown.uncertain) if shown.uncertain is not None else {}
+    artists |= _beyond(ax, axis, shown) if shown.spiky else {}
+    return artists | missing(ax, axis, shown.lines)
+
+
+def _front(artists: Artists, name: str) -> Line2D:
+    """The last of what has been drawn for a curve."""
+    front = artists.get(f"{name} trend", artists[name])
+    assert isinstance(front, Line2D)
+    return front
+
+
+def _fit(ax: Axes, shown: Lines) -> None:
+    """Set the value axis to the range of what is shown."""
+    values = [np.asarray(one.get_ydata(), dtype=np.float64) for one in ax.get_lines()]
+    known = np.concatenate([one.values[one.finite] for one in shown.lines])
+    log = allowed(known, shown.scale) == "log"
+    if shown.spiky:
+        values = [without_spikes(one.line.values, log) for one in shown.finite_curves]
+    ends = [
+        within_reach(end.values, without_spikes(one.line.values, log), log)
+        if shown.spiky
+        else end.values
+        for one in shown.finite_curves
+        for spread in one.spreads
+        for end in spread
+    ]
+    fit(ax, [*values, *ends, np.array(shown.room)], shown.scale)
+    if shown.shares:
+        low, high = ax.get_ylim()
+        ax.set_ylim(max(low, 0.0), min(high, 1.0))
+        ax.yaxis.set_major_formatter(PercentLabels())
+    if shown.limits is not None:
+        ax.set_ylim(shown.limits)
+
+
+def _entries(shown: Lines, fronts: Mapping[str, Line2D], zeros: Mapping[str, Line]) -> list[Entry]:
+    """The entries of a key, but for those of layers that are drawn."""
+    curves = shown.finite_curves if len(shown.lines) > 1 else ()
+    return [
+        *(shown.picture.key if shown.picture is not None else ()),
+        *(
+            Entry(one.name, one.color, "dashed" if fronts[one.name].is_dashed() else "line")
+            for one in curves
+        ),
+        *_zero_entry(zeros, len(shown.layers)),
+        *_infinite_entry(shown.infinite),
+    ]
+
+
+def _levels(ax: Axes, levels: Sequence[float]) -> Artists:
+    return {
+        f"level {level:g}": ax.axhline(level, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
+        for level in levels
+    }
+
+
+def _danger(ax: Axes, axis: StepAxis, threshold: Line | None) -> Artists:
+    """The area above a threshold."""
+    if threshold is None or not threshold.finite.any():
+        return {}
+    shown = smooth(threshold, axis.warp)
+    steps, values = thin(shown.steps, shown.values, warp=axis.warp)
+    top = ax.get_ylim()[1]
+    area = ax.fill_between(
+        steps, np.minimum(values, top), top, color=tint(ALARM, 0.09), linewidth=0, zorder=0.5
+    )
+    return {"danger": area}
+
+
+def _beyond(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
+    """Arrows where values, or trends of the ends of intervals, are out of range."""
+    spreads = [spread for one in shown.curves for spread in one.spreads]
+    ends = [smooth(end, axis.warp) for spread in spreads for end in spread]
+    return beyond(ax, axis, [*shown.lines, *ends])
+
+
+def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) -> Artists:
+    """Hollow points on lines, at a few of some steps."""
+    artists: Artists = {}
+    for name, one in lines.items():
+        chosen = np.isin(one.steps, steps)
+        shown = thin(one.steps[chosen], one.values[chosen], columns=HOLLOW, warp=axis.warp)
+        (artists[f"{name} uncertain"],) = ax.plot(
+            *shown, linestyle="none", marker="o", markersize=2.8, markerfacecolor=PAPER,
+            markeredgecolor=MUTED, markeredgewidth=0.8, zorder=4,
+        )  # fmt: skip
+    return artists
+
+
+def _names_at_ends(ax: Axes, shown: Lines) -> Artists:
+    """The names of curves on the right, for which the axis becomes narrower."""
+    width, height = size_in_points(ax)
+    gap = points(ROOM_OF_NAME)
+    curves = [one for one in shown.curves if one.line.finite.any()]
+    if len(curves) * gap > height or len(shown.curves) < 2:
+        return {}
+    short = [shorten(one.name, 0.25 * width, TICK_SIZE) for one in curves]
+    room = max(text_width(name, TICK_SIZE) for name in short) + points(2)
+    box = ax.get_position()
+    ax.set_position((box.x0, box.y0, box.width * (1 - room / width), box.height))
+    lines = [smooth(one.line, bridge=True) for one in curves]
+    ends = [(0.0, one.values[one.finite][-1]) for one in lines]
+    shares = (ax.transData.transform(ends)[:, 1] - ax.bbox.y0) / ax.bbox.height
+    heights = np.clip(shares, 0, 1) * height
+    order = np.argsort(heights, kind="stable")
+    artists: Artists = {}
+    for place, level in zip(order, apart(heights[order], gap, height), strict=True):
+        artists[f"{curves[place].name} name"] = ax.annotate(
+            short[place],
+            (1, level / height),
+            xycoords="axes fraction",
+            xytext=(points(3), 0),
+            textcoords="offset points",
+            fontsize=TICK_SIZE,
+            color=darker(curves[place].color),
+            va="center",
+            annotation_clip=False,
+        )
+    return artists
+
+
+# Lines of layers ----------------------------------------------------------------------------
+
+
+def _infinite_entry(names: Sequence[str]) -> list[Entry]:
+    """The entry of a key for lines that are always ∞, if there are any."""
+    more = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return [Entry(f"∞: {names[0]}{more}", MUTED)] if names else []
+
+
+def _zero_entry(lines: Mapping[str, Line], total: int) -> list[Entry]:
+    """The entry of a key for those of all lines that end in exact zeros, if there are any."""
+    names = [n for n, one in lines.items() if one.finite.any() and not one.values[one.finite][-1]]
+    if not names:
+        return []
+    which = f"zero: {names[0]}" if len(names) == 1 else f"zero: {len(names)} of {total}"
+    return [Entry(which, AMBER)]
+
+
+def _zero_floor(ax: Axes, lines: Sequence[Line]) -> Artists:
+    """A thick line where a logarithmic axis or zero begins, over the steps with exact zeros.
+
+    All lines are at the same steps. Call it after ``fit``.
+    """
+    steps = lines[0].steps
+    is_zero = np.any([line.values == 0 for line in lines], axis=0)
+    if not is_zero.any():
+        return {}
+    low, high = ax.get_ylim()
+    height = -low / (high - low) if ax.get_yscale() == "linear" and low < 0 < high else 0.0
+    heights = np.where(is_zero, height, np.nan)
+    shown = thin(steps, heights)
+    (artist,) = ax.plot(
+        *shown,
+        transform=ax.get_xaxis_transform(),
+        color=AMBER,
+        linewidth=2.6,
+        linestyle="-",
+        solid_capstyle="butt",
+        marker="s",
+        markersize=2.6,
+        markeredgewidth=0,
+        markevery=np.flatnonzero(alone(shown[1])).tolist(),
+        clip_on=False,
+        zorder=3.8,
+    )
+    return {"zeros": artist}
+
+
+def _key_of_quantiles(count: int) -> tuple[Entry, ...]:
+    return (
+        Entry(f"median of {count}", BLUE),
+        Entry("quartiles", tint(BLUE, 0.3), "box"),
+        Entry("all", tint(BLUE, 0.12), "box"),
+    )
+
+
+def _areas(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
+    low, first, third, high = quantiles(lines, (0, 0.25, 0.75, 1))
+    return {
+        "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
+        "quartiles": band(ax, axis, first, third, BLUE),
+    }
+
+
+def _extremes(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
+    """The names of the lowest and the highest line, at their ends on the right.
+
+    They are between the two lines if there is room for both, and otherwise outside. A name that
+    would cover a line between them is outside, if it covers none there.
+    """
+    names = lowest_and_highest(lines)
+    ends = [smooth(lines[name], axis.warp) for name in names]
+    last = [float(_heights(ax, one.steps, one.values)[-1]) for one in ends]
+    pixel = figure_of(ax).dpi / 72
+    room = (last[1] - last[0]) / pixel > 2.6 * points(7)
+    width = 0.6 * size_in_points(ax)[0]
+    artists: Artists = {}
+    taken: list[Floats] = []
+    for which, name, line, end, sides, color in zip(
+        ("lowest", "highest"),
+        names,
+        ends,
+        last,
+        (("bottom", "top"), ("top", "bottom")),
+        (PURPLE, ORANGE),
+        strict=True,
+    ):
+        label = shorten(name, width, SMALLEST_SIZE)
+        span = (text_width(label, SMALLEST_SIZE) + 3) * pixel
+        own = _heights(ax, line.steps, line.values, span)
+        others = [_heights(ax, *_points(one), span=span) for one in ax.get_lines()]
+        possible = sides if room else sides[1:]
+        side, height = _free_place(ax, own, [*taken, *others], possible) or (possible[0], end)
+        taken.append(height + np.array([0.0, _line_of_text(ax) * (1 if side == "bottom" else -1)]))
+        artists[f"{which} name"] = ax.annotate(
+            label,
+            (1, _inside(ax, height, side)),
+            xycoords="axes fraction",
+            xytext=(-1, 1.5 if side == "bottom" else -1.5),
+            textcoords="offset points",
+            fontsize=SMALLEST_SIZE,
+            color=color,
+            ha="right",
+            va=side,
+            zorder=6,
+            bbox={"boxstyle": "square,pad=0.08", "facecolor": PAPER, "alpha": 0.75, "linewidth": 0},
+        )
+    return artists
+
+
+def _points(line: Line2D) -> tuple[Floats, Floats]:
+    return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+
+
+def _heights(ax: Axes, steps: Floats, values: Floats, span: float = math.inf) -> Floats:
+    """Heights of a line in pixels, over the last ``span`` pixels of the axis."""
+    places = ax.transData.transform(np.column_stack([steps, values]))
+    x, y = places[np.isfinite(places).all(axis=1)].T
+    left = ax.bbox.x1 - span
+    if not x.size or x[0] >= left:
+        return np.asarray(y, dtype=np.float64)
+    return np.append(np.interp(left, x, y), y[x > left])
+
+
+def _free_place(
+    ax: Axes, own: Floats, others: Sequence[Floats], sides: Sequence[Side]
+) -> tuple[Side, float] | None:
+    """The first side of a line, and the height there, where a text covers none of the others."""
+    for side in sides:
+        height = float(own.max() if side == "bottom" else own.min())
+        low = height if side == "bottom" else height - _line_of_text(ax)
+        high = low + _line_of_text(ax)
+        covers = any(one.size and one.min() < high and one.max() > low for one in others)
+        if not covers and ax.bbox.y0 <= low and high <= ax.bbox.y1:
+            return side, height
+    return None
+
+
+def _inside(ax: Axes, height: float, side: Side) -> float:
+    """A height in pixels as a share of the axis, with room for a line of text on one side of it."""
+    room = _line_of_text(ax) / ax.bbox.height
+    share = (height - ax.bbox.y0) / ax.bbox.height
+    return min(max(share, room if side == "top" else 0.0), 1 - (room if side == "bottom" else 0.0))
+
+
+def _line_of_text(ax: Axes) -> float:
+    """Pixels that a line of small text takes."""
+    return points(9) * figure_of(ax).dpi / 72

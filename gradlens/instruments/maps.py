@@ -1,0 +1,153 @@
+"""Draws numbers of each parameter or layer over the steps as a map of colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PolyCollection, QuadMesh
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+from matplotlib.ticker import Formatter, Locator, MaxNLocator
+from numpy.typing import NDArray
+
+from gradlens.history.lines import Floats, Line
+from gradlens.instruments.drawing import label_rows, missing, row_stride
+from gradlens.instruments.layers import LayerTable, columns
+from gradlens.instruments.panel import Artists, Map
+from gradlens.instruments.scales import (
+    LogTicks,
+    NumberLabels,
+    PercentLabels,
+    StepAxis,
+    SymlogTicks,
+)
+from gradlens.instruments.style import (
+    ALARM,
+    FAINT,
+    PAPER,
+    TICK_SIZE,
+    inside,
+    points,
+    shorten_apart,
+    signed_colormap,
+    size_colormap,
+    size_in_points,
+    subtitle,
+    text_width,
+)
+
+COLUMNS = 240
+"""Largest number of columns; of several steps in one, the value furthest from zero is shown."""
+SEPARATED = 60
+"""Largest number of rows for which lines separate the modules."""
+BAR = (6.0, 34.0)
+"""Points for the colour bar, and for it together with its labels."""
+
+
+GREY = "grey: 0"
+"""What a map says where it shows exact zeros."""
+
+
+def draw_map(ax: Axes, axis: StepAxis, shown: Map) -> Artists:
+    """Draw a map, with rows labelled and colours explained where there is room."""
+    thinned, places = columns(shown.table, COLUMNS, axis.warp)
+    inner, bar = _axes(ax, shown.labels)
+    axis.apply(inner)
+    edges = axis.unwarp(places)
+    mesh = _mesh(inner, edges, thinned, shown.norm)
+    artists = _undefined(inner, edges, thinned)
+    marks = {"hatched: no finite number": bool(artists), GREY: shown.has_grey}
+    notes = [mark for mark, is_shown in marks.items() if is_shown]
+    text = " · ".join([f"colour: {shown.words}", *notes, "from input (top) to output"])
+    labels = PercentLabels() if shown.shares else NumberLabels()
+    artists |= {
+        "map": mesh,
+        "colours": colour_bar(bar, mesh, shown.norm, labels),
+        "subtitle": subtitle(ax, text),
+    }
+    return artists | missing(inner, axis, [_worst(shown.table)])
+
+
+def _axes(ax: Axes, names: Sequence[str]) -> tuple[Axes, Axes]:
+    """An axis for the map with its rows labelled by names, and one for the colours."""
+    width, height = size_in_points(ax)
+    stride = row_stride(len(names), height)
+    labels = shorten_apart(names[::stride], 0.3 * width, TICK_SIZE)
+    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
+    bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
+    inner = inside(ax, left, 0, 1 - left - points(BAR[1]) / width, 1)
+    label_rows(inner, labels, stride, len(names))
+    return inner, bar
+
+
+def _mesh(ax: Axes, edges: Floats, found: LayerTable, norm: Normalize) -> QuadMesh:
+    low = norm.vmin or 0.0
+    values = found.values
+    if isinstance(norm, LogNorm):
+        # Zero isn't on a logarithmic scale, and has the colour of what is below it.
+        values = np.where(values == 0, low / 2, np.maximum(values, low))
+    mesh = ax.pcolormesh(
+        edges,
+        np.arange(len(found.names) + 1),
+        np.ma.masked_invalid(values),
+        norm=norm,
+        cmap=(signed_colormap() if low < 0 else size_colormap()).with_extremes(under=FAINT),
+        rasterized=True,
+        zorder=2,
+    )
+    modules = [name.rpartition(".")[0] for name in found.names]
+    for row in range(1, len(modules)) if len(modules) <= SEPARATED else ():
+        if modules[row] != modules[row - 1]:
+            ax.axhline(row, color=PAPER, linewidth=0.8, zorder=3)
+    return mesh
+
+
+def colour_bar(ax: Axes, mesh: ScalarMappable, norm: Normalize, labels: Formatter) -> Artist:
+    """Draw the colours of a map on an axis of their own, with labels."""
+    bar = Colorbar(ax, mesh, ticks=_ticks(norm), format=labels)
+    bar.minorticks_off()
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.tick_params(length=0, pad=2.5, labelsize=TICK_SIZE)
+    assert bar.solids is not None  # it was drawn for a mesh
+    return bar.solids
+
+
+def _ticks(norm: Normalize) -> Locator:
+    if isinstance(norm, LogNorm):
+        return LogTicks(5)
+    if isinstance(norm, SymLogNorm):
+        return SymlogTicks(norm.linthresh)
+    return MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10])
+
+
+def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:
+    """Hatch the cells whose record isn't a finite number."""
+    hatched = found.recorded & ~np.isfinite(found.values)
+    boxes = [
+        [(edges[a], row), (edges[b], row), (edges[b], row + 1), (edges[a], row + 1)]
+        for row, cells in enumerate(hatched)
+        for a, b in _runs(cells)
+    ]
+    if not boxes:
+        return {}
+    hatches = PolyCollection(
+        boxes, facecolors=PAPER, edgecolors=ALARM, hatch="/////", linewidths=0, zorder=2.5
+    )
+    return {"undefined": ax.add_collection(hatches, autolim=False)}
+
+
+def _runs(cells: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First place, and the place after the last one, of each piece of ``True``."""
+    changes = np.flatnonzero(np.diff(np.concatenate(([False], cells, [False])).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in changes.reshape(-1, 2)]
+
+
+def _worst(found: LayerTable) -> Line:
+    """One line that is NaN at steps at which the record of some row isn't a finite number."""
+    broken = (found.recorded & ~np.isfinite(found.values)).any(axis=0)
+    return Line(found.steps, np.where(broken, np.nan, 0.0))

@@ -1,0 +1,210 @@
+"""What a panel shows, as data: figures and pages draw the same from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+
+from gradlens.history.lines import Floats, Line
+from gradlens.instruments.layers import LayerTable
+from gradlens.instruments.scales import Scale, StepAxis, number_label
+from gradlens.instruments.series import lowest_and_highest, quantiles
+from gradlens.instruments.style import BLUE, ORANGE, PURPLE, Color, Entry, sequence_colors
+
+MOST_LINES = 12
+"""Largest number of lines that can be told apart."""
+
+Artists = dict[str, Artist]
+LineStyle = str | tuple[float, tuple[float, ...]]
+Readout = tuple[str, bool]
+"""What is on the right of a title, and whether it is an alarm."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A number per step.
+
+    ``spreads`` are the lower and the upper ends of intervals around it. A curve without a
+    ``style`` is solid, or dashed where it would hide an earlier one; ``width`` is in points.
+    """
+
+    name: str
+    line: Line
+    color: Color = BLUE
+    width: float = 1.6
+    style: LineStyle | None = None
+    spreads: tuple[tuple[Line, Line], ...] = ()
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What has no steps, beside lines: its share of the width, what draws it, and its key."""
+
+    share: float
+    draw: Callable[[Axes], Artists]
+    key: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Numbers per step on one value axis.
+
+    ``layers`` are those of layers or parameters, from input to output and all at the same steps,
+    behind the ``curves``. ``latest`` is on the right of the title, by default the latest value of
+    a single curve; ``words`` say what the numbers are where nothing else does. The axis has room
+    for all values and for those of ``room``, or has the ``limits``; if ``spiky``, single values are
+    out of its range. ``levels`` are dashed lines, and what is above ``danger`` is tinted.
+    ``shares`` are labelled as percents. Values of layers at the steps ``uncertain`` are hollow
+    points. If ``named_at_ends``, curves have their names on the right where there is room, instead
+    of in a key.
+    """
+
+    curves: tuple[Curve, ...] = ()
+    layers: Mapping[str, Line] = field(default_factory=dict)
+    scale: Scale = "linear"
+    latest: Readout | None = None
+    words: str = ""
+    spiky: bool = False
+    room: tuple[float, ...] = ()
+    limits: tuple[float, float] | None = None
+    levels: tuple[float, ...] = ()
+    danger: Line | None = None
+    shares: bool = False
+    uncertain: Floats | None = None
+    named_at_ends: bool = False
+    picture: Picture | None = None
+
+    @property
+    def lines(self) -> list[Line]:
+        """All lines."""
+        return [*self.layers.values(), *(curve.line for curve in self.curves)]
+
+    @property
+    def infinite(self) -> list[str]:
+        """The names of the lines that are ∞ at every step."""
+        named = [*self.layers.items(), *((curve.name, curve.line) for curve in self.curves)]
+        return [name for name, line in named if always_infinite(line)]
+
+    @property
+    def finite_curves(self) -> list[Curve]:
+        """The curves that aren't ∞ at every step."""
+        return [curve for curve in self.curves if not always_infinite(curve.line)]
+
+    @property
+    def readout(self) -> Readout:
+        """What is on the right of the title."""
+        if self.latest is not None or len(self.curves) != 1:
+            return self.latest or ("", False)
+        return readout(self.curves[0].line)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A number for each layer or parameter over the steps, as colours by ``norm``.
+
+    ``labels`` are those of the rows, and ``words`` say what the numbers are.
+    """
+
+    table: LayerTable
+    labels: Sequence[str]
+    norm: Normalize
+    words: str
+    shares: bool = False
+    readout: Readout = ("", False)
+
+    @property
+    def has_grey(self) -> bool:
+        """Whether there are zeros that the scale of colours doesn't have."""
+        return isinstance(self.norm, LogNorm) and bool((self.table.values == 0).any())
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What matplotlib alone draws, on an axis over some steps, and a readout as that of lines."""
+
+    draw: Callable[[Axes, StepAxis], Artists]
+    readout: Readout = ("", False)
+
+
+Content = Lines | Map | Drawn
+
+
+def readout(line: Line) -> Readout:
+    """The latest value as text, and whether it is an alarm because it isn't finite."""
+    if not line.steps.size:
+        return "", False
+    if line.finite[-1]:
+        return number_label(line.latest), False
+    last = line.steps[line.finite]
+    if not last.size:
+        return number_label(line.latest), True
+    since = line.steps[line.steps > last[-1]][0]
+    return f"{number_label(line.latest)} since step {since:,.0f}", True
+
+
+def any_finite(lines: Sequence[Line]) -> bool:
+    """Whether there is anything to draw."""
+    return any(bool(line.finite.any()) for line in lines)
+
+
+def always_infinite(line: Line) -> bool:
+    """Whether all values of a line that exist are ∞."""
+    return not line.finite.any() and bool(np.isposinf(line.values).any())
+
+
+def all_curves(shown: Lines) -> tuple[Curve, ...]:
+    """The curves of some lines, and those of their layers, as a figure shows them."""
+    finite = {name: one for name, one in shown.layers.items() if not always_infinite(one)}
+    layers, _ = without_zeros(finite, shown.scale)
+    return (*shown.curves, *layer_curves(layers or shown.layers))
+
+
+def layer_curves(layers: Mapping[str, Line], single_lines: bool = False) -> tuple[Curve, ...]:
+    """Thin curves of layers, in a sequence of colours.
+
+    Of more than ``MOST_LINES`` these are the median, the lowest and the highest one, unless
+    ``single_lines``.
+    """
+    if single_lines or len(layers) <= MOST_LINES:
+        width = 1.1 if len(layers) <= 8 else 0.7
+        named = zip(layers.items(), sequence_colors(len(layers)), strict=True)
+        return tuple(Curve(name, line, color, width) for (name, line), color in named)
+    low, high = lowest_and_highest(layers)
+    (middle,) = quantiles(layers, (0.5,))
+    return (
+        Curve("median", middle, BLUE, 1.4),
+        Curve("lowest", layers[low], PURPLE, 0.8),
+        Curve("highest", layers[high], ORANGE, 0.8),
+    )
+
+
+def without_zeros(
+    lines: Mapping[str, Line], scale: Scale
+) -> tuple[Mapping[str, Line], Mapping[str, Line]]:
+    """Lines without the zeros that aren't drawn, and the lines that these are in."""
+    is_log = scale == "log" and not any((one.values < 0).any() for one in lines.values())
+    if is_log:
+        zeros = {name: one for name, one in lines.items() if (one.values == 0).any()}
+    else:
+        zeros = {name: one for name, one in lines.items() if _always_zero(one)}
+    others = {name: one for name, one in lines.items() if not _always_zero(one)}
+    if not zeros or not others:
+        return lines, {}
+    if is_log:
+        others = {
+            name: Line(one.steps, np.where(one.values == 0, np.nan, one.values), one.reason)
+            for name, one in others.items()
+        }
+    return others, zeros
+
+
+def _always_zero(line: Line) -> bool:
+    """Whether all values of a line that are finite numbers are exactly zero."""
+    found = line.values[line.finite]
+    return bool(found.size) and not found.any()
