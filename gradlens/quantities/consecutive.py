@@ -66,6 +66,23 @@ class Consecutive:
         return unknown | dict(zip(pairs, cosines([*pairs.values()]), strict=True))
 
 
+class ComparesSteps:
+    """A quantity that compares tensors of each step with those of the step tracked before."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        self.steps = Consecutive()
+
+    def end_step(self) -> None:
+        self.steps.end_step()
+
+    def state_dict(self) -> State:
+        return self.steps.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps.load_state_dict(state)
+
+
 def cosines(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
     """⟨a, b⟩/(‖a‖·‖b‖) of each pair of tensors, which may be distributed."""
     lengths = norms([one for pair in pairs for one in pair])

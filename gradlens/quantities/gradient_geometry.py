@@ -12,7 +12,7 @@ from torch import nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.shards import whole
-from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
+from gradlens.quantities.consecutive import ComparesSteps, geometries, mean_correlation
 from gradlens.quantities.explained import NO_ELEMENTS
 from gradlens.quantities.output_activation import activation, over_parts
 from gradlens.quantities.parameter_quantity import (
@@ -21,11 +21,10 @@ from gradlens.quantities.parameter_quantity import (
     gradient_of,
 )
 from gradlens.quantities.step import Step
-from gradlens.stateful import State
 
 
 @dataclass(eq=False)
-class GradientGeometry(AllParametersQuantity):
+class GradientGeometry(ComparesSteps, AllParametersQuantity):
     """‖p.grad‖₂ of each parameter, and its correlation with that of the step tracked before.
 
     Values, ``normalize`` and ``correlation`` are those of ``OutputGradientGeometry``. With
@@ -38,32 +37,18 @@ class GradientGeometry(AllParametersQuantity):
     normalize: bool = False
     correlation: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._steps = Consecutive() if self.correlation else None
-
     def parameter_values(
         self, step: Step, parameters: Mapping[str, nn.Parameter]
     ) -> dict[str, Any]:
         found = {name: gradient_of(parameter, step) for name, parameter in parameters.items()}
         gradients = {n: each for n, each in found.items() if not isinstance(each, Undefined)}
-        if self._steps is not None:
+        if self.correlation:
             gradients = {name: gradient.clone() for name, gradient in gradients.items()}
-        return {**found, **geometries(gradients, self.normalize, self._steps)}
+        steps = self.steps if self.correlation else None
+        return {**found, **geometries(gradients, self.normalize, steps)}
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return mean_correlation(parameters)
-
-    def end_step(self) -> None:
-        if self._steps is not None:
-            self._steps.end_step()
-
-    def state_dict(self) -> State:
-        return {} if self._steps is None else self._steps.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._steps is not None:
-            self._steps.load_state_dict(state)
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, final
 
 from torch import nn
@@ -13,10 +13,9 @@ from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
 from gradlens.quantities.explained import all_explained
 from gradlens.quantities.kinds import SingleStepQuantity
-from gradlens.quantities.selective import select_for
 from gradlens.quantities.step import Step
 from gradlens.signals.reductions import SignalReduction
-from gradlens.signals.selection import Selection, Selectors, selection
+from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.signals.signal import Request, Signal
 
 
@@ -48,7 +47,8 @@ class LayerQuantity(SingleStepQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.selection = _chosen(self.default_layers, self.layers, self.exclude)
+        chosen = self.default_layers if self.layers is None else self.layers
+        self.selection = selection(chosen, self.exclude)
 
     @property
     @final
@@ -93,8 +93,14 @@ class LayerQuantity(SingleStepQuantity):
         """Called when all layers of a step have values; by default, do nothing."""
 
 
-def _chosen(
-    default: Selection, layers: Selectors | Selection | None, exclude: Selectors
-) -> Selection:
-    chosen = default if layers is None else selection(layers)
-    return replace(chosen, exclude=(*chosen.exclude, *selection((), exclude).exclude))
+def select_for(quantity: str, model: nn.Module | None, layers: Selection) -> dict[str, nn.Module]:
+    """As ``select``; ``ValueError`` names the quantity, also if there is no model."""
+    if model is None:
+        raise ValueError(
+            f"{quantity} selects layers: pass the model, as in Cockpit(model, ...), instead of "
+            "its parameters"
+        )
+    try:
+        return select(model, layers)
+    except ValueError as error:
+        raise ValueError(f"{quantity}: {error}") from None

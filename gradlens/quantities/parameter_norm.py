@@ -15,11 +15,10 @@ from gradlens.history.view import View
 from gradlens.numerics.norms import norms
 from gradlens.numerics.precision import double
 from gradlens.numerics.shards import is_distributed, whole
-from gradlens.quantities.consecutive import Consecutive, real_parts
+from gradlens.quantities.consecutive import ComparesSteps, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
 from gradlens.quantities.parameter_quantity import AllParametersQuantity, ParameterQuantity
 from gradlens.quantities.step import Step
-from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -73,7 +72,7 @@ class ConditionNumber(ParameterQuantity):
 DIVIDED = "each process has a part of the matrix alone, and singular values take all of it"
 
 
-class WeightSignFlips(ParameterQuantity):
+class WeightSignFlips(ComparesSteps, ParameterQuantity):
     """Number of elements of each parameter whose sign has changed since the step tracked before.
 
     These are the elements w with wₜ·wₜ₋₁ < 0. There is no value at the first step. The signs of one
@@ -82,22 +81,9 @@ class WeightSignFlips(ParameterQuantity):
 
     view = View("Sign flips", group="layers", label="elements")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._steps = Consecutive()
-
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         if parameter.is_complex():
             return Undefined("complex numbers have no sign")
         signs = parameter.detach().sign().nan_to_num_().to(torch.int8)
-        before = self._steps.before(name, signs)
+        before = self.steps.before(name, signs)
         return before if isinstance(before, Undefined) else whole((before * signs < 0).sum())
-
-    def end_step(self) -> None:
-        self._steps.end_step()
-
-    def state_dict(self) -> State:
-        return self._steps.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._steps.load_state_dict(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, final
 
@@ -14,19 +14,20 @@ from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
 from gradlens.quantities.explained import all_explained
 from gradlens.quantities.kinds import SingleStepQuantity
-from gradlens.quantities.selective import choose_parameters
+from gradlens.quantities.layer_quantity import select_for
+from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import REMOVED, Step
 from gradlens.signals.selection import Selection, Selectors, selection
+from gradlens.spelling import near
 
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it, or it is frozen"
 
 
 @dataclass(eq=False)
-class AllParametersQuantity(SingleStepQuantity):
-    """A quantity that computes its values for all parameters of the selected layers together.
+class OfParameters(Quantity):
+    """A quantity with a value for each trainable parameter of the selected layers.
 
-    Where parameters are divided among processes, norms of all of them are exchanged at once. A
-    record is ``{"parameters": {name: value}}``, and the entries of ``summary``.
+    A record is ``{"parameters": {name: value}}``, and the entries of ``summary``.
     """
 
     part: ClassVar[str] = "parameter"
@@ -42,25 +43,67 @@ class AllParametersQuantity(SingleStepQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.selection = parameter_layers(self.layers, self.exclude)
+        self.selection = selection(self.layers, self.exclude)
 
     @final
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
-        suitable = {name: p for name, p in parameters.items() if self.suits(p)}
-        self.chosen = choose_parameters(self.name, model, suitable, self.selection, self.parameters)
+        names = [name for name, p in parameters.items() if self.suits(p)]
+        if self.selection != Selection():
+            modules = select_for(self.name, model, self.selection)
+            inside = tuple(f"{layer}." for layer, each in modules.items() if each is not model)
+            whole = len(inside) < len(modules)
+            names = [name for name in names if whole or name.startswith(inside)]
+        if self.parameters is not None:
+            names = self._with_own_names(names, self.parameters)
+        if not names:
+            raise ValueError(f"{self.name}: the selected layers have no trainable parameters")
+        self.chosen = tuple(names)
+
+    def _with_own_names(self, names: Sequence[str], own: str | Iterable[str]) -> list[str]:
+        """The names of parameters that have one of these names in their layers."""
+        chosen = (own,) if isinstance(own, str) else tuple(own)
+        existing = sorted({_own_name(name) for name in names})
+        for each in chosen:
+            if each not in existing:
+                hint = near(each, existing)
+                raise ValueError(f"{self.name}: no layer has a trainable parameter {each!r}{hint}")
+        return [name for name in names if _own_name(name) in chosen]
 
     def suits(self, parameter: nn.Parameter) -> bool:
         """Whether the quantity is defined for this parameter; by default, for all."""
         return True
 
     @final
-    def compute(self, step: Step) -> dict[str, Any]:
-        present = {n: step.parameters[n] for n in self.chosen if n not in step.removed}
-        found = on_host(self.parameter_values(step, present))
-        known = all_explained(found, f"the {self.part}")
+    def present(self, step: Step) -> list[str]:
+        """Names of the selected parameters that the model still has."""
+        return [name for name in self.chosen if name not in step.removed]
+
+    @final
+    def record(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """The record of the values of those that are ``present``."""
+        known = all_explained(on_host(found), f"the {self.part}")
         values = {name: known.get(name, Undefined(REMOVED)) for name in self.chosen}
         self.end_step()
         return {"parameters": values, **self.summary(values)}
+
+    @abstractmethod
+    def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Further entries of the record, for all parameters together."""
+
+    def end_step(self) -> None:
+        """Called when all parameters of a step have values; by default, do nothing."""
+
+
+class AllParametersQuantity(OfParameters, SingleStepQuantity):
+    """A quantity that computes its values for all parameters of the selected layers together.
+
+    Where parameters are divided among processes, norms of all of them are exchanged at once.
+    """
+
+    @final
+    def compute(self, step: Step) -> dict[str, Any]:
+        present = {name: step.parameters[name] for name in self.present(step)}
+        return self.record(self.parameter_values(step, present))
 
     @abstractmethod
     def parameter_values(
@@ -74,9 +117,6 @@ class AllParametersQuantity(SingleStepQuantity):
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Further entries of the record, for all parameters together; by default, none."""
         return {}
-
-    def end_step(self) -> None:
-        """Called when all parameters of a step have values; by default, do nothing."""
 
 
 class ParameterQuantity(AllParametersQuantity):
@@ -96,12 +136,6 @@ class ParameterQuantity(AllParametersQuantity):
         """The value for one parameter, after backward, as in ``parameter_values``."""
 
 
-def parameter_layers(layers: Selectors | Selection | None, exclude: Selectors) -> Selection | None:
-    """The selection of layers whose parameters have values; ``None`` for all."""
-    chosen = selection(layers, exclude)
-    return None if chosen == Selection() else chosen
-
-
 def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
     """``p.grad``, dense and without a scaler's scale."""
     if parameter.grad is None or not parameter.requires_grad:
@@ -113,3 +147,7 @@ def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
     # The scale prevents underflow in half precision, so that it is divided off in single.
     half = gradient.dtype in (torch.float16, torch.bfloat16)
     return (gradient.float() if half else gradient) / scale
+
+
+def _own_name(parameter: str) -> str:
+    return parameter.removesuffix(".original").rpartition(".")[2]

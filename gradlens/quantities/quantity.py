@@ -248,7 +248,6 @@ def class_names(quantity: Quantity) -> tuple[str, ...]:
     The most specific is first. A figure shows a quantity with the instrument of the first of these
     names that has one, so that a class derived from ``GradNorm`` is drawn as ``GradNorm`` is.
     """
-    concrete = takewhile(
-        lambda cls: cls is not Quantity and not isabstract(cls), type(quantity).__mro__
-    )
+    kinds = (cls for cls in type(quantity).__mro__ if issubclass(cls, Quantity))
+    concrete = takewhile(lambda cls: cls is not Quantity and not isabstract(cls), kinds)
     return tuple(cls.__name__ for cls in concrete)

@@ -10,17 +10,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradlens.history.view import View
-from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
+from gradlens.quantities.consecutive import ComparesSteps, geometries, mean_correlation
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
 from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
-from gradlens.stateful import State
 
 
 @dataclass(eq=False)
-class _SignalGeometry(LayerQuantity, ABC):
+class _SignalGeometry(ComparesSteps, LayerQuantity, ABC):
     normalize: bool = False
     correlation: bool = True
     # Norms and correlations don't depend on which axis is that of the features.
@@ -29,25 +28,15 @@ class _SignalGeometry(LayerQuantity, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reduction = Copies() if self.correlation else Size()
-        self._steps = Consecutive()
 
     def layer_value(self, layer: str, module: nn.Module, reduced: Tensor | Norms) -> dict[str, Any]:
         if isinstance(reduced, Tensor):
-            return geometries({layer: reduced}, self.normalize, self._steps)[layer]
+            return geometries({layer: reduced}, self.normalize, self.steps)[layer]
         size = reduced.norm / max(reduced.elements, 1) ** 0.5 if self.normalize else reduced.norm
         return {"rms" if self.normalize else "norm": size}
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
         return mean_correlation(layers)
-
-    def end_step(self) -> None:
-        self._steps.end_step()
-
-    def state_dict(self) -> State:
-        return self._steps.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._steps.load_state_dict(state)
 
 
 class OutputGradientGeometry(_SignalGeometry):
