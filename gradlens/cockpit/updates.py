@@ -26,10 +26,9 @@ from gradlens.numerics.shards import any_distributed, whole
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.assembly import Whole
-from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase
 from gradlens.quantities.step import Measure, Step
-from gradlens.quantities.update import Update
+from gradlens.quantities.update import Update, not_held
 from gradlens.reductions import DirectionDots
 
 Record = Callable[[int, Mapping[str, Any]], None]

@@ -17,7 +17,7 @@ from gradlens.numerics.shards import over_parts, own_part
 from gradlens.quantities.step import Step
 from gradlens.reductions import AbsMax, Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
-from gradlens.stateful import State, load_state, state_of
+from gradlens.stateful import State
 
 Range = tuple[float, float]
 
@@ -110,30 +110,6 @@ class ParamAbsMax(_AbsMaxAdaptation):
         own = [_abs_max(own_part(parameter.detach())) for parameter in parameters]
         extremes = over_parts(parameters, own, lambda parts: parts.amax(0))
         return float(torch.stack([extreme.double() for extreme in on_host(extremes)]).max())
-
-
-def adapted_state(policies: Sequence[BinAdaptation], ranges: Sequence[Range]) -> State:
-    """The state of policies and of the ranges that they adapt; empty if none adapts anything."""
-    if all(isinstance(policy, NoAdaptation) for policy in policies):
-        return {}
-    return {
-        "ranges": list(ranges),
-        "schedules": [state_of(policy.track_schedule) for policy in policies],
-        "policies": [policy.state_dict() for policy in policies],
-    }
-
-
-def load_adapted(
-    policies: Sequence[BinAdaptation], ranges: Sequence[Range], state: Mapping[str, Any]
-) -> list[Range]:
-    """The ranges after the policies have continued from a state; one that isn't adapted is kept."""
-    for policy, schedule, own in zip(policies, state["schedules"], state["policies"], strict=True):
-        load_state(policy.track_schedule, schedule)
-        load_state(policy, own)
-    return [
-        old if isinstance(policy, NoAdaptation) else tuple(saved)
-        for policy, old, saved in zip(policies, ranges, state["ranges"], strict=True)
-    ]
 
 
 def _abs_max(tensor: Tensor) -> Tensor:

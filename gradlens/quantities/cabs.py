@@ -7,9 +7,9 @@ from torch.optim import SGD, Optimizer
 from gradlens.history.view import View
 from gradlens.numerics.formulas import batch_size_rule
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities.held import why_not_held
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
+from gradlens.quantities.update import why_not_held
 from gradlens.reductions import Deviations
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Integral
 from typing import Any
 
@@ -14,17 +15,84 @@ from gradlens.quantities.bin_adaptation import (
     BinAdaptation,
     NoAdaptation,
     Range,
-    adapted_state,
-    load_adapted,
 )
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Histogram1d, Histogram2d, Reduction
-from gradlens.stateful import State
+from gradlens.stateful import State, load_state, state_of
+
+
+class _GradHist(SingleStepQuantity):
+    """A histogram of one axis or two, each with bins, a range and a policy that adapts this."""
+
+    keep_individual: bool
+
+    def set_axes(
+        self, bins: Sequence[int], ranges: Sequence[Range], policies: Sequence[Any]
+    ) -> None:
+        """Check what the axes have, and begin with these ranges."""
+        self._bins = [_checked_bins(self.name, each) for each in bins]
+        self._ranges = [_checked_range(self.name, each) for each in ranges]
+        self._policies = [_checked_adaptation(self.name, each) for each in policies]
+
+    @property
+    def _histogram(self) -> Reduction:
+        """That of the present ranges."""
+        if len(self._bins) == 1:
+            return Histogram1d(self._bins[0], self._ranges[0])
+        (bins_x, bins_y), (x, y) = self._bins, self._ranges
+        return Histogram2d((bins_x, bins_y), (x, y))
+
+    @property
+    def of_samples(self) -> bool:
+        return True
+
+    def is_active(self, global_step: int) -> bool:
+        adapts = any(policy.should_compute(global_step) for policy in self._policies)
+        return adapts or self.should_compute(global_step)
+
+    def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
+        own = (self._histogram,) if self.should_compute(global_step) else ()
+        policies = (policy.reductions_at(global_step) for policy in self._policies)
+        return (*own, *chain.from_iterable(policies))
+
+    def compute(self, step: Step) -> dict[str, Any]:
+        edges = [bin_edges(*axis) for axis in zip(self._bins, self._ranges, strict=True)]
+        record = _fields(step.total(self._histogram))
+        record["edges"] = edges if len(edges) > 1 else edges[0]
+        if self.keep_individual:
+            counts: Mapping[str, Counts] = step.on_host(self._histogram)
+            record["parameters"] = {name: _fields(count) for name, count in counts.items()}
+        return record
+
+    def adapt_to(self, step: Step) -> None:
+        self._ranges = [
+            policy.compute(step, old) if policy.should_compute(step.global_step) else old
+            for policy, old in zip(self._policies, self._ranges, strict=True)
+        ]
+
+    def state_dict(self) -> State:
+        if all(isinstance(policy, NoAdaptation) for policy in self._policies):
+            return {}
+        return {
+            "ranges": list(self._ranges),
+            "schedules": [state_of(policy.track_schedule) for policy in self._policies],
+            "policies": [policy.state_dict() for policy in self._policies],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        saved = zip(state["ranges"], state["schedules"], state["policies"], strict=True)
+        for axis, (policy, (range_, schedule, own)) in enumerate(
+            zip(self._policies, saved, strict=True)
+        ):
+            load_state(policy.track_schedule, schedule)
+            load_state(policy, own)
+            if not isinstance(policy, NoAdaptation):
+                self._ranges[axis] = tuple(range_)
 
 
 @dataclass(eq=False)
-class GradHist1d(SingleStepQuantity):
+class GradHist1d(_GradHist):
     """Histogram of all elements of all per-sample gradients.
 
     A value is ``{"hist": int64 [bins], "edges": [bins + 1], "below", "above", "nan"}``: ``bins``
@@ -45,42 +113,11 @@ class GradHist1d(SingleStepQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.bins = _checked_bins(self.name, self.bins)
-        self.range = _checked_range(self.name, self.range)
-        self._adaptation = _checked_adaptation(self.name, self.adapt)
-
-    @property
-    def _histogram(self) -> Histogram1d:
-        return Histogram1d(self.bins, self.range)
-
-    @property
-    def of_samples(self) -> bool:
-        return True
-
-    def is_active(self, global_step: int) -> bool:
-        return self.should_compute(global_step) or self._adaptation.should_compute(global_step)
-
-    def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
-        own = (self._histogram,) if self.should_compute(global_step) else ()
-        return (*own, *self._adaptation.reductions_at(global_step))
-
-    def compute(self, step: Step) -> dict[str, Any]:
-        edges = bin_edges(self.bins, self.range)
-        return _record(step, self._histogram, self.keep_individual, edges)
-
-    def adapt_to(self, step: Step) -> None:
-        if self._adaptation.should_compute(step.global_step):
-            self.range = self._adaptation.compute(step, self.range)
-
-    def state_dict(self) -> State:
-        return adapted_state([self._adaptation], [self.range])
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        (self.range,) = load_adapted([self._adaptation], [self.range], state)
+        self.set_axes([self.bins], [self.range], [self.adapt])
 
 
 @dataclass(eq=False)
-class GradHist2d(SingleStepQuantity):
+class GradHist2d(_GradHist):
     """Joint histogram of all elements of per-sample gradients (x) and of their parameters (y).
 
     A value is as for ``GradHist1d``, with ``"hist"`` ``[bins_x, bins_y]`` and two entries each in
@@ -97,56 +134,14 @@ class GradHist2d(SingleStepQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        (bins_x, bins_y) = _checked_pair(self.name, "bins", self.bins)
-        (x, y) = _checked_pair(self.name, "range", self.range)
-        self.bins = (_checked_bins(self.name, bins_x), _checked_bins(self.name, bins_y))
-        self.range = (_checked_range(self.name, x), _checked_range(self.name, y))
-        policies = _checked_pair(self.name, "adapt", self.adapt)
-        self._adaptations = tuple(_checked_adaptation(self.name, each) for each in policies)
-
-    @property
-    def _histogram(self) -> Histogram2d:
-        return Histogram2d(self.bins, self.range)
-
-    @property
-    def of_samples(self) -> bool:
-        return True
-
-    def is_active(self, global_step: int) -> bool:
-        adapts = any(policy.should_compute(global_step) for policy in self._adaptations)
-        return adapts or self.should_compute(global_step)
-
-    def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
-        own = (self._histogram,) if self.should_compute(global_step) else ()
-        policies = (policy.reductions_at(global_step) for policy in self._adaptations)
-        return (*own, *(reduction for policy in policies for reduction in policy))
-
-    def compute(self, step: Step) -> dict[str, Any]:
-        (x, y), (bins_x, bins_y) = self.range, self.bins
-        edges = [bin_edges(bins_x, x), bin_edges(bins_y, y)]
-        return _record(step, self._histogram, self.keep_individual, edges)
-
-    def adapt_to(self, step: Step) -> None:
-        x, y = (
-            policy.compute(step, old) if policy.should_compute(step.global_step) else old
-            for policy, old in zip(self._adaptations, self.range, strict=True)
-        )
-        self.range = (x, y)
-
-    def state_dict(self) -> State:
-        return adapted_state(self._adaptations, self.range)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        x, y = load_adapted(self._adaptations, self.range, state)
-        self.range = (x, y)
-
-
-def _record(step: Step, histogram: Reduction, keep_individual: bool, edges: Any) -> dict[str, Any]:
-    record = {**_fields(step.total(histogram)), "edges": edges}
-    if keep_individual:
-        counts: Mapping[str, Counts] = step.on_host(histogram)
-        record["parameters"] = {name: _fields(count) for name, count in counts.items()}
-    return record
+        for argument in ("bins", "range", "adapt"):
+            pair = getattr(self, argument)
+            if not isinstance(pair, Collection) or len(pair) != 2:
+                raise TypeError(
+                    f"{self.name}: {argument}={pair!r}: give a pair, of gradients (x) and "
+                    "parameters (y)"
+                )
+        self.set_axes(self.bins, self.range, self.adapt)
 
 
 def _fields(counts: Counts) -> dict[str, Any]:
@@ -154,15 +149,6 @@ def _fields(counts: Counts) -> dict[str, Any]:
     if counts.hist.dim() == 1:
         sides = {side: count for side, (count,) in sides.items()}
     return {"hist": counts.hist, **sides, "nan": int(counts.nan)}
-
-
-def _checked_pair(name: str, argument: str, pair: Any) -> tuple[Any, Any]:
-    if not isinstance(pair, Collection) or len(pair) != 2:
-        raise TypeError(
-            f"{name}: {argument}={pair!r}: give a pair, of gradients (x) and parameters (y)"
-        )
-    first, second = pair
-    return first, second
 
 
 def _checked_adaptation(name: str, policy: BinAdaptation | None) -> BinAdaptation:

@@ -20,9 +20,10 @@ from gradlens.curvature.probe import Probe
 from gradlens.history.setup import descent_threshold
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.held import why_not_held
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
+from gradlens.quantities.update import why_not_held
 from gradlens.stateful import State
 
 
@@ -57,42 +58,43 @@ class Stability(GradientCurvatureQuantity):
         super().__post_init__()
         self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
-    def before_backward(self, curvature: Curvature) -> Sharpness | Undefined:
-        """Sharpness and threshold of the loss itself, or why there are none.
+    def before_backward(self, curvature: Curvature) -> tuple[float, StabilityLimit]:
+        """The largest eigenvalue, a NaN if it isn't found, and the limit that it is compared with.
 
-        With a probe, those of a step on a mean loss.
+        Both are those of the loss itself; with a probe, those of a step on a mean loss.
         """
         assert curvature.optimizer is not None  # the cockpit has checked `needs`
-        try:
-            if curvature.is_part and curvature.batch.loss_reduction == "sum":
-                raise _NoTheoryError(SUM_OVER_PARTS)
-            factor = curvature.loss_factor if self.on is None else 1
-            limit = stability_limit(curvature.optimizer, curvature.parameters, factor)
-        except _NoTheoryError as reason:
-            return Undefined(str(reason))
+        if curvature.is_part and curvature.batch.loss_reduction == "sum":
+            raise UnavailableError(SUM_OVER_PARTS)
+        factor = curvature.loss_factor if self.on is None else 1
+        limit = stability_limit(curvature.optimizer, curvature.parameters, factor)
         matrix: LinearOperator | CurvatureOperator = curvature.hessian
         if limit.scaling is not None:
             matrix = _rescaled(curvature.hessian, limit.scaling)
         found = self._eigenpairs(matrix, curvature.seed)
         value = float(found.values[0]) if found.converged else Undefined(found.reason)
-        return Sharpness(value, limit)
+        return value, limit
 
-    def compute(self, step: Step, earlier: Sharpness | Undefined) -> dict[str, float]:
-        if isinstance(earlier, Undefined):
-            return _everywhere(earlier)
-        weight = self._weight(step)
-        if isinstance(weight, Undefined):
-            return _everywhere(weight)
-        return earlier.under(weight)
+    def compute(self, step: Step, earlier: tuple[float, StabilityLimit]) -> dict[str, float]:
+        (sharpness, limit), weight = earlier, self._weight(step)
+        threshold = limit.threshold
+        if limit.scaling is None:
+            threshold /= weight
+        elif not isinstance(sharpness, Undefined):
+            sharpness *= weight
+        ratio = sharpness if isinstance(sharpness, Undefined) else sharpness / threshold
+        return {"sharpness": sharpness, "threshold": threshold, "ratio": ratio}
 
     def _weight(self, step: Step) -> float:
         """Of what the optimizer minimises, over the loss that the threshold is of."""
         if step.loss_weight < 0:
-            return Undefined(NEGATIVE)
-        if self.on is None or isinstance(step.loss_weight, Undefined):
+            raise UnavailableError(NEGATIVE)
+        if isinstance(step.loss_weight, Undefined):
+            raise UnavailableError(step.loss_weight.reason)
+        if self.on is None:
             return step.loss_weight
         if step.loss_reduction == "sum" and step.batch_size is None:
-            return Undefined(UNKNOWN_SIZE)
+            raise UnavailableError(UNKNOWN_SIZE)
         return step.gradient_factor
 
     def state_dict(self) -> State:
@@ -100,31 +102,6 @@ class Stability(GradientCurvatureQuantity):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._eigenpairs.load_state_dict(state)
-
-
-def _everywhere(value: float) -> dict[str, float]:
-    return {"sharpness": value, "threshold": value, "ratio": value}
-
-
-@dataclass(frozen=True)
-class Sharpness:
-    """The largest eigenvalue, a NaN if it isn't found, and the ``limit`` that it is compared with.
-
-    Both are those of the loss itself.
-    """
-
-    value: float
-    limit: StabilityLimit
-
-    def under(self, weight: float) -> dict[str, float]:
-        """The record if the optimizer minimises ``weight`` times the loss."""
-        sharpness, threshold = self.value, self.limit.threshold
-        if self.limit.scaling is None:
-            threshold /= weight
-        elif not isinstance(sharpness, Undefined):
-            sharpness *= weight
-        ratio = sharpness if isinstance(sharpness, Undefined) else sharpness / threshold
-        return {"sharpness": sharpness, "threshold": threshold, "ratio": ratio}
 
 
 @dataclass(frozen=True)
@@ -152,25 +129,24 @@ NEGATIVE = (
 )
 
 
-class _NoTheoryError(Exception):
-    """The optimizer has no known threshold; the message is the reason."""
-
-
 def stability_limit(
     optimizer: Optimizer, parameters: Mapping[str, Tensor], loss_factor: float = 1
 ) -> StabilityLimit:
-    """The limit at the optimizer's next step, which is on ``loss_factor`` times the mean loss."""
+    """The limit at the optimizer's next step, which is on ``loss_factor`` times the mean loss.
+
+    ``UnavailableError`` where none is known.
+    """
     problem = why_not_held(optimizer, parameters)
     if problem:
-        raise _NoTheoryError(problem)
+        raise UnavailableError(problem)
     group, *others = optimizer.param_groups
     keys = ("lr", "momentum", "dampening", "nesterov", "betas", "eps")
     if any(other.get(key) != group.get(key) for other in others for key in keys):
-        raise _NoTheoryError("parameter groups with different settings have no common threshold")
+        raise UnavailableError("parameter groups with different settings have no common threshold")
     if any(each.get("weight_decay") for each in optimizer.param_groups):
-        raise _NoTheoryError("weight decay adds curvature that the loss doesn't have")
+        raise UnavailableError("weight decay adds curvature that the loss doesn't have")
     if group.get("maximize"):
-        raise _NoTheoryError("maximising is never stable on a quadratic with a minimum")
+        raise UnavailableError("maximising is never stable on a quadratic with a minimum")
     if type(optimizer) is SGD:
         threshold = descent_threshold(
             float(group["lr"]),
@@ -181,7 +157,7 @@ def stability_limit(
         return StabilityLimit(threshold / loss_factor)
     if type(optimizer) in (Adam, AdamW) and not group["amsgrad"]:
         return _adam_limit(optimizer, group, parameters, loss_factor)
-    raise _NoTheoryError(f"no threshold is known for {type(optimizer).__name__} as it is set up")
+    raise UnavailableError(f"no threshold is known for {type(optimizer).__name__} as it is set up")
 
 
 def _adam_limit(
@@ -195,7 +171,7 @@ def _adam_limit(
     for parameter in parameters.values():
         state = optimizer.state.get(parameter, {})
         if "exp_avg_sq" not in state:
-            raise _NoTheoryError("Adam has no second moments before its first step")
+            raise UnavailableError("Adam has no second moments before its first step")
         steps = float(state["step"])
         root = (state["exp_avg_sq"].double() / (1 - second**steps)).sqrt() + group["eps"]
         roots.append(((1 - first**steps) * root / loss_factor).flatten())

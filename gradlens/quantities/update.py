@@ -1,4 +1,4 @@
-"""The parameter update between two steps."""
+"""The parameter update between two steps, and which parameters an optimizer updates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.optim import Optimizer
+
+from gradlens.history.coverage import few
 
 
 @dataclass(frozen=True)
@@ -29,3 +32,21 @@ class Update:
     def norm(self) -> float:
         """‖d‖₂ of all parameters together."""
         return math.hypot(*self.norms.values())
+
+
+def not_held(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[str]:
+    """Names of the parameters that need a gradient and that an optimizer doesn't have."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [name for name, p in parameters.items() if p.requires_grad and id(p) not in held]
+
+
+def why_not_held(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> str:
+    """Why an optimizer's settings aren't those of all parameters; empty if they are."""
+    names = not_held(optimizer, parameters)
+    return OF_SOME.format(names=few(names)) if names else ""
+
+
+OF_SOME = (
+    "the optimizer that was passed doesn't have {names}: where others do, there is no learning "
+    "rate of all parameters"
+)

@@ -345,7 +345,7 @@ def test_a_step_on_a_sum_loss_has_a_threshold_where_its_size_is_known(
         loss.backward()
     record = cockpit.history["Stability"][0]
     if batch_size is None:
-        assert "info={'batch_size': N}" in record["threshold"].reason
+        assert "info={'batch_size': N}" in record.reason
     else:
         assert record["threshold"] == pytest.approx(2 / (0.1 * 6))
         assert record["sharpness"] == pytest.approx(largest, rel=1e-6)

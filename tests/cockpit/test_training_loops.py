@@ -209,7 +209,7 @@ def test_curvature_is_that_of_the_last_micro_batch() -> None:
 
 
 def test_curvature_of_a_part_isnt_compared_with_all_parts() -> None:
-    sharpness = {}
+    found = {}
     for reduction in ("mean", "sum"):
         model, (x, y) = network(), data()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -221,11 +221,11 @@ def test_curvature_of_a_part_isnt_compared_with_all_parts() -> None:
                 warnings.simplefilter("ignore")
                 with cockpit(0, loss=loss, optimizer=optimizer, accumulating=more):
                     loss.backward()
-        sharpness[reduction] = cockpit.history["Stability"][0]["sharpness"]
+        found[reduction] = cockpit.history["Stability"][0]
         for name in ("TICDiag", "TICTrace"):
             assert "curvature is that of one" in cockpit.history[name][0].reason
-    assert math.isfinite(sharpness["mean"])
-    assert "before all parts" in sharpness["sum"].reason
+    assert math.isfinite(found["mean"]["sharpness"])
+    assert "before all parts" in found["sum"].reason
 
 
 def test_a_factor_of_the_loss_is_one_of_the_learning_rate() -> None:

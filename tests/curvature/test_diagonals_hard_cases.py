@@ -655,14 +655,16 @@ def test_another_method_is_noted() -> None:
     model, x, y, loss = piecewise_linear().double(), inputs(), labels(), cross_entropy()
     cockpit = Cockpit(model, [quantities.TICTrace()])
 
-    def track(step: int, decay: float) -> None:
-        loss_now = loss(model(x), y) + decay * model[0].weight.square().sum()  # type: ignore[index]
+    def track(step: int, regularised: bool = False) -> None:
+        loss_now = loss(model(x), y)
+        if regularised:
+            loss_now = loss_now + 0.1 * model[0].weight.square().sum()  # type: ignore[index]
         with cockpit(step, loss=loss_now):
             loss_now.backward()
 
-    track(0, 0.0)
-    track(1, 0.0)
+    track(0)
+    track(1)
     with pytest.warns(UserWarning, match="step 2 on, diag_h is .* another method.*Hutchinson"):
-        track(2, 0.1)
-    track(3, 0.1)
+        track(2, regularised=True)
+    track(3, regularised=True)
     assert sum("another method" in note.text for note in cockpit.history.notes) == 1

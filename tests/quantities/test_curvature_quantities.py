@@ -206,7 +206,7 @@ def test_stability(optimizer: str, threshold: float) -> None:
         assert found[step]["threshold"] == pytest.approx(threshold)
         assert found[step]["ratio"] == pytest.approx(sharpness / threshold, rel=1e-5)
     if optimizer == "Adam":
-        assert "before its first step" in found[0]["sharpness"].reason
+        assert "before its first step" in found[0].reason
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_optimizers_without_a_threshold(build: Callable[[Any], Optimizer], reaso
     loss = model(torch.randn(4, 3)).square().mean()
     with cockpit(0, loss=loss, optimizer=optimizer):
         loss.backward()
-    assert reason in cockpit.history["Stability"][0]["ratio"].reason
+    assert reason in cockpit.history["Stability"][0].reason
 
 
 MULTIPLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -271,7 +271,7 @@ def stability_of(
     optimizer: str,
     reduction: Literal["mean", "sum"] = "mean",
     passes_multiple: bool = False,
-) -> tuple[Cockpit, dict[str, float]]:
+) -> tuple[Cockpit, Any]:
     """The record at a second step, whose backward pass is called on a function of the loss."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
@@ -322,7 +322,7 @@ OTHERS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 def test_stability_of_what_is_no_multiple_of_the_loss(name: str) -> None:
     what, reason = OTHERS[name]
     _, found = stability_of(what, "SGD")
-    assert all(reason in value.reason for value in found.values())
+    assert reason in found.reason
 
 
 @pytest.mark.parametrize("calls", ["backward", "autograd"])
@@ -338,9 +338,11 @@ def test_stability_of_several_backward_passes(calls: str, passes: int) -> None:
                 (loss / 2).backward(retain_graph=True)
             else:
                 torch.autograd.backward(loss / 2, retain_graph=True)
-    found = cockpit.history["Stability"][0]["threshold"]
-    reasons = {0: "no backward pass went", 2: "several backward passes went"}
-    assert found == pytest.approx(40) if passes == 1 else reasons[passes] in found.reason
+    found = cockpit.history["Stability"][0]
+    if passes == 1:
+        assert found["threshold"] == pytest.approx(40)
+    else:
+        assert {0: "no backward", 2: "several backward"}[passes] in found.reason
 
 
 def test_a_gradient_of_the_users_own_is_no_part_of_the_weight() -> None:
