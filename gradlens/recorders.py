@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, NoReturn, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,8 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
-from gradlens.numerics.saveable import restored, saveable
 from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.signals.signal import tensors_in
-from gradlens.stateful import State
 from gradlens.torch_private import (
     add_forward_hook,
     add_forward_pre_hook,
@@ -85,17 +82,6 @@ class _Slot(HookOwner):
         if number not in hooks:
             hooks[number] = on_gradient(tensor, OwnedHook(self, receive))
 
-    def state_dict(self) -> State:
-        return {"name": self.name, "data": saveable(self.data), "samples": self.samples}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["name"] != self.name:
-            raise ValueError(
-                f"the state has a slot for {state['name']} where the recorder has one for "
-                f"{self.name}: register the same modules in the same order"
-            )
-        self.data, self.samples = restored(state["data"]), state["samples"]
-
     def open(self, handle: RemovableHandle) -> None:
         """Own the hook on the module, which is removed with the slot at the latest."""
         self.removal = removal(self, [handle])
@@ -110,7 +96,7 @@ class _Slot(HookOwner):
         self.awaited.clear()
 
 
-class Recorder(ABC):
+class Recorder:
     """Records the first tensor of each call of some modules, detached and copied.
 
     That is the first floating-point tensor in nested tuples, lists and dicts, and without one the
@@ -125,6 +111,13 @@ class Recorder(ABC):
     such as gradients of an earlier forward pass, are not recorded. The data stays, and entering the
     context again adds to it.
     """
+
+    before_call: ClassVar[bool] = False
+    """Whether inputs are recorded as they are before the call."""
+    of_input: ClassVar[bool] = False
+    """Whether inputs are recorded as they are after the call; otherwise, outputs are."""
+    of_gradient: ClassVar[bool] = False
+    """Whether the gradients at them are recorded instead."""
 
     def __init__(
         self,
@@ -146,9 +139,20 @@ class Recorder(ABC):
         self._slots: list[_Slot] = []
         self._closed = False
 
-    @abstractmethod
     def _register(self, slot: _Slot) -> RemovableHandle:
         """Set the hook of a slot on its module."""
+        receive = _Slot.record_gradient if self.of_gradient else _Slot.record
+        of_input = self.of_input
+
+        def before(slot: _Slot, module: nn.Module, args: Any, kwargs: Any) -> None:
+            receive(slot, _first((args, kwargs)))
+
+        def after(slot: _Slot, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            receive(slot, _first((args, kwargs) if of_input else output))
+
+        if self.before_call:
+            return add_forward_pre_hook(slot.module, OwnedHook(slot, before), with_kwargs=True)
+        return add_forward_hook(slot.module, OwnedHook(slot, after), with_kwargs=True)
 
     @final
     def modules(
@@ -266,25 +270,6 @@ class Recorder(ABC):
         for index, data in enumerate(self):
             torch.save(data, folder / f"{index}.pt")
 
-    def state_dict(self) -> dict[str, Any]:
-        """What was recorded, for a checkpoint that ``torch.load(weights_only=True)`` reads.
-
-        Tensors are not copied. ``TypeError`` if a reduction has returned anything but tensors,
-        numbers and strings, or lists, tuples and dicts of these.
-        """
-        return {"slots": [slot.state_dict() for slot in self._slots]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of a recorder of the same modules; ``ValueError`` for others."""
-        slots = state["slots"]
-        if len(slots) != len(self):
-            raise ValueError(
-                f"the state has {len(slots)} slots, and the recorder {len(self)}: register the "
-                "same modules in the same order"
-            )
-        for slot, saved in zip(self._slots, slots, strict=True):
-            slot.load_state_dict(saved)
-
     def _slot(self, index: int) -> _Slot:
         if not -len(self._slots) <= index < len(self._slots):
             raise IndexError(f"there is no slot {index}: the recorder has {len(self._slots)}")
@@ -369,24 +354,19 @@ def _places(indices: int | Iterable[int] | None) -> frozenset[int] | None:
 class ForwardPre(Recorder):
     """Records what goes into modules, as it is before they are called."""
 
-    def _register(self, slot: _Slot) -> RemovableHandle:
-        return _before_call(slot, _Slot.record)
+    before_call = True
 
 
 @final
 class ForwardInput(Recorder):
     """Records what goes into modules, as it is after their call, which may work in place."""
 
-    def _register(self, slot: _Slot) -> RemovableHandle:
-        return _after_call(slot, _Slot.record, of_input=True)
+    of_input = True
 
 
 @final
 class ForwardOutput(Recorder):
     """Records what comes out of modules."""
-
-    def _register(self, slot: _Slot) -> RemovableHandle:
-        return _after_call(slot, _Slot.record)
 
 
 @final
@@ -398,33 +378,14 @@ class BackwardInput(Recorder):
     gradient, such as the input of most first layers, has none.
     """
 
-    def _register(self, slot: _Slot) -> RemovableHandle:
-        return _before_call(slot, _Slot.record_gradient)
+    before_call = of_gradient = True
 
 
 @final
 class BackwardOutput(Recorder):
     """Records gradients at the tensors that come out of modules."""
 
-    def _register(self, slot: _Slot) -> RemovableHandle:
-        return _after_call(slot, _Slot.record_gradient)
-
-
-_Receive: TypeAlias = Callable[[_Slot, Tensor | None], None]
-
-
-def _before_call(slot: _Slot, receive: _Receive) -> RemovableHandle:
-    def hook(slot: _Slot, module: nn.Module, args: Any, kwargs: Any) -> None:
-        receive(slot, _first((args, kwargs)))
-
-    return add_forward_pre_hook(slot.module, OwnedHook(slot, hook), with_kwargs=True)
-
-
-def _after_call(slot: _Slot, receive: _Receive, of_input: bool = False) -> RemovableHandle:
-    def hook(slot: _Slot, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        receive(slot, _first((args, kwargs) if of_input else output))
-
-    return add_forward_hook(slot.module, OwnedHook(slot, hook), with_kwargs=True)
+    of_gradient = True
 
 
 def _first(value: Any) -> Tensor | None:

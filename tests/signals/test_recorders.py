@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -520,46 +519,3 @@ def test_passes_of_a_cockpit_are_not_recorded(model: nn.Sequential) -> None:
             loss.backward()
     assert len(recorder[0]) == 1
     assert len(cockpit.history["HessEigenvalues"]) == len(cockpit.history["NormTest"]) == 1
-
-
-# Checkpoints.
-
-
-@every_recorder
-@pytest.mark.parametrize("reduction", [None, torch.add])
-def test_goes_on_after_a_checkpoint(
-    kind: type[Recorder], reduction: Any, model: nn.Sequential
-) -> None:
-    torch.manual_seed(1)
-    batches = [batch(), batch()]
-    whole, before, after = (kind(reduction=reduction).modules(model) for _ in range(3))
-    after.close()
-    run(model, batches[0])
-    before.close()
-    path = io.BytesIO()
-    torch.save(before.state_dict(), path)
-    path.seek(0)
-    with after:
-        after.load_state_dict(torch.load(path, weights_only=True))
-        run(model, batches[1])
-    whole.close()
-    assert list(after.iter_samples()) == list(whole.iter_samples())
-    assert any(each is not None for each in after)
-    torch.testing.assert_close(after.data, whole.data, rtol=0, atol=0)
-
-
-def test_states_of_other_recorders_are_refused(model: nn.Sequential) -> None:
-    state = ForwardOutput().children(model).state_dict()
-    with pytest.raises(ValueError, match="the state has 3 slots, and the recorder 4: register the"):
-        ForwardOutput().modules(model).load_state_dict(state)
-    turned = ForwardOutput().children(nn.Sequential(nn.ReLU(), nn.Linear(4, 3), nn.Tanh()))
-    with pytest.raises(ValueError, match=r"a slot for 0 \(Linear\) where the recorder has one for"):
-        turned.load_state_dict(state)
-
-
-def test_what_cannot_be_saved_is_named(model: nn.Sequential) -> None:
-    recorder = ForwardOutput(reduction=lambda so_far, tensor: {1}).children(model)
-    run(model, batch())
-    run(model, batch())
-    with pytest.raises(TypeError, match="a set can't be saved: use numbers"):
-        recorder.state_dict()
