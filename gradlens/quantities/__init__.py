@@ -7,10 +7,15 @@ from gradlens.quantities.distance import Distance
 from gradlens.quantities.early_stopping import EarlyStopping
 from gradlens.quantities.grad_covariance import GradCovariance
 from gradlens.quantities.grad_hist import GradHist1d, GradHist2d
-from gradlens.quantities.grad_noise_scale import GradNoiseScale
 from gradlens.quantities.grad_norm import GradNorm
 from gradlens.quantities.gradient_geometry import GradientActivation, GradientGeometry
-from gradlens.quantities.gradient_tests import InnerTest, NormTest, OrthoTest
+from gradlens.quantities.gradient_noise import (
+    GradNoiseScale,
+    InnerTest,
+    MeanGSNR,
+    NormTest,
+    OrthoTest,
+)
 from gradlens.quantities.hess_eigenvalues import HessEigenvalues
 from gradlens.quantities.hess_max_ev import HessMaxEV
 from gradlens.quantities.hess_trace import HessTrace
@@ -24,7 +29,6 @@ from gradlens.quantities.kinds import (
 )
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.loss import Loss
-from gradlens.quantities.mean_gsnr import MeanGSNR
 from gradlens.quantities.noise_quantity import NoiseQuantity
 from gradlens.quantities.output_activation import DeadNeurons, OutputActivation
 from gradlens.quantities.output_norm import InputNorm, OutputNorm
@@ -38,8 +42,7 @@ from gradlens.quantities.spectral_density import SpectralDensity
 from gradlens.quantities.stability import Stability
 from gradlens.quantities.tic import TICDiag, TICTrace
 from gradlens.quantities.time import Time
-from gradlens.quantities.update_geometry import UpdateGeometry
-from gradlens.quantities.update_size import UpdateSize
+from gradlens.quantities.update_geometry import UpdateGeometry, UpdateSize
 
 __all__ = [
     "CABS",
