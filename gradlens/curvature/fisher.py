@@ -130,8 +130,8 @@ class FisherOperator(_SecondMoment):
         first = int(np.random.default_rng(seed).integers(2**32))
 
         def of_batch(each: BatchLoss) -> FisherOperator:
-            generator = np.random.default_rng([first, each.batch.index])
-            return cls(each.loss, each.batch.output, whole.parameters, draws, generator)
+            generator = np.random.default_rng([first, each.index])
+            return cls(each.loss, each.output, whole.parameters, draws, generator)
 
         return of_batch
 
@@ -164,7 +164,7 @@ class EmpiricalFisherOperator(_SecondMoment):
     @classmethod
     def _of_batches(cls, whole: LossOverData) -> OfBatch:
         parameters, reduction = whole.parameters, whole.loss_reduction
-        return lambda each: cls(each.loss, each.batch.output, parameters, reduction)
+        return lambda each: cls(each.loss, each.output, parameters, reduction)
 
 
 @final
@@ -202,8 +202,8 @@ class GradCovarianceOperator(_SecondMoment):
 
         def of_batch(each: BatchLoss) -> GradCovarianceOperator:
             # A covariance is a mean over samples, whatever the loss is.
-            scale = each.batch.samples / whole.samples / each.weight
-            output, reduction = each.batch.output, whole.loss_reduction
+            scale = each.samples / whole.samples / each.weight
+            output, reduction = each.output, whole.loss_reduction
             return cls(each.loss, output, whole.parameters, reduction, mean, scale)
 
         return of_batch

@@ -78,8 +78,8 @@ class GGNOperator(LossOperator):
     @classmethod
     def _of_batches(cls, whole: LossOverData) -> OfBatch:
         def of_batch(each: BatchLoss) -> GGNOperator:
-            operator = cls(each.loss, each.batch.output, whole.parameters)
-            if each.batch.index == 0 and operator.is_zero():
+            operator = cls(each.loss, each.output, whole.parameters)
+            if each.index == 0 and operator.is_zero():
                 raise UnavailableError(LINEAR_IN_OUTPUTS)
             return operator
 

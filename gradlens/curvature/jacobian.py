@@ -97,7 +97,7 @@ class JacobianOverData(ParameterOperator):
 
     def multiply(self, vector: Tensor) -> Tensor:
         found: list[Tensor] = []
-        self._network.each(lambda batch: found.append(self._of(batch).multiply(vector)))
+        self._network.each_outputs(lambda batch: found.append(self._of(batch).multiply(vector)))
         return torch.cat(found)
 
     def multiply_transposed(self, vector: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class JacobianOverData(ParameterOperator):
         def add(batch: BatchOutputs) -> None:
             total.add_(self._of(batch).multiply_transposed(vector[self._rows[batch.index]]))
 
-        self._network.each(add)
+        self._network.each_outputs(add)
         return total
 
     def _of(self, batch: BatchOutputs) -> JacobianOperator:

@@ -48,16 +48,15 @@ UNKNOWN_PARTS = (
 
 
 @dataclass(frozen=True)
-class BatchLoss:
+class BatchLoss(BatchOutputs):
     """One batch's loss, with its graph, and what ``weight`` it has in the loss of all batches."""
 
-    batch: BatchOutputs
     loss: Tensor
     weight: float
 
 
 @final
-class LossOverData:
+class LossOverData(NetworkOverData):
     """The mean or summed loss over all samples of the data.
 
     ``loss_function`` of each batch must be the mean or the sum over the batch's samples, as
@@ -79,19 +78,16 @@ class LossOverData:
         check_loss_reduction(loss_reduction)
         self.loss_reduction: LossReduction = loss_reduction
         self._function = loss_function
-        self._network = NetworkOverData(model, data, parameters, split, self._check)
-        self.parameters = self._network.parameters
-        self.samples = self._network.samples
-        self.batches = self._network.batches
+        super().__init__(model, data, parameters, split, self._check)
 
     def each(self, function: Callable[[BatchLoss], None]) -> None:
         """Call the function with each batch's loss, of which none is kept."""
 
         def of_loss(batch: BatchOutputs) -> None:
             weight = batch.samples / self.samples if self.loss_reduction == "mean" else 1.0
-            function(BatchLoss(batch, self._loss(batch), weight))
+            function(BatchLoss(**vars(batch), loss=self._loss(batch), weight=weight))
 
-        self._network.each(of_loss)
+        self.each_outputs(of_loss)
 
     @property
     def divisor(self) -> int:

@@ -80,7 +80,6 @@ class BatchOutputs:
         raise ValueError(ONE_TENSOR.format(kind=_described(self.outputs)))
 
 
-@final
 class NetworkOverData:
     """A model and the batches that it is called with.
 
@@ -118,7 +117,8 @@ class NetworkOverData:
         """How many batches the data has."""
         return len(self._checksums)
 
-    def each(self, function: Callable[[BatchOutputs], None]) -> None:
+    @final
+    def each_outputs(self, function: Callable[[BatchOutputs], None]) -> None:
         """Call the function with each batch's outputs, of which none are kept."""
         count = self._pass(function)
         if count < len(self._checksums):

@@ -134,7 +134,7 @@ class DataCurvature(Curvature):
             find_outputs=lambda: self._outputs(batch),
             batch=self.batch,
             plans=self._plans,
-            seed=self.global_step + batch.batch.index * SEEDS_APART,
+            seed=self.global_step + batch.index * SEEDS_APART,
         )
 
     def directions(self, k: int) -> Directions:
@@ -174,7 +174,7 @@ class DataCurvature(Curvature):
         return summed_traces(parts, weights)
 
     def _outputs(self, batch: BatchLoss) -> NetworkOutputs:
-        returned = [t for t in tensors_of(batch.batch.outputs) if t.grad_fn is not None]
+        returned = [t for t in tensors_of(batch.outputs) if t.grad_fn is not None]
         try:
             found = returned_outputs(batch.loss, returned, self.parameters)
         except UnavailableError as reason:
