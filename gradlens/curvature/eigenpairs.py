@@ -62,33 +62,29 @@ class Eigenpairs:
     ``residuals`` ``[k]`` are ‖Hv − λv‖: an eigenvalue lies that close to λ. ``converged`` says
     that each is within the tolerance relative to the size of λ, or that λ is zero to rounding; if
     not, ``reason`` says why. ``products`` counts the products with H.
+
+    ``units`` are the eigenvectors as they were computed, k tensors ``[D]``; none if a product had
+    NaN or Inf. ``next_value`` is the next eigenvalue found, and NaN if there is none. ``guesses``
+    are the products with the vectors over their norms, which is one step of power iteration: they
+    are better to start from.
     """
 
     values: NDArray[np.float64]
-    vectors: NDArray[np.float64]
     residuals: NDArray[np.float64]
     converged: bool
     products: int
+    size: int = field(repr=False)
     reason: str = ""
+    units: Sequence[Tensor] = field(default=(), repr=False)
+    next_value: float = field(default=math.nan, repr=False)
+    guesses: Sequence[Tensor] = field(default=(), repr=False)
 
-
-@dataclass(frozen=True)
-class RitzPairs:
-    """As ``Eigenpairs``, with vectors as they were computed.
-
-    ``vectors`` are k unit tensors ``[D]``; none if a product had NaN or Inf. ``next_value`` is the
-    next eigenvalue found, and NaN if there is none. ``guesses`` are the products with the vectors
-    over their norms, which is one step of power iteration: they are better to start from.
-    """
-
-    values: NDArray[np.float64]
-    vectors: Sequence[Tensor]
-    residuals: NDArray[np.float64]
-    converged: bool
-    products: int
-    reason: str = ""
-    next_value: float = math.nan
-    guesses: Sequence[Tensor] = ()
+    @property
+    def vectors(self) -> NDArray[np.float64]:
+        """The eigenvectors ``[D, k]`` in float64, NaN without any."""
+        if not self.units:
+            return np.full((self.size, len(self.values)), np.nan)
+        return np.stack([unit.to("cpu", torch.float64).numpy() for unit in self.units], axis=1)
 
 
 def eigenpairs(
@@ -120,17 +116,7 @@ def eigenpairs(
         raise ValueError(f"start has {len(start)} rows, the matrix has {size}")
     given: Any = [] if start is None else start.reshape(size, -1).T[: max(k, 0)]
     guesses = [torch.tensor(each, device="cpu") for each in given]
-    found = ritz_pairs(matrix, k, which, tolerance, max_products, guesses, seed)
-    wanted = [vector.to("cpu", torch.float64).numpy() for vector in found.vectors]
-    nan = np.full((size, len(found.values)), np.nan)
-    return Eigenpairs(
-        found.values,
-        np.stack(wanted, axis=1) if wanted else nan,
-        found.residuals,
-        found.converged,
-        found.products,
-        found.reason,
-    )
+    return ritz_pairs(matrix, k, which, tolerance, max_products, guesses, seed)
 
 
 def ritz_pairs(
@@ -143,7 +129,7 @@ def ritz_pairs(
     seed: Seed,
     exploration: int = EXPLORATION,
     next_value: float = math.nan,
-) -> RitzPairs:
+) -> Eigenpairs:
     """As ``eigenpairs``, from at most k ``guesses`` ``[D]`` and random vectors for the others.
 
     Without ``exploration``, it starts from the k guesses alone, and stops as soon as each pair has
@@ -163,7 +149,7 @@ def ritz_pairs(
             search.expand(generator)
     except UnavailableError as error:
         nan = np.full(k, np.nan)
-        return RitzPairs(nan, (), nan, False, products.count, str(error))
+        return Eigenpairs(nan, nan, False, products.count, products.size, str(error))
     return search.result()
 
 
@@ -224,18 +210,19 @@ class _Search:
     def finished(self) -> bool:
         return self._found() or self.products.count >= self.max_products
 
-    def result(self) -> RitzPairs:
+    def result(self) -> Eigenpairs:
         reason, columns = self._reason(), self.small.T[: self.k]
-        vectors = [self._combined(self.basis, column) for column in columns]
-        return RitzPairs(
+        units = [self._combined(self.basis, column) for column in columns]
+        return Eigenpairs(
             self.ritz[: self.k].copy(),
-            vectors,
             np.array([self._residual(pair)[1] for pair in range(self.k)]),
             not reason,
             self.products.count,
+            self.products.size,
             reason,
+            units,
             float(self.ritz[self.k]) if len(self.ritz) > self.k else math.nan,
-            [self._guess(*each) for each in zip(vectors, columns, strict=True)],
+            [self._guess(*each) for each in zip(units, columns, strict=True)],
         )
 
     def _guess(self, vector: Tensor, column: NDArray[Any]) -> Tensor:
@@ -388,7 +375,7 @@ class WarmStartedEigenpairs:
 
     def __call__(
         self, matrix: SymmetricMatrix, seed: int, k: int = 1, which: Which = "largest"
-    ) -> RitzPairs:
+    ) -> Eigenpairs:
         """The outermost eigenpairs of a matrix, which may have changed since the last call."""
         start, spent = self._last if self._fits(matrix) else (), 0
         if start and self._followed + 1 < self._search_interval:
@@ -417,6 +404,6 @@ class WarmStartedEigenpairs:
         """Whether the last vectors are of the matrix's size: parameters may have been added."""
         return all(len(vector) == matrix.shape[0] for vector in self._last)
 
-    def _has_fallen_behind(self, found: RitzPairs, which: Which) -> bool:
+    def _has_fallen_behind(self, found: Eigenpairs, which: Which) -> bool:
         last, following = outwardness(np.array([found.values[-1], self._next]), which)
         return bool(last < following)

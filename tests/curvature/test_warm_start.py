@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
-from gradlens.curvature.eigenpairs import MARGIN, RitzPairs, WarmStartedEigenpairs
+from gradlens.curvature.eigenpairs import MARGIN, Eigenpairs, WarmStartedEigenpairs
 
 SEQUENCES, STEPS = 40, 6
 
@@ -66,7 +66,7 @@ def changing_matrices(generator: Generator) -> Iterator[Block]:
         blocks = [JUMPS[generator.choice(list(JUMPS))](generator, block) for block in blocks]
 
 
-def searches(tolerance: float) -> Iterator[tuple[RitzPairs, float, float]]:
+def searches(tolerance: float) -> Iterator[tuple[Eigenpairs, float, float]]:
     """What each search finds, the largest eigenvalue, and the largest magnitude."""
     for seed in range(SEQUENCES):
         search = WarmStartedEigenpairs(tolerance, max_products=100)
