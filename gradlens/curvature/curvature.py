@@ -22,7 +22,7 @@ from gradlens.curvature.diagonals import (
     check_piecewise_linear,
     undefined_diagonal,
 )
-from gradlens.curvature.directions import Directions, directions
+from gradlens.curvature.directions import Directions, LowRankGGN
 from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
 from gradlens.curvature.network_outputs import (
     LINEAR_IN_RETURNED,
@@ -251,10 +251,7 @@ class LossCurvature(Curvature):
         return Batch(plan.samples, plan.known_by, "sum")
 
     def directions(self, k: int) -> Directions:
-        found = directions(self.ggn, k, seed=self.seed, model=self._model, plans=self._plans)
-        if found.not_exact:
-            self.note(f"directions are found by Lanczos' method: {found.not_exact}")
-        return found
+        return LowRankGGN(self.ggn, self._model, self._plans, self.seed).directions(k)
 
     def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
         if kind == "diag_ggn_mc":

@@ -4,22 +4,20 @@ With roots Hₙ = Σₖ sₙₖsₙₖᵀ of the loss's Hessian at each sample's
 the columns Jₙᵀsₙₖ, which are N·K at most for K outputs. The Gram matrix VᵀV has the same non-zero
 eigenvalues, and if u is its eigenvector, Vu is that of VVᵀ (Dangel et al., 2022, arXiv:2106.02624).
 V itself, N·K times as large as the network, is never built: Gram matrices of layers add up, and
-those of linear layers follow from inputs and output gradients. Where Gram matrices are too large,
-directions come from Lanczos' method.
+those of linear layers follow from inputs and output gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, final
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradlens.curvature.eigenpairs import eigenpairs
 from gradlens.curvature.hessian import GGNOperator, check_rows
 from gradlens.curvature.hessian_roots import roots, signed_sum
 from gradlens.curvature.operator import flat, placed, shaped
@@ -37,7 +35,7 @@ MAX_COLUMNS = 2048
 """Columns of V above which the Gram matrix isn't computed.
 
 A trade-off: its eigenvectors take a few seconds on one core, and eight times as long for twice
-as many columns, where Lanczos' method finds the largest alone.
+as many columns. ``eigenpairs`` finds the largest alone, by products.
 """
 
 MAX_BYTES = 2**31
@@ -50,22 +48,6 @@ ROUNDINGS = 16
 """Rounding errors that a relative error of V has: 2 of its product with itself, and a margin."""
 
 ZERO = "the generalised Gauss-Newton matrix is zero: the loss is linear in the network's outputs"
-
-TOLERANCE = 1e-3
-"""Residual of Lanczos' method relative to each eigenvalue, as that of ``HessMaxEV``."""
-
-MAX_PRODUCTS = 300
-"""Products of Lanczos' method, as those of ``HessEigenvalues``."""
-
-MAX_OUTPUTS = 64
-"""Outputs of each sample up to which Gram matrices are used.
-
-A trade-off: they take a backward pass for each output, and Lanczos' method usually 30 to 100 passes
-in all. They are exact, and cheaper where both take as many.
-"""
-
-_Ratios: TypeAlias = tuple[list[float], list[float]]
-"""Signal-to-noise ratios of gradient and curvature, along each direction."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +132,23 @@ def _check_sum_over_samples(ggn: GGNOperator) -> None:
             raise UnavailableError("the loss is not a sum over samples")
 
 
+@dataclass(frozen=True)
+class Directions:
+    """The eigenvectors e of the k largest eigenvalues, by what the loss does along them.
+
+    ``eigenvalues`` are descending. ``gradient`` are the components ḡᵀe of the mean gradient, whose
+    sign is that of e and is chosen so that none is negative; ``gradient_snr`` and ``curvature_snr``
+    are those of ``DirectionalDerivatives``. Each has k entries, those that don't exist NaN with
+    their reason. ``overlap`` is the share of ‖ḡ‖² in the span of all e.
+    """
+
+    eigenvalues: Sequence[float]
+    gradient: Sequence[float]
+    gradient_snr: Sequence[float]
+    curvature_snr: Sequence[float]
+    overlap: float
+
+
 @final
 class LowRankGGN:
     """The generalised Gauss-Newton matrix ``[D, D]`` of a ``GGNOperator``, by its factors.
@@ -222,6 +221,22 @@ class LowRankGGN:
         """
         return share_in_span(self._along[:, :k].mean(0).cpu().numpy(), self._squared_gradient)
 
+    def directions(self, k: int) -> Directions:
+        """The first k eigenvectors, by what the loss does along them."""
+        derivatives, values = self.directional_derivatives(k), self.eigenvalues[:k]
+        few = Undefined(f"only {len(values)} eigenvalues are above zero by more than rounding")
+
+        def filled(found: Sequence[float]) -> list[float]:
+            return [*found, *[few] * (k - len(found))]
+
+        return Directions(
+            filled(values.tolist()),
+            filled(derivatives.first.mean(0).tolist()),
+            filled(derivatives.gradient_snr),
+            filled(derivatives.curvature_snr),
+            self.gradient_overlap(k),
+        )
+
     def _eigenvector(self, vector: Tensor) -> Tensor:
         """V times an eigenvector of the Gram matrix, ``[D]``."""
         weights = vector.reshape(self._columns.shape[:2])
@@ -265,88 +280,3 @@ def _gram(jacobians: SamplesJacobians, starts: list[Tensor]) -> Tensor:
     if not bool(gram.isfinite().all()):
         raise UnavailableError("the per-sample gradients contain NaN or Inf")
     return gram
-
-
-@dataclass(frozen=True)
-class Directions:
-    """The eigenvectors e of the k largest eigenvalues, by what the loss does along them.
-
-    ``eigenvalues`` are descending. ``gradient`` are the components ḡᵀe of the mean gradient, whose
-    sign is that of e and is chosen so that none is negative; ``gradient_snr`` and ``curvature_snr``
-    are those of ``DirectionalDerivatives``. Each has k entries, those that don't exist NaN with
-    their reason. ``overlap`` is the share of ‖ḡ‖² in the span of all e. ``not_exact`` is empty, or
-    the reason why the directions are those of Lanczos' method.
-    """
-
-    eigenvalues: Sequence[float]
-    gradient: Sequence[float]
-    gradient_snr: Sequence[float]
-    curvature_snr: Sequence[float]
-    overlap: float
-    not_exact: str = ""
-
-
-def directions(
-    ggn: GGNOperator, k: int, *, seed: int, model: nn.Module | None, plans: Plans
-) -> Directions:
-    """The k directions by Gram matrices, or by Lanczos' method where those can't be had.
-
-    Raises ``UnavailableError`` where neither finds them.
-    """
-    try:
-        return _by_gram_matrices(ggn, k, seed, model, plans)
-    except UnavailableError as reason:
-        return replace(_by_lanczos(ggn, k, seed, model, plans), not_exact=str(reason))
-
-
-def _by_gram_matrices(
-    ggn: GGNOperator, k: int, seed: int, model: nn.Module | None, plans: Plans
-) -> Directions:
-    """Exact directions; ``UnavailableError`` for more than ``MAX_OUTPUTS`` outputs of a sample."""
-    size = ggn.outputs[:1].numel()
-    if size > MAX_OUTPUTS:
-        raise UnavailableError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")
-    found = LowRankGGN(ggn, model, plans, seed)
-    derivatives = found.directional_derivatives(k)
-    values, along = found.eigenvalues[:k], derivatives.first.mean(0)
-    ratios = derivatives.gradient_snr, derivatives.curvature_snr
-    return _directions(values, along, ratios, found.gradient_overlap(k), k)
-
-
-def _by_lanczos(
-    ggn: GGNOperator, k: int, seed: int, model: nn.Module | None, plans: Plans
-) -> Directions:
-    """Directions to ``TOLERANCE``, without the derivatives of samples where these are coupled."""
-    pairs = eigenpairs(ggn, k, tolerance=TOLERANCE, max_products=MAX_PRODUCTS, seed=seed)
-    if not pairs.converged:
-        raise UnavailableError(f"the largest eigenvalues aren't known: {pairs.reason}")
-    kept = pairs.values > pairs.residuals
-    if not kept.any():
-        raise UnavailableError(ZERO)
-    values, vectors = pairs.values[kept], pairs.vectors[:, kept]
-    gradient = flat(ggn.jacobian.transposed_product(ggn.loss_gradient), ggn.device) * ggn.scale
-    mean: Floats = gradient.cpu().double().numpy()
-    along = mean @ vectors
-    overlap = share_in_span(along, float(mean @ mean))
-    try:
-        found = directional_derivatives(ggn, vectors, model, plans)
-        ratios = found.gradient_snr, found.curvature_snr
-    except UnavailableError as reason:
-        none: list[float] = [Undefined(str(reason))] * len(values)
-        ratios = none, none
-    return _directions(values, np.abs(along), ratios, overlap, k)
-
-
-def _directions(
-    values: Floats, along: Floats, ratios: _Ratios, overlap: float, k: int
-) -> Directions:
-    """Filled up to k entries."""
-    few = Undefined(f"only {len(values)} eigenvalues are above zero by more than rounding")
-
-    def filled(found: Sequence[float]) -> list[float]:
-        return [*found, *[few] * (k - len(found))]
-
-    gradient_snr, curvature_snr = map(filled, ratios)
-    return Directions(
-        filled(values.tolist()), filled(along.tolist()), gradient_snr, curvature_snr, overlap
-    )

@@ -27,13 +27,12 @@ class DirectionalDerivatives(CurvatureQuantity):
     of noise, the ratio is 1 on average, and above 4 about one time in twenty. With micro-batches or
     several processes, the values are those of the last part of the first process.
 
-    Directions are exact, from Gram matrices (``LowRankGGN``), or by Lanczos' method to 1e-3 where
-    these would be too large: with more than 64 outputs for each sample, 2048 for the mini-batch,
-    or 2 GiB. Where samples are coupled, as by ``BatchNorm`` in train mode, there are no derivatives
-    of single samples, and the ratios are NaN; those on a ``Probe``, in eval mode, are not. Entries
-    beyond the matrix's rank are NaN, too. The network's outputs are found as for
-    ``HessEigenvalues(matrix="ggn")``; their rows are the samples. ``ValueError`` for ``k`` below
-    one.
+    Directions are exact, from Gram matrices (``LowRankGGN``). Where these would be too large, the
+    value is a NaN: with more than 256 outputs for each sample, 2048 for the mini-batch, or 2 GiB.
+    It is one, too, where samples are coupled, as by ``BatchNorm`` in train mode; on a ``Probe``, in
+    eval mode, they are not. Entries beyond the matrix's rank are NaN. The network's outputs are
+    found as for ``HessEigenvalues(matrix="ggn")``; their rows are the samples. ``ValueError`` for
+    ``k`` below one.
     """
 
     view = View("Signal along directions", group="curvature", yscale="log", label="SNR")
@@ -46,11 +45,4 @@ class DirectionalDerivatives(CurvatureQuantity):
             raise ValueError(f"{self.name}: k={self.k} selects no direction: use 1 or more")
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
-        found = curvature.directions(self.k)
-        return {
-            "eigenvalues": found.eigenvalues,
-            "gradient": found.gradient,
-            "gradient_snr": found.gradient_snr,
-            "curvature_snr": found.curvature_snr,
-            "overlap": found.overlap,
-        }
+        return vars(curvature.directions(self.k))

@@ -271,25 +271,6 @@ def test_the_quantity(reduction: Any) -> None:
     assert not notes
 
 
-def test_lanczos_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
-    inputs, targets = torch.randn(12, 6).double(), torch.randint(4, (12,))
-
-    def loss_of(outputs: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, targets)
-
-    exact, notes = track(model, inputs, loss_of)
-    assert not notes
-    monkeypatch.setattr(directions, "MAX_OUTPUTS", 3)
-    monkeypatch.setattr(directions, "TOLERANCE", 1e-9)
-    with pytest.warns(UserWarning, match="by Lanczos' method: 4 outputs"):
-        found, notes = track(model, inputs, loss_of)
-    assert found.keys() == exact.keys()
-    for name, value in exact.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
-
-
 def reasons(values: list[float]) -> set[str]:
     return {value.reason for value in values if isinstance(value, Undefined)}
 
@@ -318,24 +299,14 @@ def test_a_single_sample_and_a_gradient_of_zero() -> None:
     assert np.isfinite(found["curvature_snr"]).all()
 
 
-@pytest.mark.filterwarnings("ignore:.*(by Lanczos|couples the samples)")
-def test_coupled_samples_have_no_derivatives_of_their_own() -> None:
+@pytest.mark.filterwarnings("ignore:.*couples the samples")
+def test_coupled_samples_have_directions_on_a_probe() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     inputs, targets = torch.randn(8, 4).double(), torch.randint(3, (8,))
     loss_of = nn.CrossEntropyLoss()
     found, _ = track(model, inputs, lambda z: loss_of(z, targets), k=2)
-    outputs = model(inputs)
-    loss, parameters = loss_of(outputs, targets), list(model.parameters())
-    ggn = GGNOperator(loss, outputs, dict(model.named_parameters()))
-    matrix = ggn @ np.eye(ggn.shape[0])
-    values, vectors = np.linalg.eigh(matrix)
-    np.testing.assert_allclose(found["eigenvalues"], values[:-3:-1], rtol=1e-3)
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]).numpy()
-    share = np.square(gradient @ vectors[:, -2:]).sum() / np.square(gradient).sum()
-    assert found["overlap"] == pytest.approx(share, rel=1e-2)
-    for name in ("gradient_snr", "curvature_snr"):
-        assert any("in eval mode, as on a Probe, it doesn't" in r for r in reasons(found[name]))
+    assert "in eval mode, as on a Probe, it doesn't" in found.reason
     on = Probe([(inputs, targets)], loss_of)
     found, _ = track(model, inputs, lambda z: loss_of(z, targets), k=2, on=on)
     assert np.isfinite(found["gradient_snr"]).all()
@@ -352,14 +323,14 @@ def test_positions_of_a_sequence_are_of_one_sample() -> None:
     def loss_of(outputs: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs.flatten(0, 1), following.flatten())
 
-    with pytest.warns(UserWarning, match="90 outputs for each sample are more than 64"):
-        found, _ = track(model, words, loss_of, k=2)
+    found, _ = track(model, words, loss_of, k=2)
     outputs = model(words)
     loss = loss_of(outputs)
-    exact = LowRankGGN(GGNOperator(loss, outputs, dict(model.named_parameters())), model)
-    derivatives = exact.directional_derivatives(2)
-    np.testing.assert_allclose(found["eigenvalues"], exact.eigenvalues[:2], rtol=1e-3)
-    np.testing.assert_allclose(found["curvature_snr"], derivatives.curvature_snr, rtol=0.1)
+    ggn = GGNOperator(loss, outputs, dict(model.named_parameters()))
+    values, vectors = np.linalg.eigh(ggn @ np.eye(ggn.shape[0]))
+    np.testing.assert_allclose(found["eigenvalues"], values[:-3:-1], rtol=1e-6)
+    derivatives = directional_derivatives(ggn, vectors[:, :-3:-1].copy(), model)
+    np.testing.assert_allclose(found["curvature_snr"], derivatives.curvature_snr, rtol=1e-6)
 
 
 def test_no_direction_is_no_choice() -> None:
