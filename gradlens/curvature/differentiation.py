@@ -7,10 +7,10 @@ user's forward and backward passes stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -72,7 +72,9 @@ def differentiable_gradient(
     if all(gradient is None for gradient in found):
         raise UnavailableError(OF_OTHERS)
     gradients = [g if g is not None and g.requires_grad else None for g in found]
-    _refuse_once_differentiable(g for g in gradients if g is not None)
+    nodes = nodes_below(gradient.grad_fn for gradient in gradients if gradient is not None)
+    if any(node.name() == _ONCE_DIFFERENTIABLE for node in nodes):
+        raise _not_twice_differentiable("a function was marked with @once_differentiable")
     return gradients
 
 
@@ -112,23 +114,13 @@ def _explained() -> Iterator[None]:
         raise
 
 
-def _refuse_once_differentiable(gradients: Iterable[Tensor]) -> None:
-    nodes = nodes_below(gradient.grad_fn for gradient in gradients)
-    if any(node.name() == _ONCE_DIFFERENTIABLE for node in nodes):
-        raise _not_twice_differentiable("a function was marked with @once_differentiable")
-
-
 def _not_twice_differentiable(torch_says: str) -> UnavailableError:
     says = " ".join(torch_says.split())
     return UnavailableError(f"the loss can't be differentiated twice; torch says: {says} {_REMEDY}")
 
 
-@dataclass(frozen=True)
-class _Recomputation:
-    """A node's inputs, in the order of its gradients, and its output as a function of them."""
-
-    inputs: Sequence[Tensor | None]
-    output: Tensor
+_Recomputation: TypeAlias = tuple[Sequence["Tensor | None"], Tensor]
+"""A node's inputs, in the order of its gradients, and its output as a function of them."""
 
 
 def _twice_differentiable(graph: Graph) -> Instead:
@@ -155,8 +147,9 @@ def _differentiable(
         again = recompute(node)
     if again is None:
         return call(graph, number, gradients, create_graph=True)
-    needed = {i: x for i, x in enumerate(again.inputs) if x is not None and x.requires_grad}
-    found = derivatives([again.output], [*needed.values()], [gradient], create_graph=True)
+    inputs, output = again
+    needed = {i: x for i, x in enumerate(inputs) if x is not None and x.requires_grad}
+    found = derivatives([output], [*needed.values()], [gradient], create_graph=True)
     by_input = dict(zip(needed, found, strict=True))
     return tuple(by_input.get(place) for place in range(len(graph.children[number])))
 
@@ -166,7 +159,8 @@ def _attention(node: Node) -> _Recomputation | None:
     if saved(node, "dropout_p") > 0:
         return None
     query, key, value = saved(node, "query"), saved(node, "key"), saved(node, "value")
-    mask = _mask_of(node)
+    # The kernels have different names for it, and some have none.
+    mask: Tensor | None = saved(node, "attn_mask", saved(node, "attn_bias", None))
     with sdpa_kernel(SDPBackend.MATH):
         attended = scaled_dot_product_attention(
             query,
@@ -177,13 +171,7 @@ def _attention(node: Node) -> _Recomputation | None:
             scale=saved(node, "scale"),
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
-    return _Recomputation((query, key, value, mask), attended)
-
-
-def _mask_of(node: Node) -> Tensor | None:
-    """The kernels have different names for it, and some have none."""
-    mask: Tensor | None = saved(node, "attn_mask", saved(node, "attn_bias", None))
-    return mask
+    return (query, key, value, mask), attended
 
 
 def _weight_norm(node: Node) -> _Recomputation:
@@ -191,7 +179,7 @@ def _weight_norm(node: Node) -> _Recomputation:
     direction, length = saved(node, "v"), saved(node, "g")
     axes = [axis for axis in range(direction.dim()) if axis != saved(node, "dim")]
     norm = torch.linalg.vector_norm(direction, dim=axes, keepdim=True)
-    return _Recomputation((direction, length), length * direction / norm)
+    return (direction, length), length * direction / norm
 
 
 _RULES: dict[str, Callable[[Node], _Recomputation | None]] = {

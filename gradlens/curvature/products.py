@@ -74,11 +74,18 @@ class Products:
     """
 
     def __init__(self, matrix: SymmetricMatrix, own_precision: bool = False) -> None:
-        self._multiply, self._multiply_many, self.device, self.size, self.eps = _adapted(matrix)
-        self.dtype = torch.float64
-        if own_precision and isinstance(matrix, CurvatureOperator):
-            self.dtype, self.device = matrix.torch_dtype, matrix.device
-        self._joint = isinstance(matrix, CurvatureOperator) and matrix.joint
+        self.dtype, self.device = torch.float64, torch.device("cpu")
+        self._multiply: Callable[[Tensor], Tensor]
+        self._joint: CurvatureOperator | None = None
+        if isinstance(matrix, CurvatureOperator):
+            self._multiply, self.size = matrix.multiply, matrix.shape[0]
+            self.eps = torch.finfo(matrix.torch_dtype).eps
+            self.device = float64_device(matrix.device)
+            self._joint = matrix if matrix.joint else None
+            if own_precision:
+                self.dtype, self.device = matrix.torch_dtype, matrix.device
+        else:
+            self._multiply, self.size, self.eps = _adapted(matrix)
         self.count = 0
         self.norm = 0.0
 
@@ -92,10 +99,10 @@ class Products:
         """
         remaining = iter(vectors)
         while several := list(islice(remaining, self.together())):
-            if len(several) == 1:
-                yield several[0], self(several[0])
+            if self._joint is None or len(several) == 1:
+                yield from ((vector, self(vector)) for vector in several)
                 continue
-            found = self._multiply_many(torch.stack(several))
+            found = self._joint.multiply_many(torch.stack(several))
             for vector, product in zip(several, found, strict=True):
                 yield vector, self._checked(vector, product)
 
@@ -105,7 +112,7 @@ class Products:
         ``kept`` vectors in float64 are kept for each of them.
         """
         bytes_each = (VECTOR_BYTES + 8 * kept) * self.size
-        return max(1, JOINT_BYTES // bytes_each) if self._joint else 1
+        return 1 if self._joint is None else max(1, JOINT_BYTES // bytes_each)
 
     def _checked(self, vector: Tensor, product: Tensor) -> Tensor:
         product = product.to(self.device, self.dtype)
@@ -184,15 +191,8 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
 
 
-_Multiply: TypeAlias = Callable[[Tensor], Tensor]
-_Adapted: TypeAlias = tuple[_Multiply, _Multiply, torch.device, int, float]
-
-
-def _adapted(matrix: SymmetricMatrix) -> _Adapted:
-    if isinstance(matrix, CurvatureOperator):
-        eps = torch.finfo(matrix.torch_dtype).eps
-        device = float64_device(matrix.device)
-        return matrix.multiply, matrix.multiply_many, device, matrix.shape[0], eps
+def _adapted(matrix: SymmetricMatrix) -> tuple[Callable[[Tensor], Tensor], int, float]:
+    """The product with a vector on the CPU, the size, and the relative rounding error."""
     if isinstance(matrix, np.ndarray):
         matrix = matrix.astype(np.float64)
     operator: Any = aslinearoperator(cast("Any", matrix))
@@ -201,11 +201,4 @@ def _adapted(matrix: SymmetricMatrix) -> _Adapted:
         raise ValueError(f"the matrix has shape {[rows, columns]}: pass a square one")
     kind = np.dtype(operator.dtype or np.float64)
     eps = float(np.finfo(kind if kind.kind == "f" else np.float64).eps)
-
-    def multiply(vector: Tensor) -> Tensor:
-        return torch.tensor(operator.matvec(vector.numpy()), device="cpu")
-
-    def multiply_many(vectors: Tensor) -> Tensor:
-        return torch.tensor(operator.matmat(vectors.numpy().T).T, device="cpu")
-
-    return multiply, multiply_many, torch.device("cpu"), rows, eps
+    return lambda vector: torch.tensor(operator.matvec(vector.numpy()), device="cpu"), rows, eps

@@ -13,7 +13,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner, norms
 from gradlens.numerics.shards import over_parts, own_part
-from gradlens.stateful import State
+from gradlens.stateful import State, Stateful
 
 FIRST = "there is no step before to compare with"
 
@@ -69,18 +69,14 @@ class Consecutive:
 class ComparesSteps:
     """A quantity that compares tensors of each step with those of the step tracked before."""
 
+    keeps: Stateful | None
+
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
-        self.steps = Consecutive()
+        self.steps = self.keeps = Consecutive()
 
     def end_step(self) -> None:
         self.steps.end_step()
-
-    def state_dict(self) -> State:
-        return self.steps.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps.load_state_dict(state)
 
 
 def cosines(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +10,6 @@ from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, Which
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
-from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -39,7 +37,7 @@ class HessEigenvalues(CurvatureQuantity):
             raise ValueError(
                 f'{self.name}: matrix={self.matrix!r} is unknown: use "hessian" or "ggn"'
             )
-        self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
+        self._eigenpairs = self.keeps = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
         found = self._eigenpairs(self._matrix(curvature), curvature.seed, self.k, self.which)
@@ -50,12 +48,6 @@ class HessEigenvalues(CurvatureQuantity):
             "products": found.products,
             "reason": found.reason,
         }
-
-    def state_dict(self) -> State:
-        return self._eigenpairs.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._eigenpairs.load_state_dict(state)
 
     def _matrix(self, curvature: Curvature) -> CurvatureOperator:
         return curvature.hessian if self.matrix == "hessian" else curvature.ggn

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
-from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -48,7 +45,7 @@ class HessMaxEV(CurvatureQuantity):
                 f"{self.name}: search_interval is {self.search_interval}: pass 1 for a search at "
                 "every tracked step, or more"
             )
-        self._eigenpairs = WarmStartedEigenpairs(
+        self._eigenpairs = self.keeps = WarmStartedEigenpairs(
             self.tolerance, self.max_products, self.search_interval
         )
 
@@ -60,9 +57,3 @@ class HessMaxEV(CurvatureQuantity):
             return Undefined(found.reason)
         best = f"{found.values[0]:.4g} ± {found.residuals[0]:.2g}"
         return Undefined(f"{found.reason}; the estimate is {best}")
-
-    def state_dict(self) -> State:
-        return self._eigenpairs.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._eigenpairs.load_state_dict(state)

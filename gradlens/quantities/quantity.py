@@ -21,7 +21,7 @@ from gradlens.quantities.update import Update
 from gradlens.reductions import Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
 from gradlens.signals.signal import Request
-from gradlens.stateful import State
+from gradlens.stateful import State, Stateful
 
 Needed: TypeAlias = Literal["loss", "optimizer", "individual_losses"]
 
@@ -83,6 +83,8 @@ class Quantity(ABC):
     modules: Mapping[str, nn.Module] = field(default_factory=dict, init=False, repr=False)
     """Layers by name whose signals are captured."""
 
+    keeps: Stateful | None = field(default=None, init=False, repr=False)
+    """What keeps values of one step for the next, whose state is that of the quantity."""
     in_cockpit: bool = field(default=False, init=False, repr=False)
     """Whether the quantity is in a cockpit; it can't be in a second one, since it may keep values
     of one step for the next."""
@@ -147,19 +149,21 @@ class Quantity(ABC):
         """Adapt later steps to this step's results; by default, do nothing."""
 
     def state_dict(self) -> State:
-        """What later values depend on, besides the step itself; by default, nothing.
+        """What later values depend on, besides the step itself; by default, that of ``keeps``.
 
         Called between steps, once the quantity has started. Nested dicts, lists and tuples of
         tensors, numbers and strings; of tensors that are changed in place, copies.
         """
-        return {}
+        return {} if self.keeps is None else self.keeps.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` has returned, if it isn't empty, instead of ``start``.
 
         Tensors may be on another device than the parameters.
         """
-        raise ValueError("the quantity saves no state, but there is one")
+        if self.keeps is None:
+            raise ValueError("the quantity saves no state, but there is one")
+        self.keeps.load_state_dict(state)
 
     @final
     def join_cockpit(self) -> None:

@@ -24,7 +24,6 @@ from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import why_not_held
-from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -56,7 +55,7 @@ class Stability(GradientCurvatureQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
+        self._eigenpairs = self.keeps = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def before_backward(self, curvature: Curvature) -> tuple[float, StabilityLimit]:
         """The largest eigenvalue, a NaN if it isn't found, and the limit that it is compared with.
@@ -96,12 +95,6 @@ class Stability(GradientCurvatureQuantity):
         if step.loss_reduction == "sum" and step.batch_size is None:
             raise UnavailableError(UNKNOWN_SIZE)
         return step.gradient_factor
-
-    def state_dict(self) -> State:
-        return self._eigenpairs.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._eigenpairs.load_state_dict(state)
 
 
 @dataclass(frozen=True)
