@@ -121,11 +121,14 @@ def check_piecewise_linear(outputs: Tensor) -> None:
 def by_roots(jacobians: SamplesJacobians, seed: int) -> LossDiagonal:
     """Gauss-Newton diagonal by one backward pass for each output of a sample.
 
-    Raises ``UnavailableError`` where there are no roots of the loss's Hessian.
+    Raises ``UnavailableError`` where there are no roots of the loss's Hessian, and for NaN or Inf.
     """
-    columns = roots(jacobians.ggn, np.random.default_rng(seed))
+    ggn = jacobians.ggn
+    columns = roots(ggn, np.random.default_rng(seed))
     diagonal = reduce(Tensor.add_, (_squared(jacobians, column) for column in columns))
-    return exact_diagonal(diagonal, jacobians.ggn.parameters)
+    sums = _block_sums(diagonal, ggn.parameters).tolist()
+    traces = [Estimate(value, 0.0, 1, products=1) for value in sums]
+    return diagonal_by_parameter(diagonal, traces, ggn.parameters, "exact")
 
 
 def by_draws(jacobians: SamplesJacobians, samples: int, seed: int) -> LossDiagonal:
@@ -162,7 +165,8 @@ def _squared(jacobians: SamplesJacobians, start: Tensor) -> Tensor:
         found[name].sum_of_squares() if name in found else torch.zeros_like(p)
         for name, p in ggn.parameters.items()
     ]
-    return torch.cat([_flat64(part) for part in parts]) * ggn.scale
+    device = float64_device(ggn.device)
+    return torch.cat([p.detach().flatten().to(device, torch.float64) for p in parts]) * ggn.scale
 
 
 def diagonal_by_parameter(
@@ -173,13 +177,6 @@ def diagonal_by_parameter(
     slices = parameter_slices(parameters)
     values = {name: diagonal[slices[name]].reshape(p.shape) for name, p in parameters.items()}
     return LossDiagonal(trace, dict(zip(slices, parts, strict=True)), method, values)
-
-
-def exact_diagonal(diagonal: Tensor, parameters: Mapping[str, Tensor]) -> LossDiagonal:
-    """A diagonal ``[D]`` without error; ``UnavailableError`` if it contains NaN or Inf."""
-    sums = _block_sums(diagonal, parameters).tolist()
-    traces = [Estimate(value, 0.0, 1, products=1) for value in sums]
-    return diagonal_by_parameter(diagonal, traces, parameters, "exact")
 
 
 def _block_sums(diagonal: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -204,7 +201,3 @@ def undefined_diagonal(parameters: Mapping[str, Tensor], reason: str) -> LossDia
         for name, p in parameters.items()
     }
     return LossDiagonal(trace, dict.fromkeys(parameters, part), "", values)
-
-
-def _flat64(tensor: Tensor) -> Tensor:
-    return tensor.detach().flatten().to(float64_device(tensor.device), torch.float64)

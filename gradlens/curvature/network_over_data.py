@@ -166,7 +166,8 @@ class NetworkOverData:
     def _outputs(self, index: int, batch: Any) -> BatchOutputs:
         if self._split is as_pair and not (isinstance(batch, tuple | list) and len(batch) == 2):
             raise ValueError(NO_PAIR.format(index=index, kind=_described(batch)))
-        inputs, targets = (self._on_device(each) for each in self._split(batch))
+        pair = tuple(self._split(batch))
+        inputs, targets = tree_map_only(Tensor, lambda tensor: tensor.to(self._device), pair)
         sums = tuple(sum_of_bits_in_order(each) for each in _tensors((inputs, targets)))
         if self._passes == 1:
             self._checksums.append(sums)
@@ -175,9 +176,6 @@ class NetworkOverData:
         with torch_functions_on():
             outputs = self._model(**inputs) if isinstance(inputs, Mapping) else self._model(inputs)
         return BatchOutputs(index, outputs, targets, _samples(index, outputs, targets))
-
-    def _on_device(self, tree: Any) -> Any:
-        return tree_map_only(Tensor, lambda tensor: tensor.to(self._device), tree)
 
 
 @contextmanager

@@ -151,12 +151,10 @@ def _derivatives(loss: LossOverData, around: Neighbourhood) -> tuple[float, floa
 
 
 def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    pairs = zip(one, other, strict=True)
-    return sum(float(inner(*(_accurate(part) for part in pair))) for pair in pairs)
-
-
-def _accurate(part: Tensor) -> Tensor:
-    return part.flatten().to(torch.promote_types(part.dtype, torch.float32))
+    """The inner product, in single precision at least."""
+    dtypes = [torch.promote_types(part.dtype, torch.float32) for part in one]
+    pairs = zip(one, other, dtypes, strict=True)
+    return sum(float(inner(a.flatten().to(dtype), b.flatten().to(dtype))) for a, b, dtype in pairs)
 
 
 def _places(distances: Distances | None, count: int) -> Floats:

@@ -131,12 +131,9 @@ def real_parts(tensor: Tensor) -> Tensor:
 
 def mean_correlation(parts: Mapping[str, Any]) -> dict[str, float]:
     """The mean of the correlations of all layers or parameters; empty if none has an entry."""
-    found = [part["correlation"] for part in parts.values() if _correlates(part)]
+    records = [part for part in parts.values() if isinstance(part, Mapping)]
+    found = [record["correlation"] for record in records if "correlation" in record]
     if not found:
         return {}
     known = [value for value in found if not math.isnan(value)]
     return {"correlation": sum(known) / len(known) if known else found[0]}
-
-
-def _correlates(part: Any) -> bool:
-    return isinstance(part, Mapping) and "correlation" in part

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, Which
-from gradlens.curvature.operator import CurvatureOperator
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
 
@@ -40,7 +39,8 @@ class HessEigenvalues(CurvatureQuantity):
         self._eigenpairs = self.keeps = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
-        found = self._eigenpairs(self._matrix(curvature), curvature.seed, self.k, self.which)
+        matrix = curvature.hessian if self.matrix == "hessian" else curvature.ggn
+        found = self._eigenpairs(matrix, curvature.seed, self.k, self.which)
         return {
             "eigenvalues": found.values,
             "residuals": found.residuals,
@@ -48,6 +48,3 @@ class HessEigenvalues(CurvatureQuantity):
             "products": found.products,
             "reason": found.reason,
         }
-
-    def _matrix(self, curvature: Curvature) -> CurvatureOperator:
-        return curvature.hessian if self.matrix == "hessian" else curvature.ggn

@@ -164,7 +164,9 @@ class _Layers:
             return {text}
         if _GLOB & {*text}:
             return {name for name in self._by_value if fnmatch.fnmatchcase(name, text)}
-        return {name for name, module in self.all.items() if text in _class_names(module)}
+        # Like isinstance, so that subclasses and parametrised layers are found.
+        kinds = {name: {kind.__name__ for kind in type(m).__mro__} for name, m in self.all.items()}
+        return {name for name, own in kinds.items() if text in own}
 
     def _of_kind(self, selector: type[nn.Module] | Callable[[nn.Module], bool]) -> set[str]:
         if isinstance(selector, type):
@@ -206,11 +208,6 @@ def is_leaf(module: nn.Module) -> bool:
 
 def _name_of(selector: object) -> str:
     return getattr(selector, "__name__", repr(selector))
-
-
-def _class_names(module: nn.Module) -> list[str]:
-    # Like isinstance, so that subclasses and parametrised layers are found.
-    return [kind.__name__ for kind in type(module).__mro__]
 
 
 def _depth(name: str) -> int:
