@@ -20,7 +20,6 @@ from gradlens.curvature.diagonals import (
     by_hutchinson,
     by_roots,
     check_piecewise_linear,
-    undefined_diagonal,
 )
 from gradlens.curvature.directions import Directions, LowRankGGN
 from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
@@ -90,8 +89,7 @@ class Curvature(ABC):
         """The diagonal by the first method that applies.
 
         Exact where one of them is, and estimated with ``samples`` draws otherwise;
-        ``"diag_ggn_mc"`` is always an estimate. Each is found once for all quantities. Where no
-        method applies, its values are NaN, and its traces hold the reason.
+        ``"diag_ggn_mc"`` is always an estimate. Each is found once for all quantities.
         """
         if (kind, samples) not in self._diagonals:
             self._diagonals[kind, samples] = self._find_diagonal(kind, samples)
@@ -268,12 +266,8 @@ class LossCurvature(Curvature):
             return self._preferred_diagonal(kind, samples)
         except UnavailableError as reason:
             better = str(reason)
-        try:
-            matrix = self.hessian if kind == "diag_h" else self.ggn
-            found = by_hutchinson(matrix, samples, self.seed)
-        except UnavailableError as reason:
-            # Hutchinson's method takes nothing but products, so its reason is the matrix's own.
-            return undefined_diagonal(self.parameters, f"{kind} is undefined: {reason}")
+        # Hutchinson's method takes nothing but products, so its reason is the matrix's own.
+        found = by_hutchinson(self.hessian if kind == "diag_h" else self.ggn, samples, self.seed)
         self.note(f"{kind} is estimated, by Hutchinson's method with {samples} products: {better}")
         return found
 

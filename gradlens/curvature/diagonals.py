@@ -17,7 +17,6 @@ from torch import Tensor
 from gradlens.curvature.estimate import (
     Estimate,
     positive_estimates,
-    undefined_estimate,
     weighted_sum,
 )
 from gradlens.curvature.hessian_roots import drawing, roots
@@ -33,8 +32,8 @@ from gradlens.torch_private import hands_gradients_on, saved
 DiagonalKind: TypeAlias = Literal["diag_h", "diag_ggn_exact", "diag_ggn_mc"]
 """Of the Hessian, of the generalised Gauss-Newton matrix, or an estimate of the latter's."""
 
-Method: TypeAlias = Literal["exact", "Monte Carlo", "Hutchinson", ""]
-"""How a diagonal was found; empty where there is none."""
+Method: TypeAlias = Literal["Hutchinson", "Monte Carlo", "exact"]
+"""How a diagonal was found, the most exact last."""
 
 CURVED = (
     "the network isn't known to be piecewise linear in each parameter, so that the Hessian's "
@@ -59,8 +58,7 @@ def check_request(
 class LossTraces:
     """The ``trace`` of the whole matrix, and the ``traces`` of the parameters' blocks by name.
 
-    Their standard error is zero where the ``method`` is exact. Where there are no numbers, they
-    hold the reason.
+    Their standard error is zero where the ``method`` is exact.
     """
 
     trace: Estimate
@@ -73,8 +71,7 @@ class LossDiagonal(LossTraces):
     """Diagonal ``values`` by parameter name, each of its parameter's shape, in float64.
 
     ``trace`` is the sum of all values and ``traces`` the sum for each parameter, with a standard
-    error of zero where the ``method`` is exact. Where there are no numbers, the values are NaN and
-    the traces hold the reason.
+    error of zero where the ``method`` is exact.
     """
 
     values: Mapping[str, Tensor]
@@ -86,8 +83,7 @@ def summed_traces(parts: Sequence[LossTraces], weights: Sequence[float]) -> Loss
     The method is the least exact of all.
     """
     traces = {n: weighted_sum([part.traces[n] for part in parts], weights) for n in parts[0].traces}
-    least_exact: tuple[Method, ...] = ("", "Hutchinson", "Monte Carlo", "exact")
-    method = min((part.method for part in parts), key=least_exact.index)
+    method = min((part.method for part in parts), key=get_args(Method).index)
     return LossTraces(weighted_sum([part.trace for part in parts], weights), traces, method)
 
 
@@ -190,14 +186,3 @@ def with_total(traces: Tensor) -> Tensor:
     if not bool(traces.isfinite().all()):
         raise UnavailableError("the curvature's diagonal contains NaN or Inf")
     return torch.cat([traces.sum(-1, keepdim=True), traces], dim=-1)
-
-
-def undefined_diagonal(parameters: Mapping[str, Tensor], reason: str) -> LossDiagonal:
-    """NaNs with their reason, in place of a diagonal that no method has found."""
-    trace = undefined_estimate(0, reason)
-    part = undefined_estimate(0, "as the trace of all parameters")
-    values = {
-        name: torch.full(p.shape, torch.nan, dtype=torch.float64, device="cpu")
-        for name, p in parameters.items()
-    }
-    return LossDiagonal(trace, dict.fromkeys(parameters, part), "", values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,22 +57,20 @@ def weighted_sum(estimates: Sequence[Estimate], weights: Sequence[float]) -> Est
     """Σᵢ wᵢ times independent estimates, with weights above zero.
 
     Degrees of freedom are those of a sum of variances (Satterthwaite, 1946). Without one of the
-    values or errors, there is none of the sum, for the same reason.
+    errors, there is none of the sum, for the same reason.
     """
     pairs = list(zip(weights, estimates, strict=True))
     variances = [(weight * each.standard_error) ** 2 for weight, each in pairs]
     squares = [v**2 / each.degrees_of_freedom for v, each in zip(variances, estimates, strict=True)]
+    errors = (each.standard_error for each in estimates)
+    unknown = next((error for error in errors if isinstance(error, Undefined)), None)
     return Estimate(
-        _first_undefined(e.value for e in estimates) or sum(w * e.value for w, e in pairs),
-        _first_undefined(e.standard_error for e in estimates) or math.sqrt(sum(variances)),
+        sum(weight * each.value for weight, each in pairs),
+        unknown or math.sqrt(sum(variances)),
         sum(variances) ** 2 / sum(squares) if sum(squares) else 1,
         sum(each.products for each in estimates),
         all(each.positive for each in estimates),
     )
-
-
-def _first_undefined(values: Iterable[float]) -> Undefined | None:
-    return next((value for value in values if isinstance(value, Undefined)), None)
 
 
 def positive_estimates(draws: Tensor, products: int) -> list[Estimate]:

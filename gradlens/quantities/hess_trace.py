@@ -37,11 +37,11 @@ class HessTrace(CurvatureQuantity):
     without such a change, for example by other numbers in an index, are not detected.
 
     A value holds the ``"trace"``, its ``"standard_error"``, the ends ``"low"`` and ``"high"`` of a
-    95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"``, ``"Hutchinson"``,
-    or empty if the trace is a NaN), and under ``"parameters"`` the first four for the block of each
-    parameter. The Gauss-Newton matrix needs the tensor of outputs through which the loss depends on
-    the parameters; without it, the trace is a NaN whose reason names what to pass. ``ValueError``
-    for an unknown ``curvature``, and for ``samples`` or ``sub_batch`` below their minimum.
+    95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"`` or ``"Hutchinson"``),
+    and under ``"parameters"`` the first four for the block of each parameter. The Gauss-Newton
+    matrix needs the tensor of outputs through which the loss depends on the parameters; without it,
+    the value is a NaN whose reason names what to pass. ``ValueError`` for an unknown ``curvature``,
+    and for ``samples`` or ``sub_batch`` below their minimum.
     """
 
     view = View("Hessian trace", group="curvature", yscale="symlog", label="tr(H)")

@@ -17,25 +17,23 @@ from gradlens.curvature.diagonals import (
     Method,
     check_request,
 )
-from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import takeuchi_by_diagonal, takeuchi_by_trace
 from gradlens.numerics.host import on_host
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
-from gradlens.stateful import State
 
 
 @dataclass(eq=False)
 class TIC(GradientCurvatureQuantity):
     """Base of the approximations of tr(H⁻¹·Σₙgₙgₙᵀ/N) (Thomas et al., 2020, arXiv:1906.07774).
 
-    ``curvature`` and ``samples`` are those of ``HessTrace``; ε is ``epsilon``. If the diagonal is
-    computed by another method than at the step before, exact or estimated, a note is recorded. Only
-    parameters that have per-sample gradients count. If the curvature is not positive, the criterion
-    has no meaning and the value is a NaN; likewise if the batch comes in parts, since curvature is
-    that of the last part alone.
+    ``curvature`` and ``samples`` are those of ``HessTrace``; ε is ``epsilon``. Only parameters that
+    have per-sample gradients count. If the curvature is not positive, the criterion has no meaning
+    and the value is a NaN; likewise if the batch comes in parts, since curvature is that of the
+    last part alone.
     """
 
     curvature: DiagonalKind = "diag_h"
@@ -45,36 +43,18 @@ class TIC(GradientCurvatureQuantity):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_request(self.name, self.curvature, self.samples, least=1)
-        self._method: Method = ""
 
     @final
-    def before_backward(self, curvature: Curvature) -> LossTraces | Undefined:
+    def before_backward(self, curvature: Curvature) -> LossTraces:
         if curvature.is_part:
-            return Undefined(OF_PARTS)
-        found = self._found(curvature)
-        if self._method and found.method and self._method != found.method:
-            curvature.note(
-                f"{self.name}: from step {curvature.global_step} on, {self.curvature} is computed "
-                f"by another method ({found.method}, before: {self._method})"
-            )
-        self._method = found.method or self._method
-        return found
+            raise UnavailableError(OF_PARTS)
+        return self._found(curvature)
 
     @final
     def compute(self, step: Step, earlier: Any) -> float:
-        if isinstance(earlier, Undefined):
-            return earlier
-        if isinstance(earlier.trace.value, Undefined):
-            return earlier.trace.value
         (reduction,) = self.reductions
         sums = step.by_parameter(reduction)
         return self._criterion(sums, step.samples, earlier, _remedy(self.curvature, earlier.method))
-
-    def state_dict(self) -> State:
-        return {"method": self._method}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._method = state["method"]
 
     @abstractmethod
     def _found(self, curvature: Curvature) -> LossTraces:
@@ -95,11 +75,8 @@ OF_PARTS = (
 
 
 def _remedy(kind: DiagonalKind, method: Method) -> str:
-    if method == "Hutchinson":
-        return f"{kind} is estimated, and more samples may help"
-    if kind == "diag_h":
-        return "diag_h may be negative, diag_ggn_exact can't"
-    return f"{kind} is zero there"
+    estimated = method == "Hutchinson"
+    return f"{kind} is " + ("estimated, and more samples may help" if estimated else "zero there")
 
 
 @final

@@ -194,7 +194,7 @@ def test_several_outputs_are_named_with_the_remedy() -> None:
         loss.backward()
     values = cockpit.get_output()[0]
     assert values["NormTest"] > 0
-    reason = values["HessTrace"]["trace"].reason
+    reason = values["HessTrace"].reason
     assert r"several tensors that the model has returned (of shapes [4, 6], [4, 6])" in reason
     assert "torch.stack" in reason
     assert "info['outputs']" in reason
@@ -402,7 +402,7 @@ def test_outputs_that_may_be_wrong_are_refused(case: str) -> None:
     loss = loss_of(model(x), y)
     with cockpit(0, loss=loss):
         loss.backward()
-    assert reason in cockpit.history["HessTrace"][0]["trace"].reason
+    assert reason in cockpit.history["HessTrace"][0].reason
 
 
 def test_outputs_are_kept_no_longer_than_until_the_backward_pass() -> None:
