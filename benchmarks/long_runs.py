@@ -24,9 +24,7 @@ from benchmarks.memory import status
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.cockpit.run import Run
-from gradlens.quantities import Quantity
-from gradlens.quantities.grad_norm import GradNorm
-from gradlens.quantities.loss import Loss
+from gradlens.quantities import GradNorm, Loss, Quantity
 from gradlens.quantities.presets import configuration
 
 SHOWN = (1_000, 10_000, 50_000, 100_000)

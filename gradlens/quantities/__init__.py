@@ -3,21 +3,18 @@
 from gradlens.quantities.alpha import Alpha
 from gradlens.quantities.cabs import CABS
 from gradlens.quantities.directional_derivatives import DirectionalDerivatives
-from gradlens.quantities.distance import Distance
-from gradlens.quantities.early_stopping import EarlyStopping
 from gradlens.quantities.grad_covariance import GradCovariance
 from gradlens.quantities.grad_hist import GradHist1d, GradHist2d
-from gradlens.quantities.grad_norm import GradNorm
-from gradlens.quantities.gradient_geometry import GradientActivation, GradientGeometry
+from gradlens.quantities.gradient_geometry import GradientActivation, GradientGeometry, GradNorm
 from gradlens.quantities.gradient_noise import (
+    EarlyStopping,
     GradNoiseScale,
     InnerTest,
     MeanGSNR,
     NormTest,
     OrthoTest,
 )
-from gradlens.quantities.hess_eigenvalues import HessEigenvalues
-from gradlens.quantities.hess_max_ev import HessMaxEV
+from gradlens.quantities.hess_eigenvalues import HessEigenvalues, HessMaxEV, SpectralDensity
 from gradlens.quantities.hess_trace import HessTrace
 from gradlens.quantities.input_moments import InputMean, InputStd, MeanTID, VarTID
 from gradlens.quantities.kinds import (
@@ -28,21 +25,27 @@ from gradlens.quantities.kinds import (
     UpdateQuantity,
 )
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.quantities.loss import Loss
 from gradlens.quantities.noise_quantity import NoiseQuantity
 from gradlens.quantities.output_activation import DeadNeurons, OutputActivation
-from gradlens.quantities.output_norm import InputNorm, OutputNorm
-from gradlens.quantities.parameter_norm import ConditionNumber, ParameterNorm, WeightSignFlips
+from gradlens.quantities.parameter_norm import (
+    ConditionNumber,
+    ParameterNorm,
+    Parameters,
+    WeightSignFlips,
+)
 from gradlens.quantities.parameter_quantity import ParameterQuantity
-from gradlens.quantities.parameters import Parameters
+from gradlens.quantities.performance import Loss, Time
 from gradlens.quantities.quantity import Phase, Quantity
-from gradlens.quantities.signal_geometry import InputGradientGeometry, OutputGradientGeometry
+from gradlens.quantities.signal_geometry import (
+    InputGradientGeometry,
+    InputNorm,
+    OutputGradientGeometry,
+    OutputNorm,
+)
 from gradlens.quantities.signal_spectra import InputCovariance, OutputGradientCovariance, RankMe
-from gradlens.quantities.spectral_density import SpectralDensity
 from gradlens.quantities.stability import Stability
 from gradlens.quantities.tic import TICDiag, TICTrace
-from gradlens.quantities.time import Time
-from gradlens.quantities.update_geometry import UpdateGeometry, UpdateSize
+from gradlens.quantities.update_geometry import Distance, UpdateGeometry, UpdateSize
 
 __all__ = [
     "CABS",

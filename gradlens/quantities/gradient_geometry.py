@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.numerics.host import together
+from gradlens.numerics.norms import norms
 from gradlens.numerics.shards import whole
 from gradlens.quantities.consecutive import ComparesSteps, geometries, mean_correlation
-from gradlens.quantities.explained import NO_ELEMENTS
+from gradlens.quantities.explained import NO_ELEMENTS, all_explained
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.output_activation import activation, over_parts
 from gradlens.quantities.parameter_quantity import (
     AllParametersQuantity,
@@ -21,6 +24,25 @@ from gradlens.quantities.parameter_quantity import (
     gradient_of,
 )
 from gradlens.quantities.step import Step
+
+
+def _norms(step: Step) -> tuple[tuple[str, ...], Tensor]:
+    gradients = step.gradients()
+    return together(dict(zip(gradients, norms([*gradients.values()]), strict=True)))
+
+
+class GradNorm(SingleStepQuantity):
+    """‖p.grad‖₂ of each parameter by name, as it is when the context is left.
+
+    With a sum loss, it is N times that of the mean loss.
+    """
+
+    measures = (_norms,)
+    view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")
+
+    def compute(self, step: Step) -> dict[str, float]:
+        names, sizes = step.measured(_norms)
+        return all_explained(dict(zip(names, sizes.tolist(), strict=True)), "the gradient of")
 
 
 @dataclass(eq=False)

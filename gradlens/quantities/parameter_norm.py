@@ -1,4 +1,4 @@
-"""Norm, condition number and sign changes of parameters."""
+"""The parameters, and their norm, condition number and sign changes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ from gradlens.numerics.precision import double
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.quantities.consecutive import ComparesSteps, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.parameter_quantity import AllParametersQuantity, ParameterQuantity
 from gradlens.quantities.step import Step
+
+
+class Parameters(SingleStepQuantity):
+    """All trainable parameters by name, before the update; meant for small networks."""
+
+    view = View("Parameters, RMS", group="layers")
+
+    def compute(self, step: Step) -> dict[str, Tensor]:
+        return {name: whole(parameter.detach()) for name, parameter in step.parameters.items()}
 
 
 @dataclass(eq=False)

@@ -1,6 +1,8 @@
-"""The mini-batch loss."""
+"""The loss and the time of a step."""
 
 from __future__ import annotations
+
+import time
 
 from torch import Tensor
 
@@ -25,3 +27,12 @@ class Loss(SingleStepQuantity):
     def compute(self, step: Step) -> float:
         found: float = explained(step.measured(_loss).item(), "the loss")
         return found
+
+
+class Time(SingleStepQuantity):
+    """Time after the step's backward pass, in seconds since the epoch (``time.time()``)."""
+
+    view = View("Time per step", group="performance", label="seconds")
+
+    def compute(self, step: Step) -> float:
+        return time.time()
