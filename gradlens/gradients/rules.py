@@ -18,9 +18,9 @@ from torch import Tensor
 
 from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph, Link, is_python_function
-from gradlens.graph.kinds import CASTS, TRANSPOSE, kind_of, plain_name, positive
+from gradlens.graph.kinds import CASTS, TRANSPOSE, from_the_right, kind_of, plain_name, positive
 from gradlens.graph.layer_rules import layer_call
-from gradlens.graph.passes import call, outputs_of
+from gradlens.graph.passes import call, call_node, outputs_of
 from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
@@ -113,7 +113,9 @@ def _at_node(found: NodeGradient) -> GradientOperator:
     first = found.gradients[0]
     if found.labelled.fine or first is None or first.is_complex() or 0 not in found.rows:
         return one_by_one(found)
-    rule = _RULES.get((found.kind, found.use.index), one_by_one)
+    rule = _RULES.get((found.kind, found.use.index))
+    if rule is None:
+        rule = _elementwise if kind_of(found.kind).axes is from_the_right else one_by_one
     return rule(found)
 
 
@@ -235,27 +237,22 @@ def _times_alpha(found: NodeGradient) -> Tensor:
     return found.gradient if alpha == 1 else found.gradient * alpha
 
 
-def _matrix_bias(found: NodeGradient) -> GradientOperator:
+def _added(found: NodeGradient) -> GradientOperator:
+    """What is added to the output as it is, or times ``beta`` to a product of matrices."""
     beta, gradient = saved(found.node, "beta", 1), accumulable(found.gradient)
     return _unbroadcast(found, gradient if beta == 1 else gradient * beta)
 
 
-def _added(found: NodeGradient) -> GradientOperator:
-    sign = -1 if found.kind == "SubBackward0" else 1
-    factor = sign * saved(found.node, "alpha") if found.use.index == 1 else 1
-    gradient = accumulable(found.gradient)
-    return _unbroadcast(found, gradient if factor == 1 else gradient * factor)
+def _elementwise(found: NodeGradient) -> GradientOperator:
+    """Each element of the output is computed from the elements at the same place of the inputs.
 
-
-def _multiplied(found: NodeGradient) -> GradientOperator:
-    other = found.saved("other" if found.use.index == 0 else "self")
-    if other is None:
+    The node itself hands on the gradient of each element, and autograd's engine adds up where an
+    input was repeated.
+    """
+    handed = call_node(found.graph, found.use.node, found.gradients)[found.use.index]
+    if handed is None or handed.shape != found.gradient.shape:
         return one_by_one(found)
-    return _unbroadcast(found, accumulable(found.gradient) * other)
-
-
-def _expanded(found: NodeGradient) -> GradientOperator:
-    return _unbroadcast(found, accumulable(found.gradient))
+    return _unbroadcast(found, accumulable(handed))
 
 
 def _convolution(found: NodeGradient) -> GradientOperator:
@@ -509,7 +506,8 @@ def _check_memory(found: NodeGradient, shape: Sequence[int]) -> None:
 
 
 _RULES: dict[tuple[str, int], Rule] = {
-    ("AddmmBackward0", 0): _matrix_bias,
+    ("AddmmBackward0", 0): _added,
+    ("BaddbmmBackward0", 0): _added,
     ("AddmmBackward0", 1): _left_factor(_product, "mat2"),
     ("AddmmBackward0", 2): _right_factor(_product, "mat1"),
     ("MmBackward0", 0): _left_factor(_product, "mat2"),
@@ -519,13 +517,7 @@ _RULES: dict[tuple[str, int], Rule] = {
     ("BaddbmmBackward0", 1): _left_factor(_batched_product, "batch2"),
     ("BaddbmmBackward0", 2): _right_factor(_batched_product, "batch1"),
     ("MvBackward0", 1): _times_vector,
-    ("AddBackward0", 0): _added,
-    ("AddBackward0", 1): _added,
-    ("SubBackward0", 0): _added,
-    ("SubBackward0", 1): _added,
-    ("MulBackward0", 0): _multiplied,
-    ("MulBackward0", 1): _multiplied,
-    ("ExpandBackward0", 0): _expanded,
+    ("ExpandBackward0", 0): _added,
     ("ConvolutionBackward0", 1): _convolution,
     ("ConvolutionBackward0", 2): _convolution_bias,
     ("EmbeddingBackward0", 0): _embedding,

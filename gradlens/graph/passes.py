@@ -179,15 +179,20 @@ def call(
     node = graph.nodes[number]
     if hands_gradients_on(node):
         return tuple(gradients)
-    reason = reason_not_to_run(node)
-    if reason:
-        raise RefusedNodeError(number, reason)
-    given = [
-        gradient if gradient is None else gradient.to(metadata.dtype)
-        for gradient, metadata in zip(gradients, output_metadata(node), strict=True)
-    ]
     if is_python_function(node):
+        given = _given(graph, number, gradients)
         return _call_function(graph, number, given, create_graph)[0]
+    return _by_edge(graph, number, call_node(graph, number, gradients, create_graph))
+
+
+def call_node(
+    graph: Graph, number: int, gradients: Sequence[Tensor | None], create_graph: bool = False
+) -> Gradients:
+    """What a node of torch's own hands on itself, as ``call``: nothing that was broadcast is added.
+
+    ``RefusedNodeError`` if the node can't be run without a trace.
+    """
+    node, given = graph.nodes[number], _given(graph, number, gradients)
     found = _call_node(node, given, create_graph)
     if in_backward_pass() and any(
         each is None and edge is not None
@@ -199,7 +204,21 @@ def call(
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(_call_node, node, given, create_graph, stream).result()
-    return _by_edge(graph, number, found)
+    return found
+
+
+def _given(
+    graph: Graph, number: int, gradients: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    """Gradients in the precision that a node takes; ``RefusedNodeError`` if it can't be run."""
+    node = graph.nodes[number]
+    reason = reason_not_to_run(node)
+    if reason:
+        raise RefusedNodeError(number, reason)
+    return [
+        gradient if gradient is None else gradient.to(metadata.dtype)
+        for gradient, metadata in zip(gradients, output_metadata(node), strict=True)
+    ]
 
 
 def _call_node(
