@@ -51,7 +51,7 @@ class Run:
         self, quantities: Sequence[Quantity], reduction: Literal["mean", "sum"] = "mean"
     ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+        self.model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
         self.loss_function = nn.CrossEntropyLoss(reduction=reduction)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.cockpit = gradlens.Cockpit(
@@ -59,15 +59,12 @@ class Run:
         )
         self.inputs, self.labels = torch.randn(8, 5).double(), torch.arange(8) % 3
         self.steps_with_hooks: list[int] = []
-        self.steps_with_loss_hooks: list[int] = []
 
     def step(self, step: int, *extensions: BackpropExtension, **known: int) -> None:
         self.optimizer.zero_grad()
         loss = self.loss()
         if has_layer_hooks(self.model):
             self.steps_with_hooks.append(step)
-        if has_layer_hooks(self.loss_function):
-            self.steps_with_loss_hooks.append(step)
         with self.cockpit(step, *extensions, loss=loss, optimizer=self.optimizer, **known):
             loss.backward()
         self.optimizer.step()
@@ -96,7 +93,7 @@ def scalars(values: Iterable[Any]) -> list[float]:
     [
         (NormTest, [0, 1]),
         (Alpha, [0, 1]),
-        (HessTrace, [0, 1]),  # its outputs are the inputs of the loss function alone
+        (HessTrace, [0, 1]),  # outputs are those of the loss function alone
         (BatchGradNorm, [0, 1, 5, 10]),
         (Loss, [0, 1]),
     ],
@@ -168,7 +165,7 @@ def test_forward_says_which_step_comes() -> None:
         run.optimizer.zero_grad()
         with run.cockpit.forward(step):
             loss = run.loss()
-        assert has_layer_hooks(run.loss_function) == (step % 10 == 0)
+        assert has_layer_hooks(run.model) == (step % 10 == 0)
         with run.cockpit(step, loss=loss):
             loss.backward()
         run.optimizer.step()
@@ -226,7 +223,7 @@ def test_two_cockpits_on_one_model() -> None:
     gc.collect()
     for step in range(10, 14):
         run.step(step)
-    assert run.steps_with_loss_hooks == [10]
+    assert run.steps_with_hooks == [10]
 
 
 def test_per_sample_gradients_beside_a_cockpit() -> None:

