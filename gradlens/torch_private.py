@@ -595,19 +595,26 @@ def hook_tables(module: nn.Module) -> list[str]:
     return [name for name in vars(module) if name.endswith("_hooks") or "_hooks_" in name]
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a call of the module runs what ``torch.compile`` or ``module.compile()`` has made.
+def compiled_modules(model: nn.Module) -> list[nn.Module]:
+    """The parts whose calls run what ``torch.compile`` or ``module.compile()`` has made.
 
     There is no public way to recognise either.
     """
-    return _is_optimized(module) or compiled_call(module) is not None
+    dynamo: Any = sys.modules.get("torch._dynamo")  # imported by both
+    if dynamo is None:
+        return []
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, dynamo.OptimizedModule) or module._compiled_call_impl is not None
+    ]
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module that was passed to ``torch.compile``, if this is what was returned."""
-    if not _is_optimized(module):
-        return module
-    original: nn.Module = module._orig_mod  # type: ignore[assignment]
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    is_optimized = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    original: nn.Module = module._orig_mod if is_optimized else module  # type: ignore[assignment]
     return original
 
 
@@ -652,9 +659,3 @@ def compiler_is_imported() -> bool:
     That takes seconds, also for the public ``torch.compiler.set_stance``.
     """
     return "torch._dynamo" in sys.modules
-
-
-def _is_optimized(module: nn.Module) -> bool:
-    # torch.compile imports this package; without it there is no such module.
-    dynamo: Any = sys.modules.get("torch._dynamo")
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)

@@ -643,13 +643,13 @@ def test_parts_are_set_without_hooks_of_all_modules() -> None:
 @pytest.mark.slow
 def test_compiled_modules_are_recognised() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
-    assert not private.is_compiled(module)
+    assert private.compiled_modules(module) == []
     compiled = torch.compile(module, backend="eager")
-    assert private.is_compiled(compiled)  # type: ignore[arg-type]
+    assert private.compiled_modules(compiled) == [compiled]  # type: ignore[arg-type]
     assert private.uncompiled(compiled) is private.uncompiled(module) is module  # type: ignore[arg-type]
     in_place = nn.Linear(2, 2)
     in_place.compile(backend="eager")
-    assert private.is_compiled(in_place)
+    assert private.compiled_modules(in_place) == [in_place]
     assert private.uncompiled(in_place) is in_place
 
 

@@ -131,15 +131,20 @@ class Graph:
 
     def like(self, edge: Edge) -> Any:
         """What has the dtype and the device of the tensor along an edge."""
-        return _outputs(self.nodes[edge[0]])[edge[1]]
+        node = self.nodes[edge[0]]
+        return node.variable if self.kinds[edge[0]] == LEAF else output_metadata(node)[edge[1]]
 
     @cached_property
     def _shapes(self) -> list[tuple[tuple[int, ...], ...]]:
         """Shapes of each node's outputs in the forward pass."""
+        outputs = [
+            (node.variable,) if kind_ == LEAF else output_metadata(node)
+            for node, kind_ in zip(self.nodes, self.kinds, strict=True)
+        ]
         try:
-            return [tuple([tuple(o.shape) for o in _outputs(node)]) for node in self.nodes]
+            return [tuple([tuple(each.shape) for each in made]) for made in outputs]
         except RuntimeError:  # of a nested tensor that isn't jagged
-            return [tuple(map(_shape, _outputs(node))) for node in self.nodes]
+            return [tuple(map(_shape, made)) for made in outputs]
 
     @property
     def has_python_functions(self) -> bool:
@@ -286,16 +291,6 @@ def _shape(output: Any) -> tuple[Any, ...]:
         return (None,)
 
 
-def _outputs(node: Node) -> Sequence[Any]:
-    """What has the shapes and types of a node's outputs; for a leaf, the leaf itself."""
-    return (node.variable,) if kind(node) == LEAF else output_metadata(node)
-
-
-def is_complex(node: Node, output: int) -> bool:
-    """Whether a node's output in the forward pass was of complex numbers."""
-    return bool(_outputs(node)[output].dtype.is_complex)
-
-
 def is_python_function(node: Node) -> bool:
     """Whether the node is that of a ``torch.autograd.Function``."""
     return isinstance(node, BackwardCFunction)
@@ -303,6 +298,6 @@ def is_python_function(node: Node) -> bool:
 
 def integers_of(node: Node) -> tuple[Any, ...]:
     """The values besides tensors that a node has saved: axes, offsets, sizes."""
-    if is_python_function(node):
+    if isinstance(node, BackwardCFunction):
         return (constants_of(node),)
     return tuple([v for v in saved_values(node) if isinstance(v, (int, tuple, bool))])

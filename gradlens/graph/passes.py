@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.checkpoints import read_again, recomputing, why_not_to_read
-from gradlens.graph.graph import Edge, Graph, is_complex, is_python_function
+from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import HIDING, LEAF, Node, kind
 from gradlens.graph.python_functions import existing_tensors_kept, why_not_to_run
 from gradlens.numerics.unavailable import UnavailableError, first_line
@@ -314,7 +314,7 @@ def as_engine(graph: Graph, edge: Edge, gradient: Tensor) -> Tensor:
     """
     is_sparse = gradient.layout not in (torch.strided, torch.jagged)
     dense = gradient.to_dense() if is_sparse else gradient
-    if dense.is_complex() and not is_complex(graph.nodes[edge[0]], edge[1]):
+    if dense.is_complex() and not graph.like(edge).dtype.is_complex:
         dense = dense.real
     shape = graph.shape(edge)
     fits = dense.is_nested or dense.shape == shape

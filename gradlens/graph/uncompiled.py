@@ -21,9 +21,9 @@ from gradlens.graph.kinds import COMPILED, kind
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
     compiled_call,
+    compiled_modules,
     compiler_is_imported,
     hooked_forward,
-    is_compiled,
     set_compiled_call,
 )
 
@@ -146,9 +146,7 @@ class EagerCalls:
         self._models = []
 
     def _compiled_modules(self) -> list[nn.Module]:
-        if not compiler_is_imported():
-            return []
-        return [m for model in self._models for m in model.modules() if is_compiled(m)]
+        return [module for model in self._models for module in compiled_modules(model)]
 
 
 def ran_compiled(tensor: Tensor) -> bool:
