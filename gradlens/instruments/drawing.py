@@ -31,6 +31,8 @@ ARROWS = 40
 """Largest number of arrows along an edge."""
 LEAST_SERIES = 60.0
 """Points below which a series beside a picture can't be read."""
+NARROWEST = 75.0
+"""Points of a small panel and the gap beside it, at least."""
 ROW = 9.0
 """Points that a row with a label takes, at least."""
 
@@ -257,3 +259,19 @@ def apart(places: Floats, gap: float, end: float) -> Floats:
     upwards = np.maximum.accumulate(np.maximum(places, gap / 2) - shares) + shares
     limits = end - gap / 2 - shares[::-1]
     return np.asarray(np.minimum(upwards, limits), dtype=np.float64)
+
+
+def small_panels(ax: Axes, count: int, columns: int, gap: tuple[float, float]) -> list[Axes]:
+    """Axes in rows of at most ``columns``, with a ``gap`` in points between them, across and up."""
+    across, up = size_in_points(ax)
+    columns = max(1, min(columns, int(across / points(NARROWEST))))
+    rows = math.ceil(count / columns)
+    columns = math.ceil(count / rows)
+    gap_x, gap_y, head = points(gap[0]) / across, points(gap[1]) / up, points(16) / up
+    width = (1 - gap_x * (columns - 1)) / columns
+    height = max((1 - head - gap_y * (rows - 1)) / rows, 0.2 / rows)
+    places = [(number % columns, number // columns) for number in range(count)]
+    return [
+        inside(ax, x * (width + gap_x), 1 - head - height - y * (height + gap_y), width, height)
+        for x, y in places
+    ]

@@ -31,6 +31,7 @@ from gradlens.instruments.style import (
     inside,
     literal,
     message,
+    size_in_points,
     title,
 )
 
@@ -188,14 +189,18 @@ class Instrument(ABC):
     ) -> Drawing:
         """Draw on ``ax`` with title and common style, over the steps of ``axis``.
 
-        With ``labels``, value axes over steps have one.
+        With ``labels``, value axes over steps have one, instead of the words below the title, and
+        there are no readouts.
         """
-        drawing = self._drawn(history, ax, axis)
-        for part in drawing.axes if labels else ():
-            _label(part, self._label(history))
+        drawing = self._drawn(history, ax, axis, not labels)
+        if not labels:
+            return drawing
+        labelled = [_label(part, self._label(history)) for part in drawing.axes]
+        if any(labelled) and "subtitle" in drawing.artists:
+            drawing.artists["subtitle"].remove()
         return drawing
 
-    def _drawn(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:
+    def _drawn(self, history: History, ax: Axes, axis: StepAxis, readouts: bool) -> Drawing:
         panels = self.panels(history)
         dress(ax)
         if not panels:
@@ -203,10 +208,10 @@ class Instrument(ABC):
             ax.set_xticks([])
             return Drawing(ax, {"message": message(ax, "nothing recorded yet")})
         if len(panels) == 1:
-            return Drawing(ax, panels[0]._titled(history, ax, axis))
+            return Drawing(ax, panels[0]._titled(history, ax, axis, readouts))
         artists: Artists = {}
         for panel, part in zip(panels, _side_by_side(ax, len(panels)), strict=True):
-            drawn = panel._titled(history, part, axis)
+            drawn = panel._titled(history, part, axis, readouts)
             artists |= {f"{panel.names[0]}: {name}": artist for name, artist in drawn.items()}
         return Drawing(ax, artists)
 
@@ -228,12 +233,17 @@ class Instrument(ABC):
             return 1.0
         return min(0.5 + 0.25 * math.ceil(len(row_names(history[name], found)) / 4), 2.5)
 
-    def _titled(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def _titled(self, history: History, ax: Axes, axis: StepAxis, readouts: bool) -> Artists:
         shown = self.content(history)
-        title(ax, self.heading(history), *shown.readout)
+        width = size_in_points(ax)[0]
         if isinstance(shown, Lines):
-            return draw_lines(ax, axis, shown, self.options.single_lines)
-        return draw_map(ax, axis, shown) if isinstance(shown, Map) else shown.draw(ax, axis)
+            artists = draw_lines(ax, axis, shown, self.options.single_lines)
+        else:
+            artists = draw_map(ax, axis, shown) if isinstance(shown, Map) else shown.draw(ax, axis)
+        # The axis may have become narrower, which has room for names on its right.
+        readout = shown.readout if readouts else ("", False)
+        title(ax, self.heading(history), *readout, width=width)
+        return artists
 
     @final
     def heading(self, history: History) -> str:
@@ -271,10 +281,13 @@ def _has(records: Series, part: str) -> bool:
     return any(records.having(part).values())
 
 
-def _label(ax: Axes, text: str) -> None:
+def _label(ax: Axes, text: str) -> bool:
+    """Label the value axis if it is one over steps; whether it is."""
     over_steps = isinstance(ax.xaxis.get_major_formatter(), StepLabels)
     if over_steps and ax.axison and len(ax.get_yticks()) and not ax.yaxis_inverted():
         ax.set_ylabel(text, fontsize=TICK_SIZE, color=MUTED, labelpad=2)
+        return True
+    return False
 
 
 def step_axis(history: History, log: bool = False) -> StepAxis:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, final
@@ -15,7 +14,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from gradlens.history.histograms import Histogram, by_parameter, latest
 from gradlens.history.history import History
-from gradlens.instruments.drawing import label_rows, row_stride
+from gradlens.instruments.drawing import label_rows, row_stride, small_panels
 from gradlens.instruments.histogram_1d import fill, label_elements, show_elements
 from gradlens.instruments.histogram_2d import draw_joint
 from gradlens.instruments.instrument import Instrument
@@ -44,8 +43,6 @@ from gradlens.instruments.style import (
 
 GAP = (16.0, 30.0)
 """Points between small panels, across and up."""
-NARROWEST = 75.0
-"""Points of a small panel and the gap beside it, at least."""
 
 
 MOST = 48
@@ -106,7 +103,9 @@ class LayerJointHistogramsInstrument(_ParameterPanels):
 def _panels(ax: Axes, step: int, parts: Mapping[str, Histogram], columns: int) -> Artists:
     artists: Artists = {}
     shown = _common_range(list(parts.values()))
-    for panel, (name, one) in zip(_grid(ax, len(parts), columns), parts.items(), strict=True):
+    for panel, (name, one) in zip(
+        small_panels(ax, len(parts), columns, GAP), parts.items(), strict=True
+    ):
         drawn = _small(panel, name, one, shown)
         artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
     words = f"step {step:,} · density, log · orange: clipped · from input to output"
@@ -118,7 +117,9 @@ def _joint_panels(ax: Axes, step: int, parts: Mapping[str, Histogram], columns: 
     shown = [parts[name] for name in names]
     ranges = [_common_range(shown, side) for side in (0, 1)]
     artists: Artists = {}
-    for panel, name, one in zip(_grid(ax, len(shown), columns), names, shown, strict=True):
+    for panel, name, one in zip(
+        small_panels(ax, len(shown), columns, GAP), names, shown, strict=True
+    ):
         artists[f"{name}: joint"] = _small_joint(panel, name, one, ranges)
     first = f"first {len(shown)} of {len(parts)}, " if len(parts) > len(shown) else ""
     words = f"step {step:,} · across: gₙ, up: parameter · colour: count, log · {first}"
@@ -163,22 +164,6 @@ def _carpet(ax: Axes, step: int, parts: Mapping[str, Histogram], names: Sequence
     label_rows(inner, labels, stride, len(parts))
     words = f"step {step:,} · colour: density, log · from input to output"
     return {"carpet": mesh, "subtitle": subtitle(ax, words)}
-
-
-def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
-    across, up = size_in_points(ax)
-    columns = max(1, min(columns, int(across / points(NARROWEST))))
-    rows = math.ceil(count / columns)
-    columns = math.ceil(count / rows)
-    gap_x, gap_y = points(GAP[0]) / across, points(GAP[1]) / up
-    head = points(16) / up
-    width = (1 - gap_x * (columns - 1)) / columns
-    height = (1 - head - gap_y * (rows - 1)) / rows
-    places = [(number % columns, number // columns) for number in range(count)]
-    return [
-        inside(ax, x * (width + gap_x), 1 - head - height - y * (height + gap_y), width, height)
-        for x, y in places
-    ]
 
 
 def _common_range(parts: Sequence[Histogram], side: int = 0) -> tuple[float, float]:

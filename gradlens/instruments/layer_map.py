@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from gradlens.instruments.layers import (
     are_shares,
     layer_class,
     layout,
+    short_names,
     table,
     words,
 )
@@ -104,14 +104,6 @@ def normalised(found: LayerTable, by: Normalisation, history: History) -> LayerT
 def _kind(name: str, history: History) -> str:
     word = name.rpartition(".")[2] if name in history.parameters else ""
     return f"{layer_class(name, history)} {word}"
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """The names without the modules that all of them are in."""
-    modules = [name.split(".")[:-1] for name in names]
-    common = itertools.takewhile(lambda words: len({*words}) == 1, zip(*modules, strict=False))
-    start = "".join(f"{words[0]}." for words in common) if len(names) > 1 else ""
-    return [name.removeprefix(start) for name in names]
 
 
 def colour_norm(values: Floats, wish: Scale) -> Normalize:

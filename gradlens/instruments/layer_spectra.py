@@ -14,7 +14,7 @@ from gradlens.history.history import History
 from gradlens.history.lines import Line
 from gradlens.history.series import Series
 from gradlens.instruments.covariance import eigenvalue_lines
-from gradlens.instruments.drawing import thread
+from gradlens.instruments.drawing import small_panels, thread
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import layer_lines
 from gradlens.instruments.layers import in_order
@@ -28,9 +28,7 @@ from gradlens.instruments.style import (
     PURPLE,
     SKY,
     TEXT_SIZE,
-    inside,
     message,
-    points,
     sequence_colors,
     shorten,
     size_in_points,
@@ -46,8 +44,6 @@ CONDITIONS = {
 }
 GAP = (30.0, 32.0)
 """Points between small panels, across and up."""
-NARROWEST = 75.0
-"""Points of a small panel and the gap beside it, at least."""
 
 
 class LayerStableRanksInstrument(Instrument):
@@ -114,28 +110,14 @@ def _panels(
 ) -> Artists:
     shown = [one.values for lines in found.values() for one in lines.values()]
     artists: Artists = {}
-    for panel, (name, lines) in zip(_grid(ax, len(found), columns), found.items(), strict=True):
+    for panel, (name, lines) in zip(
+        small_panels(ax, len(found), columns, GAP), found.items(), strict=True
+    ):
         drawn = _small(panel, axis, name, lines, shown)
         artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
     most = max((len(lines) for lines in found.values()), default=0)
     words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
     return artists | {"subtitle": subtitle(ax, words)}
-
-
-def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
-    across, up = size_in_points(ax)
-    columns = max(1, min(columns, int(across / points(NARROWEST))))
-    rows = math.ceil(count / columns)
-    columns = math.ceil(count / rows)
-    gap_x = points(GAP[0]) / across
-    gap_y, head = points(GAP[1]) / up, points(16) / up
-    width = (1 - gap_x * (columns - 1)) / columns
-    height = max((1 - head - gap_y * (rows - 1)) / rows, 0.2 / rows)
-    places = [(number % columns, number // columns) for number in range(count)]
-    return [
-        inside(ax, x * (width + gap_x), 1 - head - height - y * (height + gap_y), width, height)
-        for x, y in places
-    ]
 
 
 def _small(

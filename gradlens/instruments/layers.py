@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -199,3 +200,11 @@ def _edges(first: Floats, last: Floats) -> Floats:
     if not inner.size:
         return np.array([first[0] - 0.5, last[-1] + 0.5])
     return np.concatenate(([2 * first[0] - inner[0]], inner, [2 * last[-1] - inner[-1]]))
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The names without the modules that all of them are in."""
+    modules = [name.split(".")[:-1] for name in names]
+    common = itertools.takewhile(lambda words: len({*words}) == 1, zip(*modules, strict=False))
+    start = "".join(f"{words[0]}." for words in common) if len(names) > 1 else ""
+    return [name.removeprefix(start) for name in names]

@@ -23,10 +23,12 @@ from gradlens.instruments.drawing import (
     thread,
     zero_line,
 )
+from gradlens.instruments.layers import short_names
 from gradlens.instruments.overlaps import separate
 from gradlens.instruments.panel import (
     MOST_LINES,
     Artists,
+    Curve,
     Lines,
     always_infinite,
     any_finite,
@@ -67,6 +69,8 @@ from gradlens.instruments.style import (
 
 HOLLOW = 15
 """Columns for hollow points; more of them would cover the lines."""
+NAMED_AT_ENDS = 8
+"""Up to so many layers have their names at the ends of their lines."""
 ROOM_OF_NAME = 8.5
 """Points that the name of a curve takes, at least."""
 PICTURE_GAP = 34.0
@@ -111,9 +115,11 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines, single_lines: bool = Fals
             artists[name] = band(ax, axis, low, high, one.color)
     artists |= {} if few else _areas(ax, axis, layers) | _extremes(ax, axis, layers)
     entries = _entries(shown, fronts, zeros)
-    artists |= _names_at_ends(ax, shown) if shown.named_at_ends else {}
-    if shown.named_at_ends:
-        explained = None
+    at_ends = shown.named_at_ends or 1 < len(layers) <= NAMED_AT_ENDS
+    if at_ends:
+        named = dict(zip(short_names([*layers]), layer_curves(layers), strict=True))
+        artists |= _names_at_ends(ax, {one.name: one for one in shown.curves} | named)
+        explained = key(head, _entries_of_zeros(shown, zeros))
     elif few and layers:
         explained = sequence_key(head, [*layers], entries)
     else:
@@ -169,9 +175,13 @@ def _entries(shown: Lines, fronts: Mapping[str, Line2D], zeros: Mapping[str, Lin
             Entry(one.name, one.color, "dashed" if fronts[one.name].is_dashed() else "line")
             for one in curves
         ),
-        *_zero_entry(zeros, len(shown.layers)),
-        *_infinite_entry(shown.infinite),
+        *_entries_of_zeros(shown, zeros),
     ]
+
+
+def _entries_of_zeros(shown: Lines, zeros: Mapping[str, Line]) -> list[Entry]:
+    """The entries of a key for what isn't drawn as a line."""
+    return [*_zero_entry(zeros, len(shown.layers)), *_infinite_entry(shown.infinite)]
 
 
 def _levels(ax: Axes, levels: Sequence[float]) -> Artists:
@@ -214,14 +224,15 @@ def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) 
     return artists
 
 
-def _names_at_ends(ax: Axes, shown: Lines) -> Artists:
+def _names_at_ends(ax: Axes, named: Mapping[str, Curve]) -> Artists:
     """The names of curves on the right, for which the axis becomes narrower."""
     width, height = size_in_points(ax)
     gap = points(ROOM_OF_NAME)
-    curves = [one for one in shown.curves if one.line.finite.any()]
-    if len(curves) * gap > height or len(shown.curves) < 2:
+    shown = {name: one for name, one in named.items() if one.line.finite.any()}
+    if len(shown) * gap > height or len(named) < 2:
         return {}
-    short = [shorten(one.name, 0.25 * width, TICK_SIZE) for one in curves]
+    curves = [*shown.values()]
+    short = [shorten(name, 0.25 * width, TICK_SIZE) for name in shown]
     room = max(text_width(name, TICK_SIZE) for name in short) + points(2)
     box = ax.get_position()
     ax.set_position((box.x0, box.y0, box.width * (1 - room / width), box.height))

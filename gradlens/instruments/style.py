@@ -250,17 +250,21 @@ def _common(texts: Sequence[str]) -> int:
     )
 
 
-def title(ax: Axes, text: str, readout: str = "", alarm: bool = False) -> None:
+def title(
+    ax: Axes, text: str, readout: str = "", alarm: bool = False, width: float | None = None
+) -> None:
     """Bold title on the left, and the latest value on the right, in red if ``alarm``.
 
-    Where there is no room for both, the title becomes smaller, then the value is left out, and then
-    the title has two lines.
+    They are on ``width`` points, by default that of the axis. Where there is no room for both, the
+    title becomes smaller, then the value is left out, and then the title has two lines.
     """
-    shown, size, readout = _fitting_title(text, readout, size_in_points(ax)[0])
+    own = size_in_points(ax)[0]
+    width = own if width is None else width
+    shown, size, readout = _fitting_title(text, readout, width)
     # With a given height, matplotlib doesn't search for labels that the title might overlap.
     place: dict[str, Any] = {"y": 1.0, "pad": points(TITLE_GAP), "fontsize": TITLE_SIZE}
     color = ALARM if alarm else MUTED
-    ax.set_title(readout, loc="right", fontweight="normal", color=color, **place)
+    ax.set_title(readout, loc="right", fontweight="normal", color=color, x=width / own, **place)
     place |= {"fontsize": size, "linespacing": 1.05}
     ax.set_title(shown, loc="left", fontweight="bold", color=INK, **place)
 

@@ -21,7 +21,7 @@ from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 from matplotlib.colors import LogNorm
 
-from gradlens.instruments.layer_map import short_names
+from gradlens.instruments.layers import short_names
 from gradlens.instruments.panel import Curve
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.style import ALARM, BLUE, Color

@@ -19,8 +19,8 @@ from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import Drawing, LayerMapInstrument
-from gradlens.instruments.layer_map import DECADES, colour_norm, short_names
-from gradlens.instruments.layers import columns, layout, table
+from gradlens.instruments.layer_map import DECADES, colour_norm
+from gradlens.instruments.layers import columns, layout, short_names, table
 from gradlens.instruments.maps import COLUMNS
 from gradlens.instruments.scales import Scale, StepAxis
 
