@@ -15,8 +15,7 @@ from gradlens.landscape.directions import (
     random_direction,
 )
 from gradlens.landscape.evaluation import loss_along, loss_on_plane
-from gradlens.landscape.line import LossLine
-from gradlens.landscape.plane import LossPlane
+from gradlens.landscape.figures import LossLine, LossPlane
 
 __all__ = [
     "Direction",

@@ -17,9 +17,8 @@ from gradlens.curvature.probe import Probe
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
 from gradlens.landscape.directions import Direction, StateDict
-from gradlens.landscape.line import LossLine
+from gradlens.landscape.figures import LossLine, LossPlane
 from gradlens.landscape.neighbourhood import Neighbourhood
-from gradlens.landscape.plane import LossPlane
 from gradlens.numerics.norms import inner
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import uncompiled_backward, unseen

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from gradlens.history.undefined import Undefined
 from gradlens.landscape import LossLine, LossPlane
-from gradlens.landscape.plane import SHADES, levels, loss_norm
+from gradlens.landscape.figures import SHADES, levels, loss_norm
 
 AT = np.linspace(-1, 1, 9)
 LINE = LossLine(AT, 1 + AT**2, "a $direction$ (1 = its norm)", 1.0, 0.0, 2.0)

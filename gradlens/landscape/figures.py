@@ -1,7 +1,8 @@
-"""The loss on a plane, and its figure."""
+"""The loss along a line and on a plane, and their figures."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,24 +14,113 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.drawing import explain_empty
-from gradlens.instruments.instrument import Drawing
+from gradlens.instruments.drawing import explain_empty, missing
+from gradlens.instruments.instrument import CELL, LABELLED, Drawing, panel_box
 from gradlens.instruments.maps import BAR, colour_bar
 from gradlens.instruments.panel import Artists
-from gradlens.instruments.scales import NumberLabels, log_if_far, number_label
+from gradlens.instruments.scales import (
+    NumberLabels,
+    StepAxis,
+    fit,
+    log_if_far,
+    log_if_wide,
+    number_label,
+)
 from gradlens.instruments.style import (
     ALARM,
+    BLUE,
     INK,
+    MUTED,
     ORANGE,
     PAPER,
     SMALLEST_SIZE,
+    TICK_SIZE,
+    Entry,
+    dress,
+    font_scale,
     inside,
+    key,
+    literal,
     points,
     sequence_colormap,
+    shorten,
     size_in_points,
     subtitle,
+    title,
 )
-from gradlens.landscape.drawing import drawing_of, label_axes
+from gradlens.plotting.output import TextFigure
+
+DASHES = (0, (3.0, 1.5))
+
+
+@dataclass(frozen=True)
+class LossLine:
+    """The mean loss along a direction: ``losses`` ``[K]`` at ``distances`` ``[K]`` from the origin.
+
+    Losses may be NaN or infinite. ``loss`` is that at the origin, and ``slope`` and ``curvature``
+    are its first and second derivative along the direction there, for a distance of one; an
+    ``Undefined`` says why there is none. ``axis`` says what the direction and its unit are.
+    """
+
+    distances: Floats
+    losses: Floats
+    axis: str
+    loss: float
+    slope: float
+    curvature: float
+
+    @property
+    def parabola(self) -> Floats:
+        """loss + slope·a + curvature·a²/2 at the distances a, ``[K]``; NaN where one is missing."""
+        a = self.distances
+        return self.loss + self.slope * a + self.curvature * a**2 / 2
+
+    def plot(self, ax: Axes | None = None) -> Drawing:
+        """Draw the losses, the parabola and the origin on ``ax``, or on a new figure.
+
+        The key has the parabola's slope and curvature. The axis is logarithmic if the largest loss
+        is over 30 times the smallest. Red ticks on the base line are at NaNs, grey ones at the top
+        at infinite losses.
+        """
+        return drawing_of(ax, "Loss along a line", self.loss, self._draw)
+
+    def _draw(self, ax: Axes) -> Artists:
+        one = Line(self.distances, self.losses)
+        low, high = float(self.distances[0]), float(self.distances[-1])
+        pad = 0.015 * (high - low)
+        ax.set_xlim(low - pad, high + pad)
+        ax.xaxis.set_major_formatter(NumberLabels())
+        label_axes(ax, self.axis, "mean loss")
+        if not one.finite.any():
+            return explain_empty(ax, [one])
+        fit(ax, [self.losses], log_if_wide([self.losses]))
+        (front,) = ax.plot(self.distances, self.losses, color=BLUE, linewidth=1.6, zorder=4)
+        artists: Artists = {"losses": front}
+        entries = [Entry("loss", BLUE)]
+        if np.isfinite(self.parabola).any():
+            (dashed,) = ax.plot(
+                self.distances,
+                self.parabola,
+                color=ORANGE,
+                linewidth=1.2,
+                linestyle=DASHES,
+                zorder=3,
+            )
+            artists["parabola"] = dashed
+            entries.append(Entry(self._derivatives(), ORANGE, "dashed"))
+        (point,) = ax.plot(
+            [0], [self.loss], "o", color=INK, markersize=5, markeredgecolor=PAPER, zorder=5
+        )
+        artists |= {"origin": point} | missing(ax, StepAxis(low, high), [one])
+        marks = {"NaN": (self.losses != self.losses, ALARM), "∞": (np.isinf(self.losses), MUTED)}
+        entries += [Entry(name, color, "thin") for name, (at, color) in marks.items() if at.any()]
+        explained = key(ax, entries)
+        return artists | ({"key": explained} if explained else {})
+
+    def _derivatives(self) -> str:
+        slope, curvature = number_label(self.slope, 2), number_label(self.curvature, 2)
+        return f"slope {slope}, curvature {curvature}"
+
 
 SHADES, LINES = 24, 8
 """Shades of the map, and contour lines, of which there may be one more or less."""
@@ -162,3 +252,46 @@ def _axes(ax: Axes) -> tuple[Axes, Axes]:
     width, _ = size_in_points(ax)
     bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
     return inside(ax, 0, 0, 1 - points(BAR[1]) / width, 1), bar
+
+
+SIZE = 1.5
+"""Width and height of a new figure in panels of a cockpit's figure."""
+
+MARGIN = 25.0
+"""Points on the left of an axis, where the labels of its ticks are."""
+
+
+def new_axes() -> Axes:
+    """An axis on a new figure, which needs no window."""
+    across, up = (SIZE * font_scale() * inches for inches in CELL)
+    figure = TextFigure(figsize=(across, up), dpi=150, facecolor=PAPER)
+    left, bottom, width, height = panel_box(0, 0, across, up, figure, LABELLED)
+    return figure.add_axes((left, bottom, width, height))
+
+
+def drawing_of(
+    ax: Axes | None, heading: str, loss: float, draw: Callable[[Axes], Artists]
+) -> Drawing:
+    """What ``draw`` draws on an axis, or on a new figure, under a heading with the loss at 0."""
+    ax = new_axes() if ax is None else ax
+    dress(ax)
+    title(ax, heading, f"{number_label(loss)} at 0")
+    artists = draw(ax)
+    literal(ax)
+    return Drawing(ax, artists)
+
+
+def label_axes(ax: Axes, below: str, left: str) -> None:
+    """Labels of the axes, with their middles left out where there is no room.
+
+    That below the axis ends on the right, and may begin left of the axis.
+    """
+    width, height = size_in_points(ax)
+    ax.set_xlabel(
+        shorten(below, width + points(MARGIN), TICK_SIZE),
+        loc="right",
+        fontsize=TICK_SIZE,
+        color=MUTED,
+        labelpad=1,
+    )
+    ax.set_ylabel(shorten(left, height, TICK_SIZE), fontsize=TICK_SIZE, color=MUTED, labelpad=2)
