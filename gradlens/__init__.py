@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         signals,
         sinks,
     )
-    from gradlens.backpack_adapter.layer_hooks import extend
+    from gradlens.backpack_adapter.loss_calls import extend
     from gradlens.cockpit.aggregation import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
@@ -84,7 +84,7 @@ _DEFINED_IN = {
     "View": "gradlens.history.view",
     "configuration": "gradlens.quantities.presets",
     "diagnose": "gradlens.diagnosis.diagnose",
-    "extend": "gradlens.backpack_adapter.layer_hooks",
+    "extend": "gradlens.backpack_adapter.loss_calls",
     "from_taiyi": "gradlens.compat.taiyi",
     "load_run": "gradlens.plotting.loading",
     "per_sample_gradients": "gradlens.gradients.per_sample_gradients",

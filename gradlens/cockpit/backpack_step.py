@@ -12,7 +12,6 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
 from gradlens.backpack_adapter.context import extended_by_backpack, with_extensions
-from gradlens.backpack_adapter.layer_calls import SECOND_ORDER
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.values import StepValues
 from gradlens.gradients.gradients import Setting
@@ -26,8 +25,8 @@ _Asked: TypeAlias = tuple[Sequence[BackpropExtension], Sequence[Callable[[nn.Mod
 class BackpackStep:
     """Runs the extensions of the active quantities and the user's own, one of each class.
 
-    What BackPACK says of the user's own is raised, as without gradlens. Those of second order need
-    BackPACK's own hooks: without these, they are an ``UnavailableError``, or the NaN of quantities.
+    What BackPACK says of the user's own is raised, as without gradlens. All need BackPACK's hooks:
+    without these, they are an ``UnavailableError``, or the NaN of quantities.
     """
 
     def __init__(
@@ -42,14 +41,15 @@ class BackpackStep:
         self._values = values
         self._boundary = boundary
         self._parameters = setting.parameters
-        self._by_layer_hooks = setting.model is not None and not extended_by_backpack(setting.model)
+        self._lacks_hooks = setting.model is not None and not extended_by_backpack(setting.model)
         self._check(by_user)
         self._asked: dict[Quantity, _Asked] = {}
         for quantity in values.active:
             with boundary.contain(quantity.name, values.refusing(quantity)):
                 extensions = quantity.extensions(global_step)
-                self._check(extensions)
-                self._asked[quantity] = extensions, quantity.extension_hooks(global_step)
+                hooks = quantity.extension_hooks(global_step)
+                self._check([*extensions, *hooks])
+                self._asked[quantity] = extensions, hooks
         own = [each for extensions, _ in self._asked.values() for each in extensions]
         by_class: dict[type[BackpropExtension], BackpropExtension] = {}
         for extension in [*by_user, *own]:
@@ -59,24 +59,11 @@ class BackpackStep:
         self._saved = saved - {each.savefield for each in by_user}
         self._before = [(extension, self._saved_by(extension)) for extension in by_user]
 
-    @property
-    def needs_layer_hooks(self) -> bool:
-        """Whether one of the user's extensions runs by gradlens's hooks on layers."""
-        return bool(self._by_user) and self._by_layer_hooks
-
-    def _check(self, extensions: Iterable[BackpropExtension]) -> None:
-        for extension in extensions if self._by_layer_hooks else ():
-            if extension.expects_backpropagation_quantities():
-                raise UnavailableError(SECOND_ORDER.format(extension=type(extension).__name__))
-
-    @property
-    def by_layer_hooks(self) -> list[Quantity]:
-        """The quantities that run by hooks on layers."""
-        return [
-            quantity
-            for quantity, (extensions, hooks) in self._asked.items()
-            if hooks or (extensions and self._by_layer_hooks)
-        ]
+    def _check(self, asked: Iterable[Any]) -> None:
+        """``UnavailableError`` if something is asked for without BackPACK's hooks."""
+        for each in asked if self._lacks_hooks else ():
+            name = getattr(each, "__name__", type(each).__name__)
+            raise UnavailableError(NOT_EXTENDED.format(name=name))
 
     @contextmanager
     def running(self, debug: bool) -> Iterator[None]:
@@ -115,19 +102,12 @@ class BackpackStep:
                 delattr(parameter, savefield)
 
 
-def late(extensions: Sequence[BackpropExtension]) -> str:
-    """Why the user's first extensions can't run: there were no hooks in the forward pass."""
-    return LATE.format(extension=type(extensions[0]).__name__)
-
-
 NOTHING_SAVED = (
     "{extensions} saved nothing on the parameters that are tracked. BackPACK's extensions need a "
     "backward pass inside the context, and hooks on model and loss module before the forward pass: "
-    "pass both to the cockpit (Cockpit(model, loss_function=loss_function)), or extend them by "
-    "backpack.extend"
+    "extend both by backpack.extend"
 )
-LATE = (
-    "{extension} is the first BackPACK extension to be passed, and this step's forward pass ran "
-    "without hooks on layers: call gradlens.extend(model) before the first step, which installs "
-    "them for all steps"
+NOT_EXTENDED = (
+    "{name} needs BackPACK's hooks on the model: extend the model, and the loss module for what is "
+    "of second order, by backpack.extend before the forward pass"
 )

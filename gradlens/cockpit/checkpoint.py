@@ -35,7 +35,6 @@ def state_of_tracking(tracking: Tracking) -> State:
         "observers": {type(each).__name__: each.state_dict() for each in tracking.observers},
         "run": tracking.run.state_dict(),
         "forward_passes": tracking.forward_passes.state_dict(),
-        "layer_hooks": tracking.forward_passes.layer_hooks.state_dict(),
         "budget": state_of(tracking.budget),
     }
 
@@ -57,7 +56,6 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
         if name in own:
             tracking.run.record(step, {name: Undefined(CONTINUED)})
     forward_passes = tracking.forward_passes
-    forward_passes.layer_hooks.load_state_dict(state["layer_hooks"])
     load_state(tracking.budget, state["budget"])
     for observer in tracking.observers:
         load_state(observer, state["observers"].get(type(observer).__name__, {}))

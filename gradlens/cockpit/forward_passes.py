@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.layers import LayerTracking
@@ -46,7 +45,6 @@ class ForwardPasses:
         boundary: Boundary,
         run: Run,
     ) -> None:
-        self.layer_hooks = HookInstaller([m for m in (model, loss_function) if m is not None])
         self.eager_calls = EagerCalls([m for m in (wrapped, loss_function) if m is not None])
         self.outputs = ModelOutputs(model)
         self.layers: LayerTracking | None = None
@@ -64,7 +62,7 @@ class ForwardPasses:
         self._unfinished: int | None = None
         self._active: dict[int, tuple[Quantity, ...]] = {}
         if model is not None:  # from which the number of samples is read
-            keep_calls(model, user=self.layer_hooks)
+            keep_calls(model, user=self)
 
     # Which steps come, and what is active at them.
 
@@ -117,14 +115,12 @@ class ForwardPasses:
 
     def end_step(self, global_step: int, goes_on: bool) -> None:
         """A step's context is left, also after an exception; whether another one follows."""
-        self.layer_hooks.take_error()
         self.outputs.take()
         if goes_on:
             self._unfinished = global_step
             if self.layers is not None:
                 self.layers.end_part(global_step)
             return
-        self.eager_calls.end_step()
         self._past.append(global_step)
         self._unfinished = None
         if self.layers is not None:
@@ -156,11 +152,6 @@ class ForwardPasses:
         self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
         # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
         stay = self.eager_calls.has_modules or not steps
-        waits = needs_next_step and bool(self.of_backpack)
-        self.layer_hooks.install_if(
-            stay or waits or not self.of_backpack.isdisjoint(active),
-            of_losses=not self._of_outputs.isdisjoint(active),
-        )
         self.outputs.keep_if(not self._of_outputs.isdisjoint(self._quantities if stay else active))
 
     def _possible(self, steps: Sequence[int]) -> Sequence[Quantity]:
@@ -182,8 +173,8 @@ class ForwardPasses:
         is_idle = budget.expect(steps, has_work=has_work or not started)
         if self._model is None or self.eager_calls.has_modules:
             return
-        if is_idle == keeps_calls(self._model, user=self.layer_hooks):
-            (forget_calls if is_idle else keep_calls)(self._model, user=self.layer_hooks)
+        if is_idle == keeps_calls(self._model, user=self):
+            (forget_calls if is_idle else keep_calls)(self._model, user=self)
 
     @contextmanager
     def of(self, global_step: int) -> Iterator[None]:
@@ -205,11 +196,10 @@ class ForwardPasses:
         """Remove all hooks, and forget all calls."""
         if self.layers is not None:
             self.layers.close()
-        self.layer_hooks.close()
         self.eager_calls.close()
         self.outputs.keep_if(False)
         if self._model is not None:
-            forget_calls(self._model, user=self.layer_hooks)
+            forget_calls(self._model, user=self)
 
 
 def steps_after(past: Iterable[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor
 
-from gradlens.cockpit.backpack_step import BackpackStep, late
+from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.curvature_phase import compute_curvature
 from gradlens.cockpit.gradients import StepGradients, changed_parameters
 from gradlens.cockpit.tracking import Tracking
@@ -122,23 +122,6 @@ class TrackedStep:
         if tracking.budget is not None:
             tracking.budget.begin_backward()
 
-    def _prepare_backpack(self) -> None:
-        """``ValueError`` if the user's extensions have nothing to work on."""
-        tracking = self._tracking
-        step, boundary = self._context.global_step, tracking.boundary
-        setting, forward_passes = tracking.setting, tracking.forward_passes
-        found = BackpackStep(step, self._by_user, self._values, setting, boundary)
-        self._backpack = found
-        if found.needs_layer_hooks:
-            if forward_passes.layer_hooks.missed_call:
-                raise ValueError(late(self._by_user))
-            forward_passes.layer_hooks.install_always()
-            forward_passes.eager_calls.run_always()
-        compiled = forward_passes.eager_calls.ran_compiled
-        if found.by_layer_hooks and (forward_passes.layer_hooks.missed_call or compiled):
-            self._values.refusing(*found.by_layer_hooks)(UNFORESEEN)
-            forward_passes.layer_hooks.install_always()
-
     def _prepare(self) -> None:
         tracking, context = self._tracking, self._context
         if self._debug:
@@ -146,7 +129,10 @@ class TrackedStep:
             log(f"[Step {context.global_step}] active: {names}")
         extending = tracking.forward_passes.of_backpack
         if self._by_user or not extending.isdisjoint(self._values.active):
-            self._prepare_backpack()
+            step, setting = context.global_step, tracking.setting
+            self._backpack = BackpackStep(
+                step, self._by_user, self._values, setting, tracking.boundary
+            )
         with ExitStack() as stack:
             if self._needs_graph():
                 self._run_uncompiled(stack)
@@ -261,8 +247,9 @@ class TrackedStep:
             self._interrupt(error)
         once = 0.0 if self._gradients is None else self._gradients.of_pass.planning_seconds
         try:
-            if error is None and self._by_user:
-                self._check_user_results()
+            lacking = "" if self._backpack is None else self._backpack.lacking
+            if error is None and lacking:
+                tracking.run.note(context.global_step, lacking)
             if error is None and self._is_tracked:
                 self._finish()
             elif not context.accumulating:
@@ -307,21 +294,9 @@ class TrackedStep:
         self._gradients = self._factor = self._backpack = self._start = None
         self._step = self._add_up = None
 
-    def _check_user_results(self) -> None:
-        """Exceptions of the user's own extensions are raised, and what they lack is noted."""
-        error = self._tracking.forward_passes.layer_hooks.take_error()
-        if error is not None:
-            raise error
-        if self._backpack is not None and self._backpack.lacking:
-            self._tracking.run.note(self._context.global_step, self._backpack.lacking)
-
     def _finish(self) -> None:
         tracking, boundary, values = self._tracking, self._tracking.boundary, self._values
         step, accumulating = self._context.global_step, self._context.accumulating
-        error = tracking.forward_passes.layer_hooks.take_error()
-        if error is not None:
-            by_hooks = [q for q in values.active if q.needs_layer_hooks]
-            boundary.report("a hook on a layer", error, values.refusing(*by_hooks))
         if not values.failure:
             with boundary.contain("the end of a step", self._refuse_all):
                 self._compute()
@@ -459,11 +434,6 @@ ENTERED = (
 NOT_ENTERED = (
     "the cockpit was called, and the context that it has returned hasn't been entered, so that "
     "nothing is recorded: call backward inside `with cockpit(step, loss=loss):`"
-)
-UNFORESEEN = (
-    "this step's forward pass ran without hooks on layers, since it was compiled, or no quantity "
-    "was expected to need them. Where steps come irregularly, or a function was compiled, run the "
-    "forward pass inside `with cockpit.forward(step):`"
 )
 LEFT_EARLY = "a {error} has left the context of one process, whose part of the batch is unknown"
 MAY_END_ALONE = (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradlens.backpack_adapter.context import extended_by_backpack
-from gradlens.backpack_adapter.layer_calls import kept_calls, stored_inputs
+from gradlens.backpack_adapter.loss_calls import loss_call, stored_inputs
 from gradlens.curvature.hessian import check_loss
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, Node, kind
@@ -77,12 +77,7 @@ def calls_of_losses(loss: Tensor, model: nn.Module | None) -> list[LossCall]:
     """
     check_loss(loss)
     graph = Graph(loss)
-    found: list[LossCall] = [
-        (call.module, call.arguments)
-        for node in graph.nodes
-        for call in kept_calls(node)
-        if isinstance(call.module, LossModule)
-    ]
+    found: list[LossCall] = [call for call in map(loss_call, graph.nodes) if call is not None]
     if found or not (model is None or extended_by_backpack(model)):
         return found
     every = (each for each in gc.get_objects() if issubclass(type(each), LossModule))

@@ -92,8 +92,6 @@ class EagerCall:
         if any(user.needed for user in self.users):
             with uncompiled_calls():
                 return self._call(*args, **kwargs)
-        for user in self.users:
-            user.note_compiled_call()
         return self._call(*args, **kwargs)
 
 
@@ -101,27 +99,17 @@ class EagerCalls:
     """Runs the compiled modules among some models and their parts uncompiled while ``needed``.
 
     ``has_modules`` says that there are some, at the start or when this was last needed.
-    ``ran_compiled`` says that one has run compiled, with gradients, in the present step.
     """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._models = list(models)
-        self._always = False
-        self.needed = self.ran_compiled = False
+        self.needed = False
         self.has_modules = bool(self._compiled_modules())
-
-    def note_compiled_call(self) -> None:
-        """A module is about to run compiled."""
-        self.ran_compiled = True
-
-    def end_step(self) -> None:
-        """Later calls are those of the next step."""
-        self.ran_compiled = False
 
     def run_if(self, needed: bool) -> None:
         """Run later calls uncompiled if needed, also of modules that were compiled lately."""
-        self.needed = needed or self._always
-        if self.needed:
+        self.needed = needed
+        if needed:
             modules = self._compiled_modules()
             self.has_modules = bool(modules)
             for module in modules:
@@ -129,14 +117,9 @@ class EagerCalls:
                     set_compiled_call(module, EagerCall(module))
                 compiled_call(module).users.add(self)
 
-    def run_always(self) -> None:
-        """Run all later calls uncompiled."""
-        self._always = True
-        self.run_if(True)
-
     def close(self) -> None:
         """Run nothing uncompiled any more, and undo what modules have got for it."""
-        self.needed = self._always = False
+        self.needed = False
         for module in self._compiled_modules():
             call = compiled_call(module)
             if isinstance(call, EagerCall):

@@ -228,22 +228,14 @@ class Quantity(ABC):
         return any(getattr(type(self), name) is not getattr(Quantity, name) for name in names)
 
     @property
-    def needs_layer_hooks(self) -> bool:
-        """Whether layers need hooks in the forward passes of steps at which it is active.
-
-        BackPACK's extensions need them, and the loss's curvature those of loss modules. Per-sample
-        gradients and losses don't: they are computed from the loss's graph.
-        """
-        return self.of_loss_curvature or self.extends_backward
-
-    @property
     def needs_graph(self) -> bool:
         """Whether forward passes must not run compiled at steps at which it is active.
 
         Compiled code shows neither the operations in the loss's graph nor hooks on layers.
         """
-        of_samples = self.of_samples or "individual_losses" in self.needs
-        return of_samples or self.needs_layer_hooks or bool(self.layer_requests)
+        of_loss = self.of_loss_curvature or "individual_losses" in self.needs
+        of_layers = self.extends_backward or bool(self.layer_requests)
+        return self.of_samples or of_loss or of_layers
 
 
 def class_names(quantity: Quantity) -> tuple[str, ...]:

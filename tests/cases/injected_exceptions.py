@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from backpack import extend
 from torch import Tensor, nn
 
 import gradlens
@@ -91,9 +92,11 @@ class AllPhases(Quantity):
 
 
 def network() -> nn.Module:
-    return nn.Sequential(
+    """Extended by BackPACK, for hooks of extensions."""
+    layers = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
     )
+    return extend(layers)  # type: ignore[no-any-return]
 
 
 def train(
@@ -109,7 +112,9 @@ def train(
     numbers = []
     before()
     for step in range(STEPS):
-        inputs, labels = torch.randn(4, 1, 4, 4), torch.randint(3, (4,))
+        # Without a gradient of the inputs, torch warns of BackPACK's hooks.
+        inputs = torch.randn(4, 1, 4, 4, requires_grad=True)
+        labels = torch.randint(3, (4,))
         optimizer.zero_grad()
         loss = loss_function(model(inputs), labels)
         if cockpit is None:
@@ -142,8 +147,8 @@ OUTERMOST = {
     *("TrackedStep._enter", "TrackedStep._exit", "TrackedStep._finish"),
     *("LossFactor.finding", "LossFactor._follow", "LossFactor._intercept", "LossFactor._receive"),
     *("Gradients.begin", "Gradients.called_on", "Gradients.receive_factor"),
-    *("BackwardPass._reach", "_PermanentHook.__call__", "ModelCalls.__call__"),
-    *("Reducer._accumulated", "Reducer._complete", "HookInstaller.take_error"),
+    *("BackwardPass._reach", "ModelCalls.__call__"),
+    *("Reducer._accumulated", "Reducer._complete"),
     *("PendingUpdate.start.<locals>.<lambda>", "PendingUpdate._stepped", "PendingUpdate.resolve"),
     "Tracking.close",
     # Checks of what the user has passed.
@@ -157,7 +162,6 @@ OUTERMOST = {
     # Hooks on nodes, which contain what they call.
     *("GraphLosses.reach", "BackwardPass._hand_on", "BackwardPass._arrive", "recompute"),
     "BackwardPass._hand_on.<locals>.<listcomp>",
-    *("keep_call.<locals>.<lambda>", "keep_call.<locals>.run", "_report"),
     *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform"),
     *("ModelOutputs.__call__", "BackwardCall.__torch_function__", "_release"),
     # What is looked up before a step, or to see that nothing has changed.

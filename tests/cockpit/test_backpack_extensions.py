@@ -88,10 +88,10 @@ def backward(
     given: Any = model
     if "BackPACK's extend" in way:
         model = backpack_extend(model, use_converter="converter" in way)
-        given = list(model.parameters())
+        given = model if "the model" in way else list(model.parameters())
         backpack_extend(loss_function)
     if "gradlens.extend" in way:
-        given = list(gradlens.extend(model).parameters())
+        gradlens.extend(model)
     if "nothing extended" in way:
         given = list(model.parameters())
     loaded = {"loss_function": loss_function} if "loss function" in way else {}
@@ -116,6 +116,7 @@ def saved(model: nn.Module, extension: BackpropExtension) -> list[Tensor]:
     ("network", "way"),
     [
         (sequential, "BackPACK's extend"),
+        (sequential, "BackPACK's extend, the model"),
         (sequential, "BackPACK's extend, backpack() around the cockpit"),
         (Residual, "BackPACK's extend, converter"),
     ],
@@ -127,23 +128,11 @@ def test_extensions_that_run(network: Any, way: str, extension: Any) -> None:
     torch.testing.assert_close(saved(found, extension()), saved(expected, extension()))
 
 
-@pytest.mark.parametrize("extension", [DiagGGNExact, OwnDiagonal])
-@pytest.mark.parametrize("network", [sequential, Residual])
-@pytest.mark.parametrize("way", ["gradlens.extend", "gradlens.extend, alone"])
-@pytest.mark.filterwarnings("ignore:gradlens, step 0. .* saved nothing")
-def test_second_order_by_gradlens_hooks_is_a_warning(
-    network: Any, way: str, extension: Any
-) -> None:
-    with pytest.warns(GradlensWarning, match="second order and has computed nothing") as caught:
-        model = backward(network, extension(), way)
-    assert extension.__name__ in str(caught[0].message)
-    assert not any(hasattr(p, extension().savefield) for p in model.parameters())
-
-
-@pytest.mark.parametrize("extension", [DiagGGNExact, OwnDiagonal])
-def test_second_order_without_backpacks_hooks_is_refused(extension: Any) -> None:
-    with pytest.raises(UnavailableError, match=f"{extension.__name__} is of second order.*extend"):
-        backward(sequential, extension(), "model and loss function")
+@pytest.mark.parametrize("extension", [BatchGrad, DiagGGNExact, OwnDiagonal, OwnBase])
+@pytest.mark.parametrize("way", ["model and loss function", "model after gradlens.extend"])
+def test_extensions_without_backpacks_hooks_are_refused(way: str, extension: Any) -> None:
+    with pytest.raises(UnavailableError, match=f"{extension.__name__} needs BackPACK's hooks"):
+        backward(sequential, extension(), way)
 
 
 @pytest.mark.parametrize("extension", [BatchGrad, DiagGGNExact, OwnDiagonal, OwnBase])
@@ -162,14 +151,7 @@ def test_results_of_an_earlier_step_are_none_of_this_one() -> None:
         loss.backward()
 
 
-@pytest.mark.parametrize("way", ["model", "gradlens.extend", "gradlens.extend, alone"])
-def test_first_order_is_what_needs_nothing_propagated(way: str) -> None:
-    model = backward(sequential, OwnBase(), way)
-    for layer in (model[0], model[2]):  # type: ignore[index]
-        torch.testing.assert_close(layer.bias.own_base, layer.bias.grad)
-
-
-@pytest.mark.parametrize("way", ["model", "gradlens.extend", "gradlens.extend, alone"])
+@pytest.mark.parametrize("way", ["BackPACK's extend", "BackPACK's extend, the model"])
 def test_an_exception_of_the_users_extension_is_raised(way: str) -> None:
     with pytest.raises(RuntimeError, match="an extension has failed"):
         backward(sequential, Failing(), way)
@@ -177,7 +159,7 @@ def test_an_exception_of_the_users_extension_is_raised(way: str) -> None:
 
 def test_extensions_of_two_threads_do_not_meet() -> None:
     """BackPACK's state is global: while extensions are active in a thread, others have none."""
-    model, other = sequential(), sequential()
+    model, other = backpack_extend(sequential()), backpack_extend(sequential())
     first, second = Cockpit(model, []), Cockpit(other, [gradlens.quantities.HessTrace()])
     refused: list[str] = []
 

@@ -422,7 +422,7 @@ NOT_SAVED = re.compile(
             r"\.history|\._file|has_recorded|_names_at_last_step",  # in the run's file
             r"\.boundary|\._boundary",  # the step of notes
             r"\.updates\.(_pending|interval)|_ends\[(Alpha|every third step)\]",  # not continued
-            r"eager_calls\.needed|layer_hooks\._installed",  # needed by what waited
+            r"eager_calls\.needed",  # needed by what waited
             r"\.updates\._end_step|\.assembly\._differ",  # found at the next context
             r"\.Autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
             r"\.assembly\._step|\.FactRecorder\._optimizer",

@@ -285,7 +285,6 @@ def test_the_steps_loss_and_graph_are_not_needed() -> None:
     problem = build("perceptron", "mse")
     quantity = HessMaxEV(on=probe_of(problem, "mean", 1))
     assert quantity.needs == ()
-    assert not quantity.needs_layer_hooks
     assert not quantity.needs_graph
     assert HessMaxEV().needs == ("loss",)
     assert HessMaxEV().needs_graph

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from backpack import extend
 from backpack.extensions import BatchGrad
 from torch import Tensor, nn
 from torch.nn import functional
@@ -43,12 +44,13 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:gradlens, step")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("extensions", [(), (BatchGrad(),)])
 @pytest.mark.parametrize("failing", [Failing, FailingReductions])
 def test_a_quantity_that_fails_to_say_what_it_needs(
     failing: type[Failing], extensions: tuple[Any, ...]
 ) -> None:
-    model = gradlens.extend(nn.Sequential(nn.Linear(3, 2)))
+    model = extend(nn.Sequential(nn.Linear(3, 2)))
     cockpit = Cockpit(model, [failing(), quantities.NormTest()])
     inputs, labels = batch()
     loss = functional.cross_entropy(model(inputs), labels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import pickle
 import subprocess
@@ -13,13 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from backpack import backpack
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 from torch.utils.hooks import RemovableHandle
 
 import gradlens
-from gradlens.backpack_adapter.layer_hooks import HookInstaller, hookable_modules
 from gradlens.graph.hooks import HookOwner, OwnedHook, hook_owners, on_gradient
 from gradlens.graph.undisturbed import undisturbed
 from gradlens.quantities import Alpha, HessMaxEV, NormTest, OutputGradientGeometry, OutputNorm
@@ -30,7 +27,6 @@ from gradlens.recorders import (
     ForwardOutput,
     ForwardPre,
 )
-from gradlens.torch_private import forward_hooks
 
 
 class Counter(HookOwner):
@@ -197,58 +193,6 @@ def test_tensors_that_were_changed_through_a_view(use: str) -> None:
 
 def model_of_two() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-
-
-def has_layer_hooks(model: nn.Module) -> bool:
-    """Whether all layers have a hook that runs BackPACK's extensions, their own or extend's."""
-    extended = gradlens.extend(nn.Linear(1, 1))
-    (permanent, *_) = forward_hooks(extended)
-    return all(
-        permanent in forward_hooks(module)
-        or any(isinstance(owner, HookInstaller) for owner in hook_owners(module))
-        for module in hookable_modules(model)
-    )
-
-
-def test_layer_hooks_are_installed_while_somebody_needs_them() -> None:
-    model = model_of_two()
-    first, second = HookInstaller([model]), HookInstaller([model])
-    assert has_layer_hooks(model)
-    first.install_if(False)
-    assert has_layer_hooks(model)
-    second.install_if(False)
-    assert not has_layer_hooks(model)
-    second.install_if(True)
-    del second
-    gc.collect()
-    assert not has_layer_hooks(model)
-    gradlens.extend(model)
-    first.install_if(True)
-    first.install_if(False)
-    assert has_layer_hooks(model)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-@pytest.mark.parametrize("extended", [False, True])
-def test_copies_have_the_layer_hooks_of_extend_alone(
-    extended: bool, copied: Callable[[nn.Module], nn.Module]
-) -> None:
-    model = model_of_two()
-    installer = HookInstaller([gradlens.extend(model) if extended else model])
-    other = copied(model)
-    assert has_layer_hooks(other) == extended
-    assert has_layer_hooks(model)
-    assert not installer.missed_call
-
-
-def test_a_call_runs_extensions_once_whoever_has_installed_hooks() -> None:
-    model, x = gradlens.extend(model_of_two()), torch.ones(1, 2)
-    installers = [HookInstaller([model]) for _ in range(2)]
-    calls: list[nn.Module] = []
-    with backpack(extension_hook=calls.append):
-        model(x).sum().backward()
-    assert calls == [model[2], model[0]]
-    assert not any(each.missed_call for each in installers)
 
 
 # Code that is made of a module with hooks -------------------------------------------------------

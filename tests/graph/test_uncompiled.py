@@ -151,12 +151,9 @@ def test_modules_that_are_compiled_later() -> None:
     assert calls.has_modules
     model(torch.ones(1, 2))
     assert layer.stances == ["force_eager"]
-    assert not calls.ran_compiled
     calls.run_if(False)
     model(torch.ones(1, 2))
-    assert calls.ran_compiled
-    calls.end_step()
-    assert not calls.ran_compiled
+    assert layer.stances == ["force_eager"]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # inside torch, which hides it
