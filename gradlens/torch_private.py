@@ -37,10 +37,10 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch, checkpoint
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
+__all__ = ["tree_leaves", "tree_map_only"]
 """The leaves of nested containers, and containers of other leaves.
 
 Containers that other libraries have registered with torch are included, such as the outputs of

@@ -1,9 +1,8 @@
 """BackPACK's context: the only place where it is entered.
 
 BackPACK keeps the active extensions in one global place. Entering its context replaces them, also
-those of another cockpit, and an empty one keeps what extensions have stored only if it retains
-the graph. Contexts that overlap in two threads would run each other's extensions, so that none is
-entered while extensions are active in another thread.
+those of another cockpit. Contexts that overlap in two threads would run each other's extensions, so
+that none is entered while extensions are active in another thread.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import backward_hooks
 
 _LOCK = threading.RLock()
-"""Held while the context is changed, and in one without extensions."""
+"""Held while the context is changed."""
 
 
 class _Hooks:
@@ -36,13 +35,6 @@ class _Hooks:
             hook(module)
 
 
-def _check_thread() -> None:
-    """``UnavailableError`` if extensions are active in another thread."""
-    hook = CTX.get_extension_hook()
-    if isinstance(hook, _Hooks) and hook.thread != threading.get_ident():
-        raise UnavailableError(OTHER_THREAD)
-
-
 @contextmanager
 def with_extensions(
     extensions: Sequence[BackpropExtension],
@@ -55,8 +47,10 @@ def with_extensions(
     """
     # The lock isn't held inside, where the user's backward pass may wait for other threads.
     with _LOCK:
-        _check_thread()
-        found = _Hooks([CTX.get_extension_hook(), *hooks])
+        hook = CTX.get_extension_hook()
+        if isinstance(hook, _Hooks) and hook.thread != threading.get_ident():
+            raise UnavailableError(OTHER_THREAD)
+        found = _Hooks([hook, *hooks])
         outer = CTX.get_active_exts()
         context = backpack(*outer, *extensions, extension_hook=found, debug=debug)
         context.__enter__()
@@ -65,18 +59,6 @@ def with_extensions(
     finally:
         with _LOCK:
             context.__exit__(None, None, None)
-
-
-@contextmanager
-def without_extensions() -> Iterator[None]:
-    """A context in which none is active; what BackPACK has stored for the user's pass stays.
-
-    ``UnavailableError`` if some are active in another thread.
-    """
-    with _LOCK:
-        _check_thread()
-        with backpack(retain_graph=True):
-            yield
 
 
 def extended_by_backpack(model: nn.Module) -> bool:

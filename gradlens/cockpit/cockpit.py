@@ -42,9 +42,8 @@ from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.facts.recorder import FactRecorder
-from gradlens.gradients.gradients import Setting
+from gradlens.gradients.gradients import Setting, replicas_of
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
-from gradlens.graph.data_parallel import replicas_of
 from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.loss import LossReduction
 from gradlens.history.coverage import Coverage, CoverageTable

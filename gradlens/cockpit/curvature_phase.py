@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gradlens.backpack_adapter.context import without_extensions
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.values import NOT_PASSED, StepValues
 from gradlens.curvature.curvature import Curvature, LossCurvature
@@ -102,10 +101,9 @@ def _compute_on_probe(
 def _own_passes(setting: Setting, parameters: Iterable[Tensor] = ()) -> Iterator[None]:
     """A context for passes of gradlens's own, which leave no trace in the training.
 
-    Nothing is exchanged with other processes, and no extension is active.
+    Nothing is exchanged with other processes.
     """
     with (
-        without_extensions(),
         setting.own_passes(),
         undisturbed(setting.model),
         training_kept(parameters),

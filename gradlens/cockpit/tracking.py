@@ -15,12 +15,12 @@ from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probe import Probe, ProbedModel
 from gradlens.gradients.gradients import Setting
-from gradlens.graph.data_parallel import may_end_alone
 from gradlens.observers.observer import Observer, Outcome, StepContext
 from gradlens.parts.assembly import BatchAssembly
 from gradlens.parts.processes import processes_apart
 from gradlens.quantities.quantity import Quantity
 from gradlens.samples.plan import Plans
+from gradlens.torch_private import is_joined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Tracking:
     @property
     def may_end_alone(self) -> bool:
         """Whether the other processes may have no further step."""
-        return bool(self.setting.replicas) and may_end_alone(self.setting.replicas)
+        return any(map(is_joined, self.setting.replicas))
 
     def is_idle(self, global_step: int, info: Mapping[str, Any] | None) -> bool:
         """Whether nothing is to be done at a step, or the budget has no means for it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.gradients.loss_factor import TIMES_ZERO, LossFactor, loss_scale
 from gradlens.gradients.losses import GraphLosses
 from gradlens.gradients.reduce import Reducer
-from gradlens.graph.data_parallel import Replica
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
@@ -40,6 +39,15 @@ from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of, why_failed
 from gradlens.samples.rows import LabelledEdge
 from gradlens.torch_private import BatchNorm, sequence_number, without_exchange
+
+Replica: TypeAlias = nn.parallel.DistributedDataParallel
+"""A module by which several processes train one model, each with samples of its own."""
+
+
+def replicas_of(model: nn.Module | None) -> tuple[Replica, ...]:
+    """All that a model consists of: itself, or parts of it."""
+    modules = () if model is None else model.modules()
+    return tuple(module for module in modules if isinstance(module, Replica))
 
 
 @dataclass(frozen=True)

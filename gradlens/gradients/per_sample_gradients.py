@@ -9,8 +9,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from gradlens.gradients.gradients import Gradients, Setting
-from gradlens.graph.data_parallel import replicas_of
+from gradlens.gradients.gradients import Gradients, Setting, replicas_of
 from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.hooks import NO_MODULE
 from gradlens.graph.loss import Batch, LossReduction

@@ -330,56 +330,41 @@ def _embedding_bag(found: NodeGradient) -> GradientOperator:
     return _rows_of_table(found, indices, delta, owners)
 
 
-def _layer_norm(found: NodeGradient) -> GradientOperator:
-    """Weight and bias of a layer norm over the last axes."""
+def _norm(found: NodeGradient) -> GradientOperator:
+    """Weight and bias of a normalisation: over the last axes, or ``[C]`` for each channel."""
     gradient = accumulable(found.gradient)
-    if found.use.index == 2:
-        return _unbroadcast(found, gradient)
-    inputs, mean, inverse = (found.saved(name) for name in ("input", "result1", "result2"))
-    if inputs is None or mean is None or inverse is None:
-        return one_by_one(found)
-    return _unbroadcast(found, gradient * (accumulable(inputs) - mean) * inverse)
-
-
-def _group_norm(found: NodeGradient) -> GradientOperator:
-    """Weight and bias ``[C]`` of a normalisation of groups of channels of each image."""
-    gradient = accumulable(found.gradient).reshape(*found.gradient.shape[:2], -1)
-    if found.use.index == 2:
-        return _dense(found, found.index.sum(gradient.sum(2)))
-    inputs, mean, inverse = (found.saved(name) for name in ("input", "result1", "result2"))
-    if inputs is None or mean is None or inverse is None:
-        return one_by_one(found)
-    groups = saved(found.node, "group")
-    grouped = accumulable(inputs).reshape(len(gradient), groups, -1)
-    shape = (len(gradient), groups, 1)
-    normalized = (grouped - mean.reshape(shape)) * inverse.reshape(shape)
-    product = gradient * normalized.reshape(gradient.shape)
-    return _dense(found, found.index.sum(product.sum(2)))
-
-
-def _batch_norm(found: NodeGradient) -> GradientOperator:
-    """Weight and bias ``[C]`` of a normalisation of channels; rows are images and channels."""
-    gradient = accumulable(found.gradient).reshape(*found.gradient.shape[:2], -1)
     if found.use.index == 1:
-        normalized = _normalized(found, gradient)
-        if normalized is None:
+        normalised = _normalised(found)
+        if normalised is None:
             return one_by_one(found)
-        gradient = gradient * normalized
-    by_image = gradient.sum(2)
-    return _unbroadcast_rows(found, by_image[..., None], found.index.labels, (1, -1, 1))
+        gradient = gradient * normalised.reshape(gradient.shape)
+    if found.kind == "NativeLayerNormBackward0":
+        return _unbroadcast(found, gradient)
+    by_image = gradient.reshape(*gradient.shape[:2], -1).sum(2)
+    return _unbroadcast_rows(found, by_image, found.index.labels, (1, -1))
 
 
-def _normalized(found: NodeGradient, like: Tensor) -> Tensor | None:
+def _normalised(found: NodeGradient) -> Tensor | None:
+    """What the weight is multiplied by, in the order of the inputs; ``None`` if it isn't known."""
     node, inputs = found.node, found.saved("input")
-    trained = bool(saved(node, "training"))
-    names = ("result1", "result2") if trained else ("running_mean", "running_var")
+    # Of a normalisation over the batch that isn't training, its running statistics.
+    has_own = bool(saved(node, "training", True))
+    names = ("result1", "result2") if has_own else ("running_mean", "running_var")
     mean, spread = (found.saved(name) for name in names)
     if inputs is None or mean is None or spread is None:
         return None
-    epsilon = saved(node, "eps", None) or saved(node, "epsilon")  # that of cuDNN
-    inverse = spread if trained else (accumulable(spread) + epsilon).rsqrt()
-    centred = accumulable(inputs).reshape(like.shape) - mean[None, :, None]
-    return centred * inverse[None, :, None]
+    inverse = spread
+    if not has_own:
+        epsilon = saved(node, "eps", None) or saved(node, "epsilon")  # that of cuDNN
+        inverse = (accumulable(spread) + epsilon).rsqrt()
+    rows, shape = accumulable(inputs), tuple(mean.shape)
+    if found.kind == "NativeGroupNormBackward0":
+        rows = rows.reshape(len(rows), saved(node, "group"), -1)
+        shape = (*rows.shape[:2], 1)
+    elif found.kind != "NativeLayerNormBackward0":
+        rows = rows.reshape(*rows.shape[:2], -1)
+        shape = (1, -1, 1)
+    return (rows - mean.reshape(shape)) * inverse.reshape(shape)
 
 
 def _times_vector(found: NodeGradient) -> GradientOperator:
@@ -522,12 +507,8 @@ _RULES: dict[tuple[str, int], Rule] = {
     ("ConvolutionBackward0", 2): _convolution_bias,
     ("EmbeddingBackward0", 0): _embedding,
     ("EmbeddingBagBackward0", 0): _embedding_bag,
-    ("NativeLayerNormBackward0", 1): _layer_norm,
-    ("NativeLayerNormBackward0", 2): _layer_norm,
-    ("NativeGroupNormBackward0", 1): _group_norm,
-    ("NativeGroupNormBackward0", 2): _group_norm,
 } | {
-    (f"{library}BatchNormBackward0", index): _batch_norm
-    for library in ("Native", "Cudnn", "Miopen")
+    (f"{name}NormBackward0", index): _norm
+    for name in ("NativeLayer", "NativeGroup", "NativeBatch", "CudnnBatch", "MiopenBatch")
     for index in (1, 2)
 }

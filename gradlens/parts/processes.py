@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 from torch import distributed as dist
 
-from gradlens.gradients.gradients import Setting
-from gradlens.graph.data_parallel import Replica
+from gradlens.gradients.gradients import Replica, Setting
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.exchange import all_gathered, merged_over
