@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         signals,
         sinks,
     )
-    from gradlens.backpack_adapter.loss_calls import extend
     from gradlens.cockpit.aggregation import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from gradlens.diagnosis.rule import Rule, Sign
     from gradlens.gradients.per_sample_gradients import per_sample_gradients
     from gradlens.graph.layer_rules import register_layer_rule
+    from gradlens.graph.model_calls import extend
     from gradlens.history.finding import Finding
     from gradlens.history.history import History
     from gradlens.history.undefined import Undefined
@@ -84,7 +84,7 @@ _DEFINED_IN = {
     "View": "gradlens.history.view",
     "configuration": "gradlens.quantities.presets",
     "diagnose": "gradlens.diagnosis.diagnose",
-    "extend": "gradlens.backpack_adapter.loss_calls",
+    "extend": "gradlens.graph.model_calls",
     "from_taiyi": "gradlens.compat.taiyi",
     "load_run": "gradlens.plotting.loading",
     "per_sample_gradients": "gradlens.gradients.per_sample_gradients",

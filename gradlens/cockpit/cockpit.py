@@ -92,7 +92,7 @@ class Cockpit:
     ``sinks``
         Where each record is also sent, such as to TensorBoard (``gradlens.sinks``).
     ``loss_function``
-        The loss module, for quantities of the loss's curvature.
+        The loss module: its reduction is checked, and it runs uncompiled where that is needed.
     ``batchnorm``
         What a per-sample gradient is if batch normalisation couples the samples: ``"coupled"``,
         ``"frozen"`` or ``"skip"`` (``gradlens.samples.batchnorm``).

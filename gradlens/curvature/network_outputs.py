@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradlens.backpack_adapter.context import extended_by_backpack
-from gradlens.backpack_adapter.loss_calls import loss_call, stored_inputs
 from gradlens.curvature.hessian import check_loss
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, Node, kind
@@ -22,8 +21,7 @@ from gradlens.torch_private import LossModule
 _PASS = "pass info={'outputs': ...} to the context"
 NO_OUTPUTS = (
     "the generalised Gauss-Newton matrix takes the network's outputs, and the loss wasn't computed "
-    f"from a tensor that the model has returned: {_PASS}, the tensor that it is computed from, or "
-    "the loss module to the cockpit (Cockpit(..., loss_function=loss_function))"
+    f"from a tensor that the model has returned: {_PASS}, the tensor that it is computed from"
 )
 LINEAR_IN_RETURNED = (
     "the loss is linear in what the model has returned, such as log-probabilities, so the "
@@ -70,20 +68,19 @@ LossCall: TypeAlias = tuple[LossModule, Sequence[Any]]
 
 
 def calls_of_losses(loss: Tensor, model: nn.Module | None) -> list[LossCall]:
-    """The calls of loss modules behind a loss; none unless the modules were extended.
+    """The calls of loss modules behind a loss; none unless BackPACK has extended the modules.
 
-    A loss module that BackPACK itself has extended keeps none in the graph, but stores its latest.
-    Nothing leads from the graph to it, so that it is looked for among all objects.
+    BackPACK stores the latest call on each. Nothing leads from the graph to the module, so that it
+    is looked for among all objects.
     """
     check_loss(loss)
+    if not (model is None or extended_by_backpack(model)):
+        return []
     graph = Graph(loss)
-    found: list[LossCall] = [call for call in map(loss_call, graph.nodes) if call is not None]
-    if found or not (model is None or extended_by_backpack(model)):
-        return found
     every = (each for each in gc.get_objects() if issubclass(type(each), LossModule))
     outputs = [(each, vars(each).get("output")) for each in every]
     return [
-        (module, stored_inputs(module))
+        (module, [v for k, v in vars(module).items() if k.startswith("input") and k[5:].isdigit()])
         for module, output in outputs
         if isinstance(output, Tensor) and graph.number_of(output) >= 0
     ]

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gradlens.graph.graph import Graph
-from gradlens.graph.hooks import HookOwner, is_traced, takes_hooks
+from gradlens.graph.hooks import NO_MODULE, HookOwner, is_traced, takes_hooks
 from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.layer_rules import (
     forget_layer_calls,
@@ -236,6 +236,21 @@ def keep_calls(model: nn.Module, user: Hashable) -> None:
         if module is model:
             hook.of_whole.add(user)
     record_layer_calls(model)
+
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def extend(model: AnyModule) -> AnyModule:
+    """Record what a model is called with, for per-sample gradients, and return the model.
+
+    The hooks don't change what the model computes. Call it once, before the forward pass. A model
+    that is passed to a cockpit needs it not. ``TypeError`` if it isn't a module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(NO_MODULE.format(kind=type(model).__name__))
+    keep_calls(model, user=model)
+    return model
 
 
 def keeps_calls(model: nn.Module, user: Hashable) -> bool:

@@ -146,27 +146,15 @@ def derivatives(
     graph = Graph(*(output for output, _ in pairs))
     edges = [(graph.number_of(each), each.output_nr) for each in inputs]
     starts = [((graph.number_of(o), o.output_nr), cotangent) for o, cotangent in pairs]
-    with torch.set_grad_enabled(create_graph), recomputing():
-        found = gradients_at(graph, starts, edges, instead(graph), create_graph)
-    return [found.get(edge) for edge in edges]
-
-
-def gradients_at(
-    graph: Graph,
-    starts: Iterable[tuple[Edge, Tensor]],
-    edges: Iterable[Edge],
-    instead: Instead = MappingProxyType({}),
-    create_graph: bool = False,
-) -> dict[Edge, Tensor | None]:
-    """The gradients at the outputs of the nodes of some edges, as in ``run_backward``."""
     found: dict[Edge, Tensor | None] = {}
 
     def take(number: int, gradients: Gradients) -> None:
         found.update({(number, output): each for output, each in enumerate(gradients)})
 
     wanted = {number for number, _ in edges if number >= 0}
-    run_backward(graph, starts, wanted, take, instead, create_graph)
-    return found
+    with torch.set_grad_enabled(create_graph), recomputing():
+        run_backward(graph, starts, wanted, take, instead(graph), create_graph)
+    return [found.get(edge) for edge in edges]
 
 
 def call(
