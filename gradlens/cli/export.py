@@ -11,9 +11,8 @@ from typing import Any
 from gradlens.history.history import History
 from gradlens.history.lines import number_lines
 from gradlens.sinks import CSV, MLflow, Sink, TensorBoard, WandB
-from gradlens.sinks.mlflow import mlflow_library
 from gradlens.sinks.publisher import is_inside
-from gradlens.sinks.wandb import wandb_library
+from gradlens.sinks.sink import library
 from gradlens.spelling import near
 
 Open = Callable[..., AbstractContextManager[Sink]]
@@ -43,13 +42,13 @@ def _csv(run: Path, place: str, **options: Any) -> Iterator[Sink]:
 
 @contextmanager
 def _wandb(run: Path, place: str | None = None, **options: Any) -> Iterator[Sink]:
-    with wandb_library().init(project=place, name=run.stem) as live:
+    with library("wandb", "wandb").init(project=place, name=run.stem) as live:
         yield WandB(live, **options)
 
 
 @contextmanager
 def _mlflow(run: Path, place: str | None = None, **options: Any) -> Iterator[Sink]:
-    mlflow = mlflow_library()
+    mlflow = library("mlflow", "mlflow")
     if place is not None:
         mlflow.set_experiment(place)
     with mlflow.start_run(run_name=run.stem):

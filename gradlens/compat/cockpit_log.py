@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gradlens.history.history import History
-from gradlens.history.json_lines import Room, Value, array_size, inflated, parsed
+from gradlens.history.json_lines import Room, Value, array_size, parsed
 from gradlens.history.plain_data import from_plain
 from gradlens.history.records import Source
 from gradlens.history.view import View
@@ -68,23 +66,11 @@ def _decoded(value: Any, room: Room) -> Any:
 
 
 def _array(entry: Mapping[str, Any], room: Room) -> Any:
-    data, dtype, shape = entry["__ndarray__"], np.dtype(entry["dtype"]), entry["shape"]
-    size = array_size(dtype.str, shape) * dtype.itemsize
-    room.take(size)
-    if isinstance(data, str):
-        flat = _from_bytes(data, dtype, size, entry.get("endian", "native"))
-    else:
-        flat = np.asarray(data, dtype)
-    array = flat.reshape(shape)
+    dtype, shape = np.dtype(entry["dtype"]), entry["shape"]
+    room.take(array_size(dtype.str, shape) * dtype.itemsize)
+    # json_tricks has bytes instead of lists where it is asked for a compact file, as by no cockpit.
+    array = np.asarray(entry["__ndarray__"], dtype).reshape(shape)
     return array if array.ndim else array.item()
-
-
-def _from_bytes(data: str, dtype: Any, size: int, endian: str) -> Any:
-    # cockpit writes lists; json_tricks writes bytes where it is asked for a compact file.
-    kind, _, text = data.partition(":")
-    packed = kind == "b64.gz"
-    content = inflated(text, size, 16 + zlib.MAX_WBITS) if packed else base64.b64decode(text)
-    return np.frombuffer(content, dtype.newbyteorder(endian)).astype(dtype)
 
 
 def _sources(log: _Log) -> dict[str, Source]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import Any
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 from gradlens.cockpit.aggregation import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
+from gradlens.history.histograms import Histogram
 from gradlens.integrations.backward_passes import BackwardPasses
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
-from gradlens.sinks import Sink
+from gradlens.sinks import Sink, TensorBoard, WandB
 from gradlens.sinks.latest_numbers import LatestNumbers
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-
-    from gradlens.integrations.lightning_loggers import sink_of
+    from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 except ImportError as error:
     raise ImportError(
         "CockpitCallback needs Lightning, version 2 or later: pip install 'gradlens[lightning]'"
@@ -248,6 +248,39 @@ class CockpitCallback(Callback):
                 self._state = self.cockpit.state_dict()
             finally:
                 self.cockpit.close()
+
+
+def sink_of(logger: Logger, **options: Any) -> Sink:
+    """The sink that writes to a logger; ``options`` are those of ``Sink``.
+
+    TensorBoard and W&B get histograms and notes, other loggers numbers alone.
+    """
+    if isinstance(logger, TensorBoardLogger):
+        return TensorBoard(logger.experiment, **options)
+    if isinstance(logger, WandbLogger):
+        return WandB(logger.experiment, **options)
+    return LoggedNumbers(logger, **options)
+
+
+@final
+class LoggedNumbers(Sink):
+    """Passes numbers on to a logger, each with its own step."""
+
+    def __init__(self, logger: Logger, **options: Any) -> None:
+        super().__init__(**options)
+        self._logger = logger
+
+    def record(
+        self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        if scalars:
+            self._logger.log_metrics(dict(scalars), step)
+
+    def note(self, step: int, text: str) -> None:
+        """Loggers have no place for it."""
+
+    def close(self) -> None:
+        self._logger.save()
 
 
 def _parameters_of(optimizer: Any) -> set[int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from gradlens.history.histograms import Histogram
-from gradlens.sinks.sink import Sink
+from gradlens.sinks.sink import Sink, library
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -32,7 +32,7 @@ class MLflow(Sink):
 
     def __init__(self, run_id: str | None = None, **options: Any) -> None:
         super().__init__(**options)
-        mlflow = mlflow_library()
+        mlflow = library("mlflow", "mlflow")
         active = mlflow.active_run()
         if run_id is None and active is None:
             raise ValueError(
@@ -67,12 +67,3 @@ class MLflow(Sink):
         for start in range(0, len(waiting), MOST):
             self._client.log_batch(self._run_id, waiting[start : start + MOST])
         self._written = time.monotonic()
-
-
-def mlflow_library() -> Any:
-    """The module; ``ImportError`` without it."""
-    try:
-        import mlflow
-    except ImportError as error:
-        raise ImportError("MLflow is missing: pip install 'gradlens[mlflow]'") from error
-    return mlflow

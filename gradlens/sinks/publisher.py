@@ -130,24 +130,19 @@ class _Outlet:
         scalars: dict[str, float] = {}
         histograms: dict[str, Histogram] = {}
         for one in read:
-            scalars |= self._due(step, self._chosen(one, one.scalars, one.of_layers), sink.every)
-            found = self._chosen(one, one.histograms, one.histograms_of_layers)
+            scalars |= self._due(step, self._chosen(one.series, one.scalars), sink.every)
+            found = self._chosen(one.series, one.histograms)
             histograms |= self._due(step, found, sink.histograms_every)
         if scalars or histograms:
             sink.record(step, scalars, histograms)
 
-    def _chosen(
-        self,
-        one: Contents,
-        of_network: Mapping[str, Content],
-        of_layers: Mapping[tuple[str, str], Content],
-    ) -> dict[str, Content]:
+    def _chosen(self, series: str, found: Mapping[tuple[str, str], Content]) -> dict[str, Content]:
         """By the sink's names: what is about the whole network, and the layers that it names."""
-        chosen = {tag(self.sink.prefix, one.series, part): x for part, x in of_network.items()}
-        for (layer, part), x in of_layers.items():
-            if any(is_inside(layer, wanted) for wanted in self.sink.layers):
-                chosen[tag(self.sink.prefix, one.series, "_".join(filter(None, (layer, part))))] = x
-        return chosen
+        return {
+            tag(self.sink.prefix, series, "_".join(filter(None, (layer, part)))): x
+            for (layer, part), x in found.items()
+            if not layer or any(is_inside(layer, wanted) for wanted in self.sink.layers)
+        }
 
     def _due(self, step: int, found: Mapping[str, Content], every: int) -> dict[str, Content]:
         """What hasn't been passed on within the last ``every`` steps before this one."""
@@ -162,17 +157,15 @@ class _Outlet:
 
 @dataclass(frozen=True)
 class Contents:
-    """Numbers and histograms of the value of ``series``, by part.
+    """Numbers and histograms of the value of ``series``.
 
-    ``of_layers`` and ``histograms_of_layers`` are those of single parameters and layers, by the
-    name of the parameter or layer and the part.
+    They are by the name of the parameter or layer that they are about, empty for the whole network,
+    and the part.
     """
 
     series: str
-    scalars: Mapping[str, float]
-    histograms: Mapping[str, Histogram]
-    of_layers: Mapping[tuple[str, str], float]
-    histograms_of_layers: Mapping[tuple[str, str], Histogram]
+    scalars: Mapping[tuple[str, str], float]
+    histograms: Mapping[tuple[str, str], Histogram]
 
 
 def contents_of(
@@ -188,15 +181,15 @@ def contents_of(
     Numbers that don't exist are left out. ``by_layer`` says whether those of layers are wanted.
     """
     value = records[step]
-    scalars = {one.part: one.line for one in scalars_of(name, records, source, parameters)}
-    is_histogram = _is_histogram(value)
-    return Contents(
-        name,
-        _existing(step, scalars),
-        {"": histogram(step, value)} if is_histogram else {},
-        _existing(step, _of_layers(records.only([step]))) if by_layer else {},
-        _histograms_of_layers(step, value) if is_histogram and by_layer else {},
-    )
+    lines = {("", one.part): one.line for one in scalars_of(name, records, source, parameters)}
+    histograms = {("", ""): histogram(step, value)} if _is_histogram(value) else {}
+    if by_layer:
+        lines |= _of_layers(records.only([step]))
+        parts = by_parameter(step, value).items() if histograms else ()
+        histograms |= {(layer, ""): one for layer, one in parts}
+    numbers = {place: _number(step, line) for place, line in lines.items()}
+    scalars = {place: number for place, number in numbers.items() if number is not None}
+    return Contents(name, scalars, histograms)
 
 
 def _is_histogram(value: Any) -> bool:
@@ -205,13 +198,8 @@ def _is_histogram(value: Any) -> bool:
     return is_any and np.ndim(value["hist"]) == 1
 
 
-def _existing(step: int, lines: Mapping[Any, Line]) -> dict[Any, float]:
-    """The numbers at a step, without those that are NaN for a reason."""
-    found = {place: _number(step, line) for place, line in lines.items()}
-    return {place: number for place, number in found.items() if number is not None}
-
-
 def _number(step: int, line: Line) -> float | None:
+    """The number at a step, unless it is NaN for a reason."""
     places = np.flatnonzero(line.steps == step)
     if not places.size:
         return None
@@ -225,10 +213,6 @@ def _of_layers(records: Series) -> dict[tuple[str, str], Line]:
         words = [word for word in place.split("/") if word not in NOUNS]
         found["".join(words[:1]), "_".join(words[1:])] = line
     return found
-
-
-def _histograms_of_layers(step: int, value: Mapping[str, Any]) -> dict[tuple[str, str], Histogram]:
-    return {(layer, ""): one for layer, one in by_parameter(step, value).items()}
 
 
 ALLOWED = frozenset(string.ascii_letters + string.digits + "_-./")

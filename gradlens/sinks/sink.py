@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
 from gradlens.history.histograms import Histogram
 
@@ -64,3 +66,11 @@ class Sink(ABC):
     @abstractmethod
     def close(self) -> None:
         """Write what is left; nothing comes after it."""
+
+
+def library(module: str, extra: str) -> Any:
+    """A module of the library that a sink needs; ``ImportError`` with the extra without it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{extra} is missing: pip install 'gradlens[{extra}]'") from error

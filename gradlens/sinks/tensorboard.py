@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from gradlens.history.histograms import Histogram
-from gradlens.sinks.sink import Sink
+from gradlens.sinks.sink import Sink, library
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -26,7 +26,11 @@ class TensorBoard(Sink):
     def __init__(self, writer: SummaryWriter | str | Path, **options: Any) -> None:
         super().__init__(**options)
         self._is_own = isinstance(writer, (str, Path))
-        self._writer = _writer_for(writer) if isinstance(writer, (str, Path)) else writer
+        self._writer: SummaryWriter = (
+            library("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(writer))
+            if isinstance(writer, (str, Path))
+            else writer
+        )
 
     def record(
         self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -44,16 +48,6 @@ class TensorBoard(Sink):
             self._writer.close()
         else:
             self._writer.flush()
-
-
-def _writer_for(folder: str | Path) -> SummaryWriter:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError(
-            "TensorBoard's files need tensorboard: pip install 'gradlens[tensorboard]'"
-        ) from error
-    return SummaryWriter(str(folder))
 
 
 def _fields(histogram: Histogram) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from gradlens.history.histograms import Histogram
-from gradlens.sinks.sink import Sink
+from gradlens.sinks.sink import Sink, library
 
 if TYPE_CHECKING:
     from trackio.run import Run
@@ -22,7 +22,7 @@ class Trackio(Sink):
     def __init__(self, run: Run, **options: Any) -> None:
         super().__init__(**options)
         self._run = run
-        self._histogram = _library().Histogram
+        self._histogram = library("trackio", "trackio").Histogram
 
     def record(
         self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -38,11 +38,3 @@ class Trackio(Sink):
 
     def close(self) -> None:
         """Nothing is left: the run is finished by whoever has begun it."""
-
-
-def _library() -> Any:
-    try:
-        import trackio
-    except ImportError as error:
-        raise ImportError("trackio is missing: pip install 'gradlens[trackio]'") from error
-    return trackio

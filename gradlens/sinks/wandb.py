@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from gradlens.history.histograms import Histogram
-from gradlens.sinks.sink import Sink
+from gradlens.sinks.sink import Sink, library
 
 if TYPE_CHECKING:
     import wandb
@@ -33,7 +33,7 @@ class WandB(Sink):
 
     def __init__(self, run: wandb.Run | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._wandb = wandb_library()
+        self._wandb = library("wandb", "wandb")
         found = self._wandb.run if run is None else run
         if found is None:
             raise ValueError("there is no run of W&B: call wandb.init() first, or pass a run")
@@ -80,12 +80,3 @@ def _log_last(run: wandb.Run, row: Mapping[str, Any]) -> None:
     if row:
         with suppress(Exception):  # the run may have been finished before
             run.log({**row}, commit=False)
-
-
-def wandb_library() -> Any:
-    """The module; ``ImportError`` without it."""
-    try:
-        import wandb
-    except ImportError as error:
-        raise ImportError("W&B's library is missing: pip install 'gradlens[wandb]'") from error
-    return wandb

@@ -139,7 +139,7 @@ def test_logs_become_runs(history: History, tmp_path: Path) -> None:
 
 
 ARRAYS = {
-    # What json_tricks 3.17.3 writes for these arrays: lists, bytes and compressed bytes.
+    # What json_tricks 3.17.3 writes for these arrays.
     "list": ({"__ndarray__": [1.5, 2.5], "dtype": "float64", "shape": [2]}, [1.5, 2.5]),
     "scalar": ({"__ndarray__": 4, "dtype": "int64", "shape": []}, 4),
     "bool": ({"__ndarray__": [True], "dtype": "bool", "shape": [1]}, [True]),
@@ -148,34 +148,11 @@ ARRAYS = {
         {"__ndarray__": [], "dtype": "float64", "shape": [0, 3], "Corder": True},
         np.zeros((0, 3)),
     ),
-    "bytes": (
-        {
-            "__ndarray__": "b64:AAAAAAAA+D8AAAAAAAAEQA==",
-            "dtype": "float64",
-            "shape": [2],
-            "endian": "little",
-        },
-        [1.5, 2.5],
-    ),
-    "big-endian": (
-        {"__ndarray__": "b64:AAAABA==", "dtype": "int32", "shape": [1], "endian": "big"},
-        [4],
-    ),
-    "compressed": (
-        {
-            "__ndarray__": "b64.gz:H4sIAAAAAAAC/2NgGNkAAFiFlg0AAQAA",
-            "dtype": "float32",
-            "shape": [8, 8],
-            "Corder": True,
-            "endian": "little",
-        },
-        np.zeros((8, 8)),
-    ),
 }
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_in_all_encodings(name: str, tmp_path: Path) -> None:
+def test_arrays(name: str, tmp_path: Path) -> None:
     encoded, expected = ARRAYS[name]
     found = written({"7": {"Mine": encoded}}, tmp_path)["Mine"][7]
     np.testing.assert_array_equal(found, expected)
@@ -215,7 +192,7 @@ BAD = {
         b'{"0": {"Mine": {"__ndarray__": [1, 2], "dtype": "int64", "shape": [3]}}}',
         "no whole log of cockpit's",
     ),
-    "broken compression": (
+    "bytes": (
         b'{"0": {"Mine": {"__ndarray__": "b64.gz:AAAA", "dtype": "int64", "shape": [3]}}}',
         "no whole log of cockpit's",
     ),

@@ -7,6 +7,9 @@ A program runs once ``cockpit`` is ``gradlens.compat.cockpit`` in its imports. W
 from gradlens._version import __version__
 from gradlens.compat.cockpit import quantities
 from gradlens.compat.cockpit.cockpit import Cockpit
+from gradlens.compat.cockpit.modules import add_modules
 from gradlens.compat.cockpit.plotter import CockpitPlotter
 
 __all__ = ["Cockpit", "CockpitPlotter", "__version__", "quantities"]
+
+add_modules(__name__)

@@ -14,7 +14,7 @@ from torch import nn
 from gradlens.cockpit.cockpit import Cockpit as TrackingCockpit
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import IdleStep
-from gradlens.compat.cockpit.output import Output
+from gradlens.compat.cockpit.quantities import Output
 from gradlens.compat.cockpit.values import array_as_json, output_of
 from gradlens.history.history import History
 from gradlens.history.new_file import OwnFiles

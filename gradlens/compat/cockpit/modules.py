@@ -1,0 +1,114 @@
+"""cockpit's modules whose names gradlens has elsewhere, and those whose names it doesn't have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from gradlens.compat.cockpit.quantities import CLASSES, OWN_QUANTITY
+from gradlens.quantities import Quantity, SingleStepQuantity
+from gradlens.quantities.bin_adaptation import BinAdaptation, GradAbsMax, NoAdaptation, ParamAbsMax
+
+QUANTITIES = {
+    "alpha": ("Alpha",),
+    "cabs": ("CABS",),
+    "distance": ("Distance",),
+    "early_stopping": ("EarlyStopping",),
+    "grad_hist": ("GradHist1d", "GradHist2d"),
+    "grad_norm": ("GradNorm",),
+    "hess_max_ev": ("HessMaxEV",),
+    "hess_trace": ("HessTrace",),
+    "inner_test": ("InnerTest",),
+    "loss": ("Loss",),
+    "mean_gsnr": ("MeanGSNR",),
+    "norm_test": ("NormTest",),
+    "ortho_test": ("OrthoTest",),
+    "parameters": ("Parameters",),
+    "tic": ("TICDiag", "TICTrace"),
+    "time": ("Time",),
+    "update_size": ("UpdateSize",),
+}
+"""The modules that cockpit has for its classes."""
+
+PRESENT: Mapping[str, Mapping[str, Any]] = {
+    **{
+        f"quantities.{module}": {name: CLASSES[name] for name in names}
+        for module, names in QUANTITIES.items()
+    },
+    "quantities.quantity": {"Quantity": Quantity, "SingleStepQuantity": SingleStepQuantity},
+    "quantities.bin_adaptation": {
+        each.__name__: each for each in (BinAdaptation, GradAbsMax, NoAdaptation, ParamAbsMax)
+    },
+}
+"""Names by module."""
+
+GAUGES = {
+    f"{gauge}_gauge": f"gradlens.instruments.{instrument}Instrument().plot(cockpit.history, ax)"
+    for gauge, instrument in {
+        "alpha": "Alpha",
+        "cabs": "BatchSize",
+        "distance": "Distance",
+        "early_stopping": "EarlyStopping",
+        "grad_norm": "GradNorm",
+        "gradient_tests": "GradientTests",
+        "histogram_1d": "Histogram1d",
+        "histogram_2d": "Histogram2d",
+        "hyperparameter": "LearningRate",
+        "max_ev": "HessMaxEV",
+        "mean_gsnr": "MeanGSNR",
+        "performance": "Losses",
+        "tic": "TIC",
+        "trace": "HessTrace",
+    }.items()
+}
+"""cockpit's gauges, which draw on a part of a grid, and the instruments in their places."""
+
+REPLACED: Mapping[str, Mapping[str, str] | str] = {
+    "instruments": GAUGES,
+    **{f"instruments.{gauge}": {gauge: instead} for gauge, instead in GAUGES.items()},
+    "context": {
+        "get_batch_size": "step.samples in a quantity's compute(step)",
+        "get_individual_losses": "step.individual_losses in a quantity's compute(step)",
+        "get_loss": "step.loss in a quantity's compute(step)",
+        "get_optimizer": "step.optimizer in a quantity's compute(step)",
+    },
+    "quantities.hooks": "a reduction of your own (docs/own-quantity.rst)",
+    "quantities.quantity": {
+        "ByproductQuantity": f"gradlens's own classes: {OWN_QUANTITY}",
+        "TwoStepQuantity": "gradlens.quantities.UpdateQuantity (docs/own-quantity.rst)",
+    },
+    "quantities.utils_hists": "numpy.histogramdd, or the counts of GradHist1d and GradHist2d",
+    "quantities.utils_quantities": f"torch's own functions: {OWN_QUANTITY}",
+    "quantities.utils_transforms": "reductions: gradients have no grad_batch_transforms "
+    "(docs/own-quantity.rst)",
+    "utils.optim": {
+        "ComputeStep": "gradlens.quantities.UpdateQuantity (docs/own-quantity.rst)",
+    },
+}
+"""What takes the places of names, by module; a text is for all names of a module."""
+
+
+def add_modules(package: str) -> None:
+    """Let these modules, which have no files, be imported from a package."""
+    for name in {**PRESENT, **REPLACED}:
+        module = ModuleType(f"{package}.{name}")
+        vars(module).update(PRESENT.get(name, {}))
+        vars(module)["__getattr__"] = partial(_missing, module.__name__, REPLACED.get(name, {}))
+        sys.modules[module.__name__] = module
+
+
+def _missing(module: str, replaced: Mapping[str, str] | str, name: str) -> Any:
+    """Raise what a module raises for a name that it doesn't have.
+
+    Of known ones, it says what takes their place: an ``ImportError``, since Python would replace
+    the text of an ``AttributeError``.
+    """
+    if isinstance(replaced, str):
+        # Names in underscores are what Python itself looks for.
+        replaced = {} if name.startswith("__") else {name: replaced}
+    if name in replaced:
+        raise ImportError(f"{module}.{name} isn't there: use {replaced[name]}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
