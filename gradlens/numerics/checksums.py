@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradlens.numerics.groups import in_groups
 from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import SMALL
 from gradlens.numerics.shards import own_parts
@@ -24,21 +24,14 @@ def sums_of_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     their elements are the same in another order.
     """
     flat = [_real(each).flatten() for each in own_parts(tensors.values())]
-    together: dict[Any, list[int]] = {}
-    for place, each in enumerate(flat):
-        joined = 0 < each.numel() <= SMALL
-        together.setdefault((each.device, each.dtype) if joined else place, []).append(place)
-    found: dict[int, Tensor] = {}
-    for places in together.values():
-        if len(places) == 1:
-            found[places[0]] = _sum_of_bits(flat[places[0]])
-        else:
-            found |= zip(places, _sums_of_small([flat[place] for place in places]), strict=True)
-    return {name: found[place] for place, name in enumerate(tensors)}
+    keys = [(each.device, each.dtype) if 0 < each.numel() <= SMALL else None for each in flat]
+    return dict(zip(tensors, in_groups(flat, keys, _sums_at_once), strict=True))
 
 
-def _sums_of_small(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
+def _sums_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
     """By few operations for all: differences of the cumulative sum where each tensor ends."""
+    if len(tensors) == 1:
+        return [_sum_of_bits(tensors[0])]
     joined = torch.cat(list(tensors))
     total = joined.view(INTEGERS[joined.element_size()]).cumsum(0, dtype=torch.int64)
     ends = torch.tensor([each.numel() for each in tensors], device="cpu").cumsum(0) - 1

@@ -39,8 +39,11 @@ def all_gathered(
 
     Their tensors lie on ``device``. All processes must call this at the same time.
     """
-    messages = _all_gathered_bytes(to_bytes(own, classes), group)
-    return [from_bytes(message, classes, device) for message in messages]
+    return merged_over([own], list.__add__, _raised, classes, device, group)
+
+
+def _raised(error: Exception) -> Any:
+    raise error
 
 
 def merged_over(
@@ -131,21 +134,6 @@ def from_bytes(message: bytes, classes: Sequence[type[Any]], device: torch.devic
     start = LENGTH + int.from_bytes(message[:LENGTH], "big")
     plan = json.loads(message[LENGTH:start])
     return _Decoder(message[start:], classes, device).decode(plan)
-
-
-def _all_gathered_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
-    device = _device_of(group)
-    count = dist.get_world_size(group)
-    size = torch.tensor([len(own)], device=device)
-    sizes = [torch.zeros_like(size) for _ in range(count)]
-    dist.all_gather(sizes, size, group=group)
-    lengths = [int(each) for each in sizes]
-    # What is gathered must have the same size in all processes.
-    content = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
-    content[: len(own)] = _as_tensor(own)
-    contents = [torch.empty_like(content) for _ in range(count)]
-    dist.all_gather(contents, content, group=group)
-    return [_bytes_of(each[:length]) for each, length in zip(contents, lengths, strict=True)]
 
 
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gradlens.numerics.groups import in_groups
+
 Nested = TypeVar("Nested")
 
 JOINED = 2**16
@@ -107,31 +109,21 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 def _moved(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors on the host, in their order."""
-    by_device: dict[Any, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        small = tensor.layout == torch.strided and tensor.numel() <= JOINED
-        by_device.setdefault(tensor.device if small else place, []).append(place)
-    moved: dict[int, Tensor] = {}
-    for places in by_device.values():
-        moved |= zip(places, _moved_at_once([tensors[place] for place in places]), strict=True)
-    return [moved[place] for place in range(len(tensors))]
+    small = [each.layout == torch.strided and each.numel() <= JOINED for each in tensors]
+    keys = [each.device if one else None for each, one in zip(tensors, small, strict=True)]
+    return in_groups(tensors, keys, _moved_at_once)
 
 
 def _moved_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
     """By one copy of their bytes, whatever their dtypes."""
     if len(tensors) == 1:
         return [tensors[0].cpu()]
-    by_dtype: dict[torch.dtype, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        by_dtype.setdefault(tensor.dtype, []).append(place)
-    # The largest first, so that each number begins at a multiple of its own size.
-    dtypes = sorted(by_dtype, key=lambda dtype: -dtype.itemsize)
-    flat = [torch.cat([tensors[place].reshape(-1) for place in by_dtype[d]]) for d in dtypes]
-    joined = torch.cat([each.view(torch.uint8) for each in flat]).cpu()
-    moved: dict[int, Tensor] = {}
-    parts = joined.split([each.numel() * each.dtype.itemsize for each in flat])
-    for dtype, part in zip(dtypes, parts, strict=True):
-        places = by_dtype[dtype]
-        single = part.view(dtype).split([tensors[place].numel() for place in places])
-        moved |= {p: one.view(tensors[p].shape) for p, one in zip(places, single, strict=True)}
+    # The largest dtypes first, so that each number begins at a multiple of its own size.
+    order = sorted(range(len(tensors)), key=lambda place: -tensors[place].dtype.itemsize)
+    content = [tensors[place].reshape(-1).view(torch.uint8) for place in order]
+    parts = torch.cat(content).cpu().split([len(each) for each in content])
+    moved = {
+        place: part.view(tensors[place].dtype).view(tensors[place].shape)
+        for place, part in zip(order, parts, strict=True)
+    }
     return [moved[place] for place in range(len(tensors))]

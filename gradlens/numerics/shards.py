@@ -12,9 +12,9 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from gradlens.numerics.groups import in_groups
 from gradlens.numerics.unavailable import UnavailableError
 
 
@@ -71,21 +71,26 @@ def over_parts(
     ``joined`` makes the values of K tensors ``[K, *S]`` of those of their R parts ``[R, K, *S]``,
     in float64. Values of all tensors that are divided in the same way are exchanged together.
     """
-    layouts: dict[tuple[DeviceMesh, tuple[int, ...]], list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        if isinstance(tensor, DTensor):
-            layout = (tensor.device_mesh, _divided_axes(tensor))
-            layouts.setdefault(layout, []).append(place)
-    found = list(values)
-    for (mesh, axes), places in layouts.items():
-        together = torch.stack([found[place].double() for place in places])
-        for axis in axes:
-            parts = [torch.empty_like(together) for _ in range(mesh.size(axis))]
-            dist.all_gather(parts, together, group=mesh.get_group(axis))
-            together = joined(torch.stack(parts))
-        for place, value in zip(places, together, strict=True):
-            found[place] = value.to(values[place].dtype)
-    return found
+
+    def exchanged(parts: list[tuple[Tensor, Tensor]]) -> Iterable[Tensor]:
+        tensor = parts[0][0]
+        if not isinstance(tensor, DTensor):
+            return [value for _, value in parts]
+        together = torch.stack([value.double() for _, value in parts])
+        mesh = tensor.device_mesh
+        for axis in _divided_axes(tensor):
+            received = [torch.empty_like(together) for _ in range(mesh.size(axis))]
+            dist.all_gather(received, together, group=mesh.get_group(axis))
+            together = joined(torch.stack(received))
+        return [found.to(value.dtype) for found, (_, value) in zip(together, parts, strict=True)]
+
+    layouts = [
+        (each.device_mesh, _divided_axes(each)) if isinstance(each, DTensor) else None
+        for each in tensors
+    ]
+    if not any(layouts):
+        return list(values)
+    return in_groups([*zip(tensors, values, strict=True)], layouts, exchanged)
 
 
 def _divided_axes(tensor: DTensor) -> tuple[int, ...]:
