@@ -21,8 +21,8 @@ from scipy import stats
 
 from gradlens.curvature import hutchinson, hutchinson_blocks, spectral_density
 from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
-from gradlens.numerics.formulas import noise_scale
 from gradlens.operators.dense import Dense
+from gradlens.quantities.gradient_noise import noise_scale
 
 Array: TypeAlias = NDArray[np.float64]
 Generator: TypeAlias = np.random.Generator

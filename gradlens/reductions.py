@@ -68,7 +68,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradlens.numerics import deviations, formulas
+from gradlens.numerics import deviations, element_ratios
 from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.shards import any_distributed, is_distributed, whole
 from gradlens.operators.dense import (
@@ -158,12 +158,10 @@ class Reduction(ABC):
     is more than one for all reductions of a step together, the elements may be stored.
     ``reads_parameter`` is whether ``gradients.parameter`` is read. ``from_rows`` is whether the
     value for a parameter is the ``total`` of those for its rows: that of large gradients is then
-    computed from some rows at a time. Those that come ``first`` are computed before others, which
-    find some of their work done.
+    computed from some rows at a time.
     """
 
     passes: ClassVar[int] = 1
-    first: ClassVar[bool] = False
     reads_parameter: ClassVar[bool] = False
     from_rows: ClassVar[bool] = False
 
@@ -251,6 +249,19 @@ class _Sums(MergeableReduction):
         return one + other
 
 
+class _Squares(MergeableReduction):
+    """A reduction of squared deviations, whose values can merge others and be scaled."""
+
+    passes: ClassVar[int] = 2
+    degree: ClassVar[int | None] = 2
+
+    def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
+        return one.merge(other, samples)
+
+    def scaled(self, value: Any, factor: float) -> Any:
+        return value.times(factor)
+
+
 class _PerSample(MergeableReduction):
     """A reduction whose values are ``[N]``, one for each sample."""
 
@@ -326,11 +337,9 @@ class Deviations(ReductionAboutMean):
 
 
 @dataclass(frozen=True)
-class Spread(MergeableReduction):
+class Spread(_Squares):
     """ḡ and Σₙ‖gₙ − ḡ‖², as ``deviations.Spread``."""
 
-    passes: ClassVar[int] = 2
-    degree: ClassVar[int | None] = 2
     classes = (deviations.Spread,)
 
     def reduce(self, gradients: ParameterGradients) -> deviations.Spread:
@@ -338,43 +347,20 @@ class Spread(MergeableReduction):
         squares = found.squared_norms.sum()
         return deviations.Spread(gradients.elements.mean(), squares, found.bounds)
 
-    def merge(
-        self, one: deviations.Spread, other: deviations.Spread, samples: tuple[int, int]
-    ) -> deviations.Spread:
-        return one.merge(other, samples)
-
-    def scaled(self, value: deviations.Spread, factor: float) -> deviations.Spread:
-        return value.times(factor)
-
 
 @dataclass(frozen=True)
-class ElementDeviations(MergeableReduction):
+class ElementDeviations(_Squares):
     """ḡ and Σₙ(gₙ − ḡ)² for each element of one parameter, as ``deviations.ElementDeviations``."""
 
-    passes: ClassVar[int] = 2
-    degree: ClassVar[int | None] = 2
     classes = (deviations.ElementDeviations,)
 
     def reduce(self, gradients: ParameterGradients) -> deviations.ElementDeviations:
         return gradients.elements.element_deviations()
 
-    def merge(
-        self,
-        one: deviations.ElementDeviations,
-        other: deviations.ElementDeviations,
-        samples: tuple[int, int],
-    ) -> deviations.ElementDeviations:
-        return one.merge(other, samples)
-
-    def scaled(
-        self, value: deviations.ElementDeviations, factor: float
-    ) -> deviations.ElementDeviations:
-        return value.times(factor)
-
 
 @dataclass(frozen=True)
 class ElementRatios(MergeableReduction):
-    """ḡⱼ²/(vⱼ + ε), summed over the elements j, as ``formulas.ElementRatios``.
+    """ḡⱼ²/(vⱼ + ε), summed over the elements j, as ``element_ratios.ElementRatios``.
 
     With vⱼ = Σₙ(gₙⱼ − ḡⱼ)²/(N − ``ddof``). Only sums are kept, which take no memory, except for
     batches in parts: deviations of each element can be merged, and their ratios can't.
@@ -385,7 +371,7 @@ class ElementRatios(MergeableReduction):
     from_rows: ClassVar[bool] = True
     passes: ClassVar[int] = 2
 
-    def reduce(self, gradients: ParameterGradients) -> formulas.ElementRatios:
+    def reduce(self, gradients: ParameterGradients) -> element_ratios.ElementRatios:
         elements = gradients.elements
         return self.of_whole(elements.element_deviations(), elements.batch_size)
 
@@ -395,10 +381,10 @@ class ElementRatios(MergeableReduction):
 
     def of_whole(self, merged: deviations.ElementDeviations, samples: int) -> Any:
         # The quantities that use it refuse a batch of one.
-        return formulas.element_ratios(merged, max(samples - self.ddof, 1), self.epsilon)
+        return element_ratios.element_ratios(merged, max(samples - self.ddof, 1), self.epsilon)
 
-    def total(self, values: Sequence[formulas.ElementRatios]) -> formulas.ElementRatios:
-        return formulas.sum_of_ratios(values)
+    def total(self, values: Sequence[element_ratios.ElementRatios]) -> element_ratios.ElementRatios:
+        return element_ratios.sum_of_ratios(values)
 
     def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
         raise NotImplementedError("the values of of_part are merged")
@@ -435,13 +421,9 @@ class Gram(Reduction):
 
 @dataclass(frozen=True)
 class CentredGram(Reduction):
-    """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``.
-
-    ``Deviations`` follow from it, and are found faster after it.
-    """
+    """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
 
     from_rows: ClassVar[bool] = True
-    first: ClassVar[bool] = True
     passes: ClassVar[int] = 2
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:

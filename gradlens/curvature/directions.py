@@ -9,6 +9,7 @@ those of linear layers follow from inputs and output gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -24,9 +25,9 @@ from gradlens.curvature.operator import flat, placed, shaped
 from gradlens.curvature.products import Seed, float64_device, normal_like
 from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.formulas import share_in_span, signal_to_noise
+from gradlens.numerics.deviations import ONE_SAMPLE, ZERO_MEAN
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.operators.joined import gram_of_passes
+from gradlens.operators.composed import gram_of_passes
 from gradlens.samples.plan import Plans
 
 Floats = NDArray[np.float64]
@@ -280,3 +281,28 @@ def _gram(jacobians: SamplesJacobians, starts: list[Tensor]) -> Tensor:
     if not bool(gram.isfinite().all()):
         raise UnavailableError("the per-sample gradients contain NaN or Inf")
     return gram
+
+
+def signal_to_noise(values: NDArray[np.float64]) -> list[float]:
+    """Of each column of ``values`` ``[N, k]``: its mean's square over the mean's variance.
+
+    N·x̄²/s², with the variance s² over N−1.
+    """
+    n, k = values.shape
+    if n < 2:
+        return [Undefined(ONE_SAMPLE)] * k
+    squares, variances = values.mean(0) ** 2, values.var(0, ddof=1)
+    return [_ratio(n * square, each) for square, each in zip(squares, variances, strict=True)]
+
+
+def _ratio(square: float, variance: float) -> float:
+    if variance > 0 or math.isnan(variance):
+        return float(square / variance)
+    return math.inf if square else Undefined("the derivatives of all samples are zero")
+
+
+def share_in_span(components: NDArray[np.float64], squared_norm: float) -> float:
+    """Share of ‖ḡ‖² in the span of orthonormal vectors, by the components of ḡ along them."""
+    if squared_norm == 0:
+        return Undefined(ZERO_MEAN)
+    return min(float(np.square(components).sum()) / squared_norm, 1.0)

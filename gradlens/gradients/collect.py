@@ -19,8 +19,8 @@ from gradlens.graph.loss import Batch
 from gradlens.graph.passes import Gradients, Instead, as_engine, nodes_above, run_backward
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.operators.composed import summed
 from gradlens.operators.operator import GradientOperator
-from gradlens.operators.summed import summed
 from gradlens.samples.plan import LabelledUse, Plan
 from gradlens.torch_private import backward_pass_id, unseen, version
 

@@ -45,8 +45,7 @@ class Reducer:
     ) -> None:
         self.collector = collector
         self.failed: dict[Reduction, str] = {}
-        ordered = sorted(reductions, key=lambda reduction: not reduction.first)
-        self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in ordered}
+        self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
         self.covered: set[str] = set()
         self.retained: dict[str, GradientOperator] = {}
         self.kept: dict[str, GradientOperator] = {}

@@ -24,11 +24,11 @@ from gradlens.graph.passes import call, call_node, outputs_of
 from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.operators.composed import Grouped
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense
 from gradlens.operators.operator import GradientOperator
-from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.operators.summed import Grouped
+from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.samples.labels import NO_SAMPLE
 from gradlens.samples.plan import LabelledUse
@@ -120,7 +120,7 @@ def _at_node(found: NodeGradient) -> GradientOperator:
 
 
 def _transposed(operator: GradientOperator) -> GradientOperator:
-    if isinstance(operator, OuterProduct | SumOfOuterProducts):
+    if isinstance(operator, OuterProducts):
         return operator.transposed()
     whole = operator.dense()
     return Dense(whole.mT if whole.dim() == 3 else whole, eps=operator.eps)
@@ -188,11 +188,8 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
     if storage_number(inputs) in found.graph.storages:
         inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
     if index.counts_samples:
-        return OuterProduct(inputs, delta, found.scale)
-    left, right = index.split(inputs), index.split(delta)
-    if left.shape[1] == 1:
-        return OuterProduct(left[:, 0], right[:, 0], found.scale)
-    return SumOfOuterProducts(left, right, found.scale)
+        return OuterProducts(inputs, delta, found.scale)
+    return OuterProducts(index.split(inputs), index.split(delta), found.scale)
 
 
 def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:

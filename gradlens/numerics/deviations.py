@@ -10,12 +10,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradlens.numerics.norms import dots, norm, power_of, row_norms, scale_of, squared_row_norms
+from gradlens.numerics.norms import dots, norm, row_norms, scale_of
 from gradlens.numerics.precision import double, is_small
+
+ONE_SAMPLE = "N = 1: a variance over samples needs two of them"
+ZERO_MEAN = "the mean gradient is zero"
+NOT_FINITE = "the per-sample gradients contain NaN or Inf"
+EQUAL = (
+    "the per-sample gradients differ by no more than the rounding errors of their precision: use a "
+    "higher precision"
+)
 
 ROUNDINGS = 16
 """Roundings of its precision that an element of gₙ may be off by.
@@ -39,11 +48,8 @@ A trade-off: four times the rounding error of differences, in a third of their t
 batches, the share is close to one.
 """
 
-CLEAR = 0.01
-"""The share of an element's sum of squares down to which its variance is computed in float32.
 
-A trade-off: float32 leaves five digits of it there; float64 takes three times as long.
-"""
+Bounds: TypeAlias = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,9 @@ class SampleDeviations:
     """Deviations of samples from the mean gradient; in float64.
 
     ``squared_norms`` are ‖gₙ − ḡ‖² and ``dots`` ⟨gₙ − ḡ, ḡ⟩, both ``[N]``; ``squared_mean`` is
-    ‖ḡ‖². Three factors give bounds of the error of Σₙ‖gₙ − ḡ‖²: ``of_gradients``, times N‖ḡ‖², from
-    rounding in gₙ, which gradients that are equal may have; ``of_sum``, times the sum itself, from
-    adding up; and ``of_difference``, times N‖ḡ‖², from subtracting products.
+    ‖ḡ‖². Three factors in ``bounds`` give bounds of the error of Σₙ‖gₙ − ḡ‖²: times N‖ḡ‖², from
+    rounding in gₙ, which gradients that are equal may have; times the sum itself, from adding up;
+    and times N‖ḡ‖², from subtracting products.
 
     Where ``unknown`` says why the gradients weren't kept until ḡ was known, squared norms and dots
     are empty, and ``known_spread`` is Σₙ‖gₙ − ḡ‖² of a ``number`` of samples.
@@ -62,17 +68,10 @@ class SampleDeviations:
     squared_norms: Tensor
     dots: Tensor
     squared_mean: Tensor
-    of_gradients: float = 0.0
-    of_sum: float = 0.0
-    of_difference: float = 0.0
+    bounds: Bounds
     known_spread: Tensor | None = None
     number: int = 0
     unknown: str = ""
-
-    @property
-    def bounds(self) -> tuple[float, float, float]:
-        """The factors of the bounds of errors."""
-        return self.of_gradients, self.of_sum, self.of_difference
 
     @property
     def samples(self) -> int:
@@ -96,13 +95,14 @@ class SampleDeviations:
     @property
     def noise(self) -> float:
         """Bound of the error of Σₙ‖gₙ − ḡ‖² from rounding in gₙ."""
-        return self.of_gradients * self.samples * self.squared_norm_of_mean
+        return self.bounds[0] * self.samples * self.squared_norm_of_mean
 
     @property
     def rounding(self) -> float:
         """Bound of the error of Σₙ‖gₙ − ḡ‖² from rounding in the sum."""
-        cancelled = self.of_difference * self.samples * self.squared_norm_of_mean
-        return self.of_sum * self.spread + cancelled
+        _, of_sum, of_difference = self.bounds
+        cancelled = of_difference * self.samples * self.squared_norm_of_mean
+        return of_sum * self.spread + cancelled
 
     @cached_property
     def squared_dots(self) -> float:
@@ -116,35 +116,30 @@ class SampleDeviations:
 
     def merge(self, other: SampleDeviations) -> SampleDeviations:
         """Of the samples of both, about the same mean."""
-        bounds, unknown = coarsest([self, other]), self.unknown or other.unknown
+        bounds, unknown = coarsest(self.bounds, other.bounds), self.unknown or other.unknown
         if unknown:
             spread, number = self._spread + other._spread, self.samples + other.samples
             nothing = self.dots.new_zeros(0)
             return SampleDeviations(
-                nothing, nothing, self.squared_mean, *bounds, spread, number, unknown
+                nothing, nothing, self.squared_mean, bounds, spread, number, unknown
             )
         return SampleDeviations(
             torch.cat([self.squared_norms, other.squared_norms]),
             torch.cat([self.dots, other.dots]),
             self.squared_mean,
-            *bounds,
+            bounds,
         )
 
-    def times(self, factor: float, of_gradients: float = 0.0) -> SampleDeviations:
-        """Of gradients times a factor, whose rounding errors may be known to be larger."""
-        norms, dots, mean = self.squared_norms, self.dots, self.squared_mean
-        if factor != 1.0:
-            square = factor**2
-            norms, dots, mean = norms * square, dots * square, mean * square
-        bounds = max(self.of_gradients, of_gradients), self.of_sum, self.of_difference
-        return SampleDeviations(norms, dots, mean, *bounds)
+    def times(self, factor: float) -> SampleDeviations:
+        """Of gradients times a factor."""
+        square = factor**2
+        norms, dots = self.squared_norms * square, self.dots * square
+        return SampleDeviations(norms, dots, self.squared_mean * square, self.bounds)
 
 
-def coarsest(parts: Sequence[SampleDeviations]) -> tuple[float, float, float]:
-    """The largest of each factor of the bounds, with which these hold for all parts together."""
-    if not parts:
-        return 0.0, 0.0, 0.0
-    first, second, third = map(max, zip(*(each.bounds for each in parts), strict=True))
+def coarsest(*bounds: Bounds) -> Bounds:
+    """The largest of each factor, with which the bounds hold for all together."""
+    first, second, third = map(max, zip(*bounds, strict=True))
     return first, second, third
 
 
@@ -157,7 +152,7 @@ def of_all(parameters: Sequence[SampleDeviations]) -> SampleDeviations:
         torch.stack([each.squared_norms for each in parameters]).sum(0),
         torch.stack([each.dots for each in parameters]).sum(0),
         torch.stack([each.squared_mean for each in parameters]).sum(),
-        *coarsest(parameters),
+        coarsest(*(each.bounds for each in parameters)),
         torch.stack([each._spread for each in parameters]).sum() if first.unknown else None,
         first.number,
         first.unknown,
@@ -195,7 +190,7 @@ class Spread:
 
     mean: Tensor
     squares: Tensor
-    bounds: tuple[float, float, float]
+    bounds: Bounds
 
     def times(self, factor: float) -> Spread:
         """Of gradients times a factor."""
@@ -205,15 +200,14 @@ class Spread:
         """Of both batches together, of so many samples (Chan et al., 1979, Eq. 2.1)."""
         mean, apart = merged_mean(self.mean, other.mean, samples)
         squares = self.squares + other.squares + between(samples) * double(norm(apart)).square()
-        first, second, third = map(max, zip(self.bounds, other.bounds, strict=True))
-        return Spread(mean, squares, (first, second, third))
+        return Spread(mean, squares, coarsest(self.bounds, other.bounds))
 
     def about(self, centre: Tensor, samples: int, unknown: str) -> SampleDeviations:
         """Deviations of so many samples from c ``[*P]``, of which nothing else is known."""
         squares = self.squares + samples * double(norm(self.mean - centre)).square()
         nothing, squared_mean = squares.new_zeros(0), double(norm(centre)).square()
         return SampleDeviations(
-            nothing, nothing, squared_mean, *self.bounds, squares, samples, unknown
+            nothing, nothing, squared_mean, self.bounds, squares, samples, unknown
         )
 
 
@@ -228,73 +222,57 @@ def between(samples: tuple[int, int]) -> float:
     return samples[0] * samples[1] / sum(samples)
 
 
-def by_products(squared_norms: Tensor, with_mean: Tensor) -> SampleDeviations:
-    """Deviations from ‖gₙ‖² and ⟨gₙ, ḡ⟩ in float64, both ``[N]``."""
-    return about_by_products(squared_norms, with_mean, with_mean.mean())
-
-
-def about_by_products(
-    squared_norms: Tensor, with_centre: Tensor, squared_centre: Tensor, eps: float | None = None
+def by_products(
+    squared_norms: Tensor,
+    with_centre: Tensor,
+    squared_centre: Tensor,
+    noise: float,
+    eps: float = torch.finfo(torch.float64).eps,
 ) -> SampleDeviations:
     """Deviations from c, from ‖gₙ‖² and ⟨gₙ, c⟩ ``[N]`` and ‖c‖² in float64.
 
-    ``eps`` is the relative rounding error of the products, by default that of their precision.
+    ``noise`` is the first of the bounds, and ``eps`` the relative rounding error of products.
     """
     along = with_centre - squared_centre
     # Rounding can push a vanishing norm below zero.
     apart = (squared_norms - squared_centre).sub_(along, alpha=2).clamp_(min=0)
-    rounding = ROUNDINGS * (torch.finfo(apart.dtype).eps if eps is None else eps)
+    rounding = ROUNDINGS * max(eps, torch.finfo(apart.dtype).eps)
+    return SampleDeviations(apart, along, squared_centre, (noise, rounding, 2 * rounding))
+
+
+def deviations_from(rows: Tensor, centre: Tensor, noise: float) -> SampleDeviations:
+    """Deviations of rows gₙ ``[N, M]`` from c ``[M]``; ``noise`` is the first of the bounds.
+
+    By products where these are precise enough, else by differences.
+    """
+    if is_small(rows):
+        centre = double(centre)
+        return deviations_in_double(double(rows).sub_(centre), centre, noise)
+    # Elsewhere, asking how far they are would wait for the device.
+    found = _by_own_products(rows, centre, noise) if rows.device.type == "cpu" else None
+    return _by_differences(rows, centre, noise) if found is None else found
+
+
+def deviations_in_double(apart: Tensor, centre: Tensor, noise: float) -> SampleDeviations:
+    """Deviations from gₙ − c ``[N, M]`` and c ``[M]`` in float64, of numbers in float32."""
+    squared_norms = torch.linalg.vector_norm(apart, dim=1).square_()
+    rounding = ROUNDINGS * torch.finfo(apart.dtype).eps
     return SampleDeviations(
-        apart, along, squared_centre, of_sum=rounding, of_difference=2 * rounding
+        squared_norms, apart @ centre, torch.dot(centre, centre), (noise, rounding, 0.0)
     )
 
 
-def by_imprecise_products(
-    squared_norms: Tensor, with_centre: Tensor, squared_centre: float, eps: float
-) -> SampleDeviations | None:
-    """As ``about_by_products``, in a lower precision.
-
-    ``None`` if the deviations are too small a part of the norms for that precision. The tensors are
-    on the processor: checking this on another device would wait for it.
-    """
-    centre = squared_norms.new_tensor(squared_centre)
-    found = about_by_products(squared_norms, with_centre, centre, eps)
-    largest = found.spread + 2 * len(with_centre) * squared_centre
+def _by_own_products(rows: Tensor, centre: Tensor, noise: float) -> SampleDeviations | None:
+    """From products in the rows' precision; ``None`` where these are not precise enough."""
+    size, eps = scale_of(centre), torch.finfo(rows.dtype).eps
+    squared_norms = double(row_norms(rows)).square_()
+    with_centre = double(dots(rows, centre / size)).mul_(size)
+    found = by_products(squared_norms, with_centre, double(norm(centre)).square(), noise, eps)
+    largest = found.spread + 2 * len(rows) * found.squared_norm_of_mean
     return found if FAR * largest < found.spread < math.inf else None
 
 
-def deviations_from(rows: Tensor, centre: Tensor) -> SampleDeviations:
-    """Deviations of rows gₙ ``[N, M]`` from c ``[M]``."""
-    if is_small(rows):
-        centre = double(centre)
-        return deviations_in_double(double(rows).sub_(centre), centre)
-    # Elsewhere, asking how far they are would wait for the device.
-    found = _by_few_passes(rows, centre) if rows.device.type == "cpu" else None
-    return _by_differences(rows, centre) if found is None else found
-
-
-def deviations_in_double(apart: Tensor, centre: Tensor) -> SampleDeviations:
-    """Deviations from gₙ − c ``[N, M]`` and c ``[M]`` in float64, of numbers in float32."""
-    return SampleDeviations(
-        torch.linalg.vector_norm(apart, dim=1).square_(),
-        apart @ centre,
-        torch.dot(centre, centre),
-        of_sum=ROUNDINGS * torch.finfo(apart.dtype).eps,
-    )
-
-
-def _by_few_passes(rows: Tensor, centre: Tensor) -> SampleDeviations | None:
-    """From ‖gₙ‖² and ⟨gₙ, c⟩; ``None`` where these are not precise enough."""
-    size = power_of(centre)
-    direction = centre if size == 1.0 else centre / size
-    squared_centre = float(squared_row_norms(direction[None])) * size * size  # perhaps infinite
-    squared_norms = double(row_norms(rows)).square_()
-    with_centre = double(dots(rows, direction)).mul_(size)
-    eps = torch.finfo(rows.dtype).eps
-    return by_imprecise_products(squared_norms, with_centre, squared_centre, eps)
-
-
-def _by_differences(rows: Tensor, centre: Tensor) -> SampleDeviations:
+def _by_differences(rows: Tensor, centre: Tensor, noise: float) -> SampleDeviations:
     """``deviations_from`` that loses no digits where rows differ little."""
     unit = scale_of(centre)
     direction = centre / unit
@@ -304,22 +282,16 @@ def _by_differences(rows: Tensor, centre: Tensor) -> SampleDeviations:
         along += double(dots(apart, direction[part]))
     rounding = ROUNDINGS * torch.finfo(rows.dtype).eps
     squared_centre = double(norm(centre)).square()
-    return SampleDeviations(squared_norms, along * unit, squared_centre, of_sum=rounding)
+    return SampleDeviations(squared_norms, along * unit, squared_centre, (noise, rounding, 0.0))
 
 
-def parts_of(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the elements of rows ``[N, M]``, and these, ``[N, m]``: ``APART`` at once."""
+def apart_from(rows: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows ``[N, M]`` less c ``[M]``, in slices of ``APART`` elements, each in a new tensor."""
     length = rows.shape[1]
     at_once = max(APART // max(len(rows), 1), 1) if rows.device.type == "cpu" else max(length, 1)
     for start in range(0, length, at_once):
         part = slice(start, min(start + at_once, length))
-        yield part, rows[:, part]
-
-
-def apart_from(rows: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """As ``parts_of``, less c ``[M]``, each time in a new tensor."""
-    for part, some in parts_of(rows):
-        yield part, some - centre[part]
+        yield part, rows[:, part] - centre[part]
 
 
 def less_mean(sum_of_squares: Tensor, total: Tensor, n: int) -> Tensor:

@@ -159,16 +159,8 @@ Measured on two cores: then, picking them out takes longer than binning the othe
 BISECTED = 2**11
 """Up to so many numbers, each one's cell is found by bisection, which takes the fewest calls."""
 
-
 FEW = 2**14
-"""Up to so many numbers, all are binned if one is large: that takes less time than more calls."""
-
-
-FEW_PAIRS = 2**17
-"""Up to so many numbers, all are binned with their companions, which takes fewer calls.
-
-Measured on two cores: up to here, that takes half to nine tenths of the time.
-"""
+"""Up to so many numbers, all are binned: that takes less time than more calls."""
 
 
 COLUMNS, MOST_COUNTERS = 2**10, 2**20
@@ -184,112 +176,45 @@ def tally_1d(values: Tensor, grid: Grid) -> Tensor:
 
     Of numbers smaller than ``grid.centre``, only the signs are counted.
     """
-    if values.device.type != "cpu" or values.numel() <= BISECTED:
+    if values.device.type != "cpu" or values.numel() <= FEW:
         # The sizes of what follows depend on the values, which would have to be waited for.
         return count(grid.cells(values), grid.size)
-    table = torch.zeros(grid.size, dtype=torch.int64, device=values.device)
-    counts = table.numpy()
+    table = torch.zeros(grid.size, dtype=torch.int64, device="cpu")
     for part in values.flatten().split(CHUNK):
-        tail = _tail(part, grid.centre)
-        if tail is not None:
-            table += count(grid.cells(tail), grid.size)
-        small = len(part) - (0 if tail is None else len(tail))
-        if small:
-            below_zero = 0
-            if grid.negative != grid.zero:
-                of_tail = 0 if tail is None else number_below_zero(tail)
-                below_zero = number_below_zero(part) - of_tail
-            counts[grid.zero] += small - below_zero
-            counts[grid.negative] += below_zero
+        # By numpy, which looks through flags several times as fast.
+        places = np.flatnonzero(~(part.abs().numpy() < grid.centre))  # a NaN's, too
+        if len(places) > MANY * len(part):
+            table += count(grid.cells(part), grid.size)
+            continue
+        large = part.index_select(0, torch.from_numpy(places))
+        opposite = number_below_zero(part) - number_below_zero(large)
+        table += count(grid.cells(large), grid.size)
+        table[grid.zero] += len(part) - len(large) - opposite
+        table[grid.negative] += opposite
     return table
 
 
-def _tail(values: Tensor, centre: float) -> Tensor | None:
-    """Those of ``values`` ``[n]`` that aren't smaller than ``centre``, or all if these are many."""
-    if not len(values):
-        return None
-    smallest, largest = map(float, values.aminmax())
-    if -centre < smallest and largest < centre:  # which a NaN is not
-        return None
-    if len(values) <= FEW or math.isnan(smallest):
-        return values
-    # By numpy, which looks through flags several times as fast.
-    far = values.abs().numpy() >= centre
-    if np.count_nonzero(far) > MANY * len(values):
-        return values
-    return values.index_select(0, torch.from_numpy(np.flatnonzero(far)))
+def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tensor:
+    """Joint counts of ``values`` ``[n, *Q]`` by their cells and by companions ``[*Q]``.
 
-
-class JointTally:
-    """How many values are in each cell of ``grid``, by their companion's cell; in pieces of rows.
-
-    ``companions`` ``[a, b]`` holds cells less than ``size``, the same for all samples. Of rows
-    of numbers smaller than ``grid.centre``, only the signs are counted, in ``table``.
+    The companions are cells below ``size``, the same for all n; int64 ``[grid.size, size]``.
     """
-
-    def __init__(self, companions: Tensor, grid: Grid, size: int) -> None:
-        self._companions, self._grid, self._size = companions, grid, size
-        self._tail = torch.zeros(grid.size, size, dtype=torch.int64, device=companions.device)
-        self._small = torch.zeros(len(companions), 1, device=companions.device)
-        self._negative = torch.zeros(companions.shape, device=companions.device)
-
-    def add(self, values: Tensor, rows: slice) -> None:
-        """Add values ``[n, len(rows), b]`` of some ``rows`` of the companions."""
-        if not values.numel():
-            return
-        # On other devices as in ``tally_1d``.
-        if values.device.type != "cpu" or values.numel() <= FEW_PAIRS:
-            companions = self._companions[rows].expand(values.shape)
-            self._tail += self._grid.joint_counts(values, companions, self._size)
-            return
-        at_once = max(CHUNK // values.shape[2], 1)
-        for start in range(0, values.shape[1], at_once):
-            some = values[:, start : start + at_once]
-            place = slice(rows.start + start, rows.start + start + some.shape[1])
-            for part in some.split(max(CHUNK // some[0].numel(), 1)):
-                self._add(part, place)
-
-    def _add(self, part: Tensor, place: slice) -> None:
-        grid = self._grid
-        near = part.abs().amax(2) < grid.centre  # which a NaN is not
-        self._small[place] += near.sum(0, dtype=torch.float32)[:, None]
-        if grid.negative != grid.zero:
-            self._negative[place] += negative(part).mul_(near[..., None]).sum(0)
-        sample, row = (~near).nonzero(as_tuple=True)
-        at_once = max(CHUNK // part.shape[2], 1)
-        companions = self._companions[place]
-        for s, r in zip(sample.split(at_once), row.split(at_once), strict=True):
-            self._tail += grid.joint_counts(part[s, r], companions[r], self._size)
-
-    def table(self) -> Tensor:
-        """Of all that was added, int64 ``[grid.size, size]``."""
-        table, grid = self._tail.clone(), self._grid
-        add_weights(table[grid.negative], self._companions, self._negative)
-        add_weights(table[grid.zero], self._companions, self._small - self._negative)
-        return table
-
-
-def negative(values: Tensor) -> Tensor:
-    """1 for negative numbers and 0 for all others, NaN included, in the values' precision.
-
-    Cheaper than a result in bool, and to be summed up without a conversion.
-    """
-    return torch.lt(values, 0, out=torch.empty_like(values))
-
-
-def positive(values: Tensor) -> Tensor:
-    """As ``negative``, where numbers are positive."""
-    return torch.gt(values, 0, out=torch.empty_like(values))
+    flat, others = values.reshape(len(values), companions.numel()), companions.reshape(-1)
+    if values.device.type != "cpu":
+        return grid.joint_counts(flat, others, size)
+    table = torch.zeros(grid.size, size, dtype=torch.int64, device="cpu")
+    for rows in flat.split(max(CHUNK // max(len(others), 1), 1)):
+        for part, cells in zip(rows.split(CHUNK, 1), others.split(CHUNK), strict=True):
+            table += grid.joint_counts(part, cells.expand(part.shape), size)
+    return table
 
 
 def number_below_zero(values: Tensor) -> int:
-    """How many of at most 2**24 ``values`` are negative, which float32 can count."""
-    return int(negative(values).sum())
+    """How many of at most 2**24 ``values`` are negative, which float32 can count.
 
-
-def add_weights(table: Tensor, cells: Tensor, weights: Tensor) -> None:
-    """Add each weight to its cell's entry of the table."""
-    table.scatter_add_(0, cells.reshape(-1).long(), weights.reshape(-1).long())
+    As numbers, which are cheaper than a result in bool, and added up without a conversion.
+    """
+    return int(torch.lt(values, 0, out=torch.empty_like(values)).sum())
 
 
 def count(indices: Tensor, length: int) -> Tensor:
@@ -317,24 +242,6 @@ def _folded(table: Tensor) -> Tensor:
     hist[0] += table[0]
     hist[-1] += table[-1]
     return hist
-
-
-def histogram_1d(values: Tensor, bins: int, range_: Range) -> Counts:
-    """Counts of all elements of ``values`` in equal bins."""
-    values = comparable(values)
-    return Counts(tally_1d(values, grid_of(bins, range_, values.dtype, values.device)))
-
-
-def histogram_2d(
-    values: Tensor, companions: Tensor, bins: tuple[int, int], range_: tuple[Range, Range]
-) -> Counts:
-    """Joint counts of ``values`` ``[n, *Q]`` with ``companions`` ``[*Q]``, the same for all n."""
-    values, companions = comparable(values), comparable(companions)
-    first = grid_of(bins[0], range_[0], values.dtype, values.device)
-    second = grid_of(bins[1], range_[1], companions.dtype, companions.device)
-    tally = JointTally(second.cells(companions).reshape(1, -1), first, second.size)
-    tally.add(values.reshape(len(values), 1, companions.numel()), slice(0, 1))
-    return Counts(tally.table())
 
 
 def comparable(values: Tensor) -> Tensor:

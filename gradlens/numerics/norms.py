@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from gradlens.numerics.groups import in_groups
 from gradlens.numerics.precision import double, is_small
 from gradlens.numerics.shards import over_parts, own_part, own_parts
 from gradlens.torch_private import foreach_norm, foreach_sub
@@ -52,13 +53,15 @@ def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
 
     Of large ones on the processor, one is stored at a time.
     """
-    mine, theirs = own_parts(ones), own_parts(others)
-    small, large = _together(mine)
-    found: dict[int, Tensor] = {place: _norm(mine[place] - theirs[place]) for place in large}
-    if small:
-        apart = foreach_sub([mine[p] for p in small], [theirs[p] for p in small])
-        found |= zip(small, _own_norms(apart), strict=True)
-    return over_parts(ones, [found[place] for place in range(len(mine))], _norms_of_parts)
+    pairs = [*zip(own_parts(ones), own_parts(others), strict=True)]
+    found = in_groups(pairs, _keys([one for one, _ in pairs]), _own_distances)
+    return over_parts(ones, found, _norms_of_parts)
+
+
+def _own_distances(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterable[Tensor]:
+    ones, others = zip(*pairs, strict=True)
+    alone = len(pairs) == 1
+    return _own_norms([ones[0] - others[0]] if alone else foreach_sub([*ones], [*others]))
 
 
 def norm(tensor: Tensor) -> Tensor:
@@ -71,27 +74,25 @@ def _norms_of_parts(parts: Tensor) -> Tensor:
 
 
 def _own_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    small, large = _together(tensors)
-    found: dict[int, Tensor] = {place: _norm(tensors[place]) for place in large}
-    if small:
-        together = foreach_norm([tensors[p] for p in small], torch.float64)
-        found |= zip(small, together, strict=True)
-    return [found[place] for place in range(len(tensors))]
+    return in_groups(tensors, _keys(tensors), _norms_at_once)
 
 
-def _together(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
-    """The places of tensors that one operation is for, and of those that are computed in turn.
+def _keys(tensors: Sequence[Tensor]) -> list[str | None]:
+    """The same for tensors that one operation is for; ``None`` for those computed in turn.
 
     On the processor, that operation converts them to double precision in memory of their own.
     """
-    places = {
-        place
-        for place, each in enumerate(tensors)
-        if each.layout == torch.strided
-        and each.is_floating_point()
-        and (each.is_cuda or is_small(each))
-    }
-    return sorted(places), [place for place in range(len(tensors)) if place not in places]
+    dense = [each.layout == torch.strided and each.is_floating_point() for each in tensors]
+    return [
+        "together" if each_dense and (each.is_cuda or is_small(each)) else None
+        for each, each_dense in zip(tensors, dense, strict=True)
+    ]
+
+
+def _norms_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
+    if _keys(tensors[:1]) == [None]:
+        return [_norm(tensors[0])]
+    return foreach_norm(list(tensors), torch.float64)
 
 
 def _norm(tensor: Tensor) -> Tensor:
@@ -152,30 +153,14 @@ def scale_of(tensor: Tensor) -> Tensor:
         return tensor.new_ones(())
     limits = torch.finfo(tensor.dtype)
     if tensor.device.type == "cpu":  # where reading a number is cheaper than an operation
-        return tensor.new_tensor(_power_above(_largest(tensor), limits))
+        low, high = map(float, torch.aminmax(tensor))
+        size = max(-low, high)
+        is_usual = limits.tiny <= size <= limits.max / 2
+        return tensor.new_tensor(math.ldexp(1.0, math.frexp(size)[1]) if is_usual else 1.0)
     largest = torch.linalg.vector_norm(tensor, math.inf).nan_to_num(1.0, 1.0)
     # Without the bits of its mantissa, a number is the power of two below.
     integer, exponent = EXPONENTS[tensor.dtype]
     return largest.clamp_min(limits.tiny).view(integer).bitwise_and(exponent).view(tensor.dtype)
-
-
-def power_of(tensor: Tensor) -> float:
-    """As ``scale_of``, of a tensor on the processor, but one where squares are in range already."""
-    size = _largest(tensor)
-    return 1.0 if 1 / MODERATE < size < MODERATE else _power_above(size, torch.finfo(tensor.dtype))
-
-
-def _largest(tensor: Tensor) -> float:
-    """The largest absolute value; NaN if there is one, and zero for no elements."""
-    if not tensor.numel():
-        return 0.0
-    low, high = map(float, torch.aminmax(tensor))
-    return max(-low, high)
-
-
-def _power_above(size: float, limits: torch.finfo) -> float:
-    is_usual = limits.tiny <= size <= limits.max / 2
-    return math.ldexp(1.0, math.frexp(size)[1]) if is_usual else 1.0
 
 
 def whole_range(rows: Tensor, squares: Callable[[Tensor], Tensor]) -> Tensor:

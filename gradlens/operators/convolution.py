@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+from gradlens.numerics.norms import scale_of
+from gradlens.numerics.precision import double
 from gradlens.operators.operator import GradientOperator, slices
-from gradlens.operators.outer_product import (
-    same_precision,
-    squared_norms_by_positions,
-    write_products,
-)
+from gradlens.operators.outer_products import factors_of, squared_norms_by_positions
 
 PATCHES_BYTES = 4 * 2**20
 """Memory of the patches that are cut out at once, where elements are stored.
@@ -53,10 +51,10 @@ class Convolution(GradientOperator):
         self._geometry = geometry
         self._positions = delta.shape[2:]
         inputs = _reached(inputs, geometry, delta.shape)
-        self._delta, self._inputs, eps = same_precision(delta, inputs)
+        self._delta, self._inputs, eps = factors_of(delta, inputs, scale)
         channels = inputs.shape[1] // geometry.groups
         shape = (delta.shape[1], channels, *geometry.kernel)
-        super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device, eps)
+        super().__init__(len(delta), shape, self._delta.dtype, delta.device, eps)
 
     def _workspace(self) -> int:
         patches = self._geometry.groups * self._columns * math.prod(self._positions)
@@ -65,20 +63,9 @@ class Convolution(GradientOperator):
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
         if self._geometry.groups == 1:
-            return self._products(samples, rows, 1.0)
+            return self._delta[samples].flatten(2)[:, rows] @ self._patches(samples)[:, 0].mT
         delta = self._delta[samples].flatten(2).unflatten(1, (self._geometry.groups, -1))
         return (delta @ self._patches(samples).mT).flatten(1, 2)[:, rows]
-
-    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
-        if self._geometry.groups == 1:
-            return self._products(samples, rows, self.scale)
-        return super()._scaled_block(samples, rows)
-
-    def _products(self, samples: slice, rows: slice, factor: float) -> Tensor:
-        """``_block`` without groups, times a factor, which takes no pass over the elements."""
-        delta = self._delta[samples].flatten(2)[:, rows]
-        patches = self._patches(samples)[:, 0]
-        return torch.baddbmm(delta.new_zeros(()), delta, patches.mT, beta=0, alpha=factor)
 
     def _write(self, to: Tensor) -> None:
         if self._geometry.groups > 1:
@@ -91,7 +78,7 @@ class Convolution(GradientOperator):
         for part in parts:
             windows = self._windows(part)
             patches = memory[: len(windows)].copy_(windows).view(len(windows), self._columns, -1)
-            write_products(to[part], self._delta[part].flatten(2), patches.mT, self.scale)
+            torch.bmm(self._delta[part].flatten(2), patches.mT, out=to[part])
 
     @property
     def _patches_bytes(self) -> int:
@@ -104,11 +91,11 @@ class Convolution(GradientOperator):
     def _keep_only(self, samples: Tensor) -> None:
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
 
-    def _squared_norms(self) -> Tensor:
+    def squared_norms(self) -> Tensor:
         positions = math.prod(self._positions)
         cheaper = positions * (self._rows + self._columns) < self._rows * self._columns
         if not cheaper or self._geometry.groups > 1 or not self.batch_size:
-            return super()._squared_norms()
+            return super().squared_norms()
         numbers_per_sample = positions * (2 * positions + self._columns)
         at_once = self._piece_bytes // max(numbers_per_sample * self.dtype.itemsize, 1)
         norms = [
@@ -119,18 +106,17 @@ class Convolution(GradientOperator):
         ]
         return torch.cat(norms)
 
-    def _dot(self, matrix: Tensor) -> Tensor:
-        weight = matrix.reshape(self.shape)
+    def _dot(self, direction: Tensor) -> Tensor:
+        size = scale_of(direction)
         convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(self._geometry.kernel) - 1]
+        weight = (direction / size).to(self.dtype)
         output = convolve(self._inputs, weight, **self._arguments())
-        return torch.linalg.vecdot(output.flatten(1), self._delta.flatten(1))
+        return double(torch.linalg.vecdot(output.flatten(1), self._delta.flatten(1))) * size
 
-    def _sum(self) -> Tensor:
-        weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[
-            len(self._geometry.kernel) - 1
-        ]
-        total = weight_gradient(self._inputs, self.shape, self._delta, **self._arguments())
-        return total.reshape(self._rows, self._columns)
+    def sum(self) -> Tensor:
+        space = len(self._geometry.kernel)
+        weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[space - 1]
+        return weight_gradient(self._inputs, self.shape, self._delta, **self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
         geometry = self._geometry

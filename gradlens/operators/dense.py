@@ -8,9 +8,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gradlens.numerics.deviations import SampleDeviations, deviations_in_double
+from gradlens.numerics.deviations import (
+    ElementDeviations,
+    SampleDeviations,
+    deviations_in_double,
+)
 from gradlens.numerics.histograms import Grid, tally_1d
-from gradlens.numerics.norms import dots, row_norms
+from gradlens.numerics.norms import row_norms
 from gradlens.numerics.precision import accumulable, double, is_small
 from gradlens.operators.operator import (
     GradientOperator,
@@ -24,7 +28,7 @@ REUSED_BYTES = 2**20
 class Dense(GradientOperator):
     """gₙ as a tensor ``[N, *P]``; for biases and normalisation weights, where it is small.
 
-    They are multiplied by ``scale`` at once, so that the operator's own is one.
+    They are multiplied by ``scale``.
     """
 
     def __init__(self, gradients: Tensor, scale: float = 1.0, eps: float | None = None) -> None:
@@ -33,12 +37,12 @@ class Dense(GradientOperator):
         if scale != 1.0:
             gradients = gradients * scale
         shape = gradients.shape[1:]
-        super().__init__(len(gradients), shape, 1.0, gradients.dtype, gradients.device, eps)
+        super().__init__(len(gradients), shape, gradients.dtype, gradients.device, eps)
         flat = (len(gradients), shape.numel())
         self._gradients = gradients if gradients.shape == flat else gradients.reshape(flat)
 
     @property
-    def elementwise(self) -> bool:
+    def is_worth_storing(self) -> bool:
         return False
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
@@ -52,29 +56,28 @@ class Dense(GradientOperator):
     def _keep_only(self, samples: Tensor) -> None:
         self._gradients = self._gradients[samples]
 
-    def _squared_norms(self) -> Tensor:
+    def squared_norms(self) -> Tensor:
         if is_small(self._gradients):
             norms = torch.linalg.vector_norm(self._gradients, dim=1, dtype=torch.float64)
             return norms.square_()
         return double(row_norms(self._gradients)).square()
 
-    def _centred_gram(self) -> Tensor:
+    def centred_gram(self) -> Tensor:
         if not is_small(self._gradients):
-            return super()._centred_gram()
+            return super().centred_gram()
         apart, _ = self._about_mean()
         return apart @ apart.T
 
-    def _deviations(self) -> SampleDeviations:
+    def deviations(self) -> SampleDeviations:
         if not is_small(self._gradients):
-            return super()._deviations()
-        return deviations_in_double(*self._about_mean())
+            return super().deviations()
+        return deviations_in_double(*self._about_mean(), self._noise)
 
-    def _element_deviations(self) -> tuple[Tensor, Tensor]:
+    def element_deviations(self) -> ElementDeviations:
         if not is_small(self._gradients):
-            return super()._element_deviations()
+            return super().element_deviations()
         apart, mean = self._about_mean()
-        shape = self._rows, self._columns
-        return mean.to(self.dtype).view(shape), apart.square().sum(0).view(shape)
+        return self._element_deviations(mean, apart.square().sum(0))
 
     def _about_mean(self) -> tuple[Tensor, Tensor]:
         """gₙ − ḡ ``[N, R·K]`` and ḡ ``[R·K]`` in float64; not to be written to."""
@@ -88,16 +91,13 @@ class Dense(GradientOperator):
             kept |= {"mean": mean, "apart": self._gradients - mean}
         return kept["apart"], kept["mean"]
 
-    def _dot_in_range(self, direction: Tensor) -> Tensor:
+    def _dot(self, direction: Tensor) -> Tensor:
         if not is_small(self._gradients):
-            return super()._dot_in_range(direction)
+            return super()._dot(direction)
         return self._gradients.double() @ direction.flatten().double()
 
-    def _dot(self, matrix: Tensor) -> Tensor:
-        return dots(self._gradients, matrix.flatten())
-
-    def _sum(self) -> Tensor:
-        return self._gradients.sum(0).view(self._rows, self._columns)
+    def sum(self) -> Tensor:
+        return self._gradients.sum(0).view(self.shape)
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
         if self.bytes_of_elements > max_bytes:
@@ -145,7 +145,7 @@ def stored_rows(
     row_bytes = individual.bytes_of_elements // max(individual.shape[0], 1)
     most = individual._piece_bytes if max_bytes is None else max_bytes
     for rows in slices(individual.shape[0], most // max(row_bytes, 1)):
-        values = individual._scaled(individual._rows_of(everyone, rows))
+        values = individual._rows_of(everyone, rows)
         yield rows, Dense(values.unflatten(2, individual.shape[1:]), eps=individual.eps)
 
 

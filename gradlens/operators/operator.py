@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -17,24 +17,21 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.deviations import (
-    CLEAR,
-    FAR,
     ROUNDINGS,
     ElementDeviations,
     SampleDeviations,
     apart_from,
     coarsest,
     deviations_from,
-    parts_of,
 )
 from gradlens.numerics.histograms import (
     Counts,
     Grid,
-    JointTally,
     Range,
     comparable,
     grid_of,
     tally_1d,
+    tally_2d,
 )
 from gradlens.numerics.norms import (
     dots,
@@ -61,10 +58,6 @@ On an H100, all per-sample gradients of a ResNet-14 in pieces of 16 MiB took ten
 """
 
 
-KEPT_PAIRS = 1024
-"""The most samples whose Gram matrix is kept for other results: it takes 8 MiB in float64."""
-
-
 @dataclass(frozen=True)
 class Piece:
     """Some rows of some samples' per-sample gradients.
@@ -82,16 +75,15 @@ class GradientOperator(ABC):
     """Per-sample gradients gₙ ``[N, *P]`` of one parameter, without building them.
 
     gₙ is N times sample n's contribution to a mean loss, or that contribution itself under a sum
-    loss; ``scale`` is this factor, so callers get no other scaling. Gradients and their sums are of
-    the operator's ``dtype``: that of the factors, except that half precisions accumulate in
-    float32. Squares and products are in float64, whose range they don't leave. ``eps`` is the
-    relative rounding error of the factors, which is larger in half precisions. All elements
-    together would take ``bytes_of_elements``.
+    loss; what an operator is made of is multiplied by this factor, its ``scale``, at once.
+    Gradients and their sums are of the operator's ``dtype``: that of the factors, except that half
+    precisions accumulate in float32. Squares and products are in float64, whose range they don't
+    leave. ``eps`` is the relative rounding error of the factors, which is larger in half
+    precisions. All elements together would take ``bytes_of_elements``.
 
     A subclass defines ``_block``. Everything else follows from it piece by piece; a subclass may
-    override the other private methods where its structure allows something cheaper. They compute
-    with unscaled gradients as ``[N, R, K]``. With ``makes_blocks``, results of ``_block`` are new
-    tensors each time, and are scaled in place.
+    override other methods where its structure allows something cheaper. With ``makes_blocks``,
+    results of ``_block`` are new tensors each time.
     """
 
     makes_blocks: ClassVar[bool] = False
@@ -100,14 +92,12 @@ class GradientOperator(ABC):
         self,
         batch_size: int,
         shape: torch.Size | tuple[int, ...],
-        scale: float,
         dtype: torch.dtype,
         device: torch.device,
         eps: float | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.shape = torch.Size(shape)
-        self.scale = scale
         self.dtype = dtype
         self.eps = torch.finfo(dtype).eps if eps is None else eps
         self.device = device
@@ -117,6 +107,8 @@ class GradientOperator(ABC):
         self._kept: dict[str, Tensor] = {}
         self._rows = self.shape[0] if self.shape else 1
         self._columns = math.prod(self.shape[1:])
+        self._noise = (ROUNDINGS * self.eps) ** 2
+        """Bound for ‖gₙ − ḡ‖²/‖ḡ‖² that comes from rounding alone."""
         self.bytes_of_elements = batch_size * self._rows * self._columns * dtype.itemsize
 
     def __repr__(self) -> str:
@@ -174,20 +166,39 @@ class GradientOperator(ABC):
             sizes[number] = min(sizes.get(number, 0) + size, most)
         return sum(sizes.values())
 
-    @final
+    # Results; subclasses override those that take less than all elements.
+
     def squared_norms(self) -> Tensor:
         """‖gₙ‖² of every sample, ``[N]``."""
-        return times(self._squared_norms(), self.scale**2)
+        squared_norms = self._double_zeros(self.batch_size)
+        for samples, rows in self._partition():
+            norms = row_norms(self._block(samples, rows).flatten(1))
+            squared_norms[samples] += double(norms).square()
+        return squared_norms
 
     @final
     def norms(self) -> Tensor:
         """‖gₙ‖ of every sample, ``[N]``."""
         return self.squared_norms().sqrt()
 
+    def gram(self, max_bytes: int | None = None) -> Tensor:
+        """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``, from at most ``max_bytes`` at once."""
+        return self._products_about(self._zeros(self._rows, self._columns), max_bytes)
+
+    def centred_gram(self) -> Tensor:
+        """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
+        return centred(self._products_about(self._centre()))
+
     @final
-    def gram(self) -> Tensor:
-        """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``."""
-        return times(self._gram(), self.scale**2)
+    def _products_about(self, centre: Tensor, max_bytes: int | None = None) -> Tensor:
+        """⟨gₙ − c, gₘ − c⟩ ``[N, N]`` with c ``[R, K]``."""
+        gram = self._double_zeros(self.batch_size, self.batch_size)
+        bytes_per_row = max(self.batch_size * self._columns * self.dtype.itemsize, 1)
+        for rows in slices(self._rows, (max_bytes or self._piece_bytes) // bytes_per_row):
+            block = self._rows_of(slice(0, self.batch_size), rows).flatten(1)
+            for _, apart in apart_from(block, centre[rows].flatten()):
+                gram += whole_range(apart, products_of_pairs)
+        return gram
 
     @final
     def dot(self, direction: Tensor) -> Tensor:
@@ -197,62 +208,93 @@ class GradientOperator(ABC):
                 f"the direction has shape {list(direction.shape)}, the parameter has "
                 f"{list(self.shape)}: pass one number per parameter element"
             )
-        direction = direction.detach() if direction.requires_grad else direction
-        return times(self._dot_in_range(direction), self.scale)
+        return self._dot(direction.detach() if direction.requires_grad else direction)
 
-    @final
+    def _dot(self, direction: Tensor) -> Tensor:
+        """``dot`` in float64, where products of small numbers would vanish."""
+        size = scale_of(direction)
+        matrix = (direction / size).to(self.dtype).reshape(self._rows, self._columns)
+        found = self._zeros(self.batch_size)
+        for samples, rows in self._partition():
+            found[samples] += dots(self._block(samples, rows).flatten(1), matrix[rows].flatten())
+        return double(found) * size
+
     def sum(self) -> Tensor:
         """Σₙ gₙ, ``[*P]``."""
-        return self._sum_times(self.scale)
+        total = self._zeros(self._rows, self._columns)
+        for samples, rows in self._partition():
+            total[rows] += self._block(samples, rows).sum(0)
+        return total.reshape(self.shape)
 
     @final
     def mean(self) -> Tensor:
         """ḡ = (1/N)·Σₙ gₙ, ``[*P]``."""
-        return self._sum_times(self.scale / self.batch_size if self.batch_size else math.nan)
+        return self.sum() / self.batch_size
 
-    @final
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σₙ wₙ gₙ with weights ``[N]``, ``[*P]``."""
+        total = self._zeros(self._rows, self._columns)
+        weights = weights.detach().to(self.device, self.dtype)
+        for samples, rows in self._partition():
+            total[rows] += torch.tensordot(weights[samples], self._block(samples, rows), 1)
+        return total.reshape(self.shape)
+
+    def sum_of_squares(self) -> Tensor:
+        """Σₙ gₙ² for each element, ``[*P]``."""
+        return self._squares_about(self._zeros(self._rows, self._columns))
+
     def deviations(self) -> SampleDeviations:
-        """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖²."""
-        return self._complete(self._deviations())
+        """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖².
+
+        About the mean as it is rounded, which is closer than what rounding in gₙ is.
+        """
+        return self._deviations_about(self._centre())
 
     @final
     def deviations_about(self, mean: Tensor) -> SampleDeviations:
         """The same about another ḡ ``[*P]``: that of a batch that these samples are a part of."""
-        centre = mean.detach().to(self.dtype).reshape(self._rows, self._columns)
-        return self._complete(self._deviations_about(centre / self.scale))
+        return self._deviations_about(
+            mean.detach().to(self.dtype).reshape(self._rows, self._columns)
+        )
 
-    @final
-    def _complete(self, found: SampleDeviations) -> SampleDeviations:
-        return found.times(self.scale, self._noise)
+    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
+        """With c ``[R, K]`` in place of the mean."""
+        found: list[tuple[slice, SampleDeviations]] = []
+        for samples, rows in self._partition():
+            block = self._block(samples, rows).flatten(1)
+            found.append((samples, deviations_from(block, centre[rows].flatten(), self._noise)))
+        if len(found) == 1:
+            return found[0][1]
+        squared_norms, along = (self._double_zeros(self.batch_size) for _ in range(2))
+        for samples, part in found:
+            squared_norms[samples] += part.squared_norms
+            along[samples] += part.dots
+        # Without samples, no part has bounds.
+        bounds = coarsest((0.0, 0.0, 0.0), *(part.bounds for _, part in found))
+        return SampleDeviations(squared_norms, along, double(norm(centre)).square(), bounds)
 
-    @final
     def element_deviations(self) -> ElementDeviations:
         """ḡ and Σₙ(gₙ − ḡ)² for each element, ``[*P]``."""
-        centre, squares = self._element_deviations()
-        noise = max(self._noise, ROUNDINGS * torch.finfo(centre.dtype).eps)
-        found = ElementDeviations(self._shaped(centre), self._shaped(squares), noise)
-        return found if self.scale == 1.0 else found.times(self.scale)
+        centre = self._centre()
+        return self._element_deviations(centre, self._squares_about(centre))
 
     @final
-    def _shaped(self, matrix: Tensor) -> Tensor:
-        """``[R, K]`` to ``[*P]``."""
-        return matrix if matrix.shape == self.shape else matrix.reshape(self.shape)
+    def _element_deviations(self, mean: Tensor, squares: Tensor) -> ElementDeviations:
+        """Of a mean and squares with as many elements as the parameter."""
+        mean = mean.to(self.dtype).reshape(self.shape)
+        noise = max(self._noise, ROUNDINGS * torch.finfo(mean.dtype).eps)
+        return ElementDeviations(mean, squares.reshape(self.shape), noise)
 
     @final
-    def centred_gram(self) -> Tensor:
-        """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
-        return times(self._centred_gram(), self.scale**2)
-
-    @final
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σₙ wₙ gₙ with weights ``[N]``, ``[*P]``."""
-        total = self._weighted_sum(weights.detach().to(self.device, self.dtype))
-        return (total * self.scale).reshape(self.shape)
-
-    @final
-    def sum_of_squares(self) -> Tensor:
-        """Σₙ gₙ² for each element, ``[*P]``."""
-        return (self._sum_of_squares() * self.scale**2).reshape(self.shape)
+    def _squares_about(self, centre: Tensor) -> Tensor:
+        """Σₙ(gₙ − c)² with c ``[R, K]``, in float64 ``[*P]``."""
+        total = self._double_zeros(self._rows, self._columns)
+        for samples, rows in self._partition():
+            squares = total[rows].view(-1)
+            block = self._block(samples, rows).flatten(1)
+            for part, apart in apart_from(block, centre[rows].flatten()):
+                squares[part] += whole_range(apart, sums_of_squares)
+        return total.reshape(self.shape)
 
     @final
     def pieces(self, max_bytes: int | None = None) -> Iterator[Piece]:
@@ -261,7 +303,8 @@ class GradientOperator(ABC):
         One row of one sample is the smallest piece, however small ``max_bytes`` is.
         """
         for samples, rows in self._partition(max_bytes):
-            values = self._block(samples, rows) * self.scale
+            block = self._block(samples, rows)
+            values = block if self.makes_blocks else block.clone()
             kept = (rows.stop - rows.start, *self.shape[1:]) if self.shape else ()
             yield Piece(samples, rows, values.reshape(len(values), *kept))
 
@@ -270,16 +313,20 @@ class GradientOperator(ABC):
         """gₙ themselves, ``[N, *P]``: N times the parameter's memory, or that of ``out``."""
         shape = (self.batch_size, *self.shape)
         if self.makes_blocks and out is None and self._is_one_piece:
-            everyone, rows = slice(0, self.batch_size), slice(0, self._rows)
-            return self._scaled(self._block(everyone, rows)).view(shape)
+            block = self._block(slice(0, self.batch_size), slice(0, self._rows))
+            return block if block.shape == shape else block.view(shape)
         dense = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
         self._write(dense.view(self.batch_size, self._rows, self._columns))
         return dense
 
-    @final
     def abs_max(self) -> Tensor:
         """The largest absolute value of any element of any gₙ, a scalar; NaN if there is one."""
-        return self._abs_max()
+        largest = [torch.zeros((), dtype=self.dtype, device=self.device)]
+        for samples, rows in self._partition():
+            block = self._block(samples, rows)
+            if block.numel():
+                largest.append(block.abs().amax())
+        return torch.stack(largest).amax()
 
     @final
     def histogram_1d(self, bins: int, range_: Range, max_bytes: int | None = None) -> Counts:
@@ -305,7 +352,20 @@ class GradientOperator(ABC):
         cells = second.compact_cells(companions)
         return Counts(self._tally_2d(grid, cells, second.size, max_bytes or self._piece_bytes))
 
-    # Defined, or overridden, by subclasses.
+    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        """Counts by ``grid``'s cells."""
+        tables = [tally_1d(self._block(*piece), grid) for piece in self._partition(max_bytes)]
+        empty = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
+        return tables[0] if len(tables) == 1 else sum(tables, start=empty)
+
+    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        """Joint counts by ``grid``'s cells and ``companions`` ``[R, K]``, cells below ``size``."""
+        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
+        for samples, rows in self._partition(max_bytes):
+            table += tally_2d(self._block(samples, rows), companions[rows], grid, size)
+        return table
+
+    # What results are computed from.
 
     @property
     @abstractmethod
@@ -321,166 +381,30 @@ class GradientOperator(ABC):
         block += self._block(samples, rows)
 
     def _write(self, to: Tensor) -> None:
-        """Write all gradients, scaled, to a tensor ``[N, R, K]``."""
+        """Write all gradients to a tensor ``[N, R, K]``."""
         for samples, rows in self._partition():
-            torch.mul(self._block(samples, rows), self.scale, out=to[samples, rows])
+            to[samples, rows] = self._block(samples, rows)
 
     @abstractmethod
     def _keep_only(self, samples: Tensor) -> None:
         """Keep some samples alone; called on a new copy, whose tensors aren't written to."""
 
     @property
-    def elementwise(self) -> bool:
-        """Whether results take all elements, rather than what they are computed from."""
-        return True
-
-    @property
     def is_worth_storing(self) -> bool:
         """Whether storing all elements pays for more than one result."""
-        return self.elementwise
+        return True
 
     def _workspace(self) -> int:
         """Elements of temporary memory that ``_block`` needs for each sample beyond its result."""
         return 0
 
-    def _squared_norms(self) -> Tensor:
-        squared_norms = self._double_zeros(self.batch_size)
-        for samples, rows in self._partition():
-            norms = row_norms(self._block(samples, rows).flatten(1))
-            squared_norms[samples] += double(norms).square()
-        return squared_norms
-
-    def _gram(self) -> Tensor:
-        gram = self._double_zeros(self.batch_size, self.batch_size)
-        for _, block in self._blocks_of_rows():
-            gram += whole_range(block, products_of_pairs)
-        return gram
-
-    def _centred_gram(self) -> Tensor:
-        centre = self._centre()
-        found = self._centred_by_few_passes(centre) if self.device.type == "cpu" else None
-        gram, along = found or self._products_about(centre)
-        return self._keep_centred_gram(gram, along)
-
     @final
-    def _keep_centred_gram(self, gram: Tensor, along: Tensor) -> Tensor:
-        """⟨gₙ − ḡ, gₘ − ḡ⟩ ``[N, N]``, kept with ⟨gₙ − ḡ, ḡ⟩ ``[N]`` for ``_deviations``."""
-        if self.batch_size <= KEPT_PAIRS:
-            self._kept |= {"centred gram": gram, "dots with mean": along}
-        return gram
-
-    @final
-    def _centred_by_few_passes(self, centre: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As ``_products_about``, from ⟨gₙ, gₘ⟩; ``None`` where these are not precise enough."""
-        gram, with_centre = self._gram_and_dots(centre)
-        apart = centred(gram)
-        if not FAR * float(gram.trace()) < float(apart.trace()) < math.inf:
-            return None
-        return apart, with_centre - double(norm(centre)).square()
-
-    @final
-    def _gram_and_dots(self, centre: Tensor) -> tuple[Tensor, Tensor]:
-        """⟨gₙ, gₘ⟩ ``[N, N]`` and ⟨gₙ, c⟩ ``[N]`` with c ``[R, K]``, in float64."""
-        gram, along = (self._double_zeros(*[self.batch_size] * axes) for axes in (2, 1))
-        unit = scale_of(centre)
-        for rows, block in self._blocks_of_rows():
-            gram += whole_range(block, products_of_pairs)
-            along += double(dots(block, (centre[rows] / unit).flatten()))
-        return gram, along * unit
-
-    @final
-    def _products_about(self, centre: Tensor) -> tuple[Tensor, Tensor]:
-        """⟨gₙ − ḡ, gₘ − ḡ⟩ ``[N, N]`` and ⟨gₙ − ḡ, ḡ⟩ ``[N]`` with ḡ ``[R, K]``, in float64."""
-        gram, along = (self._double_zeros(*[self.batch_size] * axes) for axes in (2, 1))
-        unit = scale_of(centre)
-        for rows, block in self._blocks_of_rows():
-            own = centre[rows].flatten()
-            for part, apart in apart_from(block, own):
-                gram += whole_range(apart, products_of_pairs)
-                along += double(dots(apart, own[part] / unit))
-        return centred(gram), along * unit
-
-    @final
-    def _blocks_of_rows(self) -> Iterator[tuple[slice, Tensor]]:
-        """Rows that fit into a piece, and their gradients ``[N, r·K]`` of all samples."""
-        bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
-        for rows in slices(self._rows, self._piece_bytes // max(bytes_per_row, 1)):
-            yield rows, self._rows_of(slice(0, self.batch_size), rows).flatten(1)
-
-    def _deviations(self) -> SampleDeviations:
-        """About the mean as it is rounded, which is closer than what rounding in gₙ is."""
-        if "centred gram" not in self._kept:
-            return self._deviations_of_elements(self._centre())
-        squared_norms, along = self._kept["centred gram"].diagonal(), self._kept["dots with mean"]
-        squared_mean = double(norm(self._centre())).square()
-        # Twice that of squares that are added up in parts: a processor's library adds up more.
-        rounding = 2 * ROUNDINGS * torch.finfo(self.dtype).eps
-        return SampleDeviations(squared_norms, along, squared_mean, of_sum=rounding)
-
-    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
-        """With c ``[R, K]`` in place of the mean."""
-        return self._deviations_of_elements(centre)
-
-    @final
-    def _deviations_of_elements(self, centre: Tensor) -> SampleDeviations:
-        found: list[tuple[slice, SampleDeviations]] = []
-        for samples, rows in self._partition():
-            block = self._block(samples, rows).flatten(1)
-            found.append((samples, deviations_from(block, centre[rows].flatten())))
-        if len(found) == 1:
-            return found[0][1]
-        squared_norms, along = (self._double_zeros(self.batch_size) for _ in range(2))
-        for samples, part in found:
-            squared_norms[samples] += part.squared_norms
-            along[samples] += part.dots
-        squared_mean, bounds = double(norm(centre)).square(), coarsest([each for _, each in found])
-        return SampleDeviations(squared_norms, along, squared_mean, *bounds)
-
-    def _element_deviations(self) -> tuple[Tensor, Tensor]:
-        """ḡ, and a new tensor of Σₙ(gₙ − ḡ)² for each element; unscaled, ``[R, K]``."""
-        centre = self._centre()
-        found = self._squares_by_few_passes(centre) if self.device.type == "cpu" else None
-        return centre, self._squares_about(centre) if found is None else found
-
-    @final
-    def _squares_by_few_passes(self, centre: Tensor) -> Tensor | None:
-        """As ``_squares_about``, from Σₙgₙ²; ``None`` where these are not precise enough."""
-        squares = self._zeros(self._rows, self._columns)
-        for samples, rows in self._partition():
-            for part, block in parts_of(self._block(samples, rows).flatten(1)):
-                own = whole_range(block, sums_of_squares)
-                squares = squares.to(torch.promote_types(squares.dtype, own.dtype))
-                squares[rows].view(-1)[part].add_(own)
-        found = torch.addcmul(squares, *[centre.to(squares.dtype)] * 2, value=-self.batch_size)
-        if not float(squares.mul_(-CLEAR).add_(found).amin()) >= 0:
-            return None
-        return found
-
-    def _squares_about(self, centre: Tensor) -> Tensor:
-        """Σₙ(gₙ − c)² with c ``[R, K]``, in float64 ``[R, K]``."""
-        total = self._double_zeros(self._rows, self._columns)
-        for samples, rows in self._partition():
-            squares = total[rows].view(-1)
-            block = self._block(samples, rows).flatten(1)
-            for part, apart in apart_from(block, centre[rows].flatten()):
-                squares[part] += whole_range(apart, sums_of_squares)
-        return total
-
     def _centre(self) -> Tensor:
-        """ḡ, ``[R, K]``, unscaled; not to be written to."""
-        return self._once("centre", lambda: self._sum() / max(self.batch_size, 1))
-
-    @final
-    def _once(self, what: str, compute: Callable[[], Tensor]) -> Tensor:
-        """What several results need, kept until ``forget``; not to be written to."""
-        if what not in self._kept:
-            self._kept[what] = compute()
-        return self._kept[what]
-
-    @property
-    def _noise(self) -> float:
-        """Bound for ‖gₙ − ḡ‖²/‖ḡ‖² that comes from rounding alone."""
-        return (ROUNDINGS * self.eps) ** 2
+        """ḡ, ``[R, K]``, kept until ``forget``; not to be written to."""
+        if "centre" not in self._kept:
+            total = self.sum() / max(self.batch_size, 1)
+            self._kept["centre"] = total.reshape(self._rows, self._columns)
+        return self._kept["centre"]
 
     @final
     def _zeros(self, *shape: int) -> Tensor:
@@ -489,72 +413,6 @@ class GradientOperator(ABC):
     @final
     def _double_zeros(self, *shape: int) -> Tensor:
         return double(torch.zeros(shape, device=self.device))
-
-    def _dot_in_range(self, direction: Tensor) -> Tensor:
-        """⟨gₙ, direction⟩ in float64 ``[N]``, where products of small numbers would vanish."""
-        size = scale_of(direction)
-        matrix = (direction / size).to(self.dtype).reshape(self._rows, self._columns)
-        return double(self._dot(matrix)) * size
-
-    def _dot(self, matrix: Tensor) -> Tensor:
-        dot = self._zeros(self.batch_size)
-        for samples, rows in self._partition():
-            dot[samples] += dots(self._block(samples, rows).flatten(1), matrix[rows].flatten())
-        return dot
-
-    def _sum(self) -> Tensor:
-        total = self._zeros(self._rows, self._columns)
-        for samples, rows in self._partition():
-            total[rows] += self._block(samples, rows).sum(0)
-        return total
-
-    def _weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self._zeros(self._rows, self._columns)
-        for samples, rows in self._partition():
-            total[rows] += torch.tensordot(weights[samples], self._block(samples, rows), 1)
-        return total
-
-    def _sum_of_squares(self) -> Tensor:
-        return self._squares_about(self._zeros(self._rows, self._columns))
-
-    def _abs_max(self) -> Tensor:
-        largest = [torch.zeros((), dtype=self.dtype, device=self.device)]
-        for samples, rows in self._partition():
-            block = self._scaled_block(samples, rows)
-            if block.numel():
-                largest.append(block.abs().amax())
-        return torch.stack(largest).amax()
-
-    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
-        """Counts by ``grid``'s cells."""
-        blocks = (self._scaled_block(*piece) for piece in self._partition(max_bytes))
-        tables = [tally_1d(block, grid) for block in blocks]
-        empty = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
-        return sum(tables[1:], start=tables[0]) if tables else empty
-
-    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
-        """Joint counts by ``grid``'s cells and ``companions`` ``[R, K]``, cells below ``size``."""
-        tally = JointTally(companions, grid, size)
-        for samples, rows in self._partition(max_bytes):
-            tally.add(self._scaled_block(samples, rows), rows)
-        return tally.table()
-
-    # Shared by the above.
-
-    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
-        """As ``_block``, scaled; not to be written to."""
-        return self._scaled(self._block(samples, rows))
-
-    @final
-    def _scaled(self, block: Tensor) -> Tensor:
-        if self.scale == 1.0:
-            return block
-        return block.mul_(self.scale) if self.makes_blocks else block * self.scale
-
-    @final
-    def _sum_times(self, factor: float) -> Tensor:
-        # Often 1, and one pass over memory takes as long as a part of the product.
-        return self._shaped(times(self._sum(), factor))
 
     @final
     def _rows_of(self, samples: slice, rows: slice) -> Tensor:
@@ -592,11 +450,6 @@ class GradientOperator(ABC):
         for sample in range(self.batch_size):
             for rows in slices(self._rows, rows_at_once):
                 yield slice(sample, sample + 1), rows
-
-
-def times(tensor: Tensor, factor: float) -> Tensor:
-    """The tensor times a factor, itself where that is one."""
-    return tensor if factor == 1.0 else tensor * factor
 
 
 def centred(gram: Tensor) -> Tensor:

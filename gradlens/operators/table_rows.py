@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.deviations import (
+    ElementDeviations,
     SampleDeviations,
-    about_by_products,
     by_products,
     less_mean,
 )
@@ -48,16 +48,16 @@ class IndexedRows(GradientOperator):
         eps = torch.finfo(delta.dtype).eps
         delta = accumulable(delta)
         columns = delta.shape[1]
-        super().__init__(batch_size, (num_rows, columns), scale, delta.dtype, delta.device, eps)
+        super().__init__(batch_size, (num_rows, columns), delta.dtype, delta.device, eps)
         cells, inverse = torch.unique(owners * num_rows + indices, return_inverse=True)
         self._owner = cells // num_rows
         self._row = cells % num_rows
-        self._values = delta.new_zeros(len(cells), columns).index_add_(
-            0, inverse.flatten(), delta.reshape(-1, columns)
-        )
+        values = delta.new_zeros(len(cells), columns)
+        values.index_add_(0, inverse.flatten(), delta.reshape(-1, columns))
+        self._values = values if scale == 1.0 else values.mul_(scale)
 
     @property
-    def elementwise(self) -> bool:
+    def is_worth_storing(self) -> bool:
         return False
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
@@ -87,19 +87,16 @@ class IndexedRows(GradientOperator):
         self._owner, self._row = places[self._owner[kept]], self._row[kept]
         self._values = self._values[kept]
 
-    def _squared_norms(self) -> Tensor:
+    def squared_norms(self) -> Tensor:
         return self._per_sample(double(self._values).square().sum(1))
 
-    def _dot_in_range(self, direction: Tensor) -> Tensor:
+    def _dot(self, direction: Tensor) -> Tensor:
         touched = direction[self._row]
         size = scale_of(touched)
         rows = (touched / size).to(self.dtype)
         return double(self._per_sample(torch.linalg.vecdot(self._values, rows))) * size
 
-    def _dot(self, matrix: Tensor) -> Tensor:
-        return self._per_sample(torch.linalg.vecdot(self._values, matrix[self._row]))
-
-    def _gram(self) -> Tensor:
+    def gram(self, max_bytes: int | None = None) -> Tensor:
         touched, compact = torch.unique(self._row, return_inverse=True)
         values = double(self._values)
         gram = self._double_zeros(self.batch_size, self.batch_size)
@@ -111,41 +108,44 @@ class IndexedRows(GradientOperator):
             gram += block.flatten(1) @ block.flatten(1).T
         return gram
 
-    def _centred_gram(self) -> Tensor:
-        return centred(self._gram())
+    def centred_gram(self) -> Tensor:
+        return centred(self.gram())
 
-    def _deviations(self) -> SampleDeviations:
+    def deviations(self) -> SampleDeviations:
         touched, compact = torch.unique(self._row, return_inverse=True)
         values = double(self._values)
         total = values.new_zeros(len(touched), self._columns).index_add_(0, compact, values)
         with_total = self._per_sample(torch.linalg.vecdot(values, total[compact]))
-        return by_products(self._squared_norms(), with_total / self.batch_size)
+        with_mean = with_total / self.batch_size
+        return by_products(self.squared_norms(), with_mean, with_mean.mean(), self._noise)
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         with_rows = torch.linalg.vecdot(double(self._values), double(centre)[self._row])
         squared_centre = norm(double(centre)).square()
-        return about_by_products(self._squared_norms(), self._per_sample(with_rows), squared_centre)
+        return by_products(
+            self.squared_norms(), self._per_sample(with_rows), squared_centre, self._noise
+        )
 
-    def _element_deviations(self) -> tuple[Tensor, Tensor]:
+    def element_deviations(self) -> ElementDeviations:
         total = self._per_row(double(self._values))
-        squares = less_mean(self._sum_of_squares(), total, self.batch_size)
-        return (total / self.batch_size).to(self.dtype), squares
+        squares = less_mean(self.sum_of_squares(), total, self.batch_size)
+        return self._element_deviations(total / self.batch_size, squares)
 
-    def _sum(self) -> Tensor:
+    def sum(self) -> Tensor:
         return self._per_row(self._values)
 
-    def _weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        weights = weights.detach().to(self.device, self.dtype)
         return self._per_row(self._values * weights[self._owner][:, None])
 
-    def _sum_of_squares(self) -> Tensor:
+    def sum_of_squares(self) -> Tensor:
         return self._per_row(double(self._values).square())
 
-    def _abs_max(self) -> Tensor:
-        values = self._values * self.scale
-        return torch.cat([values.flatten(), values.new_zeros(1)]).abs().amax()
+    def abs_max(self) -> Tensor:
+        return torch.cat([self._values.flatten(), self._values.new_zeros(1)]).abs().amax()
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
-        table = tally_1d(self._values * self.scale, grid)
+        table = tally_1d(self._values, grid)
         table[grid.zero] += self.batch_size * self._rows * self._columns - self._values.numel()
         return table
 
@@ -156,7 +156,7 @@ class IndexedRows(GradientOperator):
         table[grid.zero] += everywhere - count(touched, size)
         bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
         for rows in slices(len(touched), max_bytes // max(bytes_per_row, 1)):
-            table += grid.joint_counts(self._values[rows] * self.scale, touched[rows], size)
+            table += grid.joint_counts(self._values[rows], touched[rows], size)
         return table
 
     def _per_sample(self, values: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.unavailable import Contain
+from gradlens.operators.composed import Joined
 from gradlens.operators.dense import Dense
-from gradlens.operators.joined import Joined
 from gradlens.operators.operator import GradientOperator
 from gradlens.reductions import MergeableReduction
 

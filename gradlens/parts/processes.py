@@ -16,12 +16,11 @@ from gradlens.graph.loss import LossReduction
 from gradlens.numerics.exchange import all_gathered, merged_over
 from gradlens.numerics.shards import any_distributed
 from gradlens.numerics.unavailable import first_line
+from gradlens.operators.composed import Grouped, Joined, Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense
-from gradlens.operators.joined import Joined
 from gradlens.operators.operator import GradientOperator
-from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.operators.summed import Grouped, Summed
+from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.parts.part import EMPTY, BatchPart, Keyed, Results, merged
 
@@ -86,10 +85,7 @@ def _noted(work: str, refuse: Callable[[str], None]) -> Iterator[None]:
 
 CPU = torch.device("cpu")
 
-OPERATORS = (
-    Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Summed,
-    SumOfOuterProducts,
-)  # fmt: skip
+OPERATORS = (Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProducts, Summed)
 """What per-sample gradients consist of."""
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+from torch import Tensor
+
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.formulas import local_step_size
+from gradlens.numerics.deviations import NOT_FINITE, ONE_SAMPLE
+from gradlens.numerics.host import on_host
 from gradlens.quantities.kinds import TwoPointQuantity
 from gradlens.quantities.step import Step, losses_of_samples
 from gradlens.quantities.update import Update
@@ -58,3 +62,53 @@ OF_ROWS = (
     "sample, such as outputs of shape [N, C, T] instead of [N·T, C], or pass the samples' losses "
     "to the context, as info={{'individual_losses': ...}}"
 )
+
+
+_LEAST_ERROR = 1e-7
+"""The least standard error of an observation in a fit, relative to the largest observation.
+
+It is the rounding error of single precision, in which losses and slopes are mostly computed: equal
+losses of all samples don't make the mean more certain than that.
+"""
+
+
+@np.errstate(all="ignore")
+def local_step_size(
+    losses: tuple[Tensor, Tensor],
+    slopes: tuple[Tensor, Tensor],
+    length: float,
+) -> float:
+    """Where on a fitted parabola an update of this length ends: −1 start, 0 minimum, 1 mirrored.
+
+    ``losses`` are ℓₙ and ``slopes`` ⟨gₙ,d⟩/‖d‖, each ``[N]``, at both ends of the update d; the
+    parabola μ₀ + μ₁x + μ₂x² is fitted to their means by least squares, weighted by the inverse
+    variances of these means, and α = 2t/(−μ₁/μ₂) − 1 (Schneider et al., 2021, arXiv:2102.06604).
+    Standard errors count as ``_LEAST_ERROR`` of the largest observation at least.
+    NaN where there is no such minimum.
+    """
+    if length == 0:
+        return Undefined("the update is zero")
+    losses, slopes = on_host((losses, slopes))
+    observed = [values.double().numpy() for values in (*losses, *slopes)]
+    if min(len(values) for values in observed) < 2:
+        return Undefined(ONE_SAMPLE)
+    means = np.array([values.mean() for values in observed])
+    variances = np.array([values.var(ddof=1) / len(values) for values in observed])
+    if not np.isfinite([means, variances]).all():
+        return Undefined(NOT_FINITE)
+    # With the update's length as the unit of x, slopes are comparable to losses, so that the fit
+    # doesn't depend on the units of either.
+    units = np.array([1.0, 1.0, length, length])
+    means, errors = means * units, np.sqrt(variances) * units
+    largest = float(np.abs([means, errors]).max())
+    if largest == 0:
+        return Undefined("all losses and slopes are zero")
+    weights = largest / errors.clip(min=_LEAST_ERROR * largest)
+    design = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    fit = np.linalg.lstsq(weights[:, None] * design, weights * means / largest, rcond=None)[0]
+    slope, curvature = float(fit[1]), float(fit[2])
+    if curvature <= 0:
+        return Undefined("the fitted parabola has no minimum: its curvature is not positive")
+    if slope == 0:
+        return Undefined("the fitted parabola is at its minimum from the start")
+    return -2 * curvature / slope - 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from torch.optim import SGD, Optimizer
 
+from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.formulas import batch_size_rule
+from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
@@ -32,7 +35,18 @@ class CABS(SingleStepQuantity):
         problem = "" if step.optimizer is None else why_not_held(step.optimizer, step.parameters)
         if problem:
             raise UnavailableError(problem)
-        return batch_size_rule(step.total(Deviations()), learning_rate, step.mean_loss())
+        found, mean_loss = step.total(Deviations()), step.mean_loss()
+        if found.samples < 2:
+            return Undefined(ONE_SAMPLE)
+        if mean_loss <= 0:
+            return Undefined(
+                "the loss is not positive: the rule holds for one whose minimum is zero"
+            )
+        if found.vanish:
+            return Undefined(EQUAL)
+        # With the population variance tr(Σ) = Σₙ‖gₙ − ḡ‖²/N.
+        size = learning_rate * found.spread / found.samples / mean_loss
+        return size if math.isfinite(size) else Undefined(NOT_FINITE)
 
 
 def plain_sgd_learning_rate(optimizer: Optimizer | None) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from gradlens.curvature.curvature import Curvature
@@ -17,8 +19,9 @@ from gradlens.curvature.diagonals import (
     Method,
     check_request,
 )
+from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.formulas import takeuchi_by_diagonal, takeuchi_by_trace
+from gradlens.numerics.deviations import NOT_FINITE
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.kinds import GradientCurvatureQuantity
@@ -96,12 +99,18 @@ class TICDiag(TIC):
     def _criterion(
         self, sums: Mapping[str, Tensor], samples: int, found: LossDiagonal, remedy: str
     ) -> float:
-        diagonals = [found.values[name] for name in sums]
-        moments = [
-            total.to(diagonal.device, diagonal.dtype) / samples
-            for total, diagonal in zip(sums.values(), diagonals, strict=True)
+        pairs = [
+            (total.to(diagonal.device, diagonal.dtype) / samples, diagonal)
+            for total, diagonal in ((sums[name], found.values[name]) for name in sums)
         ]
-        return takeuchi_by_diagonal(moments, diagonals, self.epsilon, remedy)
+        flat = int(torch.stack([((c <= 0) & (s > 0)).sum() for s, c in pairs]).sum())
+        if flat:
+            elements = sum(c.numel() for _, c in pairs)
+            return Undefined(
+                f"the curvature is not positive at {flat} of {elements} elements ({remedy})"
+            )
+        total = float(torch.stack([(s / (c + self.epsilon)).sum() for s, c in pairs]).sum())
+        return total if math.isfinite(total) else Undefined(NOT_FINITE)
 
 
 @final
@@ -129,4 +138,7 @@ class TICTrace(TIC):
     ) -> float:
         moment = float(SquaredNorms().total(on_host([*sums.values()])).sum()) / samples
         trace = sum(found.traces[name].value for name in sums)
-        return takeuchi_by_trace(moment, trace, self.epsilon, remedy)
+        if trace <= 0 < moment:
+            return Undefined(f"the trace of the curvature is not positive: {trace:.4g} ({remedy})")
+        ratio = moment / (trace + self.epsilon)
+        return ratio if math.isfinite(ratio) else Undefined(NOT_FINITE)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import quantities, reductions
 from gradlens.history.history import History
-from gradlens.numerics.formulas import inner_test, noise_scale, norm_test, ortho_test
 from gradlens.numerics.unavailable import uncontained
 from gradlens.operators.dense import Dense
-from gradlens.operators.outer_product import OuterProduct
+from gradlens.operators.outer_products import OuterProducts
 from gradlens.parts.part import EMPTY, BatchPart, KeptGradients, Results, merged
-from gradlens.quantities import Quantity
+from gradlens.quantities import InnerTest, NormTest, OrthoTest, Quantity
+from gradlens.quantities.gradient_noise import noise_scale
 from gradlens.reductions import (
     MergeableReduction,
     ParameterGradients,
@@ -396,10 +396,10 @@ def test_elements_of_small_gradients_are_kept_when_inputs_are_overwritten() -> N
 @pytest.mark.parametrize("parts", [1, 4, 64])
 @pytest.mark.parametrize("fitting", [0, 20, 10**6])
 def test_memory_does_not_grow_with_the_number_of_parts(parts: int, fitting: int) -> None:
-    factor, bytes_of_sample = torch.ones(8, 100, dtype=torch.float64), 2 * 100 * 8
+    factor, bytes_of_sample = torch.ones(8, 1, 100, dtype=torch.float64), 2 * 100 * 8
     kept = KeptGradients(fitting * bytes_of_sample)
     for _ in range(parts):
-        kept.add({"w": OuterProduct(factor.clone(), factor.clone())}, 8, 1.0)
+        kept.add({"w": OuterProducts(factor.clone(), factor.clone())}, 8, 1.0)
     assert kept.needed_bytes == 8 * parts * bytes_of_sample
     assert kept.are_all == (parts == 1 or 8 * parts <= fitting)
     found = kept.joined(float(parts), 8 * parts)
@@ -418,10 +418,10 @@ def test_the_spread_of_parts_is_that_of_all_rows(sizes: tuple[int, ...]) -> None
         found = merged(found, one, {"s": kind}, "mean", uncontained)
     spread, exact = found.results.values["s"]["w"], Dense(rows).deviations()
     known = reductions.Deviations().value_of_spread(spread, rows.mean(0), len(rows), "why")
-    assert norm_test(known) == pytest.approx(norm_test(exact), rel=1e-12)
+    assert NormTest().value(known) == pytest.approx(NormTest().value(exact), rel=1e-12)
     scale, exact_scale = noise_scale(known), noise_scale(exact)
     assert scale.value == pytest.approx(exact_scale.value, rel=1e-9)
-    unknown = (inner_test(known), ortho_test(known), scale.low, scale.high)
+    unknown = (InnerTest().value(known), OrthoTest().value(known), scale.low, scale.high)
     assert {getattr(each, "reason", "") for each in unknown} == {"why"}
     both = reductions.Deviations().merge(known, exact, (200, 200))
     assert (both.samples, both.unknown) == (400, "why")

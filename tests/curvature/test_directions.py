@@ -22,7 +22,7 @@ from gradlens.curvature import (
 )
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.operators import joined
+from gradlens.operators import composed
 from tests.cases.curvature_cases import build, dense_ggn
 from tests.cases.networks import NETWORKS
 
@@ -145,7 +145,7 @@ def of_network(name: str, samples: int = 3) -> tuple[nn.Module, Tensor, Tensor]:
     ],
 )
 def test_kinds_of_layers(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined, "BLOCK_BYTES", 1)  # one row of a weight at a time
+    monkeypatch.setattr(composed, "BLOCK_BYTES", 1)  # one row of a weight at a time
     model, outputs, loss = of_network(network)
     parameters = dict(model.named_parameters())
     ggn = GGNOperator(loss, outputs, parameters)

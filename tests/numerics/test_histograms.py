@@ -18,15 +18,12 @@ from gradlens.numerics.histograms import (
     Grid,
     Range,
     bin_edges,
-    histogram_1d,
-    histogram_2d,
 )
+from gradlens.operators.composed import Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense, is_to_be_stored, stored
-from gradlens.operators.large_products import Tail
 from gradlens.operators.operator import GradientOperator
-from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.operators.summed import Summed
+from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.25, -0.02, 0.04, 1e30, -1e30, 1e-30, 1e-40, -1e-40, 1e-45]
@@ -46,6 +43,16 @@ RANGES = [
     (-1e-44, 2e-44),
     (-5e-324, 5e-324),
 ]
+
+
+def histogram_1d(values: Tensor, bins: int, range_: Range) -> Counts:
+    return Dense(values[None]).histogram_1d(bins, range_)
+
+
+def histogram_2d(
+    values: Tensor, companions: Tensor, bins: tuple[int, int], range_: tuple[Range, Range]
+) -> Counts:
+    return Dense(values).histogram_2d(companions, bins, range_)
 
 
 def bin_of(values: np.ndarray, bins: int, range_: Range) -> np.ndarray:
@@ -107,9 +114,9 @@ def numbers(draw: st.DrawFn, *shape: int) -> Tensor:
 AXES = st.tuples(st.sampled_from([1, 2, 3, 40, 100, 300]), st.sampled_from(RANGES))
 
 
-def by_sorting(delta: Tensor, inputs: Tensor, scale: float = 1.0) -> OuterProduct:
-    """An outer product whose large elements are found by sorting, however few there are."""
-    operator = OuterProduct(delta, inputs, scale)
+def by_signs(delta: Tensor, inputs: Tensor, scale: float = 1.0) -> OuterProducts:
+    """Outer products whose small elements are counted by signs, however few there are."""
+    operator = OuterProducts(delta, inputs, scale)
     operator.few = 0
     return operator
 
@@ -119,12 +126,12 @@ def by_sorting(delta: Tensor, inputs: Tensor, scale: float = 1.0) -> OuterProduc
 @given(st.data(), AXES, AXES)
 def test_outer_products(data: st.DataObject, x: tuple[int, Range], y: tuple[int, Range]) -> None:
     n, rows, columns = (data.draw(st.sampled_from(sizes)) for sizes in ([1, 7], [1, 5], [1, 30]))
-    delta, inputs = data.draw(numbers(n, rows)), data.draw(numbers(n, columns))
+    delta, inputs = data.draw(numbers(n, 1, rows)), data.draw(numbers(n, 1, columns))
     parameter = data.draw(numbers(rows, columns))
     scale = data.draw(st.sampled_from([1.0, 7.0, 128.0]))
-    operator = OuterProduct(delta, inputs, scale)
+    operator = OuterProducts(delta, inputs, scale)
     elements = operator.dense()
-    for individual in (operator, by_sorting(delta, inputs, scale), Dense(elements)):
+    for individual in (operator, by_signs(delta, inputs, scale), Dense(elements)):
         for max_bytes in (1, 200, 10**6):
             found = individual.histogram_1d(*x, max_bytes)
             assert_counts_1d(found, elements, *x)
@@ -141,12 +148,12 @@ def whole(*shape: int) -> Tensor:
 
 
 OPERATORS = {
-    "outer product": OuterProduct(whole(5, 6), whole(5, 40)),
-    "outer product, sorted": by_sorting(whole(5, 6), whole(5, 40)),
-    "backward from a negative multiple": OuterProduct(whole(5, 6), whole(5, 40), -2.0),
-    "negative, sorted": by_sorting(whole(5, 6), whole(5, 40), -2.0),
-    "short sequence": SumOfOuterProducts(whole(5, 2, 6), whole(5, 2, 40)),
-    "long sequence": SumOfOuterProducts(whole(5, 30, 6), whole(5, 30, 40)),
+    "outer product": OuterProducts(whole(5, 1, 6), whole(5, 1, 40)),
+    "outer product, by signs": by_signs(whole(5, 1, 6), whole(5, 1, 40)),
+    "backward from a negative multiple": OuterProducts(whole(5, 1, 6), whole(5, 1, 40), -2.0),
+    "negative, by signs": by_signs(whole(5, 1, 6), whole(5, 1, 40), -2.0),
+    "short sequence": OuterProducts(whole(5, 2, 6), whole(5, 2, 40)),
+    "long sequence": OuterProducts(whole(5, 30, 6), whole(5, 30, 40)),
     "convolution": Convolution(
         whole(5, 4, 6, 6), whole(5, 3, 8, 8), Geometry((3, 3), (1, 1), (1, 1), 1)
     ),
@@ -159,11 +166,11 @@ OPERATORS = {
     "embedding, in no order": IndexedRows(
         torch.tensor([0, 1, 1, 4, 1, 2]), whole(6, 8), torch.tensor([3, 0, 1, 0, 0, 3]), 4, 5, 3.0
     ),
-    "tied": Summed([OuterProduct(whole(5, 6), whole(5, 7)), Dense(whole(5, 6, 7))]),
+    "tied": Summed([OuterProducts(whole(5, 1, 6), whole(5, 1, 7)), Dense(whole(5, 6, 7))]),
     "vector": Dense(whole(5, 12)),
     "scalar": Dense(whole(5)),
     "nothing": Dense(whole(5, 0)),
-    "no inputs": OuterProduct(whole(5, 3), whole(5, 0)),
+    "no inputs": OuterProducts(whole(5, 1, 3), whole(5, 1, 0)),
 }
 
 
@@ -260,21 +267,10 @@ def test_numbers_within_the_central_bins_are_told_by_their_signs() -> None:
 
 
 def test_small_elements_of_outer_products_are_not_computed() -> None:
-    generator = torch.Generator().manual_seed(0)
-    delta, inputs = (
-        torch.randn(20, 50, generator=generator),
-        torch.randn(20, 70, generator=generator),
-    )
-    large = (delta[:, :, None] * inputs[:, None] * 2).abs() >= 6
-    blocks = list(Tail(delta, inputs, 2.0, 6.0).blocks(1000))
-    seen = torch.cat([block.values().flatten() for block in blocks])
-    assert (seen.abs() >= 6).sum() == large.sum() > 0
-    assert len(seen) < 2 * large.sum()
-    assert all(block.number <= 1000 for block in blocks)
-    times = torch.zeros(20, 50, 70)
-    for block in blocks:
-        places = (block.sample[:, None], block.row[:, None], block.column())
-        times.index_put_(places, (block.values() != 0).float(), accumulate=True)
-    assert times[large].eq(1).all()
-    assert times.max() == 1
-    assert not list(Tail(delta, inputs, 2.0, 100.0).blocks(1000))
+    torch.manual_seed(0)
+    delta, inputs = torch.randn(20, 1, 50), torch.randn(20, 1, 70)
+    operator = by_signs(delta, inputs, 2.0)
+    grid = Grid(5, (-30.0, 30.0), torch.float32, torch.device("cpu"))
+    large = operator.dense().abs().amax(2) >= 6
+    assert torch.equal(operator._far(grid), large)
+    assert 0 < large.sum() < large.numel() / 2

@@ -24,7 +24,7 @@ from torch.testing import assert_close
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.numerics.histograms import histogram_1d, histogram_2d
+from gradlens.operators.dense import Dense
 from gradlens.quantities import SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.references import (
@@ -449,7 +449,7 @@ def test_argument_that_holds_the_output_is_freed() -> None:
 
 def test_small_numbers_keep_their_sign_in_histograms() -> None:
     values = 1e-7 * torch.randn(20_000, generator=torch.Generator().manual_seed(0))
-    found = histogram_1d(values, 100, (-2, 2)).hist
+    found = Dense(values[None]).histogram_1d(100, (-2, 2)).hist
     expected, _ = np.histogram(values.double().numpy(), 100, (-2, 2))
     np.testing.assert_array_equal(found, expected)
 
@@ -460,7 +460,7 @@ def test_binning_is_as_precise_as_the_numbers(dtype: torch.dtype) -> None:
     values = torch.randn(30, 500, generator=generator).to(dtype)
     companions = torch.randn(500, generator=generator).to(dtype)
     range_ = ((-1.1, 0.9), (-0.7, 2.3))
-    found = histogram_2d(values, companions, (37, 53), range_).hist
+    found = Dense(values).histogram_2d(companions, (37, 53), range_).hist
     x, y = values.double().numpy(), companions.double().expand(30, 500).numpy()
     expected, *_ = np.histogram2d(
         x.clip(*range_[0]).ravel(), y.clip(*range_[1]).ravel(), (37, 53), range_

@@ -18,16 +18,13 @@ from gradlens.graph.loss import Batch, LossReduction
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators import convolution as convolution_module
 from gradlens.operators import operator as operator_module
+from gradlens.operators.composed import Composed, Grouped, Joined, Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Buffer, Dense, stored
-from gradlens.operators.joined import Joined
 from gradlens.operators.operator import GradientOperator
-from gradlens.operators.outer_product import (
-    OuterProduct,
-    SumOfOuterProducts,
-    by_gram_matrix,
+from gradlens.operators.outer_products import (
+    OuterProducts,
 )
-from gradlens.operators.summed import Grouped, Summed
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.samples.labels import NO_SAMPLE
 from gradlens.samples.plan import Plan, RowIndex
@@ -317,7 +314,7 @@ def test_sum_of_outer_products_of_any_size(n: int, s: int, r: int, k: int) -> No
     """Both ways to norms and Gram matrices, whichever is cheaper."""
     delta = torch.randn(n, s, r, dtype=torch.float64)
     inputs = torch.randn(n, s, k, dtype=torch.float64)
-    operator = SumOfOuterProducts(delta, inputs, scale=0.5)
+    operator = OuterProducts(delta, inputs, scale=0.5)
     assert_close(operator.dense(), 0.5 * torch.einsum("nsr,nsk->nrk", delta, inputs))
     assert_equals_dense_twin(operator)
 
@@ -334,7 +331,7 @@ def test_every_operator_occurs_in_the_networks_above() -> None:
         with gradlens.per_sample_gradients(model) as gradients:
             model(network.inputs(2)).square().mean().backward()
         seen |= {type(operator) for operator in gradients.values()}
-    elsewhere = {Joined, Grouped}  # which have tests of their own
+    elsewhere = {Composed, Joined, Grouped}  # which have tests of their own
     assert seen == all_subclasses(GradientOperator) - {GradientOperator} - elsewhere
 
 
@@ -569,7 +566,7 @@ def test_stored_gradients(patches_bytes: int, monkeypatch: pytest.MonkeyPatch) -
     for scale in (7.0, 1.0):
         for positions in (3, 50):
             delta, inputs = (torch.randn(7, positions, k, dtype=torch.float64) for k in (20, 30))
-            for operator in (convolution(scale), SumOfOuterProducts(delta, inputs, scale)):
+            for operator in (convolution(scale), OuterProducts(delta, inputs, scale)):
                 found = stored(operator, buffer)
                 assert_close(found.dense(), operator.dense())
                 pieces = torch.cat([piece.values for piece in operator.pieces()])
@@ -586,14 +583,14 @@ def test_deviations_by_pairs(positions: int) -> None:
     torch.manual_seed(0)
     factors = torch.randn(3, positions, 40), torch.randn(3, positions, 50)
     double = [factor.double() for factor in factors]
-    operator = SumOfOuterProducts(*double, 3.0)
-    assert by_gram_matrix(operator, positions)
+    operator = OuterProducts(*double, 3.0)
+    assert operator.has_cheap_deviations
     assert_equals_dense_twin(operator)
 
     delta, inputs = (torch.cat([factor, factor]) for factor in factors)
     delta[3:] *= -1 - 1e-5
-    exact = SumOfOuterProducts(delta.double(), inputs.double()).dense().flatten(1)
-    found = SumOfOuterProducts(delta, inputs).deviations()
+    exact = OuterProducts(delta.double(), inputs.double()).dense().flatten(1)
+    found = OuterProducts(delta, inputs).deviations()
     mean = exact.mean(0)
     torch.testing.assert_close(found.squared_mean, mean.square().sum(), rtol=1e-5, atol=0)
     expected = (exact - mean) @ mean
@@ -610,9 +607,9 @@ def test_a_workspace_larger_than_a_piece_is_not_made_for_each_row() -> None:
 def test_structure_is_kept_where_there_is_a_rule() -> None:
     """The expensive fallback would pass all other tests as well."""
     expected = {
-        "linear": OuterProduct,
-        "linear, sequence": SumOfOuterProducts,
-        "subclass of linear": OuterProduct,
+        "linear": OuterProducts,
+        "linear, sequence": OuterProducts,
+        "subclass of linear": OuterProducts,
         "subclass of linear with another forward": Summed,
         "conv2d, circular": Convolution,
         "conv-transpose2d": Convolution,
@@ -621,7 +618,7 @@ def test_structure_is_kept_where_there_is_a_rule() -> None:
         "group norm": Dense,
         "batch norm 2d, eval": Dense,
         "rms norm": Dense,
-        "lstm": SumOfOuterProducts,
+        "lstm": OuterProducts,
         "tied weights": Summed,
     }
     for name, kind in expected.items():
@@ -633,7 +630,7 @@ def test_structure_is_kept_where_there_is_a_rule() -> None:
 
 @pytest.mark.parametrize("turned", [False, True], ids=["frames last", "frames first"])
 def test_structure_is_kept_for_several_rows_of_each_sample(turned: bool) -> None:
-    expected = {"linear": SumOfOuterProducts, "conv2d, uneven": Grouped, "embedding": IndexedRows}
+    expected = {"linear": OuterProducts, "conv2d, uneven": Grouped, "embedding": IndexedRows}
     for name, kind in expected.items():
         model = gradlens.extend(Folded(NETWORKS[name].build(), turned).double())
         with gradlens.per_sample_gradients(model) as gradients:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.deviations import ROUNDINGS
+from gradlens.operators.composed import Grouped, Joined, Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense, stored
-from gradlens.operators.joined import Joined
 from gradlens.operators.operator import GradientOperator
-from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.operators.summed import Grouped, Summed
+from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 
 Factor = Callable[..., Tensor]
@@ -26,17 +25,21 @@ OWNERS = torch.arange(8).repeat_interleave(4)
 
 OPERATORS: dict[str, Callable[[Factor, Factor], GradientOperator]] = {
     "dense": lambda delta, x: Dense(delta(8, 7, 11)),
-    "outer product, by pairs": lambda delta, x: OuterProduct(delta(6, 40), x(6, 50), 6.0),
-    "outer product, by elements": lambda delta, x: OuterProduct(delta(64, 4), x(64, 5), 64.0),
-    "sum, by pairs": lambda delta, x: SumOfOuterProducts(delta(3, 2, 40), x(3, 2, 50)),
-    "sum, by elements": lambda delta, x: SumOfOuterProducts(delta(64, 9, 4), x(64, 9, 5)),
+    "outer product, by pairs": lambda delta, x: OuterProducts(delta(6, 1, 40), x(6, 1, 50), 6.0),
+    "outer product, by elements": lambda delta, x: OuterProducts(
+        delta(64, 1, 4), x(64, 1, 5), 64.0
+    ),
+    "sum, by pairs": lambda delta, x: OuterProducts(delta(3, 2, 40), x(3, 2, 50)),
+    "sum, by elements": lambda delta, x: OuterProducts(delta(64, 9, 4), x(64, 9, 5)),
     "convolution": lambda delta, x: Convolution(delta(8, 6, 4, 4), x(8, 3, 6, 6), GEOMETRY),
-    "stored": lambda delta, x: stored(SumOfOuterProducts(delta(9, 3, 4), x(9, 3, 5))),
+    "stored": lambda delta, x: stored(OuterProducts(delta(9, 3, 4), x(9, 3, 5))),
     "rows": lambda delta, x: IndexedRows(INDICES, delta(32, 3), OWNERS, 8, 6),
-    "summed": lambda delta, x: Summed([OuterProduct(delta(8, 4), x(8, 5)), Dense(delta(8, 4, 5))]),
-    "grouped": lambda delta, x: Grouped(OuterProduct(delta(16, 4), x(16, 5)), 2),
+    "summed": lambda delta, x: Summed(
+        [OuterProducts(delta(8, 1, 4), x(8, 1, 5)), Dense(delta(8, 4, 5))]
+    ),
+    "grouped": lambda delta, x: Grouped(OuterProducts(delta(16, 1, 4), x(16, 1, 5)), 2),
     "joined, by pairs": lambda delta, x: Joined(
-        [OuterProduct(delta(n, 40), x(n, 50)) for n in (3, 5)], [2.0, 2.0]
+        [OuterProducts(delta(n, 1, 40), x(n, 1, 50)) for n in (3, 5)], [2.0, 2.0]
     ),
     "joined, by elements": lambda delta, x: Joined(
         [Dense(delta(n, 4, 5)) for n in (3, 5)], [2.0, 2.0]
@@ -122,11 +125,7 @@ def test_some_of_the_samples(name: str) -> None:
     operator = built(name, 1.0, torch.float64)
     for samples in ([1, 2, operator.batch_size - 1], [], [0]):
         kept = operator.some(torch.tensor(samples, dtype=torch.int64))
-        assert (kept.batch_size, kept.shape, kept.scale) == (
-            len(samples),
-            operator.shape,
-            operator.scale,
-        )
+        assert (kept.batch_size, kept.shape) == (len(samples), operator.shape)
         torch.testing.assert_close(kept.dense(), operator.dense()[samples])
         torch.testing.assert_close(kept.squared_norms(), operator.squared_norms()[samples])
         assert kept.nbytes <= operator.nbytes * len(samples) / 2

@@ -15,11 +15,11 @@ from gradlens import reductions
 from gradlens.gradients.collect import Collector
 from gradlens.gradients.reduce import Reducer
 from gradlens.numerics.unavailable import Contain, uncontained
+from gradlens.operators.composed import Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense, stored_rows
 from gradlens.operators.operator import GradientOperator
-from gradlens.operators.outer_product import SumOfOuterProducts
-from gradlens.operators.summed import Summed
+from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.reductions import ParameterGradients, Reduction
 
@@ -31,8 +31,8 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def sequence() -> SumOfOuterProducts:
-    return SumOfOuterProducts(normal(3, 20, ROWS), normal(3, 20, COLUMNS), 3.0)
+def sequence() -> OuterProducts:
+    return OuterProducts(normal(3, 20, ROWS), normal(3, 20, COLUMNS), 3.0)
 
 
 def embedding() -> IndexedRows:
@@ -111,7 +111,7 @@ def test_rows_have_the_same_values(
 def test_elements_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = 0
 
-    class Counting(SumOfOuterProducts):
+    class Counting(OuterProducts):
         def _block(self, samples: slice, rows: slice) -> Tensor:
             nonlocal computed
             block = super()._block(samples, rows)

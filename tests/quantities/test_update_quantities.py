@@ -19,8 +19,8 @@ import gradlens
 from gradlens import Cockpit, quantities, reductions
 from gradlens.gradients.collect import Collector
 from gradlens.gradients.reduce import Reducer
-from gradlens.numerics.formulas import local_step_size
-from gradlens.operators.outer_product import SumOfOuterProducts
+from gradlens.operators.outer_products import OuterProducts
+from gradlens.quantities.alpha import local_step_size
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
 
@@ -152,7 +152,7 @@ def test_the_smaller_form_of_gradients_waits_for_the_update(positions: int) -> N
     """Elements, or the factors that they are computed from; and no gradient besides."""
     torch.manual_seed(0)
     data, delta = torch.randn(5, positions, 6), torch.randn(5, positions, 7)
-    operator = SumOfOuterProducts(delta, data)
+    operator = OuterProducts(delta, data)
     operator.hold((torch.randn(5, positions, 100), delta))
     assert operator.nbytes == delta.nbytes + data.nbytes
     collector = Collector({})

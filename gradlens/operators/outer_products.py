@@ -1,0 +1,274 @@
+"""Weights of linear layers: gₙ = Σₛ δₙₛ xₙₛᵀ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gradlens.numerics.deviations import (
+    ElementDeviations,
+    SampleDeviations,
+    by_products,
+    less_mean,
+)
+from gradlens.numerics.histograms import CHUNK, Grid, tally_1d
+from gradlens.numerics.norms import norm, products_of_positions, scale_of, whole_range
+from gradlens.numerics.precision import SMALL, accumulable, double, widest
+from gradlens.operators.operator import GradientOperator, centred, slices
+
+MOST = 0.4
+"""The share of gradients' rows with large elements from which on all elements are binned."""
+
+PER_ELEMENT = 12
+"""Products for each element of a gradient that take as long as a pass over the elements.
+
+Measured on one core.
+"""
+
+
+class OuterProducts(GradientOperator):
+    """gₙ = Σₛ δₙₛ xₙₛᵀ with output gradients δ ``[N, S, R]`` and inputs x ``[N, S, K]``.
+
+    S are the positions in a sequence; a plain linear layer has one, and its factors are ``[N, R]``
+    and ``[N, K]``. Norms and products go through
+    the factors alone (Goodfellow, 2015, arXiv:1510.01799), for several positions through the
+    positions' own Gram matrices, where those are smaller than the gradients (Li et al., 2022,
+    arXiv:2110.05679, section 4).
+    """
+
+    makes_blocks = True
+    few = CHUNK
+    """Elements up to which a histogram of all is cheaper than one of large elements and signs."""
+
+    def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
+        if delta.dim() == 3 and delta.shape[1] == 1:
+            delta, inputs = delta[:, 0], inputs[:, 0]
+        self._delta, self._inputs, eps = factors_of(delta, inputs, scale)
+        self._positions = 1 if delta.dim() == 2 else delta.shape[1]
+        shape = (delta.shape[-1], inputs.shape[-1])
+        super().__init__(len(delta), shape, self._delta.dtype, delta.device, eps)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """δ and x with an axis of positions, ``[N, S, R]`` and ``[N, S, K]``."""
+        if self._delta.dim() == 3:
+            return self._delta, self._inputs
+        return self._delta[:, None], self._inputs[:, None]
+
+    def transposed(self) -> OuterProducts:
+        """The operator of gₙᵀ."""
+        return OuterProducts(self._inputs, self._delta)
+
+    @property
+    def is_worth_storing(self) -> bool:
+        # Results of few elements take fewer calls than those of the factors. A projection, a mean
+        # and the elements themselves take a product for each position.
+        few_elements = self.batch_size * self._rows * self._columns <= SMALL
+        return few_elements or self._positions >= PER_ELEMENT or self._has_large_factors
+
+    @property
+    def _has_large_factors(self) -> bool:
+        size = self._positions * (self._rows + self._columns)
+        return self._positions > 1 and size >= self._rows * self._columns
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        if self._delta.dim() == 2:
+            return self._delta[samples, rows, None] * self._inputs[samples, None]
+        return self._delta[samples, :, rows].mT @ self._inputs[samples]
+
+    def _write(self, to: Tensor) -> None:
+        delta, inputs = self.factors()
+        product = torch.mul if self._positions == 1 else torch.bmm
+        product(delta.mT, inputs, out=to)
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return self._delta, self._inputs
+
+    def _keep_only(self, samples: Tensor) -> None:
+        self._delta, self._inputs = self._delta[samples], self._inputs[samples]
+
+    def squared_norms(self) -> Tensor:
+        if self._positions == 1:
+            dtype = widest(self.device)
+            norms = [
+                torch.linalg.vector_norm(factor, dim=1, dtype=dtype)
+                for factor in (self._delta, self._inputs)
+            ]
+            return norms[0].mul_(norms[1]).square_()
+        if not self._has_cheap_norms:
+            return super().squared_norms()
+        return torch.cat(
+            [
+                squared_norms_by_positions(self._delta[part], self._inputs[part])
+                for part in self._parts_by_positions()
+            ]
+        )
+
+    def gram(self, max_bytes: int | None = None) -> Tensor:
+        if not self._has_cheap_gram:
+            return super().gram(max_bytes)
+        return torch.cat([*self._parts_of_gram()])
+
+    def centred_gram(self) -> Tensor:
+        return centred(self.gram()) if self._has_cheap_gram else super().centred_gram()
+
+    @property
+    def _has_cheap_norms(self) -> bool:
+        """Whether norms take fewer products through positions than through elements."""
+        return self._are_cheaper(self._positions**2)
+
+    @property
+    def has_cheap_deviations(self) -> bool:
+        """Whether deviations by the Gram matrix are cheaper than by the elements."""
+        return self._are_cheaper(self.batch_size * self._positions**2)
+
+    def _are_cheaper(self, pairs: int) -> bool:
+        """Whether products of so many pairs of factors for a sample are cheaper than elements."""
+        of_elements = (PER_ELEMENT + self._positions) * self._rows * self._columns
+        return self.batch_size > 0 and 0 < pairs * (self._rows + self._columns) <= of_elements
+
+    @property
+    def _has_cheap_gram(self) -> bool:
+        """Whether the Gram matrix takes fewer products through positions than through elements."""
+        n, s = self.batch_size, self._positions
+        through_positions = (n * s) ** 2 * (self._rows + self._columns)
+        through_gradients = n * (s + n) * self._rows * self._columns
+        return 0 < through_positions < through_gradients
+
+    def _parts_by_positions(self) -> list[slice]:
+        """Samples whose positions' Gram matrices fit into a piece."""
+        bytes_per_sample = 2 * self._positions**2 * torch.float64.itemsize
+        return slices(self.batch_size, self._piece_bytes // max(bytes_per_sample, 1))
+
+    def _parts_of_gram(self) -> Iterator[Tensor]:
+        """⟨gₙ, gₘ⟩ in float64, in parts ``[n, N]``.
+
+        There, products of numbers in float32 are exact, and their sums cancel little.
+        """
+        n, s = self.batch_size, self._positions
+        delta, inputs = (double(each).flatten(0, -2) for each in self._tensors)
+        bytes_per_sample = 2 * n * s**2 * delta.dtype.itemsize
+        for samples in slices(n, self._piece_bytes // max(bytes_per_sample, 1)):
+            part = slice(samples.start * s, samples.stop * s)
+            products = (delta[part] @ delta.T) * (inputs[part] @ inputs.T)
+            yield products if s == 1 else products.reshape(-1, s, n, s).sum((1, 3))
+
+    def deviations(self) -> SampleDeviations:
+        if not self.has_cheap_deviations:
+            return super().deviations()
+        squared_norms, means, start = [], [], 0
+        for part in self._parts_of_gram():
+            squared_norms.append(part.diagonal(start))
+            means.append(part.mean(1))
+            start += len(part)
+        with_mean = torch.cat(means)
+        return by_products(torch.cat(squared_norms), with_mean, with_mean.mean(), self._noise)
+
+    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
+        if not self._has_cheap_norms:
+            return super()._deviations_about(centre)
+        centre = double(centre)
+        squared_norms, with_centre = [], []
+        for part in self._parts_by_positions():
+            delta, inputs = (double(each[part]) for each in self.factors())
+            squared_norms.append(squared_norms_by_positions(delta, inputs))
+            products = (delta @ centre).flatten(1)
+            with_centre.append(torch.linalg.vecdot(products, inputs.flatten(1)))
+        found = torch.cat(squared_norms), torch.cat(with_centre)
+        return by_products(*found, norm(centre).square(), self._noise)
+
+    def _dot(self, direction: Tensor) -> Tensor:
+        size = scale_of(direction)
+        products = self._zeros(self.batch_size * self._positions, self._columns)
+        # In parts, since a copy of the matrix can be large.
+        bytes_per_row = max(self._columns * self.dtype.itemsize, 1)
+        for rows in slices(self._rows, self._piece_bytes // bytes_per_row):
+            part = (direction[rows] / size).to(self.dtype)
+            products.addmm_(self._delta[..., rows].flatten(0, -2), part)
+        by_sample = products.view(self.batch_size, self._positions * self._columns)
+        return double(torch.linalg.vecdot(by_sample, self._inputs.flatten(1))) * size
+
+    def sum(self) -> Tensor:
+        return self._delta.flatten(0, -2).T @ self._inputs.flatten(0, -2)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        weights = weights.detach().to(self.device, self.dtype)
+        delta, inputs = self.factors()
+        delta = delta * weights[:, None, None]
+        return delta.flatten(0, 1).T @ inputs.flatten(0, 1)
+
+    def sum_of_squares(self) -> Tensor:
+        if self._positions != 1:
+            return super().sum_of_squares()
+        return double(self._delta).square().T @ double(self._inputs).square()
+
+    def element_deviations(self) -> ElementDeviations:
+        if self._positions != 1:
+            return super().element_deviations()
+        total = double(self._delta).T @ double(self._inputs)
+        squares = less_mean(self.sum_of_squares(), total, self.batch_size)
+        return self._element_deviations(total / self.batch_size, squares)
+
+    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        far = self._far(grid)
+        if far is None:
+            return super()._tally_1d(grid, max_bytes)
+        table = torch.zeros(grid.size, dtype=torch.int64, device="cpu")
+        at_once = min(max_bytes // self.dtype.itemsize, CHUNK) // self._columns
+        for places in far.nonzero().split(max(at_once, 1)):
+            sample, row = places.unbind(1)
+            table += tally_1d(self._delta[sample, row, None] * self._inputs[sample], grid)
+        near = self._delta.masked_fill(far, 0)
+        opposite = _pairs(near > 0, self._inputs < 0) + _pairs(near < 0, self._inputs > 0)
+        table[grid.zero] += int((~far).sum()) * self._columns - opposite
+        table[grid.negative] += opposite
+        return table
+
+    def _far(self, grid: Grid) -> Tensor | None:
+        """Elements of δ ``[N, R]`` that some elements of gₙ are not as small as ``grid.centre`` by.
+
+        Of the others, signs are enough, which follow from those of the factors: where products
+        underflow, they don't. ``None`` where binning all elements is cheaper, and on devices, which
+        would have to be waited for.
+        """
+        elements = self.batch_size * self._rows * self._columns
+        if self._positions != 1 or self.device.type != "cpu" or elements <= self.few:
+            return None
+        delta, inputs = self._delta.abs(), self._inputs.abs()
+        least = inputs.masked_fill(inputs == 0, torch.inf).amin(1, keepdim=True)
+        vanishing = (delta > 0) & (delta * least < torch.finfo(self.dtype).tiny)
+        near = (delta * inputs.amax(1, keepdim=True) < grid.centre) & ~vanishing
+        far = ~near  # as a NaN is
+        return far if int(far.sum()) < MOST * far.numel() else None
+
+
+def _pairs(delta: Tensor, inputs: Tensor) -> int:
+    """How many products have factors that are both marked, ``[N, R]`` and ``[N, K]``."""
+    return int(delta.sum(1) @ inputs.sum(1))
+
+
+def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
+    """‖Σₛ δₙₛ xₙₛᵀ‖² from δ ``[N, S, R]`` and x ``[N, S, K]``, by their Gram matrices, ``[N]``."""
+    pairs = (double(whole_range(each, products_of_positions)) for each in (delta, inputs))
+    return torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
+
+
+def factors_of(delta: Tensor, inputs: Tensor, scale: float) -> tuple[Tensor, Tensor, float]:
+    """Both factors in one precision, their product times ``scale``, and the larger rounding error.
+
+    Under autocast an input can be wider than the output gradient.
+    """
+    eps = max(torch.finfo(delta.dtype).eps, torch.finfo(inputs.dtype).eps)
+    tracked = delta.requires_grad or inputs.requires_grad
+    if tracked or delta.dtype != inputs.dtype or delta.dtype.itemsize < 4:
+        delta, inputs = accumulable(delta), accumulable(inputs)
+        dtype = torch.promote_types(delta.dtype, inputs.dtype)
+        delta, inputs = delta.to(dtype), inputs.to(dtype)
+    if scale == 1.0:
+        return delta, inputs, eps
+    # The smaller one, which takes less memory.
+    if inputs.numel() < delta.numel():
+        return delta, inputs * scale, eps
+    return delta * scale, inputs, eps
