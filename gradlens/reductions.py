@@ -71,12 +71,7 @@ from torch import Tensor
 from gradlens.numerics import deviations, element_ratios
 from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.shards import any_distributed, is_distributed, whole
-from gradlens.operators.dense import (
-    Buffer,
-    is_to_be_stored,
-    stored,
-    stored_rows,
-)
+from gradlens.operators.dense import Buffer, is_to_be_stored, stored, stored_rows
 from gradlens.operators.operator import GradientOperator
 
 __all__ = [
@@ -145,10 +140,6 @@ class ParameterGradients:
         """Stored gradients of some rows at a time, which all reductions share."""
         for rows, individual in stored_rows(self.individual):
             yield ParameterGradients(self.name, self.tensor[rows], individual, False, rows)
-
-    def part_of(self, tensor: Tensor) -> Tensor:
-        """The rows of a tensor ``[*P]`` that these are the gradients of."""
-        return tensor if self.rows is None else tensor[self.rows]
 
 
 class Reduction(ABC):
@@ -399,7 +390,9 @@ class DirectionDots(_PerSample):
     degree: ClassVar[int | None] = 1
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.elements.dot(gradients.part_of(self.direction[gradients.name]))
+        direction = self.direction[gradients.name]
+        own = direction if gradients.rows is None else direction[gradients.rows]
+        return gradients.elements.dot(own)
 
     @property
     def needs_gathering(self) -> bool:

@@ -17,11 +17,10 @@ from gradlens.cockpit.aggregation import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.history.histograms import Histogram
-from gradlens.integrations.backward_passes import BackwardPasses
+from gradlens.integrations.callbacks import BackwardPasses, LatestNumbers
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks import Sink, TensorBoard, WandB
-from gradlens.sinks.latest_numbers import LatestNumbers
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from gradlens.cockpit.aggregation import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
-from gradlens.integrations.backward_passes import BackwardPasses
+from gradlens.integrations.callbacks import BackwardPasses, LatestNumbers
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
-from gradlens.sinks.latest_numbers import LatestNumbers
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -143,11 +142,7 @@ class CockpitCallback(TrainerCallback):
         """Enter the context of the forward pass."""
         self._enter_forward(state.global_step)
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Enter the context of the next micro-batch's forward pass."""
-        self._enter_forward(state.global_step)
+    on_substep_end = on_step_begin  # the next micro-batch's
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -68,13 +68,10 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    parts = _real(tensor).contiguous()
-    return parts.view(INTEGERS[parts.element_size()])
-
-
 def sum_of_bits_in_order(tensor: Tensor) -> int:
     """The sum of bits of each row times the row's number, which other orders of rows change."""
     rows = tensor.detach().reshape(-1, 1) if tensor.dim() < 2 else tensor.detach().flatten(1)
-    sums = _bits(rows).flatten(1).sum(1, dtype=torch.int64)
+    parts = _real(rows).contiguous()
+    bits = parts.view(INTEGERS[parts.element_size()])
+    sums = bits.flatten(1).sum(1, dtype=torch.int64)
     return int((sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum())

@@ -292,8 +292,3 @@ def apart_from(rows: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, length, at_once):
         part = slice(start, min(start + at_once, length))
         yield part, rows[:, part] - centre[part]
-
-
-def less_mean(sum_of_squares: Tensor, total: Tensor, n: int) -> Tensor:
-    """Σₙ(gₙ − ḡ)² of each element from Σₙgₙ² and Σₙgₙ; in place of the former."""
-    return sum_of_squares.addcmul_(total, total, value=-1 / max(n, 1)).clamp_(min=0)

@@ -32,20 +32,15 @@ def on_host(value: Nested) -> Nested:
     a tuple. The program waits for the device once for all small tensors of a dtype, instead of once
     for each of them.
     """
-    tensors = _tensors(value)
-    if _are_on_host(tensors):
+    if is_on_host(value):
         return value
-    moved: Nested = _filled(value, iter(_moved(tensors)))
+    moved: Nested = _filled(value, iter(_moved(_tensors(value))))
     return moved
 
 
 def is_on_host(value: Any) -> bool:
     """Whether no tensor of a value is on another device."""
-    return _are_on_host(_tensors(value))
-
-
-def _are_on_host(tensors: Iterable[Tensor]) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in tensors)
+    return all(tensor.device.type == "cpu" for tensor in _tensors(value))
 
 
 def are_small(value: Any) -> bool:

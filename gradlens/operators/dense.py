@@ -16,10 +16,7 @@ from gradlens.numerics.deviations import (
 from gradlens.numerics.histograms import Grid, tally_1d
 from gradlens.numerics.norms import row_norms
 from gradlens.numerics.precision import accumulable, double, is_small
-from gradlens.operators.operator import (
-    GradientOperator,
-    slices,
-)
+from gradlens.operators.operator import GradientOperator, slices
 
 REUSED_BYTES = 2**20
 """Memory of elements from which on a buffer pays: the system has smaller pieces at hand."""
@@ -156,8 +153,8 @@ def is_to_be_stored(individual: GradientOperator, max_bytes: int) -> bool:
 
 def stored(individual: GradientOperator, buffer: Buffer | None = None) -> Dense:
     """The same gradients with stored elements, in a buffer or in memory of their own."""
-    if buffer is None or individual.bytes_of_elements <= REUSED_BYTES:
-        return Dense(individual.dense(), eps=individual.eps)
-    shape = (individual.batch_size, *individual.shape)
-    elements = buffer.tensor(shape, individual.dtype, individual.device)
+    elements = None
+    if buffer is not None and individual.bytes_of_elements > REUSED_BYTES:
+        shape = (individual.batch_size, *individual.shape)
+        elements = buffer.tensor(shape, individual.dtype, individual.device)
     return Dense(individual.dense(elements), eps=individual.eps)

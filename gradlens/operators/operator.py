@@ -286,6 +286,13 @@ class GradientOperator(ABC):
         return ElementDeviations(mean, squares.reshape(self.shape), noise)
 
     @final
+    def _element_deviations_by_sums(self, total: Tensor) -> ElementDeviations:
+        """From Σₙgₙ in float64 ``[R, K]``, and Σₙgₙ²."""
+        squares = self.sum_of_squares()
+        squares.addcmul_(total, total, value=-1 / max(self.batch_size, 1)).clamp_(min=0)
+        return self._element_deviations(total / self.batch_size, squares)
+
+    @final
     def _squares_about(self, centre: Tensor) -> Tensor:
         """Σₙ(gₙ − c)² with c ``[R, K]``, in float64 ``[*P]``."""
         total = self._double_zeros(self._rows, self._columns)

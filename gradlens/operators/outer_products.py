@@ -11,7 +11,6 @@ from gradlens.numerics.deviations import (
     ElementDeviations,
     SampleDeviations,
     by_products,
-    less_mean,
 )
 from gradlens.numerics.histograms import CHUNK, Grid, tally_1d
 from gradlens.numerics.norms import norm, products_of_positions, scale_of, whole_range
@@ -64,13 +63,10 @@ class OuterProducts(GradientOperator):
     def is_worth_storing(self) -> bool:
         # Results of few elements take fewer calls than those of the factors. A projection, a mean
         # and the elements themselves take a product for each position.
-        few_elements = self.batch_size * self._rows * self._columns <= SMALL
-        return few_elements or self._positions >= PER_ELEMENT or self._has_large_factors
-
-    @property
-    def _has_large_factors(self) -> bool:
-        size = self._positions * (self._rows + self._columns)
-        return self._positions > 1 and size >= self._rows * self._columns
+        few = self.batch_size * self._rows * self._columns <= SMALL
+        factors = self._positions * (self._rows + self._columns)
+        are_larger = self._positions > 1 and factors >= self._rows * self._columns
+        return few or are_larger or self._positions >= PER_ELEMENT
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
         if self._delta.dim() == 2:
@@ -207,9 +203,7 @@ class OuterProducts(GradientOperator):
     def element_deviations(self) -> ElementDeviations:
         if self._positions != 1:
             return super().element_deviations()
-        total = double(self._delta).T @ double(self._inputs)
-        squares = less_mean(self.sum_of_squares(), total, self.batch_size)
-        return self._element_deviations(total / self.batch_size, squares)
+        return self._element_deviations_by_sums(double(self._delta).T @ double(self._inputs))
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
         far = self._far(grid)

@@ -11,22 +11,11 @@ from gradlens.numerics.deviations import (
     ElementDeviations,
     SampleDeviations,
     by_products,
-    less_mean,
 )
 from gradlens.numerics.histograms import Grid, count, tally_1d
 from gradlens.numerics.norms import norm, scale_of
 from gradlens.numerics.precision import accumulable, double
-from gradlens.operators.operator import (
-    GradientOperator,
-    centred,
-    slices,
-)
-
-AT_ONCE_BYTES = 2 * 2**20
-"""Memory of the rows that are multiplied at once.
-
-It stays in a processor's cache, and the system needn't allocate it page by page.
-"""
+from gradlens.operators.operator import GradientOperator, centred, slices
 
 
 class IndexedRows(GradientOperator):
@@ -101,7 +90,7 @@ class IndexedRows(GradientOperator):
         values = double(self._values)
         gram = self._double_zeros(self.batch_size, self.batch_size)
         bytes_per_row = self.batch_size * self._columns * values.dtype.itemsize
-        for rows in slices(len(touched), AT_ONCE_BYTES // max(bytes_per_row, 1)):
+        for rows in slices(len(touched), (max_bytes or self._piece_bytes) // max(bytes_per_row, 1)):
             inside = (compact >= rows.start) & (compact < rows.stop)
             block = values.new_zeros(self.batch_size, rows.stop - rows.start, self._columns)
             block[self._owner[inside], compact[inside] - rows.start] = values[inside]
@@ -127,9 +116,7 @@ class IndexedRows(GradientOperator):
         )
 
     def element_deviations(self) -> ElementDeviations:
-        total = self._per_row(double(self._values))
-        squares = less_mean(self.sum_of_squares(), total, self.batch_size)
-        return self._element_deviations(total / self.batch_size, squares)
+        return self._element_deviations_by_sums(self._per_row(double(self._values)))
 
     def sum(self) -> Tensor:
         return self._per_row(self._values)

@@ -210,8 +210,9 @@ def _number(step: int, line: Line) -> float | None:
 def _of_layers(records: Series) -> dict[tuple[str, str], Line]:
     found = {}
     for place, line in number_lines(records).items():
-        words = [word for word in place.split("/") if word not in NOUNS]
-        found["".join(words[:1]), "_".join(words[1:])] = line
+        layer, *words = [word for word in place.split("/") if word not in NOUNS] or [""]
+        if layer:  # else it is about the whole network
+            found[layer, "_".join(words)] = line
     return found
 
 

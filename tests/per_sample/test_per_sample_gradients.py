@@ -98,8 +98,7 @@ def test_layer(
     piece_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for limit in ("operator.PIECE_BYTES", "table_rows.AT_ONCE_BYTES"):
-        monkeypatch.setattr(f"gradlens.operators.{limit}", piece_bytes)
+    monkeypatch.setattr("gradlens.operators.operator.PIECE_BYTES", piece_bytes)
     torch.manual_seed(0)
     model = gradlens.extend(network.build().double())
     inputs = network.inputs(batch_size)
