@@ -13,10 +13,23 @@ from math import prod
 from operator import index
 from typing import SupportsIndex
 
+import numpy as np
+
 from gradlens.graph.graph import Edge, Graph, each_once
 from gradlens.graph.kinds import LEAF, is_linear, kind_of
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.labels import NO_SAMPLE, Labels, Shape, counted, differ, only, same_labels
+from gradlens.samples.labels import (
+    NO_SAMPLE,
+    UNREADABLE,
+    Labels,
+    Shape,
+    are_known,
+    axes_of,
+    counted,
+    differ,
+    distinct,
+    only,
+)
 from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
 from gradlens.torch_private import sequence_number
@@ -148,27 +161,26 @@ class LossRows:
     tensor has as many rows as there are samples.
     """
 
-    sources: Mapping[Edge, Labels | None]
+    sources: Mapping[Edge, Labels]
     by_place: bool
     has_row_for_each: bool
 
     @property
     def are_in_order(self) -> bool:
         """Whether the samples come one after the other, in the order of their numbers."""
-        known = [each.values.tensor for each in self.sources.values() if each is not None]
-        first = [[*dict.fromkeys(each[each >= 0].tolist())] for each in known]
+        first = [[*dict.fromkeys(each[each >= 0].tolist())] for each in self.sources.values()]
         return all(each == sorted(each) for each in first)
 
     def are_those_of(self, other: LossRows) -> bool:
         """Whether the same rows have the same samples."""
-        pairs = [(each, other.sources.get(edge)) for edge, each in self.sources.items()]
-        same = (one is two or (one and two and same_labels((one, two))) for one, two in pairs)
-        return self.sources.keys() == other.sources.keys() and all(same)
+        return self.sources.keys() == other.sources.keys() and all(
+            np.array_equal(each, other.sources[edge]) for edge, each in self.sources.items()
+        )
 
     @property
     def are_known(self) -> bool:
         """Whether all rows have a sample."""
-        return None not in self.sources.values()
+        return all(map(are_known, self.sources.values()))
 
 
 def loss_edges(
@@ -253,36 +265,37 @@ def loss_rows(
     Nodes that are ``alone`` compute with parameters alone, and ``inputs`` are what the model was
     called with.
     """
-    found: dict[Edge, Labels | None] = {}
+    found: dict[Edge, Labels] = {}
 
     def are_rows(edge: Edge) -> bool:
         shape = graph.shape(edge)
         own = only(0, len(shape)) if reading.samples == 1 else names.at(edge)
         places = _by_place(shape, reading) if inputs.is_one_axis else None
-        if not own.are_known and places is not None and names.may_be_in_order(edge, places):
+        if not are_known(own) and places is not None and names.may_be_in_order(edge, places):
             own = places
-        found[edge] = own if own.are_known else None
-        return own.are_known
+        found[edge] = own if are_known(own) else only(UNREADABLE, len(shape))
+        return are_known(own)
 
     edges = loss_edges(graph, alone, evidence.shapes, are_rows)
     if not edges:
         raise UnavailableError("the loss isn't computed from any rows of samples")
     labels = {edge: found[edge] for edge in edges}
-    meeting = meeting_edges(graph, {e: each for e, each in labels.items() if each is not None})
+    named = {edge: each for edge, each in labels.items() if are_known(each)}
+    meeting = meeting_edges(graph, named)
     if meeting and reading.samples > 1:
         raise UnavailableError(_not_followed(graph, meeting, names, reading, meet=True))
-    unnamed = [e for e, each in labels.items() if each is None and not names.are_behind(e)]
-    known, samples = [each for each in labels.values() if each is not None], reading.samples
+    unnamed = [e for e in labels if e not in named and not names.are_behind(e)]
+    known, samples = [*named.values()], reading.samples
     if not known or (unnamed and not reading.is_given):
         raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
-    own = {sample for each in known for sample in each.values.distinct} - {NO_SAMPLE}
+    own = {sample for each in known for sample in distinct(each)} - {NO_SAMPLE}
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     if len(own) == 1 < samples and as_many:
         # They may be of all samples, and depend on one row, as by the mean of a masked batch.
         raise UnavailableError(_not_followed(graph, as_many, names, reading))
     if len(own) < reading.samples:
         _check_left_out(reading, inputs, len(own), names, [graph.shape(edge) for edge in edges])
-    by_place = [e for e, each in labels.items() if each is not None and not names.at(e).are_known]
+    by_place = [edge for edge in named if not are_known(names.at(edge))]
     if len(by_place) >= reading.samples > 1:  # these may be of one sample each
         raise UnavailableError(_not_followed(graph, by_place, names, reading))
     if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
@@ -303,13 +316,8 @@ def meeting_edges(graph: Graph, labels: Mapping[Edge, Labels]) -> list[Edge]:
 
 def _agree(one: Labels, other: Labels) -> bool:
     """Whether rows that are combined have the same samples, where both have one."""
-    dims = max(one.dims, other.dims)
-    moved = [
-        each.at({axis: axis + dims - each.dims for axis in each.axes}, dims)
-        for each in (one, other)
-    ]
-    pairs = zip(moved[0].tensor.shape, moved[1].tensor.shape, strict=True)
-    return all(n == m or 1 in (n, m) for n, m in pairs) and not differ(*moved)
+    pairs = zip(reversed(one.shape), reversed(other.shape), strict=False)
+    return all(n == m or 1 in (n, m) for n, m in pairs) and not differ(one, other)
 
 
 def _by_place(shape: Shape, reading: Reading) -> Labels | None:
@@ -323,11 +331,11 @@ def _by_place(shape: Shape, reading: Reading) -> Labels | None:
 
 def _are_equal_parts(labels: Sequence[Labels], samples: int) -> bool:
     """Whether as many other samples each are those of several tensors, or of rows of one."""
-    own = [each.values.distinct for each in labels]
-    if any(len(each.axes) > 1 for each in labels):
-        return len(labels) == 1 and labels[0].values.tensor.numel() == len(own[0]) == samples
+    own = [distinct(each) for each in labels]
+    if any(len(axes_of(each)) > 1 for each in labels):
+        return len(labels) == 1 and labels[0].size == len(own[0]) == samples
     sizes = {len(each) for each in own}
-    together = frozenset[int]().union(*own)
+    together = set[int]().union(*own)
     apart = sum(map(len, own)) == len(together) == samples > len(own)
     return len(own) > 1 and len(sizes) == 1 and apart
 

@@ -149,16 +149,16 @@ class ModelInputs:
         for given, own in self._of_samples:
             samples = self._samples_of(given.shape, rows, own)
             if samples is not None and _is_whole(read, given):
-                return Named(labels_of(samples.flatten()))
+                return Named(labels_of(samples.flatten().numpy()))
         if read.requires_grad or read.is_complex() or read.numel() > MAX_ELEMENTS:
             return None
         if not rows or not read.numel() or read.numel() % rows:
             return None
         for given, own in self._of_samples:
-            found = _by_memory(read, given, _along(given.shape, own, self.axis).tensor)
+            found = _by_memory(read, given, _written(given.shape, own, self.axis))
             rows_of = None if found is None else found.reshape(rows, -1)
             if rows_of is not None and bool((rows_of == rows_of[:, :1]).all()):
-                return Named(labels_of(rows_of[:, 0]))
+                return Named(labels_of(rows_of[:, 0].numpy()))
         if any(given.reference() is None for call in self.calls for given in call.inputs):
             return None  # it may be the one that was read
         return self._compared(read.detach().reshape(rows, -1))
@@ -194,7 +194,7 @@ class ModelInputs:
             leading = range(axis + 1, tensor.dim() + 1)
             split = next((n for n in leading if prod(given.shape[n:]) == rows.shape[1]), None)
             if split is not None:
-                samples = _along(given.shape[:split], own, self.axis).tensor.expand(
+                samples = torch.from_numpy(_along(given.shape[:split], own, self.axis)).expand(
                     given.shape[:split]
                 )
                 order = self._order(given, len(rows), own)
@@ -214,7 +214,7 @@ class ModelInputs:
         axes = next((n for n in fitting if prod(shape[:n]) == rows), None)
         if axes is None:
             return None
-        return _along(shape[:axes], own, self.axis).tensor.expand(shape[:axes])
+        return _written(shape[:axes], own, self.axis)
 
 
 def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
@@ -347,7 +347,7 @@ def _by_memory(read: Tensor, given: Given, samples: Tensor) -> Tensor | None:
     found = torch.searchsorted(places[order], wanted).clamp(max=max(len(places) - 1, 0))
     if rest or not torch.equal(places[order][found], wanted):
         return None
-    return samples.expand(given.shape).flatten()[order][found].reshape(read.shape)
+    return samples.flatten()[order][found].reshape(read.shape)
 
 
 def _offsets(shape: Sequence[int], strides: Sequence[int]) -> Tensor:
@@ -386,7 +386,7 @@ def _matched(
             layout = numbers.reshape(each.order.shape)
             for before, names in ((layout, each.order), map(_transposed, (layout, each.order))):
                 if torch.equal(before.flatten(), wanted):
-                    return Named(labels_of(names.flatten()))
+                    return Named(labels_of(names.flatten().numpy()))
     every, names = torch.cat(taken), torch.cat([each.samples for each in given])
     least = torch.full([int(torch.cat([every, wanted]).max()) + 1], samples, device="cpu")
     most = torch.full_like(least, NO_SAMPLE)
@@ -395,7 +395,7 @@ def _matched(
     found = most.masked_fill(least != most, NO_SAMPLE)[wanted]
     are_unique = rows.is_floating_point() or bool((found != NO_SAMPLE).all())
     are_all = bool((most[wanted] != NO_SAMPLE).all())
-    return Named(labels_of(found), in_order=False) if are_all and are_unique else None
+    return Named(labels_of(found.numpy()), in_order=False) if are_all and are_unique else None
 
 
 def _is_comparable(tensor: Tensor, rows: int) -> bool:
@@ -432,7 +432,7 @@ def _computed(rows: Tensor, given: Tensor, samples: Tensor, axis: int) -> Named 
         return unknown
     same = _in_same_order(sizes, ranks.reshape(samples.shape), samples)
     if same is not None:
-        return Named(labels_of(same))
+        return Named(labels_of(same.numpy()))
     number = samples.shape[0]
     one, other = rows.cpu().double(), before.cpu().double()
     if number == len(rows) and not other.shape[1] % one.shape[1]:  # such as the mean over positions
@@ -537,6 +537,11 @@ def _axis(shape: Sequence[int], axis: int) -> int:
 def _along(shape: Sequence[int], own: range, axis: int) -> Labels:
     """The samples along an axis."""
     return counted(own, _axis(shape, axis), len(shape))
+
+
+def _written(shape: Sequence[int], own: range, axis: int) -> Tensor:
+    """The samples of all elements."""
+    return torch.from_numpy(_along(shape, own, axis)).expand(*shape)
 
 
 def _has_rows(shape: Sequence[int], own: range, axis: int) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from math import prod
 
-import torch
+import numpy as np
 
 from gradlens.graph.graph import Edge, each_once
 from gradlens.graph.kinds import kind_of, plain_name
@@ -23,9 +23,13 @@ from gradlens.samples.labels import (
     NO_SAMPLE,
     UNREADABLE,
     Labels,
+    are_known,
+    are_none,
+    axes_of,
     combined,
     differ,
     labels_of,
+    moved,
     only,
     replaced,
 )
@@ -66,7 +70,7 @@ class Names:
                 if given is not None:
                     self.by_order |= given.by_order
                     names = replaced(given.names, NO_SAMPLE, UNREADABLE)
-                if names is not None and not names.are_none:
+                if names is not None and not are_none(names):
                     self._names[edge] = names
                 if edge in returned and (
                     self.may_be_in_order(edge, returned[edge])
@@ -91,20 +95,21 @@ class Names:
     @property
     def _are_shuffled(self) -> bool:
         """Whether rows of the inputs come in another order, and it isn't known in which."""
-        return any(not each.in_order and not each.names.are_known for each in self.known.values())
+        return any(not each.in_order and not are_known(each.names) for each in self.known.values())
 
     def at(self, edge: Edge) -> Labels:
         """The names of the elements at an edge."""
-        return self._names.get(edge) or only(NO_SAMPLE, len(self._graph.shape(edge)))
+        names = self._names.get(edge)
+        return only(NO_SAMPLE, len(self._graph.shape(edge))) if names is None else names
 
     def meet_behind(self, edge: Edge) -> bool:
         """Whether rows of several names come together at an edge, or behind it."""
-        return any(names.values.has(MIXED) for names in self.behind(edge))
+        return any(bool((names == MIXED).any()) for names in self.behind(edge))
 
     def _is_other(self, edge: Edge, places: Mapping[Edge, Labels]) -> bool:
         """Whether all rows have names, and some not that of their place."""
         names = self.at(edge)
-        return names.are_known and differ(names, places[edge])
+        return are_known(names) and differ(names, places[edge])
 
     def may_be_in_order(self, edge: Edge, places: Labels) -> bool:
         """Whether rows without known names may have those of their places.
@@ -113,12 +118,12 @@ class Names:
         that of their place, and they were put into a tensor that has a row for each place.
         """
         names = self.at(edge)
-        if self._are_shuffled or names.are_known:
+        if self._are_shuffled or are_known(names):
             return False
-        if names.values.highest >= 0:
-            contradict = differ(names, places) or names.values.lowest < NO_SAMPLE
+        if int(names.max()) >= 0:
+            contradict = differ(names, places) or names.min() < NO_SAMPLE
             return not contradict and self._are_put(edge)
-        if names.values.lowest != UNREADABLE and self.are_behind(edge):
+        if names.min() != UNREADABLE and self.are_behind(edge):
             return False
         return self._rows_are_kept(edge, places)
 
@@ -143,19 +148,20 @@ class Names:
         self, above: Edge, names: Labels, place: int, below: Edge
     ) -> tuple[bool, Labels | None]:
         """Whether a node keeps the rows of an input, and the places of these if it has as many."""
-        if not names.axes:
+        if names.size == 1:
             return True, None
-        shape, (axis,) = self._graph.shape(below), names.axes
-        samples = names.values.tensor.numel()
+        shape, (axis,) = self._graph.shape(below), axes_of(names)
+        samples = names.size
         is_kept, own = not self._selects(above, below), None
         for each in (n for n, length in enumerate(shape) if length == samples):
-            along = Labels(names.values, (each,), len(shape))
+            along = moved(names, {axis: each}, len(shape))
             found = self._passages.at(*above, place).up(along)
-            if found == names:
+            if found is not None and np.array_equal(found, names):
                 return True, along
-            if found is not None and found.are_known:
-                is_repeated = self._may_select(above[0]) and not found.axes and each == axis
-                if found.axes == names.axes or is_repeated:
+            if found is not None and are_known(found):
+                is_one = found.size == 1 and each == axis
+                is_repeated = is_one and self._may_select(above[0])
+                if axes_of(found) == axes_of(names) or is_repeated:
                     return is_kept and self._are_exact, own
             if each == axis:
                 own = along
@@ -194,7 +200,7 @@ class Names:
 
         The labels at known rows tell.
         """
-        unnamed = self.at(edge).values.highest < 0 and not self._are_shuffled
+        unnamed = int(self.at(edge).max()) < 0 and not self._are_shuffled
         return self._are_exact and unnamed and len(self._graph.shape(edge)) > 1
 
     @property
@@ -228,21 +234,21 @@ class Names:
             before = self._names.get(edge)
             passage = self._passages.at(number, output, place)
             names = None if before is None else self._up(passage, place, number, before)
-            is_unknown = names is not None and names.values.lowest == UNREADABLE
+            is_unknown = names is not None and names.min() == UNREADABLE
             if prod(shape) == 1:
                 whole = names if passage.picks else before
-                if names is None or whole is None or not whole.are_known:
+                if names is None or whole is None or not are_known(whole):
                     return names if is_unknown else None
             if names is not None:
                 (unknown if is_unknown else named)[place] = names
         found: Labels | None = None
         for names in named.values():
-            found = names if found is None else combined(found, names) or unreadable
+            found = names if found is None else combined(found, names)
         for place, names in unknown.items():
-            if found is None or found.are_none:
+            if found is None or are_none(found):
                 found = names
             elif not any(self._covers(number, output, each, place) for each in named):
-                found = combined(found, names) or unreadable
+                found = combined(found, names)
         return found
 
     def _covers(self, number: int, output: int, place: int, other: int) -> bool:
@@ -253,17 +259,17 @@ class Names:
     def _up(self, passage: Passage, place: int, number: int, names: Labels) -> Labels | None:
         """Names of an output, without those of entries that another input takes the place of."""
         found, other = passage.up(names), self._graph.children[number][1:2]
-        is_overwritten = place == 0 and not names.axes and self._name(number) in OVERWRITING
+        is_overwritten = place == 0 and names.size == 1 and self._name(number) in OVERWRITING
         if found is None or not is_overwritten or other[0] not in self._names:
             return found
         shape, put = passage.above, self._names[other[0]]
         try:
             pick = self._passages.at(number, 0, 1).pick
-            if pick is None or (put.axes and pick.are_beside(put, shape)):
+            if pick is None or (axes_of(put) and pick.are_beside(put, shape)):
                 return found
-            taken = pick.apply(torch.arange(prod(shape), device="cpu").reshape(shape))
+            taken = pick.apply(np.arange(prod(shape)).reshape(shape))
         except UnavailableError:  # of indices that can't be read now
             return only(UNREADABLE, len(shape))
-        written = found.tensor.expand(shape).flatten().clone()
+        written = np.broadcast_to(found, shape).flatten()
         written[taken[taken >= 0]] = NO_SAMPLE
         return labels_of(written.reshape(shape))

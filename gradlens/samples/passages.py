@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.graph.checkpoints import read_saved
@@ -24,9 +27,11 @@ from gradlens.samples.labels import (
     UNREADABLE,
     Labels,
     Shape,
+    are_all,
+    axes_of,
     joined,
+    moved,
     only,
-    repeated,
     reshaped,
 )
 from gradlens.samples.picks import PICKING, PUTTING, Between, Pick, whole
@@ -104,14 +109,14 @@ class Passages:
             self._found[number, output, place] = found
         return found
 
-    def read(self, number: int, name: str, place: int) -> Tensor:
+    def read(self, number: int, name: str, place: int) -> NDArray[Any]:
         """An index that a node has saved, on which the labels depend from then on."""
         key = (number, name, place)
         if key not in self._read:
             found = _saved(self.graph.nodes[number], name)[place]
             assert found is not None
             self._read[key] = Selection(*key, found.detach().clone())
-        return self._read[key].index.cpu()
+        return self._read[key].index.cpu().numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +144,7 @@ class Passage(Between):
     def seen(self, name: str) -> Sequence[Tensor | None]:
         return _saved(self.node, name)
 
-    def read(self, name: str, place: int = 0) -> Tensor:
+    def read(self, name: str, place: int = 0) -> NDArray[Any]:
         return self.passages.read(self.number, name, place)
 
     @cached_property
@@ -206,10 +211,10 @@ class Passage(Between):
             return only(UNREADABLE, dims)
         if self.picks:
             return pick.pulled(names, dims)
-        if names.axes and pick.are_beside(names, self.above):
+        if axes_of(names) and pick.are_beside(names, self.above):
             return pick.unpicked(names, dims)
         found = pick.put(names, self.above, pick.axes)
-        if found is None and names.values.lowest == UNREADABLE:  # several are added up
+        if found is None and names.min() == UNREADABLE:  # several are added up
             return only(UNREADABLE, dims)
         return found
 
@@ -217,23 +222,24 @@ class Passage(Between):
         """Names of an output by the axes that the node's kind hands on; others are reduced."""
         dims = len(self.above)
         if self._rule.kind.axes is None or (
-            self._is_grouped and (1 - self.place) % names.dims in names.axes
+            self._is_grouped and names.shape[(1 - self.place) % names.ndim] > 1
         ):
             return only(UNREADABLE, dims)
         places: dict[int, int] = {}
         for axis, along in enumerate(self._axes):
             if along is not None:
                 places.setdefault(along, axis)
-        for axis in names.axes:
+        for axis in axes_of(names):
             if axis not in places:
-                names = joined(names, axis, NO_SAMPLE) or only(UNREADABLE, names.dims)
-        moved = names.at(places, dims)
-        for axis, length in zip(moved.axes, moved.values.tensor.shape, strict=True):
-            times, rest = divmod(self.above[axis], length)
+                joint = joined(names, axis, NO_SAMPLE)
+                assert joint is not None
+                names = joint
+        found, times = moved(names, places, dims), [1] * dims
+        for axis in axes_of(found):
+            times[axis], rest = divmod(self.above[axis], found.shape[axis])
             if rest:
                 return None
-            moved = repeated(moved, axis, times) if times > 1 else moved
-        return moved
+        return np.tile(found, times)
 
     @property
     def _is_grouped(self) -> bool:
@@ -259,8 +265,8 @@ class Passage(Between):
             return None
         if found is not None:
             return found
-        if not labels.axes:
-            return Labels(labels.values, (), dims)
+        if labels.size == 1:
+            return labels.reshape([1] * dims)
         if rule.kind.axes is None:
             return None
         # It adds up the gradients of all entries that one was repeated for.
@@ -278,15 +284,15 @@ class Passage(Between):
             return None
         if self._rule.puts:
             found = pick.pulled(labels, len(below))
-            lengths = zip(found.axes, found.values.tensor.shape, strict=True)
-            fits = found.dims == len(below) and all(below[axis] == n for axis, n in lengths)
+            fits = found.ndim == len(below)
+            fits = fits and all(below[axis] == found.shape[axis] for axis in axes_of(found))
             return found if fits else None
-        if pick.are_beside(labels, below) and labels.values.are_all(samples):
+        if pick.are_beside(labels, below) and are_all(labels, samples):
             return pick.unpicked(labels, len(below))
         if pick.apart and len(pick.axes) > 1:
             for axis in pick.axes:
                 put = pick.put(labels, below, [axis])
-                if put is not None and put.values.are_all(samples):
+                if put is not None and are_all(put, samples):
                     return put
         return pick.put(labels, below, pick.axes)
 
@@ -298,7 +304,7 @@ class Passage(Between):
         """
         places: dict[int, int] = {}
         found: Labels | None = labels
-        for axis in labels.axes:
+        for axis in axes_of(labels):
             along = self._axes[axis]
             if along is None or along in places.values():
                 found = None if found is None else joined(found, axis, mixed)
@@ -306,13 +312,12 @@ class Passage(Between):
                 places[axis] = along
         if found is None:
             return None
-        moved = found.at(places, len(self.below))
-        for axis, length in zip(moved.axes, moved.values.tensor.shape, strict=True):
-            whole = self.below[axis]
+        found = moved(found, places, len(self.below))
+        for axis in axes_of(found):
+            length, whole = found.shape[axis], self.below[axis]
             if length != whole:
                 # An input that is repeated has several entries of the output for each of its own.
-                found = joined(moved, axis, mixed, whole) if length % whole == 0 else None
+                found = joined(found, axis, mixed, whole) if length % whole == 0 else None
                 if found is None:
                     return None
-                moved = found
-        return moved
+        return found

@@ -14,12 +14,23 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.graph.kinds import Step, positive
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.labels import MOST_LABELS, NO_SAMPLE, Labels, Shape, labels_of
+from gradlens.samples.labels import (
+    MOST_LABELS,
+    NO_SAMPLE,
+    Labels,
+    Shape,
+    axes_of,
+    labels_of,
+    moved,
+    only,
+)
 from gradlens.torch_private import saved, signed
 
 
@@ -36,7 +47,7 @@ class Between(Step, ABC):
         """The indices that the node has saved under a name."""
 
     @abstractmethod
-    def read(self, name: str, place: int = 0) -> Tensor:
+    def read(self, name: str, place: int = 0) -> NDArray[Any]:
         """One of them, on which the labels depend from then on."""
 
 
@@ -51,7 +62,7 @@ class Pick:
     come from elsewhere, and ``apart`` that each of the axes has an index of its own.
     """
 
-    apply: Callable[[Tensor], Tensor]
+    apply: Callable[[Labels], Labels]
     axes: tuple[int, ...]
     kept: dict[int, int]
     one_by_one: bool = False
@@ -60,9 +71,9 @@ class Pick:
 
     def pulled(self, labels: Labels, dims: int) -> Labels:
         """Labels of what is returned, of ``dims`` axes, by those of what is given."""
-        if not self.fills and all(axis in self.kept for axis in labels.axes):
-            return labels.at(self.kept, dims)
-        return labels_of(self.apply(labels.tensor))
+        if not self.fills and all(axis in self.kept for axis in axes_of(labels)):
+            return moved(labels, self.kept, dims)
+        return labels_of(self.apply(labels))
 
     def are_beside(self, labels: Labels, shape: Shape) -> bool:
         """Whether labels of what is returned vary only along axes that are kept whole.
@@ -70,38 +81,36 @@ class Pick:
         They are then those of what is given, too, of this shape, whichever entries are picked.
         """
         given = {place: shape[axis] for axis, place in self.kept.items()}
-        lengths = zip(labels.axes, labels.values.tensor.shape, strict=True)
-        return all(length == given.get(place) for place, length in lengths)
+        return all(labels.shape[place] == given.get(place) for place in axes_of(labels))
 
     def unpicked(self, labels: Labels, dims: int) -> Labels:
         """Labels of what is given, of ``dims`` axes, by those that are beside picked entries."""
-        return labels.at({place: axis for axis, place in self.kept.items()}, dims)
+        return moved(labels, {place: axis for axis, place in self.kept.items()}, dims)
 
-    def put(self, given: Labels, shape: Shape, axes: Sequence[int]) -> Labels | None:
+    def put(self, labels: Labels, shape: Shape, axes: Sequence[int]) -> Labels | None:
         """Labels of what is given, by those of what is returned, picked along some of the axes.
 
         ``None`` if an entry would get several labels, or there would be too many.
         """
-        labels = given.tensor
         places = {place: axis for axis, place in self.kept.items()}
         along = {places[place] for place in places if labels.shape[place] > 1}
         full = range(len(shape)) if self.one_by_one else {*axes, *along}
         own = [length if axis in full else 1 for axis, length in enumerate(shape)]
         if prod(own) > MOST_LABELS:
             return None
-        numbers = self.apply(torch.arange(prod(own), device="cpu").reshape(own))
+        numbers = self.apply(np.arange(prod(own)).reshape(own))
         pairs = [*zip(numbers.shape, labels.shape, strict=False)]
-        if numbers.dim() != labels.dim() or any(n != m and 1 not in (n, m) for n, m in pairs):
+        if numbers.ndim != labels.ndim or any(n != m and 1 not in (n, m) for n, m in pairs):
             return None
         sizes = [max(pair) for pair in pairs]
         if prod(sizes) > MOST_LABELS:
             return None
-        numbers, values = numbers.expand(sizes).flatten(), labels.expand(sizes).flatten()
+        numbers, values = np.broadcast_to(numbers, sizes), np.broadcast_to(labels, sizes)
         known = (numbers >= 0) & (values != NO_SAMPLE)
         numbers, values = numbers[known], values[known]
-        found = torch.full([prod(own)], NO_SAMPLE, device="cpu")
+        found = np.full(prod(own), NO_SAMPLE)
         found[numbers] = values
-        return labels_of(found.reshape(own)) if torch.equal(found[numbers], values) else None
+        return labels_of(found.reshape(own)) if (found[numbers] == values).all() else None
 
 
 # Along one axis ---------------------------------------------------------------------------------
@@ -124,15 +133,13 @@ def _along(of: Between, places: slice, start: int | None = None) -> Pick:
     joined = len(of.above) > len(of.below)
     length = 1 if joined else of.below[dim]
 
-    def apply(given: Tensor) -> Tensor:
-        x = given.unsqueeze(dim) if joined else given
+    def apply(given: Labels) -> Labels:
+        x = np.expand_dims(given, dim) if joined else given
         if x.shape[dim] > 1 or length == 1:
             x = x[(*[slice(None)] * dim, places)]
         if start is not None:
-            whole = torch.full(
-                [*x.shape[:dim], of.above[dim], *x.shape[dim + 1 :]], NO_SAMPLE, device="cpu"
-            )
-            whole.narrow(dim, start, length).copy_(x)
+            whole = np.full([*x.shape[:dim], of.above[dim], *x.shape[dim + 1 :]], NO_SAMPLE)
+            whole[(*[slice(None)] * dim, slice(start, start + length))] = x
             return whole
         return x.squeeze(dim) if len(of.above) < len(of.below) else x
 
@@ -172,9 +179,9 @@ def _split_with_sizes(of: Between) -> Pick:
 def _index_select(of: Between) -> Pick:
     dim = of.dim
 
-    def apply(x: Tensor) -> Tensor:
+    def apply(x: Labels) -> Labels:
         is_whole = x.shape[dim] == of.below[dim]
-        return x.index_select(dim, of.read("index").reshape(-1)) if is_whole else x
+        return x.take(of.read("index").reshape(-1), dim) if is_whole else x
 
     return Pick(apply, (dim,), _kept(of, dim))
 
@@ -183,19 +190,20 @@ def _by_indices(of: Between, name: str) -> Pick:
     """Each entry is picked by an index of its own."""
     dim = of.dim
 
-    def apply(x: Tensor) -> Tensor:
-        index = of.read(name, 0)
-        removed = index.dim() < len(of.below)
-        index = index.unsqueeze(dim) if removed else index
-        for axis, length in enumerate(index.shape):
-            if axis != dim:
-                sizes = [length if each == axis else -1 for each in range(x.dim())]
-                x = x.expand(sizes) if x.shape[axis] == 1 else x.narrow(axis, 0, length)
-        x = x.expand([of.below[dim] if axis == dim else -1 for axis in range(x.dim())])
-        found = x.gather(dim, index)
+    def apply(x: Labels) -> Labels:
+        index = of.read(name)
+        index = np.expand_dims(index, dim) if index.ndim < len(of.below) else index
+        found = _gathered(x, index, dim, of.below)
         return found.squeeze(dim) if len(of.above) < len(of.below) else found
 
     return Pick(apply, (dim,), _kept(of, dim), one_by_one=True)
+
+
+def _gathered(x: Labels, index: NDArray[Any], dim: int, shape: Shape) -> Labels:
+    """What ``torch.gather`` takes from a tensor of this shape."""
+    sizes = [n if axis == dim else index.shape[axis] for axis, n in enumerate(shape)]
+    x = x[tuple(map(slice, sizes))]
+    return np.take_along_axis(np.broadcast_to(x, sizes), index, dim)
 
 
 def _sorted(of: Between) -> Pick:
@@ -229,7 +237,7 @@ def _beside(shape: Shape, *axes: int) -> dict[int, int]:
     return {axis: axis for axis in range(len(shape)) if axis not in axes}
 
 
-def _each(apply: Callable[[Tensor], Tensor], shape: Shape) -> Pick:
+def _each(apply: Callable[[Labels], Labels], shape: Shape) -> Pick:
     """Each entry of a tensor of this shape is picked by itself."""
     return Pick(apply, tuple(range(len(shape))), {}, one_by_one=True)
 
@@ -237,21 +245,21 @@ def _each(apply: Callable[[Tensor], Tensor], shape: Shape) -> Pick:
 # Along several axes -----------------------------------------------------------------------------
 
 
-def _turned(of: Between, turn: Callable[[Tensor, Sequence[int]], Tensor]) -> Pick:
+def _turned(of: Between, turn: Callable[[Labels, list[int]], Labels]) -> Pick:
     dims = positive(saved(of.node, "dims"), len(of.below))
     axes = tuple(dims or range(len(of.below)))
     return Pick(lambda x: turn(x, dims), axes, _beside(of.below, *axes))
 
 
 def _flip(of: Between) -> Pick:
-    return _turned(of, lambda x, dims: x.flip(*dims))
+    return _turned(of, lambda x, dims: np.flip(x, tuple(dims)))
 
 
 def _roll(of: Between) -> Pick:
     shifts = [signed(shift) for shift in saved(of.node, "shifts")]
 
-    def roll(x: Tensor, dims: Sequence[int]) -> Tensor:
-        return x.roll(shifts, [*dims]) if dims else x.expand(of.below).roll(shifts)
+    def roll(x: Labels, dims: list[int]) -> Labels:
+        return np.roll(x, shifts, dims) if dims else np.roll(np.broadcast_to(x, of.below), shifts)
 
     return _turned(of, roll)
 
@@ -266,7 +274,7 @@ class _Indices:
         self._of = of
         self._given = of.seen("indices")
         self._places: dict[int, tuple[int, int]] = {}
-        self._read: dict[int, Tensor] = {}
+        self._read: dict[int, NDArray[Any]] = {}
         axis = 0
         for place, each in enumerate(self._given):
             is_mask = each is not None and each.dtype in (torch.bool, torch.uint8)
@@ -294,25 +302,20 @@ class _Indices:
         pairs = zip(given, masks, strict=True)
         return max(1 if is_mask else each.dim() for each, is_mask in pairs if each is not None)
 
-    def of_axis(self, axis: int) -> Tensor:
+    def of_axis(self, axis: int) -> NDArray[Any]:
         """The index along an axis."""
         if axis not in self._read:
             place, own = self._places[axis]
             read = self._of.read("indices", place)
-            self._read[axis] = read if own < 0 else read.nonzero()[:, own]
+            self._read[axis] = read if own < 0 else read.nonzero()[own]
         return self._read[axis]
 
-    def select(self, x: Tensor, shape: Shape) -> Tensor:
+    def select(self, x: Labels, shape: Shape) -> Labels:
         """Entries of a tensor of this shape, some of whose axes may have length 1."""
-        index: list[Any] = [slice(None)] * x.dim()
+        index: list[Any] = [slice(None)] * x.ndim
         for axis in self._places:
             is_whole = x.shape[axis] == shape[axis]
-            zero = [1] * self.dims
-            index[axis] = (
-                self.of_axis(axis)
-                if is_whole
-                else torch.zeros(zero, dtype=torch.long, device="cpu")
-            )
+            index[axis] = self.of_axis(axis) if is_whole else only(0, self.dims)
         return x[tuple(index)]
 
     def kept(self, dims: int) -> dict[int, int]:
@@ -328,22 +331,22 @@ def _index(of: Between) -> Pick:
     """Rows that are selected by tensors of indices or masks, as ``x[rows, places]``."""
     indices = _Indices(of)
 
-    def apply(x: Tensor) -> Tensor:
+    def apply(x: Labels) -> Labels:
         return indices.select(x, of.below)
 
     return Pick(apply, indices.axes, indices.kept(len(of.below)), apart=True)
 
 
 def _masked_select(of: Between) -> Pick:
-    def apply(x: Tensor) -> Tensor:
-        return x.expand(of.below)[of.read("mask").expand(of.below)]
+    def apply(x: Labels) -> Labels:
+        return np.broadcast_to(x, of.below)[np.broadcast_to(of.read("mask"), of.below)]
 
     return _each(apply, of.below)
 
 
 def _take(of: Between) -> Pick:
-    def apply(x: Tensor) -> Tensor:
-        return x.expand(of.below).flatten()[of.read("index")]
+    def apply(x: Labels) -> Labels:
+        return np.broadcast_to(x, of.below).flatten()[of.read("index")]
 
     return _each(apply, of.below)
 
@@ -359,8 +362,8 @@ def whole(of: Between) -> Pick:
 def _index_add(of: Between) -> Pick:
     dim = of.dim
 
-    def apply(x: Tensor) -> Tensor:
-        return x if x.shape[dim] == 1 else x.index_select(dim, of.read("index").reshape(-1))
+    def apply(x: Labels) -> Labels:
+        return x if x.shape[dim] == 1 else x.take(of.read("index").reshape(-1), dim)
 
     return Pick(apply, (dim,), _beside(of.above, dim))
 
@@ -368,11 +371,11 @@ def _index_add(of: Between) -> Pick:
 def _scatter_add(of: Between) -> Pick:
     dim = of.dim
 
-    def apply(x: Tensor) -> Tensor:
+    def apply(x: Labels) -> Labels:
         index = of.read("index")
         if tuple(index.shape) != of.below:
             raise UnavailableError("some entries of what is scattered are left out")
-        return x.expand(of.above).gather(dim, index)
+        return _gathered(x, index, dim, of.above)
 
     return Pick(apply, (dim,), _beside(of.above, dim), one_by_one=True)
 
@@ -380,16 +383,16 @@ def _scatter_add(of: Between) -> Pick:
 def _index_put(of: Between) -> Pick:
     indices = _Indices(of)
 
-    def apply(x: Tensor) -> Tensor:
+    def apply(x: Labels) -> Labels:
         return indices.select(x, of.above)
 
     kept = indices.kept(len(of.above))
     if len(kept) + indices.dims == len(of.below):
         return Pick(apply, indices.axes, kept)
 
-    def without_axes(x: Tensor) -> Tensor:
-        found = apply(x.expand(of.above))
-        if found.numel() != prod(of.below):
+    def without_axes(x: Labels) -> Labels:
+        found = apply(np.broadcast_to(x, of.above))
+        if found.size != prod(of.below):
             raise UnavailableError("what is put is repeated")
         return found.reshape(of.below)
 
@@ -398,9 +401,9 @@ def _index_put(of: Between) -> Pick:
 
 def _masked_scatter(of: Between) -> Pick:
 
-    def apply(x: Tensor) -> Tensor:
-        taken = x.expand(of.above)[of.read("mask").expand(of.above)]
-        found = torch.full([prod(of.below)], NO_SAMPLE, device="cpu")
+    def apply(x: Labels) -> Labels:
+        taken = np.broadcast_to(x, of.above)[np.broadcast_to(of.read("mask"), of.above)]
+        found = np.full(prod(of.below), NO_SAMPLE)
         found[: len(taken)] = taken
         return found.reshape(of.below)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
 from gradlens.graph.graph import Edge, Graph, integers_of, is_python_function
@@ -51,11 +51,13 @@ from gradlens.samples.count import (
 from gradlens.samples.labels import (
     MIXED,
     NO_SAMPLE,
+    UNREADABLE,
     Labels,
+    are_known,
     differ,
+    distinct,
     labels_of,
     replaced,
-    same_labels,
 )
 from gradlens.samples.model_inputs import (
     ModelInputs,
@@ -141,7 +143,7 @@ class _LossGraph:
         inputs = self.model_inputs(reading)
         known = inputs.named(self.graph, self.alone, self.reading_data)
         if rows is not None:
-            sources = {edge: each for edge, each in rows.sources.items() if each is not None}
+            sources = {edge: each for edge, each in rows.sources.items() if are_known(each)}
             structure = Structure(passages, sources, reading.samples, self.alone)
             known = self._of_data(structure) | known
         returned = inputs.returned(self.graph, self.alone)
@@ -155,7 +157,7 @@ class _LossGraph:
         return {
             edge: Named(replaced(found, MIXED, NO_SAMPLE))
             for edge, found in labels.items()
-            if found is not None
+            if found.min() != UNREADABLE
         }
 
 
@@ -296,11 +298,11 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     """
     names = loss.names(loss.passages, every[0])
     edges = loss_edges(
-        loss.graph, loss.alone, loss.evidence.shapes, lambda edge: names.at(edge).are_known
+        loss.graph, loss.alone, loss.evidence.shapes, lambda edge: are_known(names.at(edge))
     )
     together = every[0].samples
     for edge in edges:
-        has_all = not names.at(edge).are_known or len(names.at(edge).values.distinct) == together
+        has_all = not are_known(names.at(edge)) or len(distinct(names.at(edge))) == together
         if has_all and loss.graph.shape(edge)[:1] == (together,):
             return [every[0]]
     rows = loss.evidence.rows_of_calls
@@ -337,7 +339,7 @@ def _combined(loss: _LossGraph, names: Names, reading: Reading, ends: Sequence[i
 
 def _calls_of(names: Iterable[Labels], ends: Sequence[int]) -> set[int]:
     """The calls that rows are of, by the numbers that end the calls' rows."""
-    rows = {row for labels in names for row in labels.values.distinct if row >= 0}
+    rows = {row for labels in names for row in distinct(labels) if row >= 0}
     return {bisect_right(ends, row) for row in rows}
 
 
@@ -394,7 +396,7 @@ def plan_of_rows(
     """
     shape = [1] * len(graph.shape(graph.root))
     shape[axis] = samples * together
-    labels = torch.arange(samples, device="cpu").repeat_interleave(together)
+    labels = np.arange(samples).repeat(together)
     sources = {graph.root: labels_of(labels.reshape(shape))}
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
@@ -411,7 +413,7 @@ class _Planner:
         loss: _LossGraph,
         passages: Passages,
         reading: Reading,
-        sources: Mapping[Edge, Labels | None],
+        sources: Mapping[Edge, Labels],
     ) -> None:
         graph = self._graph = loss.graph
         self._parameters = loss.parameters
@@ -519,7 +521,7 @@ class _Planner:
     def with_edges(self, plan: Plan, edges: Sequence[LabelledEdge]) -> Plan:
         """The plan with the samples at other edges, where each row is of one."""
         labels = {edge: self._labels.rows(edge) for edge in edges}
-        found = [edge for edge, each in labels.items() if each.values.lowest >= NO_SAMPLE]
+        found = [edge for edge, each in labels.items() if each.min() >= NO_SAMPLE]
         rows = {edge: self._labels.index(edge) for edge in found}
         return replace(
             plan, edges=rows, holds=plan.holds and self._labels.last(e.edge[0] for e in edges)
@@ -529,7 +531,8 @@ class _Planner:
         """The term with the largest rows that are of one sample each."""
         for first, *others in sizes:
             known = [self._labels.rows(each) for each in (first, *others)]
-            if same_labels(known) and known[0].values.lowest >= NO_SAMPLE:
+            same = all(np.array_equal(each, known[0]) for each in known)
+            if same and known[0].min() >= NO_SAMPLE:
                 return LossTerm(node, first, self._labels.index(first))
         raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
 
@@ -555,7 +558,7 @@ class _Planner:
             return refused or way.reason
         if SYNCHRONISED in self._kinds:
             return ACROSS_PROCESSES
-        unknown = [self._graph.shape(e) for e, each in self._sources.items() if each is None]
+        unknown = [self._graph.shape(e) for e, each in self._sources.items() if not are_known(each)]
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._reading.samples)
         if unreadable & set(way.mixed):
@@ -604,7 +607,7 @@ def _code_of(graph: Graph, number: int) -> Hashable:
 def _row_by_row(graph: Graph, edge: Edge, named: Named) -> LabelledEdge:
     """An edge with a row for each name."""
     axes = range(len(graph.shape(edge)))
-    return LabelledEdge(edge, tuple(axis for axis in axes if axis not in named.names.axes))
+    return LabelledEdge(edge, tuple(axis for axis in axes if named.names.shape[axis] == 1))
 
 
 def _by_channel(graph: Graph, number: int) -> LabelledEdge:
@@ -614,7 +617,7 @@ def _by_channel(graph: Graph, number: int) -> LabelledEdge:
 
 def _couples(labels: Labels, samples: int) -> bool:
     """Whether some channel of a normalisation over ``[B, C]`` has rows of several samples."""
-    return samples > 1 and (labels.values.lowest < NO_SAMPLE or 0 in labels.axes)
+    return samples > 1 and (labels.min() < NO_SAMPLE or labels.shape[0] > 1)
 
 
 UNKNOWN_ORDER = (

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of, positive
 from gradlens.numerics.host import on_device
-from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, Labels, joined, only
+from gradlens.samples.labels import MIXED, NO_SAMPLE, Labels, joined, moved
 from gradlens.torch_private import saved
 
 
@@ -36,9 +36,11 @@ class LabelledEdge(NamedTuple):
     def rows_of(self, labels: Labels) -> Labels:
         """Labels of rows from those of elements, ``MIXED`` where these differ inside a row."""
         for axis in self.features:
-            labels = joined(labels, axis, MIXED) or only(UNREADABLE, labels.dims)
-        rest = [axis for axis in range(labels.dims) if axis not in self.features]
-        return labels.at({axis: place for place, axis in enumerate(rest)}, len(rest))
+            found = joined(labels, axis, MIXED)
+            assert found is not None
+            labels = found
+        rest = [axis for axis in range(labels.ndim) if axis not in self.features]
+        return moved(labels, {axis: place for place, axis in enumerate(rest)}, len(rest))
 
 
 def rows_of_values(graph: Graph, number: int) -> list[list[LabelledEdge]]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
@@ -26,7 +28,6 @@ from gradlens.samples.labels import (
     combined,
     labels_of,
     only,
-    replaced,
     without_gaps,
 )
 from gradlens.samples.passages import Passages
@@ -38,15 +39,15 @@ from gradlens.torch_private import saved
 class Structure:
     """The samples of the elements at all edges below some sources.
 
-    These are edges of the loss's graph with the labels of their elements, ``None`` where they
-    aren't known. Nodes that are ``alone`` compute with parameters alone. ``refused`` are the
+    These are edges of the loss's graph with the labels of their elements, all ``UNREADABLE`` where
+    they aren't known. Nodes that are ``alone`` compute with parameters alone. ``refused`` are the
     reasons why nodes couldn't be asked.
     """
 
     def __init__(
         self,
         passages: Passages,
-        sources: Mapping[Edge, Labels | None],
+        sources: Mapping[Edge, Labels],
         samples: int,
         alone: Sequence[bool],
     ) -> None:
@@ -55,19 +56,16 @@ class Structure:
         self._alone = alone
         self.samples = samples
         self.refused: dict[int, str] = {}
-        self._asked: dict[Edge, list[Labels | None]] = {}
+        self._asked: dict[Edge, Sequence[Labels | None]] = {}
         self._read: set[Edge] = set()
         self._next = len(graph) - 1
-        self._labels: dict[Edge, Labels | None] = {}
+        self._labels: dict[Edge, Labels] = {}
         self._rows: dict[LabelledEdge, Labels] = {}
-        self._indices: dict[tuple[Labels, Shape], RowIndex] = {}
+        self._indices: dict[tuple[Shape, Shape, bytes], RowIndex] = {}
         self._merged: set[Edge] = set()
         for edge, labels in sources.items():
-            if labels is not None:
-                # Rows of no sample have a gradient there.
-                self._merge(edge, replaced(labels, NO_SAMPLE, MIXED))
-            elif prod(graph.shape(edge)):
-                self._merge(edge, None)
+            if prod(graph.shape(edge)):
+                self._merge(edge, labels)
 
     @property
     def is_read(self) -> bool:
@@ -85,17 +83,18 @@ class Structure:
     def unreadable(self) -> set[int]:
         """The nodes with rows whose samples aren't known, of those that were looked at."""
         rows = self._rows.items()
-        return {each.edge[0] for each, labels in rows if labels.values.lowest == UNREADABLE}
+        return {each.edge[0] for each, labels in rows if labels.min() == UNREADABLE}
 
     def are_apart(self, labelled: LabelledEdge) -> bool:
         """Whether no row at an edge is of several samples, or unknown."""
-        return self.rows(labelled).values.lowest >= NO_SAMPLE
+        return self.rows(labelled).min() >= NO_SAMPLE
 
     def index(self, labelled: LabelledEdge) -> RowIndex:
         """The sample of each row at an edge; rows that are alike share it."""
-        key = rows, shape = self.rows(labelled), self._shape_of_rows(labelled)
+        rows, shape = self.rows(labelled), self._shape_of_rows(labelled)
+        key = shape, tuple(rows.shape), rows.tobytes()
         if key not in self._indices:
-            self._indices[key] = RowIndex(rows.tensor.expand(shape).contiguous(), self.samples)
+            self._indices[key] = RowIndex(_written(rows, shape), self.samples)
         return self._indices[key]
 
     def rows(self, labelled: LabelledEdge) -> Labels:
@@ -106,10 +105,10 @@ class Structure:
         return found
 
     def _found(self, labelled: LabelledEdge) -> Labels:
-        labels, shape = self.labels(labelled.edge), self._shape_of_rows(labelled)
-        if labels is None or not prod(self.graph.shape(labelled.edge)):
-            return only(UNREADABLE if labels is None else NO_SAMPLE, len(shape))
-        rows = labelled.rows_of(labels)
+        shape = self._shape_of_rows(labelled)
+        if not prod(self.graph.shape(labelled.edge)):
+            return only(NO_SAMPLE, len(shape))
+        rows = labelled.rows_of(self.labels(labelled.edge))
         is_recurrent = kind_of(self.graph.kinds[labelled.edge[0]]).is_recurrent
         return _of_sequences(self.graph, labelled, rows, shape) if is_recurrent else rows
 
@@ -117,7 +116,7 @@ class Structure:
         shape = self.graph.shape(labelled.edge)
         return tuple([n for axis, n in enumerate(shape) if axis not in labelled.features])
 
-    def labels(self, edge: Edge) -> Labels | None:
+    def labels(self, edge: Edge) -> Labels:
         """Labels of the elements at an edge; ``NO_SAMPLE`` of those that no source depends on."""
         self._follow_to(edge[0])
         if edge in self._labels:
@@ -140,57 +139,49 @@ class Structure:
         for output in self.graph.outputs_of(number):
             self._complete((number, output))
 
-    def _merge(self, edge: Edge, labels: Labels | None) -> None:
+    def _merge(self, edge: Edge, labels: Labels) -> None:
         """Take in the labels by one of the ways to an edge; where ways differ, samples meet."""
-        if edge not in self._labels:
-            self._labels[edge] = labels
-        else:
-            before, self._labels[edge] = self._labels[edge], None
-            if before is not None and labels is not None:
-                self._labels[edge] = combined(before, labels)
+        before = self._labels.get(edge)
+        self._labels[edge] = labels if before is None else combined(before, labels)
         self._merged.add(edge)
 
     def _complete(self, edge: Edge) -> None:
         """All ways to an edge are known: entries without a label may get those beside them."""
-        labels = self._labels.get(edge)
-        if labels is not None and edge in self._merged:
-            self._labels[edge] = without_gaps(labels, self.samples)
+        if edge in self._merged:
+            self._labels[edge] = without_gaps(self._labels[edge], self.samples)
         self._merged.discard(edge)
 
-    def _below(self, node: int, output: int, place: int, edge: Edge) -> Labels | None:
+    def _below(self, node: int, output: int, place: int, edge: Edge) -> Labels:
         """Labels of a node's input, from those of one of its outputs."""
-        labels, found = self._labels[node, output], None
-        if labels is not None and self.samples == 1:
-            found = only(0, len(self.graph.shape(edge)))
-        elif labels is not None:
-            found = self._passages.at(node, output, place).down(labels, self.samples)
-        if found is not None or self._alone[edge[0]]:
-            return found
-        found = self._by_numbers(node, output)[place]
-        if (node, output) in self._asked and node not in self.refused:
-            self._read.add(edge)
-        return found
+        labels, dims = self._labels[node, output], len(self.graph.shape(edge))
+        if labels.min() == UNREADABLE:
+            return only(UNREADABLE, dims)
+        if self.samples == 1:
+            return only(0, dims)
+        found = self._passages.at(node, output, place).down(labels, self.samples)
+        if found is None and not self._alone[edge[0]]:
+            found = self._by_numbers(node, output)[place]
+            if (node, output) in self._asked and node not in self.refused:
+                self._read.add(edge)
+        return only(UNREADABLE, dims) if found is None or found.min() == UNREADABLE else found
 
-    def _by_numbers(self, node: int, output: int) -> list[Labels | None]:
+    def _by_numbers(self, node: int, output: int) -> Sequence[Labels | None]:
         """Labels of a node's inputs, from those of one of its outputs, by what it hands on."""
         nothing: list[Labels | None] = [None] * len(self.graph.children[node])
-        labels, kind = self._labels[node, output], self.graph.kinds[node]
-        if labels is None or kind in HIDING or kind == COMPILED or node in self.refused:
+        kind = self.graph.kinds[node]
+        if kind in HIDING or kind == COMPILED or node in self.refused:
             return nothing
         if (node, output) not in self._asked:
             self._asked[node, output] = nothing
+            labels = _written(self._labels[node, output])
             try:
-                found = labels_below(self.graph, node, output, labels.tensor, self.samples)
-                self._asked[node, output] = [_readable(each) for each in found]
+                found = labels_below(self.graph, node, output, labels, self.samples)
+                self._asked[node, output] = [
+                    None if each is None else labels_of(each.numpy()) for each in found
+                ]
             except RefusedNodeError as reason:
                 self.refused[node] = str(reason)
         return self._asked[node, output]
-
-
-def _readable(written: Tensor | None) -> Labels | None:
-    """Labels; ``None`` if some of them can't be read."""
-    labels = None if written is None else labels_of(written)
-    return None if labels is None or labels.values.lowest == UNREADABLE else labels
 
 
 def _of_sequences(graph: Graph, labelled: LabelledEdge, rows: Labels, shape: Shape) -> Labels:
@@ -204,9 +195,13 @@ def _of_sequences(graph: Graph, labelled: LabelledEdge, rows: Labels, shape: Sha
     # What oneDNN computes with has steps first, whatever the layer was called with.
     is_cudnn = graph.kinds[number].startswith("Cudnn")
     is_first = is_cudnn and bool(saved(graph.nodes[number], "batch_first", False))
-    labels = rows.tensor.expand(shape)
-    steps = labels.movedim(1, 0) if is_first else labels
-    first, known = steps.amax(0, keepdim=True), steps >= 0
-    mixed = (known & (steps != first)).any(0, keepdim=True).expand_as(steps)
-    steps = steps.masked_fill(mixed, MIXED)
-    return labels_of(steps.movedim(0, 1) if is_first else steps)
+    along = 1 if is_first else 0
+    steps = np.broadcast_to(rows, shape)
+    first, known = steps.max(along, keepdims=True), steps >= 0
+    mixed = (known & (steps != first)).any(along, keepdims=True)
+    return labels_of(np.where(mixed, MIXED, steps))
+
+
+def _written(labels: Labels, shape: Shape | None = None) -> Tensor:
+    whole = labels if shape is None else np.broadcast_to(labels, shape)
+    return torch.from_numpy(whole.copy())

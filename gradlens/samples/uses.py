@@ -19,7 +19,7 @@ from torch import Tensor
 from gradlens.graph.graph import Edge, Link, Use
 from gradlens.graph.kinds import HIDING, IN_PLACE, kind_of
 from gradlens.samples.batchnorm import uses_statistics
-from gradlens.samples.labels import joined
+from gradlens.samples.labels import axes_of, joined
 from gradlens.samples.plan import LabelledUse
 from gradlens.samples.rows import LabelledEdge, RowIndex
 from gradlens.samples.structure import Structure
@@ -260,7 +260,7 @@ class Finder:
         output, features = next(iter(labelled.features.items()))
         labels = self._labels.rows(LabelledEdge((use.node, output), features))
         # Rows without a sample have the labels of others beside them.
-        counting = [axis for axis in labels.axes if joined(labels, axis) is None]
+        counting = [axis for axis in axes_of(labels) if joined(labels, axis) is None]
         return all(own[axis] == 1 for axis in counting)
 
     def _is_computed_weight(self, use: Use) -> bool:

@@ -39,7 +39,7 @@ def structure_of(found: Tensor, base: Tensor) -> tuple[Structure, LabelledEdge]:
     graph = Graph(found)
     labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1))
     edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
-    sources = {graph.root: labels_of(labels)}
+    sources = {graph.root: labels_of(labels.numpy())}
     alone = graph.of_parameters_alone()
     return Structure(Passages(graph), sources, len(found), alone), edge
 
