@@ -16,8 +16,7 @@ from math import prod
 import numpy as np
 
 from gradlens.graph.graph import Edge, each_once
-from gradlens.graph.kinds import kind_of, plain_name
-from gradlens.numerics.unavailable import UnavailableError
+from gradlens.graph.kinds import kind_of
 from gradlens.samples.labels import (
     MIXED,
     NO_SAMPLE,
@@ -28,14 +27,12 @@ from gradlens.samples.labels import (
     axes_of,
     combined,
     differ,
-    labels_of,
     moved,
     only,
     replaced,
 )
 from gradlens.samples.model_inputs import Named
-from gradlens.samples.passages import Passage, Passages
-from gradlens.samples.picks import OVERWRITING, PICKING, PUTTING
+from gradlens.samples.passages import Passages
 
 
 class Names:
@@ -65,22 +62,24 @@ class Names:
         for number in (n for n, is_alone in enumerate(alone) if not is_alone):
             for output in graph.outputs_of(number):
                 edge = (number, output)
-                given = known.get(edge)
-                names = self._above(number, output)
-                if given is not None:
-                    self.by_order |= given.by_order
-                    names = replaced(given.names, NO_SAMPLE, UNREADABLE)
-                if names is not None and not are_none(names):
-                    self._names[edge] = names
-                if edge in returned and (
-                    self.may_be_in_order(edge, returned[edge])
-                    or (self._may_meet(edge) and self._rows_are_kept(edge, returned[edge]))
-                ):
-                    self._names[edge] = returned[edge]
-                    self.by_order = True
-                elif edge in returned and not self._are_exact and self._is_other(edge, returned):
-                    # Rows that were named by their order inside were in another one there.
-                    self._names[edge] = only(UNREADABLE, len(graph.shape(edge)))
+                self._names[edge] = self._above(number, output)
+                if edge in known:
+                    self.by_order |= known[edge].by_order
+                    self._names[edge] = replaced(known[edge].names, NO_SAMPLE, UNREADABLE)
+                if edge in returned:
+                    self._take_for_inputs(edge, returned[edge])
+
+    def _take_for_inputs(self, edge: Edge, places: Labels) -> None:
+        """Name what the model has returned in the order of its inputs, if nothing else is known."""
+        names = self.at(edge)
+        # Rows may have no names since samples meet behind them; the labels at known rows tell.
+        may_meet = self._are_exact and names.max() < 0 and not self._are_shuffled and names.ndim > 1
+        if self.may_be_in_order(edge, places) or (may_meet and self._rows_are_kept(edge, places)):
+            self._names[edge] = places
+            self.by_order = True
+        elif not self._are_exact and are_known(names) and differ(names, places):
+            # Rows that were named by their order inside were in another one there.
+            self._names[edge] = only(UNREADABLE, names.ndim)
 
     @property
     def selects(self) -> bool:
@@ -99,30 +98,22 @@ class Names:
 
     def at(self, edge: Edge) -> Labels:
         """The names of the elements at an edge."""
-        names = self._names.get(edge)
-        return only(NO_SAMPLE, len(self._graph.shape(edge))) if names is None else names
+        if edge in self._names:
+            return self._names[edge]
+        return only(NO_SAMPLE, len(self._graph.shape(edge)))
 
     def meet_behind(self, edge: Edge) -> bool:
         """Whether rows of several names come together at an edge, or behind it."""
         return any(bool((names == MIXED).any()) for names in self.behind(edge))
 
-    def _is_other(self, edge: Edge, places: Mapping[Edge, Labels]) -> bool:
-        """Whether all rows have names, and some not that of their place."""
-        names = self.at(edge)
-        return are_known(names) and differ(names, places[edge])
-
     def may_be_in_order(self, edge: Edge, places: Labels) -> bool:
         """Whether rows without known names may have those of their places.
 
-        The number of rows that were selected may be N by chance. Where some rows have a name, it is
-        that of their place, and they were put into a tensor that has a row for each place.
+        The number of rows that were selected may be N by chance.
         """
         names = self.at(edge)
-        if self._are_shuffled or are_known(names):
+        if self._are_shuffled or names.max() >= 0:
             return False
-        if int(names.max()) >= 0:
-            contradict = differ(names, places) or names.min() < NO_SAMPLE
-            return not contradict and self._are_put(edge)
         if names.min() != UNREADABLE and self.are_behind(edge):
             return False
         return self._rows_are_kept(edge, places)
@@ -160,48 +151,18 @@ class Names:
                 return True, along
             if found is not None and are_known(found):
                 is_one = found.size == 1 and each == axis
-                is_repeated = is_one and self._may_select(above[0])
+                is_repeated = is_one and kind_of(self._graph.kinds[above[0]]).selects
                 if axes_of(found) == axes_of(names) or is_repeated:
                     return is_kept and self._are_exact, own
             if each == axis:
                 own = along
         return is_kept, own
 
-    def _are_put(self, edge: Edge) -> bool:
-        """Whether a tensor has its rows from one that some rows were put into."""
-        rows, waiting = self._graph.shape(edge)[:1], [edge]
-        found = False
-        for above in each_once(waiting):
-            is_put = self._name(above[0]) in PUTTING
-            found |= is_put
-            for place, below in enumerate(self._graph.children[above[0]]):
-                if below is None or self._alone[below[0]] or (is_put and place > 0):
-                    continue
-                if self._graph.shape(below)[:1] == rows:
-                    waiting.append(below)
-                elif self._name(above[0]) in PICKING:
-                    return False
-        return found
-
-    def _name(self, number: int) -> str:
-        return plain_name(self._graph.kinds[number])
-
-    def _may_select(self, number: int) -> bool:
-        return kind_of(self._graph.kinds[number]).selects
-
     def _selects(self, above: Edge, below: Edge) -> bool:
         """Whether a node selects rows, rather than entries of rows."""
         shapes = self._graph.shape(above), self._graph.shape(below)
         changed = shapes[0][:1] != shapes[1][:1] or len(shapes[1]) > len(shapes[0])
-        return changed and self._may_select(above[0])
-
-    def _may_meet(self, edge: Edge) -> bool:
-        """Whether rows that have no names may be of a sample each, since samples meet behind them.
-
-        The labels at known rows tell.
-        """
-        unnamed = int(self.at(edge).max()) < 0 and not self._are_shuffled
-        return self._are_exact and unnamed and len(self._graph.shape(edge)) > 1
+        return changed and kind_of(self._graph.kinds[above[0]]).selects
 
     @property
     def _are_exact(self) -> bool:
@@ -210,44 +171,39 @@ class Names:
 
     def are_behind(self, edge: Edge) -> bool:
         """Whether there are names at an edge, or behind it."""
-        return bool(self.behind(edge))
+        return not all(map(are_none, self.behind(edge)))
 
     def behind(self, edge: Edge) -> list[Labels]:
         """All names at an edge and behind it."""
         behind = self._graph.below([edge[0]])
         return [names for (number, _), names in self._names.items() if number in behind]
 
-    def _above(self, number: int, output: int) -> Labels | None:
+    def _above(self, number: int, output: int) -> Labels:
         """The names of a node's output, from those of its inputs.
 
         One number has a name only if all that it is computed from has this name.
         """
         shape = self._graph.shape((number, output))
-        unreadable = only(UNREADABLE, len(shape))
         if number in self._reading_data:
-            return unreadable
+            return only(UNREADABLE, len(shape))
         named: dict[int, Labels] = {}
         unknown: dict[int, Labels] = {}
         for place, edge in enumerate(self._graph.children[number]):
             if edge is None or self._alone[edge[0]]:
                 continue
-            before = self._names.get(edge)
             passage = self._passages.at(number, output, place)
-            names = None if before is None else self._up(passage, place, number, before)
-            is_unknown = names is not None and names.min() == UNREADABLE
-            if prod(shape) == 1:
-                whole = names if passage.picks else before
-                if names is None or whole is None or not are_known(whole):
-                    return names if is_unknown else None
-            if names is not None:
-                (unknown if is_unknown else named)[place] = names
-        found: Labels | None = None
+            names = passage.up(self.at(edge))
+            is_unknown = names.min() == UNREADABLE
+            whole = names if passage.picks else self.at(edge)
+            if prod(shape) == 1 and not (are_known(names) and are_known(whole)):
+                return only(UNREADABLE if is_unknown else NO_SAMPLE, len(shape))
+            (unknown if is_unknown else named)[place] = names
+        found = only(NO_SAMPLE, len(shape))
         for names in named.values():
-            found = names if found is None else combined(found, names)
+            found = combined(found, names)
         for place, names in unknown.items():
-            if found is None or are_none(found):
-                found = names
-            elif not any(self._covers(number, output, each, place) for each in named):
+            named_by = [each for each in named if not are_none(named[each])]
+            if not any(self._covers(number, output, each, place) for each in named_by):
                 found = combined(found, names)
         return found
 
@@ -255,21 +211,3 @@ class Names:
         """Whether an input has the rows of another one itself, and isn't repeated for them."""
         one, two = (self._passages.at(number, output, each).sizes for each in (place, other))
         return all(own > 1 or length == 1 for own, length in zip(one, two, strict=True))
-
-    def _up(self, passage: Passage, place: int, number: int, names: Labels) -> Labels | None:
-        """Names of an output, without those of entries that another input takes the place of."""
-        found, other = passage.up(names), self._graph.children[number][1:2]
-        is_overwritten = place == 0 and names.size == 1 and self._name(number) in OVERWRITING
-        if found is None or not is_overwritten or other[0] not in self._names:
-            return found
-        shape, put = passage.above, self._names[other[0]]
-        try:
-            pick = self._passages.at(number, 0, 1).pick
-            if pick is None or (axes_of(put) and pick.are_beside(put, shape)):
-                return found
-            taken = pick.apply(np.arange(prod(shape)).reshape(shape))
-        except UnavailableError:  # of indices that can't be read now
-            return only(UNREADABLE, len(shape))
-        written = np.broadcast_to(found, shape).flatten()
-        written[taken[taken >= 0]] = NO_SAMPLE
-        return labels_of(written.reshape(shape))

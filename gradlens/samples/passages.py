@@ -28,6 +28,7 @@ from gradlens.samples.labels import (
     Labels,
     Shape,
     are_all,
+    are_none,
     axes_of,
     joined,
     moved,
@@ -189,23 +190,23 @@ class Passage(Between):
     def _hands_on(self) -> bool:
         return not self._rule.is_known and hands_gradients_on(self.node)
 
-    def up(self, names: Labels) -> Labels | None:
-        """Names of the output, from those of the input; ``None`` if there are none."""
-        rule = self._rule
-        if self._is_empty:
-            return None
+    def up(self, names: Labels) -> Labels:
+        """Names of the output, from those of the input."""
+        rule, dims = self._rule, len(self.above)
+        if self._is_empty or are_none(names):
+            return only(NO_SAMPLE, dims)
         if self._is_same:
             return names
         if self._hands_on:
-            return names if self.output == self.place else None
+            return names if self.output == self.place else only(NO_SAMPLE, dims)
         if rule.kind.in_order:
             return reshaped(names, self.below, self.above)
         try:
             return self._picked_up(names) if rule.picks or rule.puts else self._moved_up(names)
         except UnavailableError:  # of indices that can't be read now
-            return only(UNREADABLE, len(self.above))
+            return only(UNREADABLE, dims)
 
-    def _picked_up(self, names: Labels) -> Labels | None:
+    def _picked_up(self, names: Labels) -> Labels:
         pick, dims = self.pick, len(self.above)
         if pick is None:
             return only(UNREADABLE, dims)
@@ -214,11 +215,11 @@ class Passage(Between):
         if axes_of(names) and pick.are_beside(names, self.above):
             return pick.unpicked(names, dims)
         found = pick.put(names, self.above, pick.axes)
-        if found is None and names.min() == UNREADABLE:  # several are added up
-            return only(UNREADABLE, dims)
+        if found is None:  # several are added up
+            return only(UNREADABLE if names.min() == UNREADABLE else NO_SAMPLE, dims)
         return found
 
-    def _moved_up(self, names: Labels) -> Labels | None:
+    def _moved_up(self, names: Labels) -> Labels:
         """Names of an output by the axes that the node's kind hands on; others are reduced."""
         dims = len(self.above)
         if self._rule.kind.axes is None or (
@@ -238,7 +239,7 @@ class Passage(Between):
         for axis in axes_of(found):
             times[axis], rest = divmod(self.above[axis], found.shape[axis])
             if rest:
-                return None
+                return only(NO_SAMPLE, dims)
         return np.tile(found, times)
 
     @property

@@ -436,6 +436,3 @@ PUTTING: dict[str, Callable[[Between], Pick]] = {
     "MaskedScatter": _masked_scatter,
 }
 """Kinds whose inputs but the first have entries of their output, as far as gradients go."""
-
-OVERWRITING = frozenset({"IndexCopy", "Scatter", "MaskedScatter", "IndexPut"})
-"""Those of them whose second input takes the place of entries of the first one."""
