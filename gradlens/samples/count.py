@@ -19,7 +19,6 @@ from gradlens.graph.graph import Edge, Graph, each_once
 from gradlens.graph.kinds import LEAF, is_linear, kind_of
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
-    NO_SAMPLE,
     UNREADABLE,
     Labels,
     Shape,
@@ -266,10 +265,11 @@ def loss_rows(
     called with.
     """
     found: dict[Edge, Labels] = {}
+    samples = reading.samples
 
     def are_rows(edge: Edge) -> bool:
         shape = graph.shape(edge)
-        own = only(0, len(shape)) if reading.samples == 1 else names.at(edge)
+        own = only(0, len(shape)) if samples == 1 else names.at(edge)
         places = _by_place(shape, reading) if inputs.is_one_axis else None
         if not are_known(own) and places is not None and names.may_be_in_order(edge, places):
             own = places
@@ -281,26 +281,29 @@ def loss_rows(
         raise UnavailableError("the loss isn't computed from any rows of samples")
     labels = {edge: found[edge] for edge in edges}
     named = {edge: each for edge, each in labels.items() if are_known(each)}
-    meeting = meeting_edges(graph, named)
-    if meeting and reading.samples > 1:
+    meeting = meeting_edges(graph, named) if samples > 1 else []
+    if meeting:
         raise UnavailableError(_not_followed(graph, meeting, names, reading, meet=True))
     unnamed = [e for e in labels if e not in named and not names.are_behind(e)]
-    known, samples = [*named.values()], reading.samples
-    if not known or (unnamed and not reading.is_given):
-        raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
-    own = {sample for each in known for sample in distinct(each)} - {NO_SAMPLE}
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
-    if len(own) == 1 < samples and as_many:
-        # They may be of all samples, and depend on one row, as by the mean of a masked batch.
-        raise UnavailableError(_not_followed(graph, as_many, names, reading))
-    if len(own) < reading.samples:
-        _check_left_out(reading, inputs, len(own), names, [graph.shape(edge) for edge in edges])
     by_place = [edge for edge in named if not are_known(names.at(edge))]
-    if len(by_place) >= reading.samples > 1:  # these may be of one sample each
-        raise UnavailableError(_not_followed(graph, by_place, names, reading))
+    own = set[int]().union(*map(distinct, named.values()))
+    unclear = [] if reading.is_given else unnamed
+    if not named:
+        unclear = unnamed or edges
+    elif len(own) == 1 < samples:
+        # As many rows may be of all samples, and depend on one, as by the mean of a masked batch.
+        unclear = unclear or as_many
+    elif len(by_place) >= samples > 1:  # these may be of one sample each
+        unclear = unclear or by_place
+    if unclear:
+        raise UnavailableError(_not_followed(graph, unclear, names, reading))
+    if len(own) < samples:
+        _check_left_out(reading, inputs, names, [graph.shape(edge) for edge in edges])
+    known = [*named.values()]
     if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
-        raise UnavailableError(EQUAL_PARTS.format(samples=samples))
-    return LossRows(labels, bool(by_place) and reading.samples > 1, bool(as_many))
+        raise UnavailableError(UNSURE.format(samples=samples))
+    return LossRows(labels, bool(by_place) and samples > 1, bool(as_many))
 
 
 def meeting_edges(graph: Graph, labels: Mapping[Edge, Labels]) -> list[Edge]:
@@ -343,7 +346,6 @@ def _are_equal_parts(labels: Sequence[Labels], samples: int) -> bool:
 def _check_left_out(
     reading: Reading,
     inputs: ModelInputs,
-    rows: int,
     names: Names,
     shapes: Sequence[Shape],
 ) -> None:
@@ -360,7 +362,7 @@ def _check_left_out(
     second = {each[1] for each in axes if len(each) > 1} - {samples}
     doubtful = any(prod(shape) == 1 or shape[0] in second for shape in shapes)
     if doubtful or not names.selects:
-        raise UnavailableError(LEFT_OUT.format(samples=samples, rows=rows))
+        raise UnavailableError(UNSURE.format(samples=samples))
 
 
 def _not_followed(
@@ -369,7 +371,7 @@ def _not_followed(
     """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there."""
     meeting = [edge for edge in edges if meet or names.meet_behind(edge)]
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
-    reason = MEET if meeting else TWO_AXES if square else NOT_FOLLOWED
+    reason = MEET if meeting else EITHER_AXIS if square else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
     remedy = ONE_ROW_EACH if reading.is_given else PASS
     reason += "" if reading.is_given or not meeting else OTHER_N
@@ -397,35 +399,24 @@ NOT_FOLLOWED = (
     "N = {samples} by {known_by}, but the loss is computed from tensors of shape {shapes}, and it "
     "can't be followed which sample each of their rows belongs to: {remedy}"
 )
-TWO_AXES = (
-    "more than one axis has {samples} entries in the tensor of shape {shapes} that the loss is "
-    "computed from, so that it isn't certain which of them are the samples: use a batch of another "
-    "size, or compute the loss from a tensor with one row for each sample"
-)
 MEET = (
     "samples meet in the loss, which is computed from a tensor of shape {shapes} with entries of "
     "several of the {samples} samples, as a loss of pairs is"
 )
 OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
-LEFT_OUT = (
-    "the model was called with {samples} rows, but the loss is computed from {rows} of them, so "
-    "that these may be no samples: " + PASS
-)
 AMBIGUOUS = (
     "the number of samples isn't certain, since more than one agrees with the network ({numbers}): "
     + PASS
 )
-EQUAL_PARTS = (
-    "the model was called with {samples} rows, and the loss is computed from equal parts of them, "
-    "which may be views of the same samples: " + PASS
-)
-NOT_ALL_FOLLOWED = (
-    "it can't be followed that the loss's rows are those of the {samples} that the model was "
-    "called with: " + PASS
+UNSURE = (
+    "the model was called with {samples} rows, but these may be no samples: the loss leaves out "
+    "some of them, is computed from equal parts of them, or can't be followed to all of them: "
+    + PASS
 )
 EITHER_AXIS = (
-    "the model was called with a tensor of which two axes have {samples} entries, and either may "
-    "count the samples: use a batch of another size"
+    "two axes have {samples} entries in what the model was called with, or in what the loss is "
+    "computed from, and either may count the samples: use a batch of another size, or compute the "
+    "loss from a tensor with one row for each sample"
 )
 SEVERAL = (
     "the model was called {count} times, with {rows} rows each, and the loss neither has all of "

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from gradlens.graph.checkpoints import read_saved, why_not_to_read
-from gradlens.graph.graph import Edge, Graph, Use
+from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of
 from gradlens.graph.model_calls import MAX_ELEMENTS, Given, ModelCall
 from gradlens.samples.labels import NO_SAMPLE, Labels, counted, labels_of, only, reshaped
@@ -89,17 +89,6 @@ class ModelInputs:
                 if _has_rows(shape, own, axis) and is_one_axis:
                     found[edge] = _along(shape, own, axis)
         return found
-
-    def are_shared(self, graph: Graph, uses: Sequence[Use]) -> bool:
-        """Whether a node that all samples should share computes with the inputs of each."""
-        links = (link for use in uses for link in use.chain)
-        return any(self._is_shared(graph, link.node) for link in links)
-
-    def _is_shared(self, graph: Graph, number: int) -> bool:
-        """Whether a node that all samples should share computes with the inputs of each."""
-        read = _read_by(graph, number)
-        storage = None if read is None else read.untyped_storage().data_ptr()
-        return any(given.storage == storage for given, _ in self._of_samples)
 
     @property
     def is_one_axis(self) -> bool:

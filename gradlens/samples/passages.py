@@ -7,19 +7,14 @@ selected in the same way, by what the node has saved, such as the indices of a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from functools import cached_property
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph, is_python_function
-from gradlens.graph.kinds import Kind, Node, from_the_right, kind_of, plain_name
+from gradlens.graph.kinds import Kind, from_the_right, kind_of, plain_name
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
     MIXED,
@@ -35,51 +30,8 @@ from gradlens.samples.labels import (
     only,
     reshaped,
 )
-from gradlens.samples.picks import PICKING, PUTTING, Between, Pick, whole
+from gradlens.samples.picks import PICKING, PUTTING, Between, Pick, SavedIndices, Selection, whole
 from gradlens.torch_private import hands_gradients_on, saved
-
-
-@dataclass(frozen=True, eq=False)
-class Selection:
-    """The indices ``name`` of a node that selects rows, the one at ``place`` of several."""
-
-    node: int
-    name: str
-    place: int
-    index: Tensor
-
-    def is_in(self, graph: Graph) -> bool:
-        """Whether another graph of the same structure has the same indices there."""
-        try:
-            other = _saved(graph.nodes[self.node], self.name)[self.place]
-        except UnavailableError:
-            return False
-        return other is not None and torch.equal(other, self.index)
-
-
-def _saved(node: Node, name: str) -> Sequence[Tensor | None]:
-    found = read_saved(node, name)
-    return found if isinstance(found, (tuple, list)) else [found]
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """How a kind of node hands labels on: by its ``kind``, or as it picks or puts entries."""
-
-    kind: Kind
-    picks: Callable[[Between], Pick | None] | None
-    puts: Callable[[Between], Pick] | None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is anything that labels go by."""
-        return bool(self.kind.axes or self.kind.in_order or self.picks or self.puts)
-
-
-@cache
-def _rule_of(name: str) -> _Rule:
-    plain = plain_name(name)
-    return _Rule(kind_of(name), PICKING.get(plain), PUTTING.get(plain))
 
 
 class Passages:
@@ -92,12 +44,12 @@ class Passages:
         self.graph = graph
         self.elementwise = elementwise
         self._found: dict[tuple[int, int, int], Passage] = {}
-        self._read: dict[tuple[int, str, int], Selection] = {}
+        self._indices = SavedIndices(graph)
 
     @property
     def selections(self) -> tuple[Selection, ...]:
         """The indices that were read."""
-        return tuple(self._read.values())
+        return tuple(self._indices.read.values())
 
     def at(self, number: int, output: int, place: int) -> Passage:
         """The passage between an output of a node and its input number ``place``."""
@@ -106,47 +58,34 @@ class Passages:
             edge = graph.children[number][place]
             assert edge is not None
             shapes = graph.shape((number, output)), graph.shape(edge)
-            found = Passage(graph.nodes[number], place, output, *shapes, number, self)
+            is_elementwise = number in self.elementwise
+            found = Passage(
+                graph.nodes[number], place, output, *shapes, number, self._indices, is_elementwise
+            )
             self._found[number, output, place] = found
         return found
-
-    def read(self, number: int, name: str, place: int) -> NDArray[Any]:
-        """An index that a node has saved, on which the labels depend from then on."""
-        key = (number, name, place)
-        if key not in self._read:
-            found = _saved(self.graph.nodes[number], name)[place]
-            assert found is not None
-            self._read[key] = Selection(*key, found.detach().clone())
-        return self._read[key].index.cpu().numpy()
 
 
 @dataclass(frozen=True, eq=False)
 class Passage(Between):
-    """Between an output of the node with a ``number`` and one of its inputs."""
+    """Between an output of a node and one of its inputs; ``is_elementwise`` doesn't move rows."""
 
-    number: int
-    passages: Passages
+    is_elementwise: bool = False
 
-    @property
-    def _rule(self) -> _Rule:
-        return _rule_of(self.passages.graph.kinds[self.number])
+    @cached_property
+    def kind(self) -> Kind:
+        """What is known of the node's kind."""
+        return kind_of(self.indices.graph.kinds[self.number])
 
-    @property
-    def picks(self) -> bool:
-        """Whether the output has entries of the input, picked by what the node has saved."""
-        return self._rule.picks is not None
+    @cached_property
+    def picks(self) -> Callable[[Between], Pick | None] | None:
+        """How the output has entries of the input, picked by what the node has saved."""
+        return PICKING.get(plain_name(self.indices.graph.kinds[self.number]))
 
-    @property
-    def all_sizes(self) -> list[Shape | None]:
-        graph = self.passages.graph
-        edges = graph.children[self.number]
-        return [None if edge is None else graph.shape(edge) for edge in edges]
-
-    def seen(self, name: str) -> Sequence[Tensor | None]:
-        return _saved(self.node, name)
-
-    def read(self, name: str, place: int = 0) -> NDArray[Any]:
-        return self.passages.read(self.number, name, place)
+    @cached_property
+    def puts(self) -> Callable[[Between], Pick] | None:
+        """How the node puts entries of its inputs into the first one."""
+        return PUTTING.get(plain_name(self.indices.graph.kinds[self.number]))
 
     @cached_property
     def pick(self) -> Pick | None:
@@ -154,15 +93,14 @@ class Passage(Between):
 
         ``UnavailableError`` if what the node has saved can't be read now.
         """
-        rule = self._rule
-        if rule.picks is not None:
-            return rule.picks(self)
-        return rule.puts(self) if rule.puts is not None and self.place else whole(self)
+        if self.picks is not None:
+            return self.picks(self)
+        return self.puts(self) if self.puts is not None and self.place else whole(self)
 
     @cached_property
     def _axes(self) -> tuple[int | None, ...]:
         """The axis of the input that each axis of the output goes on in, if there is one."""
-        rule, dims = self._rule.kind.axes, range(self.inputs)
+        rule, dims = self.kind.axes, range(self.inputs)
         if rule is None:
             return ()
         found = [rule(self, axis) for axis in range(self.outputs)]
@@ -171,40 +109,45 @@ class Passage(Between):
     @property
     def sizes(self) -> Shape:
         """The lengths of the input along the axes of the output, 1 where it is repeated."""
-        if self._rule.kind.axes is None:
+        if self.kind.axes is None:
             return self.above
         return tuple([1 if along is None else self.below[along] for along in self._axes])
 
     @property
-    def _is_empty(self) -> bool:
-        return 0 in self.above or 0 in self.below
-
-    @property
     def _is_same(self) -> bool:
         """Whether each entry is computed from the one at the same place."""
-        is_elementwise = self._rule.kind.axes is from_the_right
-        is_elementwise = is_elementwise or self.number in self.passages.elementwise
+        is_elementwise = self.is_elementwise or self.kind.axes is from_the_right
         return is_elementwise and self.above == self.below
 
     @property
-    def _hands_on(self) -> bool:
-        return not self._rule.is_known and hands_gradients_on(self.node)
+    def _is_known(self) -> bool:
+        """Whether there is anything that labels go by."""
+        return bool(self.kind.axes or self.kind.in_order or self.picks or self.puts)
 
     def up(self, names: Labels) -> Labels:
         """Names of the output, from those of the input."""
-        rule, dims = self._rule, len(self.above)
-        if self._is_empty or are_none(names):
+        dims = len(self.above)
+        straight = self._straight(names, self.below, self.above)
+        if straight is not None:
+            return straight
+        if are_none(names):
             return only(NO_SAMPLE, dims)
-        if self._is_same:
-            return names
-        if self._hands_on:
-            return names if self.output == self.place else only(NO_SAMPLE, dims)
-        if rule.kind.in_order:
-            return reshaped(names, self.below, self.above)
         try:
-            return self._picked_up(names) if rule.picks or rule.puts else self._moved_up(names)
+            return self._picked_up(names) if self.picks or self.puts else self._moved_up(names)
         except UnavailableError:  # of indices that can't be read now
             return only(UNREADABLE, dims)
+
+    def _straight(self, labels: Labels, given: Shape, other: Shape) -> Labels | None:
+        """Labels of another shape, up or down; ``None`` unless entries go on as they are."""
+        if 0 in given or 0 in other:
+            return only(NO_SAMPLE, len(other))
+        if self._is_same:
+            return labels
+        if self.kind.in_order:
+            return reshaped(labels, given, other)
+        if self._is_known or not hands_gradients_on(self.node):
+            return None
+        return labels if self.output == self.place else only(NO_SAMPLE, len(other))
 
     def _picked_up(self, names: Labels) -> Labels:
         pick, dims = self.pick, len(self.above)
@@ -222,57 +165,49 @@ class Passage(Between):
     def _moved_up(self, names: Labels) -> Labels:
         """Names of an output by the axes that the node's kind hands on; others are reduced."""
         dims = len(self.above)
-        if self._rule.kind.axes is None or (
+        if self.kind.axes is None or (
             self._is_grouped and names.shape[(1 - self.place) % names.ndim] > 1
         ):
             return only(UNREADABLE, dims)
-        places: dict[int, int] = {}
+        places = {along: axis for axis, along in self._places.items()}
+        found = _at(names, places, self.above, NO_SAMPLE)
+        return only(NO_SAMPLE, dims) if found is None else found
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """The axes of the output that go on in the input, with their places there."""
+        found: dict[int, int] = {}
         for axis, along in enumerate(self._axes):
-            if along is not None:
-                places.setdefault(along, axis)
-        for axis in axes_of(names):
-            if axis not in places:
-                joint = joined(names, axis, NO_SAMPLE)
-                assert joint is not None
-                names = joint
-        found, times = moved(names, places, dims), [1] * dims
-        for axis in axes_of(found):
-            times[axis], rest = divmod(self.above[axis], found.shape[axis])
-            if rest:
-                return only(NO_SAMPLE, dims)
-        return np.tile(found, times)
+            if along is not None and along not in found.values():
+                found[axis] = along
+        return found
 
     @property
     def _is_grouped(self) -> bool:
         """Whether it is a convolution of groups of channels, each by itself."""
-        return self._rule.kind.is_layer and saved(self.node, "groups", 1) > 1
+        return self.kind.is_layer and saved(self.node, "groups", 1) > 1
 
     def down(self, labels: Labels, samples: int) -> Labels | None:
         """Labels of the input, from those of the output; ``None`` if the kind doesn't tell."""
-        rule, dims = self._rule, len(self.below)
-        if self._is_empty:
-            return only(NO_SAMPLE, dims)
-        if self._is_same:
-            return labels
-        if self._hands_on:
-            return labels if self.output == self.place else only(NO_SAMPLE, dims)
-        if not rule.is_known and is_python_function(self.node):
+        straight = self._straight(labels, self.above, self.below)
+        if straight is not None:
+            return straight
+        if not self._is_known and is_python_function(self.node):
             return None  # it may do anything
-        if rule.kind.in_order:
-            return reshaped(labels, self.above, self.below)
         try:
-            found = self._picked_down(labels, samples) if rule.picks or rule.puts else None
+            found = self._picked_down(labels, samples) if self.picks or self.puts else None
         except UnavailableError:  # of indices that can't be read now
             return None
         if found is not None:
             return found
         if labels.size == 1:
-            return labels.reshape([1] * dims)
-        if rule.kind.axes is None:
+            return labels.reshape([1] * len(self.below))
+        if self.kind.axes is None:
             return None
-        # It adds up the gradients of all entries that one was repeated for.
-        is_sum = rule.kind.repeats and rule.kind.is_linear
-        return self._moved_down(labels, MIXED if is_sum else None)
+        # Along other axes, entries of several samples are added up, which is certain if it only
+        # adds up the gradients of all entries that one was repeated for.
+        is_sum = self.kind.repeats and self.kind.is_linear
+        return _at(labels, self._places, self.below, MIXED if is_sum else None)
 
     def _picked_down(self, labels: Labels, samples: int) -> Labels | None:
         """Labels of an input that entries are picked from, or put from.
@@ -283,7 +218,7 @@ class Passage(Between):
         pick, below = self.pick, self.below
         if pick is None:
             return None
-        if self._rule.puts:
+        if self.puts:
             found = pick.pulled(labels, len(below))
             fits = found.ndim == len(below)
             fits = fits and all(below[axis] == found.shape[axis] for axis in axes_of(found))
@@ -297,28 +232,28 @@ class Passage(Between):
                     return put
         return pick.put(labels, below, pick.axes)
 
-    def _moved_down(self, labels: Labels, mixed: int | None) -> Labels | None:
-        """Labels of an input by the axes that the rule of the node's kind hands on.
 
-        Along others, entries of several samples are added up, which get the label ``mixed`` if it
-        is certain that they are; otherwise, there are no labels.
-        """
-        places: dict[int, int] = {}
-        found: Labels | None = labels
-        for axis in axes_of(labels):
-            along = self._axes[axis]
-            if along is None or along in places.values():
-                found = None if found is None else joined(found, axis, mixed)
-            else:
-                places[axis] = along
-        if found is None:
+def _at(
+    labels: Labels, places: Mapping[int, int], shape: Shape, differing: int | None
+) -> Labels | None:
+    """Labels of a tensor of this shape, with their axes at other places there.
+
+    Where entries of several labels come together, they have the label ``differing``; without that,
+    there are no labels. An axis may be a multiple of what it was, whose entries were repeated.
+    """
+    found: Labels | None = labels
+    for axis in axes_of(labels):
+        if axis not in places and found is not None:
+            found = joined(found, axis, differing)
+    found = None if found is None else moved(found, places, len(shape))
+    for axis, length in enumerate(shape):
+        if found is None or found.shape[axis] in (1, length):
+            continue
+        times, rest = divmod(length, found.shape[axis])
+        if not rest:
+            found = np.tile(found, [times if each == axis else 1 for each in range(len(shape))])
+        elif found.shape[axis] % length == 0:
+            found = joined(found, axis, differing, length)
+        else:
             return None
-        found = moved(found, places, len(self.below))
-        for axis in axes_of(found):
-            length, whole = found.shape[axis], self.below[axis]
-            if length != whole:
-                # An input that is repeated has several entries of the output for each of its own.
-                found = joined(found, axis, mixed, whole) if length % whole == 0 else None
-                if found is None:
-                    return None
-        return found
+    return found

@@ -7,7 +7,6 @@ numbers of entries, which tells where the labels belong.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.graph.kinds import Step, positive
+from gradlens.graph.checkpoints import read_saved
+from gradlens.graph.graph import Graph
+from gradlens.graph.kinds import Node, Step, positive
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
     MOST_LABELS,
@@ -34,21 +35,67 @@ from gradlens.samples.labels import (
 from gradlens.torch_private import saved, signed
 
 
-class Between(Step, ABC):
-    """A step to an input, with what tells which entries are picked."""
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The indices ``name`` of a node that selects rows, the one at ``place`` of several."""
+
+    node: int
+    name: str
+    place: int
+    index: Tensor
+
+    def is_in(self, graph: Graph) -> bool:
+        """Whether another graph of the same structure has the same indices there."""
+        try:
+            other = _saved(graph.nodes[self.node], self.name)[self.place]
+        except UnavailableError:
+            return False
+        return other is not None and torch.equal(other, self.index)
+
+
+def _saved(node: Node, name: str) -> Sequence[Tensor | None]:
+    found = read_saved(node, name)
+    return found if isinstance(found, (tuple, list)) else [found]
+
+
+class SavedIndices:
+    """The indices that the nodes of a graph have saved, and those of them that were read."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.read: dict[tuple[int, str, int], Selection] = {}
+
+    def at(self, number: int, name: str, place: int) -> NDArray[Any]:
+        """One of them, on which the labels depend from then on."""
+        key = (number, name, place)
+        if key not in self.read:
+            found = _saved(self.graph.nodes[number], name)[place]
+            assert found is not None
+            self.read[key] = Selection(*key, found.detach().clone())
+        return self.read[key].index.cpu().numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Between(Step):
+    """A step to an input of the node with a ``number``, and which entries it picks."""
+
+    number: int
+    indices: SavedIndices
 
     @property
-    @abstractmethod
     def all_sizes(self) -> list[Shape | None]:
         """The shapes of all inputs, ``None`` of those that need no gradient."""
+        graph = self.indices.graph
+        edges = graph.children[self.number]
+        return [None if edge is None else graph.shape(edge) for edge in edges]
 
-    @abstractmethod
     def seen(self, name: str) -> Sequence[Tensor | None]:
         """The indices that the node has saved under a name."""
+        return _saved(self.node, name)
 
-    @abstractmethod
     def read(self, name: str, place: int = 0) -> NDArray[Any]:
         """One of them, on which the labels depend from then on."""
+        return self.indices.at(self.number, name, place)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradlens.graph.graph import Graph, Use
 from gradlens.samples.labels import NO_SAMPLE
-from gradlens.samples.passages import Selection
+from gradlens.samples.picks import Selection
 from gradlens.samples.rows import LabelledEdge, RowIndex
 
 
@@ -74,12 +74,6 @@ class Plan:
         """Whether this is also the plan of another graph with the same structure."""
         return self.holds and all(selection.is_in(graph) for selection in self.selections)
 
-    @property
-    def is_balanced(self) -> bool:
-        """Whether each sample has as many rows in all uses."""
-        uses = [use for labelled in self.uses.values() for use in labelled]
-        return all(index.is_balanced for use in uses for index in use.rows.values())
-
     def without(self, reasons: Mapping[str, str]) -> Plan:
         """The plan without some parameters, and why."""
         uses = {name: each for name, each in self.uses.items() if name not in reasons}
@@ -113,13 +107,12 @@ MAX_PLANS = 64
 
 @dataclass
 class Plans:
-    """Plans that hold for other graphs, by their structure; ``steps`` counts these graphs.
+    """Plans that hold for other graphs, by their structure, each with the number of these so far.
 
     Those that were used last are kept.
     """
 
-    found: dict[int, Plan] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
+    found: dict[int, tuple[Plan, int]] = field(default_factory=dict)
 
     def of(self, graph: Graph, key: int) -> Plan | None:
         """The plan of a graph; ``None`` if it has to be found.
@@ -129,15 +122,15 @@ class Plans:
         """
         if key not in self.found:
             return None
-        self.found[key] = plan = self.found.pop(key)
-        self.steps[key] += 1
-        due = self.steps[key].bit_count() == 1 and plan.read
-        return plan if not due and plan.holds_for(graph) else None
+        plan, steps = self.found.pop(key)
+        self.found[key] = plan, steps + 1
+        is_due = plan.read and (steps + 1).bit_count() == 1
+        return plan if not is_due and plan.holds_for(graph) else None
 
     def store(self, key: int, plan: Plan) -> None:
         """Keep a plan if it holds for other graphs."""
-        self.found.pop(key, None)
+        _, steps = self.found.pop(key, (plan, 1))
         if plan.holds:
-            self.found[key] = plan
-        self.steps = {k: self.steps.get(k, 1) for k in list(self.found)[-MAX_PLANS:]}
-        self.found = {k: self.found[k] for k in self.steps}
+            self.found[key] = plan, steps
+        if len(self.found) > MAX_PLANS:
+            del self.found[next(iter(self.found))]

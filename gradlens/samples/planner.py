@@ -7,19 +7,19 @@ gradients of samples are still apart, and the sample of each of their rows.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from gradlens.graph.graph import Edge, Graph, integers_of, is_python_function
+from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import (
     COMPILED,
     HIDING,
-    LEAF,
     REENTRANT_CHECKPOINT,
     SYNCHRONISED,
     kind_of,
@@ -35,12 +35,12 @@ from gradlens.samples.count import (
     AMBIGUOUS,
     CALLED,
     EITHER_AXIS,
-    NOT_ALL_FOLLOWED,
     OTHER_N,
     OUTPUTS,
     PASSED,
     SEVERAL,
     TOGETHER,
+    UNSURE,
     BatchEvidence,
     LossRows,
     Reading,
@@ -75,9 +75,6 @@ from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways
 from gradlens.torch_private import (
     hands_gradients_on,
-    is_saved_elsewhere,
-    output_metadata,
-    saved_where_they_are,
 )
 
 
@@ -116,18 +113,13 @@ class _LossGraph:
     def elementwise(self) -> frozenset[int]:
         """The functions in Python that don't move rows, by number."""
         pairs = zip(self.graph.nodes, self.graph.kinds, strict=True)
-        unknown = [
+        return frozenset(
             number
             for number, (node, kind) in enumerate(pairs)
             if is_python_function(node) and not hands_gradients_on(node)
-            if kind_of(kind).axes is None and kind not in (*HIDING, COMPILED)
-        ]
-        # Nodes of the same code that compute with the same shapes do the same to rows.
-        alike: dict[Hashable, list[int]] = {}
-        for number in unknown:
-            alike.setdefault(_code_of(self.graph, number), []).append(number)
-        found = (each for each in alike.values() if is_elementwise(self.graph, each[0]))
-        return frozenset(number for each in found for number in each)
+            if kind_of(kind).axes is None and kind not in HIDING
+            if is_elementwise(self.graph, number)
+        )
 
     def model_inputs(self, reading: Reading) -> ModelInputs:
         """What the model was called with, by a reading of the batch."""
@@ -161,19 +153,6 @@ class _LossGraph:
         }
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """The plan for a reading of the batch, and the loss's rows.
-
-    Some of these may be known by their order alone.
-    """
-
-    reading: Reading
-    rows: LossRows
-    plan: Plan
-    by_order: bool
-
-
 def plan_of(
     graph: Graph,
     parameters: Mapping[str, nn.Parameter],
@@ -189,56 +168,60 @@ def plan_of(
     The ``calls`` of the model decide where two axes have N entries, and which sample is which.
     Gradients of parameters stay as they are.
     """
-    plan = _plan_of(_LossGraph(graph, parameters, evidence, calls, needs_losses, edges))
-    hidden = _behind_compiled_code(graph)
-    return plan.without({n: RAN_COMPILED for n in plan.unavailable if id(parameters[n]) in hidden})
-
-
-def _behind_compiled_code(graph: Graph) -> set[int]:
-    """The ``id`` of each leaf whose gradient is computed by compiled code, or passes through it."""
-    below = graph.below(n for n, kind in enumerate(graph.kinds) if kind == COMPILED)
-    return {id(graph.nodes[n].variable) for n in below if graph.kinds[n] == LEAF}
-
-
-def _plan_of(loss: _LossGraph) -> Plan:
-    graph, parameters = loss.graph, loss.parameters
+    loss = _LossGraph(graph, parameters, evidence, calls, needs_losses, edges)
     if graph.has_nested_tensors:
-        return _nothing(parameters, NESTED)
-    try:
-        edges = loss_edges(graph, loss.alone, loss.evidence.shapes)
-        shapes = [graph.shape(edge) for edge in edges]
-        if shapes and all(shape and not shape[0] for shape in shapes):
-            return replace(_nothing(parameters, EMPTY), samples=0, known_by=OF_LOSS)
-        return _chosen(loss, readings(loss.evidence))
-    except UnavailableError as reason:
-        return _nothing(parameters, str(reason))
+        plan = _nothing(parameters, NESTED)
+    else:
+        try:
+            plan = _chosen(loss)
+        except UnavailableError as reason:
+            plan = _nothing(parameters, str(reason))
+    hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind == COMPILED)
+    behind = [n for n in plan.unavailable if graph.leaves.get(id(parameters[n])) in hidden]
+    return plan.without(dict.fromkeys(behind, RAN_COMPILED))
 
 
-def _chosen(loss: _LossGraph, every: Sequence[Reading]) -> Plan:
+class _Attempt(NamedTuple):
+    """The plan for a reading of the batch, and the loss's rows."""
+
+    reading: Reading
+    rows: LossRows
+    plan: Plan
+
+
+def _chosen(loss: _LossGraph) -> Plan:
     """The plan of the only reading that can be right; ``UnavailableError`` if there are more."""
+    graph, evidence = loss.graph, loss.evidence
+    shapes = [graph.shape(edge) for edge in loss_edges(graph, loss.alone, evidence.shapes)]
+    if shapes and all(shape and not shape[0] for shape in shapes):
+        return replace(_nothing(loss.parameters, EMPTY), samples=0, known_by=OF_LOSS)
+    every = readings(evidence)
     if every[0].known_by == TOGETHER:
         every = _of_several_calls(loss, every)
-    every = _with_one_sample(loss, every)
+    single = [each for each in every if each.samples == 1]
+    if single and len(single) < len(every):
+        # The only row of the loss may have been selected among those of several samples.
+        selects = single[0].axis and any(kind_of(kind).selects for kind in graph.kinds)
+        if selects or any(shape[:1] != (1,) for shape in shapes):
+            raise UnavailableError(_uncertain(every))
+        every = single
     attempts, reasons = _attempts(loss, every)
     if not attempts:
         raise reasons[0]
-    doubtful = len(every) > 1 and all(each.by_order and each.plan.mixed for each in attempts)
-    if doubtful and not every[0].is_given:
-        raise UnavailableError(_uncertain(every))
-    if len(attempts) == 1 and attempts[0].plan.mixed and not attempts[0].reading.is_given:
+    first = attempts[0].reading
+    if len(attempts) == 1 and attempts[0].plan.mixed and not first.is_given and first.axis == 0:
         # Samples may seem to meet if they are along the second axis.
-        second = [each for shapes in loss.evidence.calls for each in shapes if len(each) > 1]
-        others = [Reading(n, CALLED, axis=1) for n in dict.fromkeys(s[1] for s in second)]
-        others = [each for each in others if attempts[0].reading.axis == 0]
-        attempts += [each for each in _attempts(loss, others)[0] if not each.plan.mixed]
-        if len(attempts) > 1:
-            raise UnavailableError(_uncertain([each.reading for each in attempts]))
+        second = [shape[1] for shapes in evidence.calls for shape in shapes if len(shape) > 1]
+        others = [Reading(n, CALLED, axis=1) for n in dict.fromkeys(second)]
+        unmixed = [each.reading for each in _attempts(loss, others)[0] if not each.plan.mixed]
+        if unmixed:
+            raise UnavailableError(_uncertain([first, *unmixed]))
     # Under the right reading, samples don't meet, and the loss may have a row for each.
     for is_likelier in (lambda each: not each.plan.mixed, lambda each: each.rows.has_row_for_each):
         attempts = [each for each in attempts if is_likelier(each)] or attempts
-    if len(attempts) == 1:
-        return attempts[0].plan
-    raise UnavailableError(_uncertain([each.reading for each in attempts]))
+    if len(attempts) > 1:
+        raise UnavailableError(_uncertain([each.reading for each in attempts]))
+    return attempts[0].plan
 
 
 def _attempts(
@@ -271,24 +254,6 @@ def _uncertain(every: Sequence[Reading]) -> str:
         return EITHER_AXIS.format(samples=next(iter(numbers)))
     listed = " or ".join(f"{n}, by {known_by}" for n, known_by in numbers.items())
     return AMBIGUOUS.format(numbers=listed)
-
-
-def _with_one_sample(loss: _LossGraph, every: Sequence[Reading]) -> Sequence[Reading]:
-    """One sample if that is possible, and the loss has one row; else the other readings.
-
-    ``UnavailableError`` if there are others and the loss has more rows, which may be of one sample.
-    """
-    single = [each for each in every if each.samples == 1]
-    if not single or len(single) == len(every):
-        return every
-    shapes = [
-        loss.graph.shape(edge) for edge in loss_edges(loss.graph, loss.alone, loss.evidence.shapes)
-    ]
-    # The only row of the loss may have been selected among those of several samples.
-    selects = single[0].axis and any(kind_of(kind).selects for kind in loss.graph.kinds)
-    if selects or any(shape[:1] != (1,) for shape in shapes):
-        raise UnavailableError(_uncertain(every))
-    return single
 
 
 def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Reading]:
@@ -345,37 +310,33 @@ def _calls_of(names: Iterable[Labels], ends: Sequence[int]) -> set[int]:
 
 def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
-    inputs = loss.model_inputs(reading)
-    known = loss.graph, loss.alone, loss.evidence, inputs
+    known = loss.graph, loss.alone, loss.evidence, loss.model_inputs(reading)
     passages = loss.passages
     names = loss.names(passages, reading)
     rows = loss_rows(names, reading, *known)
     if not rows.are_known:
         names = loss.names(passages, reading, rows)
         rows = loss_rows(names, reading, *known)
-    by_order = rows.by_place or names.by_order
-    if by_order and reading.needs_names:
-        raise UnavailableError(NOT_ALL_FOLLOWED.format(samples=reading.samples))
-    if by_order and not rows.are_in_order:
-        raise UnavailableError(UNKNOWN_ORDER)
+    if rows.by_place or names.by_order:
+        if reading.needs_names:
+            raise UnavailableError(UNSURE.format(samples=reading.samples))
+        if not rows.are_in_order:
+            raise UnavailableError(UNKNOWN_ORDER)
     planner = _Planner(loss, passages, reading, rows.sources)
     plan = planner.plan()
     second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
     by_second = reading.axis == 1 and reading.samples in second
     if plan.mixed and by_second and not loss.evidence.positions_first:
-        raise UnavailableError(ON_SECOND_AXIS.format(samples=reading.samples))
+        raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
     if loss.needs_losses:
         plan = planner.with_terms(plan)
     if loss.edges:
         plan = planner.with_edges(plan, loss.edges)
-    shared = [each.use for uses in plan.uses.values() for each in uses]
-    if inputs.are_shared(loss.graph, shared):
-        raise UnavailableError(SHARED_INPUTS.format(samples=reading.samples))
     if planner.contradicts(names.known):
         raise UnavailableError(UNKNOWN_ORDER)
     holds = plan.holds and names.are_in_order
     plan = replace(plan, selections=passages.selections, holds=holds)
-    return _Attempt(reading, rows, plan, by_order)
+    return _Attempt(reading, rows, plan)
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:
@@ -449,14 +410,6 @@ class _Planner:
         normalised = {n: _by_channel(self._graph, n) for n in self._normalising}
         samples = self._reading.samples
         coupling = [n for n, e in normalised.items() if _couples(self._labels.rows(e), samples)]
-        plan = self._without_unknown_rows(self._settled(ways, coupling))
-        return self._with_checked_rules(plan)
-
-    def _settled(
-        self,
-        ways: Mapping[str, Ways],
-        coupling: Sequence[int],
-    ) -> Plan:
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
         apart = {each.use.node: name for name, way in unmixed for each in way.uses}
         unreadable = self._labels.unreadable
@@ -465,7 +418,7 @@ class _Planner:
         reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
         uses = {name: tuple(ways[name].uses) for name, reason in reasons.items() if not reason}
         used = {each.use.node for labelled in uses.values() for each in labelled}
-        return Plan(
+        plan = Plan(
             self._reading.samples,
             self._reading.known_by,
             uses,
@@ -476,11 +429,13 @@ class _Planner:
             holds=self._labels.last(used | unreadable),
             read=self._labels.is_read,
         )
+        plan = plan.without(self._without_labels(plan))
+        return plan.without(self._disagreements(plan))
 
-    def _without_unknown_rows(self, plan: Plan) -> Plan:
-        """Without parameters in front of a normalisation some of whose rows have no label.
+    def _without_labels(self, plan: Plan) -> dict[str, str]:
+        """Why parameters in front of a normalisation have none if some of their rows have no label.
 
-        They have no gradient while the statistics are held fixed, but may have one through these.
+        These have no gradient while the statistics are held fixed, but may have one through these.
         """
         front = in_front_of(plan.coupling, self._graph, self._parameters)
         lost = [
@@ -489,24 +444,22 @@ class _Planner:
             for use in plan.uses.get(name, ())
             if not all(index.is_complete for index in use.rows.values())
         ]
-        return plan.without(dict.fromkeys(lost, NO_LABEL))
+        return dict.fromkeys(lost, NO_LABEL)
 
-    def _with_checked_rules(self, plan: Plan) -> Plan:
-        """Without parameters of layers whose rule disagrees with autograd."""
+    def _disagreements(self, plan: Plan) -> dict[str, str]:
+        """Why parameters of layers have none whose rule disagrees with autograd."""
         used = {use.use.node for uses in plan.uses.values() for use in uses if use.use.own_name}
         reasons = {
             call.node: disagreements(self._graph, call)
             for call in self._graph.ruled_calls
             if call.node in used
         }
-        return plan.without(
-            {
-                name: reasons[use.use.node][use.use.own_name]
-                for name, uses in plan.uses.items()
-                for use in uses
-                if use.use.own_name in reasons.get(use.use.node, ())
-            }
-        )
+        return {
+            name: reasons[use.use.node][use.use.own_name]
+            for name, uses in plan.uses.items()
+            for use in uses
+            if use.use.own_name in reasons.get(use.use.node, ())
+        }
 
     def with_terms(self, plan: Plan) -> Plan:
         """The plan with the terms of the loss, or the reason why they aren't known."""
@@ -591,19 +544,6 @@ class _Planner:
         return found
 
 
-def _code_of(graph: Graph, number: int) -> Hashable:
-    """What the operations of a backward function in Python depend on, but for numbers in tensors.
-
-    If it decides something by these, it doesn't compute each element by itself.
-    """
-    node = graph.nodes[number]
-    on_ctx = [each for each in vars(node).values() if isinstance(each, Tensor)]
-    tensors = [*output_metadata(node), *saved_where_they_are(node), *on_ctx]
-    shapes = tuple([(tuple(each.shape), each.dtype, each.device) for each in tensors])
-    own = (type(node), tuple(node.needs_input_grad), integers_of(node), tuple(vars(node)), shapes)
-    return number if is_saved_elsewhere(node) else own
-
-
 def _row_by_row(graph: Graph, edge: Edge, named: Named) -> LabelledEdge:
     """An edge with a row for each name."""
     axes = range(len(graph.shape(edge)))
@@ -629,16 +569,6 @@ FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message where a backward pass has freed the graph already."""
 FREED = "backward has run already when the context was entered: call it inside the context"
 OF_LOSS = "the rows of the loss"
-SHARED_INPUTS = (
-    "a tensor that all of the {samples} samples share is one that the model was called with for "
-    "each of them, so that N may be wrong: pass the number of samples as batch_size=... to the "
-    "context"
-)
-ON_SECOND_AXIS = (
-    "only the second axis of what the model was called with has {samples} entries, and samples "
-    "meet if it counts them: if the leading one has several rows of each sample, use a batch of "
-    "another size, or compute the loss from a tensor with one row for each sample"
-)
 COMPLEX = "it is complex"
 NO_LABEL = (
     "it is in front of a normalisation over the batch, and some of its rows get their gradient "

@@ -99,11 +99,6 @@ class RowIndex:
         return found
 
     @cached_property
-    def is_balanced(self) -> bool:
-        """Whether every row has a sample, and every sample as many rows."""
-        return self.is_complete and int(self._counts.amin()) == int(self._counts.amax())
-
-    @cached_property
     def is_complete(self) -> bool:
         """Whether every row belongs to a sample."""
         return not bool((self.labels == NO_SAMPLE).any())
