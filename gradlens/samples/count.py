@@ -176,11 +176,6 @@ class LossRows:
             np.array_equal(each, other.sources[edge]) for edge, each in self.sources.items()
         )
 
-    @property
-    def are_known(self) -> bool:
-        """Whether all rows have a sample."""
-        return all(map(are_known, self.sources.values()))
-
 
 def loss_edges(
     graph: Graph,

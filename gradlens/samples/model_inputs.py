@@ -183,9 +183,7 @@ class ModelInputs:
             leading = range(axis + 1, tensor.dim() + 1)
             split = next((n for n in leading if prod(given.shape[n:]) == rows.shape[1]), None)
             if split is not None:
-                samples = torch.from_numpy(_along(given.shape[:split], own, self.axis)).expand(
-                    given.shape[:split]
-                )
+                samples = _written(given.shape[:split], own, self.axis)
                 order = self._order(given, len(rows), own)
                 values = tensor.detach().reshape(-1, rows.shape[1])
                 found.append(_GivenRows(values, samples.flatten(), order))

@@ -73,9 +73,7 @@ from gradlens.samples.rows import LabelledEdge, rows_of_values
 from gradlens.samples.rule_checks import disagreements
 from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways
-from gradlens.torch_private import (
-    hands_gradients_on,
-)
+from gradlens.torch_private import hands_gradients_on
 
 
 @dataclass(frozen=True)
@@ -314,7 +312,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     passages = loss.passages
     names = loss.names(passages, reading)
     rows = loss_rows(names, reading, *known)
-    if not rows.are_known:
+    if not all(map(are_known, rows.sources.values())):
         names = loss.names(passages, reading, rows)
         rows = loss_rows(names, reading, *known)
     if rows.by_place or names.by_order:
@@ -328,10 +326,6 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     by_second = reading.axis == 1 and reading.samples in second
     if plan.mixed and by_second and not loss.evidence.positions_first:
         raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
-    if loss.needs_losses:
-        plan = planner.with_terms(plan)
-    if loss.edges:
-        plan = planner.with_edges(plan, loss.edges)
     if planner.contradicts(names.known):
         raise UnavailableError(UNKNOWN_ORDER)
     holds = plan.holds and names.are_in_order
@@ -377,47 +371,43 @@ class _Planner:
         sources: Mapping[Edge, Labels],
     ) -> None:
         graph = self._graph = loss.graph
-        self._parameters = loss.parameters
+        self._loss = loss
         self._reading = reading
         self._sources = sources
-        self._inside = {
-            n: p for n, p in loss.parameters.items() if p in graph and not p.is_complex()
-        }
         self._kinds = {*graph.kinds}
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
-        self._normalising = normalising(graph, reading.samples)
         self._labels = Structure(passages, sources, reading.samples, loss.alone)
-        self._finder = Finder(
-            self._labels,
-            loss.alone,
-            sources,
-            loss.reads_data,
-            is_normalised=bool(self._normalising),
-        )
 
     def contradicts(self, names: Mapping[Edge, Named]) -> bool:
         """Whether rows that are the model's inputs' belong to other samples by their labels."""
         for edge, each in names.items():
             if edge[0] not in self._hidden:
-                labelled = _row_by_row(self._graph, edge, each)
+                shared = [axis for axis, length in enumerate(each.names.shape) if length == 1]
+                labelled = LabelledEdge(edge, tuple(shared))
                 if differ(self._labels.rows(labelled), labelled.rows_of(each.names)):
                     return True
         return False
 
     def plan(self) -> Plan:
-        """The plan without the terms of the loss."""
-        ways = self._finder.all_ways(self._inside)
-        normalised = {n: _by_channel(self._graph, n) for n in self._normalising}
-        samples = self._reading.samples
-        coupling = [n for n, e in normalised.items() if _couples(self._labels.rows(e), samples)]
+        """The plan, with what else the loss's graph is asked for."""
+        loss, graph, labels = self._loss, self._graph, self._labels
+        normalising_ = normalising(graph, labels.samples)
+        inside = {n: p for n, p in loss.parameters.items() if p in graph and not p.is_complex()}
+        finder = Finder(labels, loss.alone, self._sources, loss.reads_data, bool(normalising_))
+        ways = finder.all_ways(inside)
+        coupling = [number for number in normalising_ if self._couples(number)]
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
         apart = {each.use.node: name for name, way in unmixed for each in way.uses}
-        unreadable = self._labels.unreadable
+        unreadable = labels.unreadable
         behind = self._names_behind(apart) if len(unmixed) < len(ways) else []
-        unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *self._labels.refused.values())
-        reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
+        unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *labels.refused.values())
+        reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in loss.parameters}
         uses = {name: tuple(ways[name].uses) for name, reason in reasons.items() if not reason}
         used = {each.use.node for labelled in uses.values() for each in labelled}
+        terms_, without_losses = self._terms() if loss.needs_losses else ((), "")
+        nodes = [term.node for term in terms_]
+        seen = {*nodes, *(edge[0] for n in nodes for edge in graph.descend((n, 0)))}
+        seen |= {each.edge[0] for each in loss.edges}
         plan = Plan(
             self._reading.samples,
             self._reading.known_by,
@@ -426,18 +416,27 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             mixed=any(way.mixed and reasons[n] not in unread for n, way in ways.items()),
-            holds=self._labels.last(used | unreadable),
-            read=self._labels.is_read,
+            holds=labels.last(used | unreadable | seen),
+            read=labels.is_read,
+            terms=terms_,
+            without_losses=without_losses,
+            edges={each: labels.index(each) for each in loss.edges if labels.are_apart(each)},
         )
         plan = plan.without(self._without_labels(plan))
         return plan.without(self._disagreements(plan))
+
+    def _couples(self, number: int) -> bool:
+        """Whether some channel of a normalisation has rows of several samples."""
+        channels = tuple(range(2, len(self._graph.shape((number, 0)))))
+        rows = self._labels.rows(LabelledEdge((number, 0), channels))
+        return bool(rows.min() < NO_SAMPLE) or rows.shape[0] > 1
 
     def _without_labels(self, plan: Plan) -> dict[str, str]:
         """Why parameters in front of a normalisation have none if some of their rows have no label.
 
         These have no gradient while the statistics are held fixed, but may have one through these.
         """
-        front = in_front_of(plan.coupling, self._graph, self._parameters)
+        front = in_front_of(plan.coupling, self._graph, self._loss.parameters)
         lost = [
             name
             for name in front
@@ -461,28 +460,16 @@ class _Planner:
             if use.use.own_name in reasons.get(use.use.node, ())
         }
 
-    def with_terms(self, plan: Plan) -> Plan:
-        """The plan with the terms of the loss, or the reason why they aren't known."""
+    def _terms(self) -> tuple[tuple[LossTerm, ...], str]:
+        """The terms of the loss, or the reason why they aren't known."""
         try:
-            rows = {node: rows_of_values(self._graph, node) for node in terms(self._graph)}
-            nodes = {e.edge[0] for sizes in rows.values() for each in sizes for e in each}
-            found = tuple(self._term(node, sizes) for node, sizes in rows.items())
+            return tuple(map(self._term, terms(self._graph))), ""
         except UnavailableError as reason:
-            return replace(plan, without_losses=str(reason))
-        return replace(plan, terms=found, holds=plan.holds and self._labels.last(nodes))
+            return (), str(reason)
 
-    def with_edges(self, plan: Plan, edges: Sequence[LabelledEdge]) -> Plan:
-        """The plan with the samples at other edges, where each row is of one."""
-        labels = {edge: self._labels.rows(edge) for edge in edges}
-        found = [edge for edge, each in labels.items() if each.min() >= NO_SAMPLE]
-        rows = {edge: self._labels.index(edge) for edge in found}
-        return replace(
-            plan, edges=rows, holds=plan.holds and self._labels.last(e.edge[0] for e in edges)
-        )
-
-    def _term(self, node: int, sizes: Sequence[Sequence[LabelledEdge]]) -> LossTerm:
+    def _term(self, node: int) -> LossTerm:
         """The term with the largest rows that are of one sample each."""
-        for first, *others in sizes:
+        for first, *others in rows_of_values(self._graph, node):
             known = [self._labels.rows(each) for each in (first, *others)]
             same = all(np.array_equal(each, known[0]) for each in known)
             if same and known[0].min() >= NO_SAMPLE:
@@ -497,7 +484,7 @@ class _Planner:
         unreadable: Set[int],
     ) -> str:
         """Why a parameter has no per-sample gradients; empty if it has."""
-        if self._parameters[name].is_complex():
+        if self._loss.parameters[name].is_complex():
             return COMPLEX
         hidden = HIDDEN if REENTRANT_CHECKPOINT in self._kinds else RAN_COMPILED
         if way is None:
@@ -542,22 +529,6 @@ class _Planner:
                 names.update(dict.fromkeys(own))
             found[number] = tuple(names)[: FEW + 1]
         return found
-
-
-def _row_by_row(graph: Graph, edge: Edge, named: Named) -> LabelledEdge:
-    """An edge with a row for each name."""
-    axes = range(len(graph.shape(edge)))
-    return LabelledEdge(edge, tuple(axis for axis in axes if named.names.shape[axis] == 1))
-
-
-def _by_channel(graph: Graph, number: int) -> LabelledEdge:
-    """The output of a normalisation of channels, with a row for each image and channel."""
-    return LabelledEdge((number, 0), tuple(range(2, len(graph.shape((number, 0))))))
-
-
-def _couples(labels: Labels, samples: int) -> bool:
-    """Whether some channel of a normalisation over ``[B, C]`` has rows of several samples."""
-    return samples > 1 and (labels.min() < NO_SAMPLE or labels.shape[0] > 1)
 
 
 UNKNOWN_ORDER = (

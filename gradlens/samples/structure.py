@@ -58,14 +58,16 @@ class Structure:
         self.refused: dict[int, str] = {}
         self._asked: dict[Edge, Sequence[Labels | None]] = {}
         self._read: set[Edge] = set()
-        self._next = len(graph) - 1
         self._labels: dict[Edge, Labels] = {}
         self._rows: dict[LabelledEdge, Labels] = {}
         self._indices: dict[tuple[Shape, Shape, bytes], RowIndex] = {}
-        self._merged: set[Edge] = set()
         for edge, labels in sources.items():
             if prod(graph.shape(edge)):
                 self._merge(edge, labels)
+        for node in reversed(range(len(graph))):  # consumers come first
+            for output in graph.outputs_of(node):
+                if (node, output) in self._labels:
+                    self._follow(node, output)
 
     @property
     def is_read(self) -> bool:
@@ -118,38 +120,22 @@ class Structure:
 
     def labels(self, edge: Edge) -> Labels:
         """Labels of the elements at an edge; ``NO_SAMPLE`` of those that no source depends on."""
-        self._follow_to(edge[0])
         if edge in self._labels:
             return self._labels[edge]
         return only(NO_SAMPLE, len(self.graph.shape(edge)))
 
-    def _follow_to(self, number: int) -> None:
-        """Follow the labels down to a node; what consumes a node has a larger number."""
-        while self._next > number:
-            node = self._next
-            outputs = [o for o in self.graph.outputs_of(node) if (node, o) in self._labels]
-            for output in outputs:
-                self._complete((node, output))
-            if outputs and self.graph.kinds[node] != LEAF:
-                for place, edge in enumerate(self.graph.children[node]):
-                    if edge is not None:
-                        for output in outputs:
-                            self._merge(edge, self._below(node, output, place, edge))
-            self._next -= 1
-        for output in self.graph.outputs_of(number):
-            self._complete((number, output))
+    def _follow(self, node: int, output: int) -> None:
+        """Follow labels down to a node's inputs. All ways to its output are known."""
+        self._labels[node, output] = without_gaps(self._labels[node, output], self.samples)
+        if self.graph.kinds[node] != LEAF:
+            for place, edge in enumerate(self.graph.children[node]):
+                if edge is not None:
+                    self._merge(edge, self._below(node, output, place, edge))
 
     def _merge(self, edge: Edge, labels: Labels) -> None:
         """Take in the labels by one of the ways to an edge; where ways differ, samples meet."""
         before = self._labels.get(edge)
         self._labels[edge] = labels if before is None else combined(before, labels)
-        self._merged.add(edge)
-
-    def _complete(self, edge: Edge) -> None:
-        """All ways to an edge are known: entries without a label may get those beside them."""
-        if edge in self._merged:
-            self._labels[edge] = without_gaps(self._labels[edge], self.samples)
-        self._merged.discard(edge)
 
     def _below(self, node: int, output: int, place: int, edge: Edge) -> Labels:
         """Labels of a node's input, from those of one of its outputs."""
@@ -177,7 +163,7 @@ class Structure:
             try:
                 found = labels_below(self.graph, node, output, labels, self.samples)
                 self._asked[node, output] = [
-                    None if each is None else labels_of(each.numpy()) for each in found
+                    e if e is None else labels_of(e.numpy()) for e in found
                 ]
             except RefusedNodeError as reason:
                 self.refused[node] = str(reason)
