@@ -131,17 +131,6 @@ def check_max_bytes(max_bytes: Any) -> None:
         )
 
 
-def check_steps_in_memory(steps_in_memory: Any) -> None:
-    """``ValueError`` unless it is a positive whole number or ``None``."""
-    if steps_in_memory is None:
-        return
-    if type(steps_in_memory) is not int or steps_in_memory < 1:
-        raise ValueError(
-            f"steps_in_memory={_short(steps_in_memory)}: pass how many of the latest steps are "
-            "kept in memory (at least 1), or None to keep all"
-        )
-
-
 def checked_sinks(given: Iterable[Sink]) -> tuple[Sink, ...]:
     """The sinks; ``TypeError`` says what to pass instead of something else."""
     found = tuple(given)

@@ -21,7 +21,6 @@ from gradlens.cockpit.arguments import (
     check_max_bytes,
     check_probes,
     check_sink_layers,
-    check_steps_in_memory,
     check_together,
     checked_info,
     checked_quantities,
@@ -83,12 +82,10 @@ class Cockpit:
     ``loss_reduction``
         Whether the loss is a ``"mean"`` or a ``"sum"`` over the samples.
     ``run``
-        The path of a file to which values are written as soon as they are known.
+        The path of a file to which values are written as soon as they are known. Arrays are kept
+        there alone.
     ``resume``
         Continue the file ``run`` if it exists. Without it, an existing file is an error.
-    ``steps_in_memory``
-        The number of latest steps whose arrays are kept in memory if there is a file. Earlier ones
-        are read from the file when they are needed. ``None`` keeps all of them.
     ``sinks``
         Where each record is also sent, such as to TensorBoard (``gradlens.sinks``).
     ``loss_function``
@@ -130,7 +127,6 @@ class Cockpit:
         budget: float | None = None,
         run: str | Path | None = None,
         resume: bool = False,
-        steps_in_memory: int | None = 1000,
         sinks: Iterable[Sink] = (),
         strict: bool = False,
         max_bytes: int = MAX_BYTES,
@@ -142,7 +138,6 @@ class Cockpit:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
         check_loss_function(loss_function, loss_reduction)
-        check_steps_in_memory(steps_in_memory)
         sinks = checked_sinks(sinks)
         given = checked_quantities("economy" if quantities is None else quantities)
         aggregation = Aggregation(given)
@@ -177,7 +172,6 @@ class Cockpit:
             run,
             resume,
             processes.rank == 0,
-            steps_in_memory,
             sinks,
         )
         self._files = OwnFiles()

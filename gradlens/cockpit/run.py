@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +38,8 @@ class Run:
     """A history, and a file to which each entry is written as it comes.
 
     ``path`` is that of the file. An existing one is continued with ``resume``, and otherwise is a
-    ``FileExistsError``. Only one process ``writes``. With a file, arrays of the latest
-    ``steps_in_memory`` are in memory, or all if this is ``None``. The process that writes passes
-    each record on to ``sinks``.
+    ``FileExistsError``. Only one process ``writes``. Arrays that are in the file aren't kept in
+    memory. The process that writes passes each record on to ``sinks``.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class Run:
         path: str | Path | None,
         resume: bool,
         writes: bool,
-        steps_in_memory: int | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
         self.has_begun = self.has_recorded = False
@@ -67,11 +64,8 @@ class Run:
         self._step = self.history.steps[-1] if self.history.steps else 0
         opens = path is not None and writes
         self._file = RunFile(path, resume) if path is not None and opens else None
-        self._latest: deque[tuple[int, int]] = deque(maxlen=steps_in_memory)
-        """The steps recorded last, with the number of arrays before each."""
-        self._steps_in_memory = steps_in_memory
-        if self._file is not None and steps_in_memory is not None:
-            self.history.content.leave(self.history.content.arrays, self._file)
+        if self._file is not None:
+            self.history.content.leave(self._file)
         self._write(self.history.header())
         if dropped:
             self.note(self._step, f"{path} is continued: {dropped}")
@@ -214,14 +208,12 @@ class Run:
         self._append_statistics(*self._aggregation.rest())
         self._publisher.close()
         self._is_closed = True
-        if self._file is not None and self._file.waiting:
-            self._write_line()
+        self._write_line()
         file, self._file = self._file, None
-        if file is not None and file.waiting:
-            # It stays open, as what it has may be found nowhere else.
+        if file is not None and file.failure:
             self.note(self._step, LACKING.format(file=file))
-        elif file is not None:
-            file.close()
+        elif file is not None and not file.path.exists():
+            self.note(self._step, GONE.format(path=file.path))
 
     def state_dict(self) -> State:
         """Where the series end, so that a run that is continued can be taken back to here."""
@@ -270,21 +262,15 @@ class Run:
             return
         if self._is_closed:
             self.note(global_step, CLOSED)
-        stored, arrays = encoded(values), self.history.content.arrays
+        stored, content = encoded(values), self.history.content
         self.history.add(global_step, stored)
-        line = f"{line_of({'step': global_step, 'values': stored})}\n".encode()
-        if self._file is not None and self._steps_in_memory is not None:
-            self.history.content.locate(line, self._file.end)
-            if not self._latest or self._latest[-1][0] != global_step:
-                self._latest.append((global_step, arrays))
-        self._write_line(line)
-        self._leave_arrays()
+        if self._file is not None:
+            line = f"{line_of({'step': global_step, 'values': stored})}\n".encode()
+            content.locate(line, self._file.end)
+            self._write_line(line)
+        if self._file is not None and not self._file.failure:
+            content.leave(self._file)
         self._publisher.record(global_step, values, self.history.sources, self.history.parameters)
-
-    def _leave_arrays(self) -> None:
-        """Leave the arrays of all but the latest steps to the file, if it has them."""
-        if self._file is not None and self._latest and not self._file.waiting:
-            self.history.content.leave(self._latest[0][1], self._file)
 
     def _report(self, what: str, error: Exception) -> None:
         """Note that something between records and sinks has failed."""
@@ -326,10 +312,13 @@ FAILED = (
 )
 AGAIN = "{file.path} can be written again from step {step} on, and lacks nothing"
 LACKING = (
-    "{file.path} lacks the last {file.waiting} records, since it can't be written "
+    "{file.path} lacks the last records, since it can't be written "
     "({file.failure}): save everything elsewhere by cockpit.history.write(path)"
 )
-
+GONE = (
+    "{path} was moved or removed while training went on: what isn't where it was moved to can be "
+    "saved by cockpit.history.write(path)"
+)
 LEFT_OUT = (
     "{what} failed, and is left out from now on: {reason}. Training and what else is recorded "
     "aren't affected"

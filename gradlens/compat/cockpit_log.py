@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gradlens.history.history import History
-from gradlens.history.json_lines import Room, Value, array_size, parsed
+from gradlens.history.json_lines import Value, parsed
 from gradlens.history.plain_data import from_plain
 from gradlens.history.records import Source
 from gradlens.history.view import View
@@ -40,7 +40,7 @@ def read_cockpit_log(path: str | Path) -> History:
 def _parsed(path: str | Path) -> _Log:
     try:
         text = Path(path).read_text("utf-8")
-        log = _decoded(parsed(text), Room(len(text)))
+        log = _decoded(parsed(text))
         steps = {int(step): dict(values) for step, values in log.items()}
         for step in steps:
             from_plain(int, step, "a step")
@@ -54,22 +54,20 @@ def _parsed(path: str | Path) -> _Log:
     return steps
 
 
-def _decoded(value: Any, room: Room) -> Any:
+def _decoded(value: Any) -> Any:
     """A value whose arrays json_tricks has encoded."""
     if isinstance(value, list):
-        return [_decoded(entry, room) for entry in value]
+        return [_decoded(entry) for entry in value]
     if not isinstance(value, dict):
         return value
     if "__ndarray__" in value:
-        return _array(value, room)
-    return {key: _decoded(entry, room) for key, entry in value.items()}
+        return _array(value)
+    return {key: _decoded(entry) for key, entry in value.items()}
 
 
-def _array(entry: Mapping[str, Any], room: Room) -> Any:
-    dtype, shape = np.dtype(entry["dtype"]), entry["shape"]
-    room.take(array_size(dtype.str, shape) * dtype.itemsize)
+def _array(entry: Mapping[str, Any]) -> Any:
     # json_tricks has bytes instead of lists where it is asked for a compact file, as by no cockpit.
-    array = np.asarray(entry["__ndarray__"], dtype).reshape(shape)
+    array = np.asarray(entry["__ndarray__"], np.dtype(entry["dtype"])).reshape(entry["shape"])
     return array if array.ndim else array.item()
 
 

@@ -16,7 +16,7 @@ RECENT = 64
 class Content:
     """The numbers of values, in the order of the values, and their arrays as a file has them.
 
-    Arrays are the deflated texts of ``gradlens.history.json_lines``. Those that a run's file has
+    Arrays are the deflated texts of ``gradlens.history.json_lines``. Those that are in a run's file
     can be left to it, and are read from there when they are asked for.
     """
 
@@ -89,14 +89,13 @@ class Content:
             self._lengths.append(len(text))
             at = max(at, found)
 
-    def leave(self, end: int, file: RunFile) -> None:
-        """Leave the first ``end`` arrays to the file in which they were located."""
+    def leave(self, file: RunFile) -> None:
+        """Leave the arrays to the file in which they were located."""
         self._file = file
-        for at in range(self._left, end):
+        for at in range(self._left, len(self._starts)):
             if self._starts[at] >= 0:
                 self._texts[at] = ""
-        self._left = max(end, self._left)
-        self._recent = {key: at for key, at in self._recent.items() if at >= end}
+        self._left = len(self._starts)
 
 
 Number = TypeVar("Number", int, float)

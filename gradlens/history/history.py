@@ -49,9 +49,8 @@ class History:
     a file, ``truncated`` says whether the last line was cut off, and ``broken_lines`` has the
     numbers of lines that could not be read, with the reasons.
 
-    The history of a cockpit with a run's file has the arrays of the latest steps in memory
-    (``Cockpit(..., steps_in_memory=...)``), and reads earlier ones from the file when they are
-    needed. ``OSError`` if the file doesn't exist any more.
+    The history of a cockpit with a run's file reads arrays from there when they are needed, with an
+    ``OSError`` if something else has changed the file.
     """
 
     sources: dict[str, Source] = field(default_factory=dict)

@@ -5,8 +5,8 @@ Everything is strict JSON. What JSON has no word for is an object with one marke
 where ``data`` is the array's little-endian bytes, deflated, in base 64. A user's own key that
 begins with a dollar sign gets a second one.
 
-A line may come from anywhere: whatever it holds, reading it gives a record of bounded size and
-depth, or a ``ValueError``.
+A line may come from anywhere: whatever it holds, reading it gives a record of bounded depth, whose
+arrays take at most a thousand times the memory of their text, or a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -41,12 +41,6 @@ FLOATS = ("nan", "inf", "-inf")
 MARKS = ("$float", "$undefined", "$array")
 """Keys of what JSON has no word for."""
 
-ROOM = 2**26
-"""Bytes (64 MiB) that the arrays of any file may take once they are inflated."""
-
-INFLATION = 100
-"""Times its size that a larger file may take; arrays of zeros with 2,000 elements take 80 times."""
-
 
 def to_line(record: Mapping[str, Value]) -> str:
     """One line of strict JSON, without the line break; ``TypeError`` for what can't be stored."""
@@ -56,24 +50,6 @@ def to_line(record: Mapping[str, Value]) -> str:
 def line_of(stored: Mapping[str, Any]) -> str:
     """One line of strict JSON with a record that has been ``encoded``."""
     return json.dumps(stored, allow_nan=False, separators=(",", ":"))
-
-
-class Room:
-    """The memory that the arrays of a file of ``size`` bytes may take."""
-
-    def __init__(self, size: int) -> None:
-        self._used = 0
-        self.grow(size)
-
-    def grow(self, size: int) -> None:
-        """The file has this size now."""
-        self._whole = max(ROOM, INFLATION * size)
-
-    def take(self, size: int) -> None:
-        """Use so many bytes; ``ValueError`` if there is less."""
-        if self._used + size > self._whole:
-            raise ValueError(f"the arrays of the file take more than {self._whole:,} bytes")
-        self._used += size
 
 
 def parsed(text: str, constant: Callable[[str], Any] = float) -> Any:
@@ -86,15 +62,15 @@ def parsed(text: str, constant: Callable[[str], Any] = float) -> Any:
     return found
 
 
-def stored_record(line: str, room: Room) -> dict[str, Any]:
-    """A record as JSON has it; ``ValueError`` if it is none, or there is no room for its arrays."""
+def stored_record(line: str) -> dict[str, Any]:
+    """A record as JSON has it; ``ValueError`` if it is none."""
     record = _parsed(line, _STRICT)
     if not isinstance(record, dict):
         raise ValueError("a record is a JSON object")
     # The numbers and the depth of a step's values are checked where their forms are found
     # (``gradlens.history.forms``). Looking for a character first is much faster.
-    if [*record] != ["step", "values"] or "$array" in line or "\\" in line:
-        room.take(_check(record, 0))
+    if [*record] != ["step", "values"] or "\\" in line:
+        _check(record, 0)
     return record
 
 
@@ -111,24 +87,19 @@ def _parsed(text: str, decoder: json.JSONDecoder) -> Any:
 TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
 
 
-def _check(value: Any, depth: int) -> int:
-    """The bytes of the arrays in it; ``ValueError`` if a part of it is none of a record."""
+def _check(value: Any, depth: int) -> None:
+    """``ValueError`` if a part of a value is none of a record."""
     kind = type(value)
     if kind is str:
         _check_text(value)
     elif kind is int:
         check_size(value)
     if kind is not list and kind is not dict:
-        return 0
+        return
     if depth == DEEPEST:
         raise ValueError(TOO_DEEP)
-    if kind is dict:
-        if [*value] == ["$array"]:
-            return array_bytes(value["$array"])
-        for key in value:
-            _check_text(key)
-        value = value.values()
-    return sum(_check(entry, depth + 1) for entry in value if type(entry) is not float)
+    for entry in value if kind is list else (*value, *value.values()):
+        _check(entry, depth + 1)
 
 
 def check_size(number: int) -> None:
@@ -278,7 +249,7 @@ def inflated(data: str | bytes, size: int, wbits: int = zlib.MAX_WBITS) -> bytes
         inflater = zlib.decompressobj(wbits)
         # A byte more than there should be, so that no more than that is ever inflated.
         content = inflater.decompress(base64.b64decode(data, validate=True), size + 1)
-    except (zlib.error, ValueError) as error:
+    except (zlib.error, ValueError, OverflowError) as error:
         raise ValueError(f"the data of an array is damaged ({error})") from error
     if len(content) != size or not inflater.eof:
         raise ValueError("the data of an array has not the length that its shape has")

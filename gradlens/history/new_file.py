@@ -7,14 +7,10 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
-from typing import TypeAlias
 
 from gradlens.messages import GradlensWarning
-
-_Stamp: TypeAlias = tuple[int, int, int, int]
-"""Device, number, time and size of a file, which differ if anything else has written it."""
 
 
 def new_file(path: str | Path) -> FileIO:
@@ -64,46 +60,24 @@ class OwnFiles:
     """Writes files again and again, in the place of its own earlier ones alone."""
 
     def __init__(self) -> None:
-        self._written: dict[Path, _Stamp] = {}
+        self._places: dict[Path, Path] = {}
+        """Where each path's file is."""
 
     def write(self, path: str | Path, lines: Iterable[bytes]) -> Path:
         """Write a file at ``path``, and return where it is.
 
-        Where another program, or an earlier run, has left a file, that one is kept: the new one is
-        beside it, with a number behind its name, and a ``GradlensWarning`` says so. ``OSError`` if
-        it can't be written; an earlier file is kept then.
+        Where there was a file before the first call, that one is kept: the new one is beside it,
+        with a number behind its name, and a ``GradlensWarning`` says so. ``OSError`` if it can't be
+        written; an earlier file is kept then.
         """
         wanted = Path(path).absolute()
-        chosen = next(place for place in _places(wanted) if self._takes(place))
-        if chosen != wanted:
+        numbered = (wanted.with_stem(f"{wanted.stem}-{number}") for number in count(2))
+        free = (place for place in chain([wanted], numbered) if not place.exists())
+        chosen = self._places.get(wanted) or next(free)
+        if chosen != wanted and wanted not in self._places:
             text = f"{path} is another run's file and is kept: this run is written to {chosen}"
             warnings.warn(text, GradlensWarning, stacklevel=3)
-        try:
-            with replacing(chosen) as partial, partial.open("wb") as file:
-                file.writelines(lines)
-        except BaseException:
-            if not chosen.stat().st_size:  # made a moment ago
-                chosen.unlink()
-            raise
-        self._written[chosen] = _stamp(chosen)
+        with replacing(chosen) as partial, partial.open("wb") as file:
+            file.writelines(lines)
+        self._places[wanted] = chosen
         return chosen
-
-    def _takes(self, path: Path) -> bool:
-        """Whether the file at a path is ours; if there is none, an empty one is made."""
-        try:
-            new_file(path).close()
-        except (FileExistsError, IsADirectoryError):
-            return path in self._written and self._written[path] == _stamp(path)
-        self._written[path] = _stamp(path)
-        return True
-
-
-def _places(path: Path) -> Iterator[Path]:
-    """The path itself, and those with a number behind the name, from 2 on."""
-    yield path
-    yield from (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-
-
-def _stamp(path: Path) -> _Stamp:
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 from gradlens.history.content import Content
-from gradlens.history.json_lines import Room, stored_record, value_of
+from gradlens.history.json_lines import stored_record, value_of
 from gradlens.history.plain_data import from_plain
 from gradlens.history.records import FORMAT, KINDS, Header, LeftOutWarning
 
@@ -50,7 +49,6 @@ class Reading(Generic[H]):
         """``history`` is an empty one."""
         self.history = history
         self._path = path
-        self._room = Room(0)
         self._place = 0
         """Where the next line begins."""
         self._lines = 0
@@ -62,7 +60,6 @@ class Reading(Generic[H]):
         A last line that was cut off is read again the next time. ``ValueError`` if the file is no
         run, or was written in another format. A ``LeftOutWarning`` names broken lines.
         """
-        self._room.grow(file.seek(0, os.SEEK_END))
         self.history.truncated = False
         file.seek(self._place)
         for line in file:
@@ -101,7 +98,7 @@ class Reading(Generic[H]):
 
     def _take_in(self, line: str) -> None:
         """Add a record; ``ValueError`` if it isn't one."""
-        stored = stored_record(line, self._room)
+        stored = stored_record(line)
         if "gradlens_run" in stored:
             if stored["gradlens_run"] != FORMAT:
                 raise OtherFormatError(stored["gradlens_run"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -19,35 +18,28 @@ class RunFile:
     """Writes lines to disk as they come.
 
     Each line is handed to the operating system at once, so that a killed process loses at most the
-    one that it was writing. A line that can't be written waits in memory, and is written before the
-    next one if that is possible then. ``failure`` says why lines are waiting; it is empty if none
-    is. ``end`` is the length of the file with all of them.
+    one that it was writing. What can't be written waits in memory, and is written before the next
+    line if that is possible then. ``failure`` says why something waits; it is empty if nothing
+    does. ``end`` is the length of the file with all lines.
 
     An existing file is never overwritten: with ``resume`` it is continued (see ``mend``), otherwise
-    it is a ``FileExistsError``. One that another program removes, replaces or cuts off meanwhile is
-    left as it is.
+    it is a ``FileExistsError``. It stays open as long as its arrays may be read, which are then
+    found whatever has become of its path.
     """
 
     def __init__(self, path: str | Path, resume: bool = False) -> None:
-        self._file: FileIO | None = None
-        self._waiting: deque[bytes] = deque()
         self.path = Path(path)
         self.failure = ""
         if not (resume and self.path.exists()):
             new_file(self.path).close()
         self._file = FileIO(self.path, "a+")
-        self.end = self._size = self._file.seek(0, os.SEEK_END)
-
-    @property
-    def waiting(self) -> int:
-        """How many lines are not in the file yet, or only in part."""
-        return len(self._waiting)
+        self._waiting = bytearray()
+        self.end = self._file.seek(0, os.SEEK_END)
 
     def write(self, line: bytes = b"") -> None:
-        """Write the lines that wait and then this one, as far as that is possible."""
-        if line:
-            self._waiting.append(line)
-            self.end += len(line)
+        """Write what waits and then this line, as far as that is possible."""
+        self._waiting += line
+        self.end += len(line)
         try:
             while self._waiting:
                 self._write()
@@ -55,43 +47,21 @@ class RunFile:
         except OSError as error:
             self.failure = error.strerror or str(error)
 
-    def read(self, start: int, length: int) -> bytes:
-        """A piece of the file; ``OSError`` if it can't be read."""
-        if self._file is not None:
-            return _piece(self._file, start, length)
-        with FileIO(self.path) as file:
-            return _piece(file, start, length)
-
-    def close(self) -> None:
-        """Close the file; what it has can still be read."""
-        if self._file is not None:
-            with suppress(OSError):  # as of a disk that reports on closing that it is full
-                self._file.close()
-        self._file = None
-
     def _write(self) -> None:
-        if self._file is None:
-            raise OSError("it has been closed")
-        found = self.path.stat()
-        is_own = os.path.samestat(found, os.fstat(self._file.fileno()))
-        if not is_own or found.st_size < self._size:
-            raise OSError("another program has changed or replaced it, and it is left as it is")
-        count = self._file.write(self._waiting[0])
+        count = self._file.write(self._waiting)
         if not count:
             raise OSError("the disk is full")
-        self._size += count
-        rest = self._waiting.popleft()[count:]
-        if rest:
-            self._waiting.appendleft(rest)
+        del self._waiting[:count]
+
+    def read(self, start: int, length: int) -> bytes:
+        """A piece of the file; ``OSError`` if it can't be read."""
+        self._file.seek(start)
+        return self._file.read(length)
 
     def __del__(self) -> None:
-        # Whoever keeps no cockpit has nothing to close it with.
-        self.close()
-
-
-def _piece(file: FileIO, start: int, length: int) -> bytes:
-    file.seek(start)
-    return file.read(length)
+        if "_file" in vars(self):  # which there isn't if it couldn't be opened
+            with suppress(OSError):  # as of a disk that reports on closing that it is full
+                self._file.close()
 
 
 def mend(path: Path, truncated: bool) -> str:

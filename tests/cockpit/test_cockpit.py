@@ -1058,7 +1058,7 @@ def test_steps_from_0_to_the_largest_are_read_as_they_were_written(
     model: nn.Module, tmp_path: Path, taken: str, kind: str
 ) -> None:
     steps = [0, 1, 7, 2**31, 2**53 - 1]
-    cockpit = stepped(model, run=tmp_path / "run.jsonl", steps_in_memory=None)
+    cockpit = stepped(model, run=tmp_path / "run.jsonl")
     for step in steps:
         TAKE_A_STEP[taken](cockpit, WHOLE[kind](step))
     cockpit.close()

