@@ -6,18 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-import torch.distributed
-
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.exchange import all_gathered
-from gradlens.numerics.quantile_sketch import QuantileSketch
-from gradlens.numerics.running_statistics import (
-    STATISTICS,
-    RunningMoments,
-    RunningStatistics,
-    Statistic,
-)
+from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics, Statistic
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.quantities.quantity import Quantity, class_names
 from gradlens.stateful import State
@@ -102,15 +93,8 @@ class Window:
             if minimum is None:
                 self.by_path.setdefault(path, RunningStatistics(self.statistics)).add(value)
             elif minimum in found:
-                self._keep_least(path, (found[minimum], value))
-
-    def merge(self, other: Window) -> None:
-        """Add all records of another window."""
-        self.records += other.records
-        for path, statistics in other.by_path.items():
-            self.by_path.setdefault(path, RunningStatistics(self.statistics)).merge(statistics)
-        for path, least in other.least.items():
-            self._keep_least(path, least)
+                least = (found[minimum], value)
+                self.least[path] = min(self.least.get(path, least), least)
 
     def record(self) -> dict[str, Any]:
         """A record of the same structure, with statistics in place of the numbers."""
@@ -146,9 +130,6 @@ class Window:
             window.by_path[path].load_state_dict(found)
         return window
 
-    def _keep_least(self, path: Path, found: tuple[float, float]) -> None:
-        self.least[path] = min(self.least.get(path, found), found)
-
 
 def numbers(record: Any, path: Path = ()) -> Iterable[tuple[Path, float]]:
     """All numbers in a record, with their paths."""
@@ -157,27 +138,6 @@ def numbers(record: Any, path: Path = ()) -> Iterable[tuple[Path, float]]:
             yield from numbers(value, (*path, key))
     elif isinstance(record, (int, float)) and not isinstance(record, bool):
         yield path, record
-
-
-def gathered(windows: dict[str, Window]) -> dict[str, Window]:
-    """The windows of all processes, merged by name; ``RuntimeError`` without a process group."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        raise RuntimeError(
-            "there are no processes to gather from: call torch.distributed.init_process_group "
-            "first, or tick_epoch() without across_processes"
-        )
-    total: dict[str, Window] = {}
-    for found in all_gathered(windows, CLASSES, torch.device("cpu")):
-        for name, window in found.items():
-            if name in total:
-                total[name].merge(window)
-            else:
-                total[name] = window
-    return total
-
-
-CLASSES = (Window, RunningStatistics, RunningMoments, QuantileSketch)
-"""What a window consists of."""
 
 
 def _path_of_minimum(path: Path) -> Path | None:
@@ -210,6 +170,7 @@ class Aggregation:
         given = tuple(quantities)
         self._aggregates = {a.quantity.name: a for a in given if isinstance(a, Aggregate)}
         self.quantities = tuple(q.quantity if isinstance(q, Aggregate) else q for q in given)
+        self._over = {each.name: each.over for each in self._aggregates.values()}
         names = [*(a.name for a in self._aggregates.values()), *self._shown(self.quantities)]
         for aggregate in self._aggregates.values():
             if names.count(aggregate.name) > 1:
@@ -218,9 +179,10 @@ class Aggregation:
                     f"in Aggregate(..., name='{aggregate.name} 2')"
                 )
         self._windows: dict[str, Window] = {}
-        self._pushed: dict[str, Window] = {}
+        """What isn't recorded yet of each series of aggregates and pushed metrics."""
+        self._recorded: dict[str, Window] = {}
+        """What was recorded under the present step, to which further values of it are added."""
         self._step = 0
-        self._recorded: dict[str, tuple[int, Window]] = {}
 
     def sources(self, quantities: Iterable[Quantity]) -> dict[str, Source]:
         """The sources of all series by name, those of the quantities themselves first."""
@@ -236,77 +198,65 @@ class Aggregation:
 
     def take_in(self, global_step: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """The record of a step: values that aren't aggregated, and statistics of full windows."""
-        self._step = max(self._step, global_step)
+        if global_step > self._step:
+            self.begin_step(global_step)
         kept = dict(values)
         for name in self._aggregates.keys() & values.keys():
             aggregate = self._aggregates[name]
-            window = self._windows.setdefault(name, Window(aggregate.statistics))
-            window.add(values[name])
+            self._add(aggregate.name, values[name], aggregate.statistics)
             if not aggregate.raw:
                 del kept[name]
-            if window.records == aggregate.over:
-                kept |= self._records(global_step, {aggregate.name: self._windows.pop(name)})
+            if self._windows[aggregate.name].records == aggregate.over:
+                kept |= self._records([aggregate.name])
         return kept
 
     def push(self, metrics: Mapping[str, float]) -> None:
         """Add values of the training loop's metrics."""
         for name, value in metrics.items():
-            self._pushed.setdefault(name, Window()).add(value)
+            self._add(name, value, STATISTICS)
+
+    def _add(self, name: str, value: Any, statistics: Sequence[Statistic]) -> None:
+        self._windows.setdefault(name, Window(statistics)).add(value)
+        if name in self._recorded:
+            self._recorded[name].add(value)
 
     def has_pushed(self, name: str) -> bool:
         """Whether a metric of this name has values in the present epoch."""
-        return name in self._pushed
+        return name in self._windows and name not in self._over
 
-    def end_epoch(self, across_processes: bool = False) -> tuple[int, dict[str, Any]]:
+    def end_epoch(self) -> tuple[int, dict[str, Any]]:
         """The step under which an epoch is recorded, and its record."""
-        epochs = {n: w for n, w in self._windows.items() if self._aggregates[n].over == "epoch"}
-        windows = {self._aggregates[name].name: window for name, window in epochs.items()}
-        windows |= self._pushed
-        if across_processes:
-            windows = gathered(windows)
-        for name in epochs:
-            del self._windows[name]
-        self._pushed = {}
-        return self._step, self._records(self._step, windows)
+        names = [n for n in self._windows if self._over.get(n, "epoch") == "epoch"]
+        return self._step, self._records(names)
 
     def rest(self) -> tuple[int, dict[str, Any]]:
         """As ``end_epoch``, with the windows that aren't full."""
-        step, values = self.end_epoch()
-        windows = {self._aggregates[name].name: window for name, window in self._windows.items()}
-        self._windows = {}
-        return step, values | self._records(step, windows)
+        return self._step, self._records([*self._windows])
 
     def state_dict(self) -> State:
         """The windows that aren't full, and the statistics under the last step."""
         return {
             "step": self._step,
+            "aggregates": [*self._over],
             "windows": {name: window.state_dict() for name, window in self._windows.items()},
-            "pushed": {name: window.state_dict() for name, window in self._pushed.items()},
-            "recorded": {
-                name: [step, window.state_dict()] for name, (step, window) in self._recorded.items()
-            },
+            "recorded": {name: window.state_dict() for name, window in self._recorded.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; windows of what isn't aggregated any more are left out."""
-        windows = {n: Window.from_state(found) for n, found in state["windows"].items()}
         self._step = state["step"]
-        self._windows = {n: windows[n] for n in windows.keys() & self._aggregates.keys()}
-        self._pushed = {n: Window.from_state(found) for n, found in state["pushed"].items()}
-        self._recorded = {
-            name: (step, Window.from_state(found))
-            for name, (step, found) in state["recorded"].items()
-        }
+        gone = {*state["aggregates"]} - self._over.keys()
+        self._windows, self._recorded = (
+            {name: Window.from_state(one) for name, one in state[part].items() if name not in gone}
+            for part in ("windows", "recorded")
+        )
 
-    def _records(self, global_step: int, windows: Mapping[str, Window]) -> dict[str, Any]:
-        """Records of windows, merged with those of the same series under the same step."""
-        for name, window in windows.items():
-            step, whole = self._recorded.get(name, (global_step, window))
-            if whole is not window and step == global_step:
-                whole.merge(window)
-            else:
-                self._recorded[name] = (global_step, window)
-        return {name: self._recorded[name][1].record() for name in windows}
+    def _records(self, names: Iterable[str]) -> dict[str, Any]:
+        """Records of windows, with what the same series have recorded under the same step."""
+        for name in names:
+            window = self._windows.pop(name)
+            self._recorded.setdefault(name, window)
+        return {name: self._recorded[name].record() for name in names}
 
     def _shown(self, quantities: Iterable[Any]) -> list[str]:
         """Names of the quantities whose single values are recorded."""

@@ -191,7 +191,7 @@ class Cockpit:
             setting=setting,
             run=self._run,
             boundary=boundary,
-            updates=Updates(setting, self._run.record, boundary),
+            updates=Updates(self._run.record, boundary),
             assembly=BatchAssembly(setting, processes, max_bytes),
             forward_passes=ForwardPasses(
                 model=self.model,
@@ -390,21 +390,19 @@ class Cockpit:
         with unseen():
             self._run.push(metrics)
 
-    def tick_epoch(self, across_processes: bool = False) -> None:
+    def tick_epoch(self) -> None:
         """End an epoch: record the statistics of each ``Aggregate`` and of pushed metrics.
 
-        They are recorded under the last step. ``across_processes`` includes the values of all
-        processes of ``torch.distributed``'s default group, each of which must call it.
+        They are recorded under the last step. Values of quantities are those of all processes that
+        train the model together, pushed metrics are this process's own.
         """
         self._tracking.updates.resolve()
-        self._run.end_epoch(across_processes)
+        self._run.end_epoch()
 
     def coverage(self) -> CoverageTable:
         """Which parameters have per-sample gradients, as of the latest step; print it."""
-        coverages = self.history.coverages
         nothing = Coverage(dict.fromkeys(self.parameters, "no tracked step has needed them yet"))
-        latest = coverages[max(coverages)] if coverages else nothing
-        return CoverageTable(latest, self.history.parameters)
+        return CoverageTable(self.history.latest("coverage") or nothing, self.history.parameters)
 
     def get_output(self) -> dict[int, dict[str, Any]]:
         """All values so far: global step -> name -> value."""

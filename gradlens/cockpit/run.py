@@ -15,17 +15,10 @@ from torch import nn
 
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.values import PUSHED, pushable, recordable
-from gradlens.history.coverage import Coverage
-from gradlens.history.facts import Rows, TableName
-from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.json_lines import Value, encoded, line_of, to_line
 from gradlens.history.records import LeftOutWarning, Source, record
 from gradlens.history.run_file import RunFile, mend
-from gradlens.history.samples import Samples
-from gradlens.history.setup import Setup
-from gradlens.history.spending import Spending
-from gradlens.history.spikes import Spike
 from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity, class_names
@@ -131,43 +124,24 @@ class Run:
         """Note a text once: as a warning, in the history and in the file."""
         if any(note.text == text for note in self.history.notes):
             return
-        self._take_in(global_step, "note", text)
-        self._publisher.note(global_step, text)
-        warnings.warn(f"gradlens, step {global_step}: {text}", GradlensWarning, _users_level())
+        self.take_in(global_step, "note", text)
 
-    def cover(self, global_step: int, coverage: Coverage) -> None:
-        """Record which parameters have per-sample gradients, if that has changed."""
-        coverages = self.history.coverages
-        if coverages and coverages[max(coverages)] == coverage:
+    def take_in(self, global_step: int, kind: str, content: Any) -> None:
+        """Record what is known of a step besides values (``records.KINDS``), unless it was before.
+
+        The user is told of what concerns them.
+        """
+        if content == self.history.latest(kind):
             return
-        self._take_in(global_step, "coverage", coverage)
-        for text in coverage.notes(self.history.parameters):
-            self.note(global_step, text)
-
-    def record_spending(self, global_step: int, spending: Spending) -> None:
-        """Record what tracking has taken of the training time."""
-        if spending != self.history.spending:
-            self._take_in(global_step, "spending", spending)
-
-    def record_setup(self, global_step: int, setup: Setup) -> None:
-        """Record what the run consists of, if that has changed."""
-        setups = self.history.facts.setups
-        if setups and setups[max(setups)] == setup:
-            return
-        self._take_in(global_step, "setup", setup)
-
-    def record_facts(
-        self, table: TableName, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
-    ) -> None:
-        """Record numbers of some steps in a table of the facts."""
-        self._take_in(steps[-1], "facts", Rows.of(table, steps, columns))
-
-    def record_finding(self, finding: Finding) -> None:
-        """Record what is wrong with the run, and warn of it."""
-        self._take_in(finding.step, "finding", finding)
-        self._publisher.note(finding.step, finding.sentence)
-        text = f"gradlens, step {finding.step}: {finding.sentence}"
-        warnings.warn(text, GradlensWarning, _users_level())
+        self.history.take_in(global_step, kind, content)
+        self._write(record(global_step, kind, content))
+        if kind == "coverage":
+            for text in content.notes(self.history.parameters):
+                self.note(global_step, text)
+        if kind in ("note", "finding"):
+            text = content if kind == "note" else content.sentence
+            self._publisher.note(global_step, text)
+            warnings.warn(f"gradlens, step {global_step}: {text}", GradlensWarning, _users_level())
 
     def log(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values of the training loop; ``ValueError`` for names that others have."""
@@ -184,14 +158,6 @@ class Run:
                 )
         self.record(global_step, values)
 
-    def record_spike(self, global_step: int, spike: Spike) -> None:
-        """Record what was found at a step whose loss has jumped."""
-        self._take_in(global_step, "spike", spike)
-
-    def record_samples(self, samples: Samples) -> None:
-        """Record what is known of single samples by now."""
-        self._take_in(samples.until, "samples", samples)
-
     def push(self, metrics: Mapping[str, Any]) -> None:
         """Add metrics of the training loop to their statistics; all of them or none."""
         values = {name: pushable(name, value) for name, value in metrics.items()}
@@ -199,9 +165,9 @@ class Run:
             self._check_pushed(name)
         self._aggregation.push(values)
 
-    def end_epoch(self, across_processes: bool) -> None:
+    def end_epoch(self) -> None:
         """Record the statistics over an epoch."""
-        self._append_statistics(*self._aggregation.end_epoch(across_processes))
+        self._append_statistics(*self._aggregation.end_epoch())
 
     def close(self) -> None:
         """Record the statistics that remain, and close the file."""
@@ -231,17 +197,12 @@ class Run:
         ends = state["ends"]
         late = [name for name, end in self._ends().items() if end > ends.get(name, -math.inf)]
         if late or any(step > self._step for step in self.history.spikes):
-            self._take_in(self._step, "rewind", ends)
+            self.take_in(self._step, "rewind", ends)
 
     def _ends(self) -> dict[str, int]:
         """The last step of each series that has values."""
         series = {name: self.history[name] for name in self.history.names}
         return {name: next(reversed(one)) for name, one in series.items() if one}
-
-    def _take_in(self, global_step: int, kind: str, content: Any) -> None:
-        """Take what is known of a step, besides values, into the history and the file."""
-        self.history.take_in(global_step, kind, content)
-        self._write(record(global_step, kind, content))
 
     def _write(self, content: Mapping[str, Value]) -> None:
         self._write_line(f"{to_line(content)}\n".encode())

@@ -17,7 +17,6 @@ from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.curvature_phase import compute_curvature
 from gradlens.cockpit.gradients import StepGradients, changed_parameters
 from gradlens.cockpit.tracking import Tracking
-from gradlens.cockpit.updates import StartPoint
 from gradlens.cockpit.values import StepValues
 from gradlens.gradients.gradients import sample_axes
 from gradlens.gradients.loss_factor import (
@@ -78,7 +77,7 @@ class TrackedStep:
         self._gradients: StepGradients | None = None
         self._finds_losses = False
         self._factor: LossFactor | None = None
-        self._start: StartPoint | None = None
+        self._start: Mapping[str, Tensor] | None = None
         self._step: Step | None = None
         self._add_up: Tensor | None = None
         self._contexts = ExitStack()
@@ -139,7 +138,8 @@ class TrackedStep:
             if self._values.before_backward:
                 compute_curvature(tracking, context, self._values)
             if self._values.waiting and not context.accumulating:
-                self._start = tracking.updates.start_point(context.info.get("optimizer"))
+                parameters = tracking.setting.parameters
+                self._start = {name: p.detach().clone() for name, p in parameters.items()}
             self._enter_contexts(stack)
             self._contexts = stack.pop_all()
         layers = tracking.forward_passes.layers
@@ -186,6 +186,7 @@ class TrackedStep:
         self._finds_losses = wants_losses and info.get("individual_losses") is None
         is_part = tracking.assembly.has_parts(self._context.accumulating)
         reductions = self._reductions()
+        before = None if interval is None else interval.update
         wants_gradients = bool(reductions or self._own) or values.retain_gradients or is_part
         wants_gradients |= self._finds_losses
         if wants_gradients:
@@ -197,7 +198,7 @@ class TrackedStep:
                 reductions=reductions,
                 own=self._own,
                 retain=values.retain_gradients,
-                projections=None if interval is None else interval.update.projections,
+                projections=None if before is None else before.projections,
                 contain=tracking.boundary.contain,
                 needs_losses=self._finds_losses,
             )
@@ -261,10 +262,7 @@ class TrackedStep:
                     outcome = self._gradients.outcome(error)
                 outcome = replace(outcome, step=self._step)
                 boundary.tell(tracking.observers, lambda each: each.leave(context, outcome))
-                start = self._start
                 self._release()
-                if start is not None and error is None:
-                    tracking.updates.finish_start(start)
                 tracking.end_step(context, outcome)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
@@ -287,8 +285,6 @@ class TrackedStep:
     def _release(self) -> None:
         if self._gradients is not None:
             self._gradients.of_pass.release()
-        if self._start is not None:
-            self._start.close()
         if self._backpack is not None:
             self._backpack.release()
         self._gradients = self._factor = self._backpack = self._start = None
@@ -363,7 +359,7 @@ class TrackedStep:
 
     def _step_of(self, whole: Whole) -> Step:
         tracking, gradients, context = self._tracking, self._gradients, self._context
-        setting = tracking.setting
+        setting, interval = tracking.setting, tracking.updates.interval
         info, changed, part = context.info, changed_parameters(setting), whole.part
         loss = unscaled_loss(info)
         if gradients is not None and gradients.is_part:
@@ -389,7 +385,7 @@ class TrackedStep:
             measures=(
                 self._losses_add_up,
                 *self._values.measures,
-                *tracking.updates.measures,
+                *(() if interval is None else (interval.changed,)),
                 *(measure for each in tracking.observers for measure in each.measures),
             ),
             **{"batch_size": info.get("batch_size"), **of_samples},
@@ -406,11 +402,11 @@ class TrackedStep:
         if gradients is None:
             return
         if whole.values:
-            run.cover(step.global_step, gradients.coverage(whole.part))
+            run.take_in(step.global_step, "coverage", gradients.coverage(whole.part))
         for note in gradients.notes(whole):
             run.note(step.global_step, note)
 
-    def _await_update(self, step: Step, whole: Whole, start: StartPoint) -> None:
+    def _await_update(self, step: Step, whole: Whole, start: Mapping[str, Tensor]) -> None:
         waiting = self._values.waiting
         if not waiting:
             return

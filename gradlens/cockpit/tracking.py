@@ -88,7 +88,7 @@ class Tracking:
     def _begin_budget(self, budget: Budget, global_step: int) -> None:
         """A step's context is entered: the one before is over, and paid for."""
         if budget.begin_step(global_step):
-            self.run.record_spending(budget.latest_step, budget.spending)
+            self.run.take_in(budget.latest_step, "spending", budget.spending)
         if budget.pays_for_none:
             self.run.note(global_step, budget.pays_for_none)
 
@@ -130,8 +130,6 @@ class Tracking:
         """A step's context is left: it is complete, or goes on with another context, or neither."""
         goes_on = context.accumulating and outcome.error is None
         self.forward_passes.end_step(context.global_step, goes_on)
-        if not context.accumulating and outcome.error is None:
-            self.updates.close_interval()
         if not goes_on:
             self.expect(self.forward_passes.next_steps)
 
@@ -146,12 +144,12 @@ class Tracking:
     def close(self) -> None:
         """Compute what waited for the last update, remove all hooks, and release memory."""
         with self.boundary.contain("the last update"):
-            self.updates.resolve_and_close()
-            self.updates.close_interval()
+            self.updates.resolve()
+            self.updates.drop()
         self.boundary.tell(self.observers, lambda observer: observer.close())
         with self.boundary.contain("closing the run"):
             if self.budget is not None:
-                self.run.record_spending(self.budget.latest_step, self.budget.spending)
+                self.run.take_in(self.budget.latest_step, "spending", self.budget.spending)
                 if self.budget.without_turns:
                     self.run.note(self.budget.latest_step, self.budget.without_turns)
             self.run.close()

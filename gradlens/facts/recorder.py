@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Loss, read_loss
+from gradlens.history.facts import Rows as RowsOfFacts
+from gradlens.history.facts import TableName
 from gradlens.observers.autopsy import learning_rate
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 from gradlens.stateful import State
@@ -129,7 +132,7 @@ class FactRecorder(Observer):
             network = Network(Graph(loss.value), self._setting.names)
             facts.of_layers = self._activations(network)
         setup = setup_of(self._setting, info, network, loss, facts.rows)
-        self._run.record_setup(facts.step, setup)
+        self._run.take_in(facts.step, "setup", setup)
 
     def _activations(self, network: Network) -> dict[str, Tensor]:
         found: list[tuple[str, Tensor]] = []
@@ -196,10 +199,17 @@ class FactRecorder(Observer):
         if not steps:
             return
         rows, of_layers = columns(steps, self._labels)
-        self._run.record_facts("steps", [facts.step for facts in steps], _by_column(rows))
+        self._record("steps", [facts.step for facts in steps], rows)
         for step, row in of_layers:
             if row:
-                self._run.record_facts("layers", [step], _by_column([row]))
+                self._record("layers", [step], [row])
+
+    def _record(
+        self, table: TableName, steps: Sequence[int], rows: Sequence[Mapping[str, float]]
+    ) -> None:
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
+        self._run.take_in(steps[-1], "facts", RowsOfFacts.of(table, steps, columns))
 
     def state_dict(self) -> State:
         """How many steps and labels there were; called between an update and the next context."""
@@ -240,8 +250,3 @@ def _samples(rows: Sequence[Rows], info: Mapping[str, Any]) -> int:
     losses = info.get("individual_losses")
     known = len(losses) if losses is not None and losses.dim() else 0
     return info.get("batch_size") or known or (len(rows[-1]) if rows else 0)
-
-
-def _by_column(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name, float("nan")) for row in rows] for name in names}

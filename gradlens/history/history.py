@@ -189,6 +189,16 @@ class History:
         self.parameters = {**self.parameters, **header.parameters}
         self.add_sources(header.sources)
 
+    def latest(self, kind: str) -> Any:
+        """What the latest record of a kind says of the whole run; ``None`` if there is none."""
+        by_step: Mapping[str, Mapping[int, Any]] = {
+            "coverage": self.coverages,
+            "spending": {0: self.spending},
+            "setup": self.facts.setups,
+        }
+        found = by_step.get(kind)
+        return found[max(found)] if found else None
+
     def take_in(self, step: int, kind: str, content: Any) -> None:
         """Take in what a record says of a step besides values: see ``records.KINDS``."""
         match kind:

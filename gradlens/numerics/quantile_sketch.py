@@ -32,13 +32,6 @@ class QuantileSketch:
         self._levels[0].append(value)
         self._compress()
 
-    def merge(self, other: QuantileSketch) -> None:
-        """Add all numbers of another sketch."""
-        for level, values in enumerate(other._levels):
-            self._create_levels(level)
-            self._levels[level] += values
-        self._compress()
-
     def quantile(self, share: float) -> float:
         """The number below which this share of all numbers is, interpolated linearly.
 

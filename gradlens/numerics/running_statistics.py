@@ -64,25 +64,12 @@ class RunningMoments:
 
     def add(self, value: float) -> RunningMoments:
         """The moments with one number more (Welford, 1962)."""
-        return self.merge(RunningMoments(1, value, 0.0, value, value))
-
-    def merge(self, other: RunningMoments) -> RunningMoments:
-        """The moments of the numbers of both (Chan et al., 1979)."""
-        count = self.count + other.count
-        if not count:
-            return self
-        low, high = min(self.low, other.low), max(self.high, other.high)
+        count, low, high = self.count + 1, min(self.low, value), max(self.high, value)
         if math.isinf(low) or math.isinf(high):
             return RunningMoments(count, low + high, math.nan, low, high)
-        share = other.count / count
-        apart = other.mean - self.mean
-        return RunningMoments(
-            count,
-            self.mean + share * apart,
-            self.squares + other.squares + self.count * share * apart * apart,
-            low,
-            high,
-        )
+        apart = value - self.mean
+        squares = self.squares + self.count / count * apart * apart
+        return RunningMoments(count, self.mean + apart / count, squares, low, high)
 
 
 Statistic: TypeAlias = Literal["mean", "std", "min", "q1", "median", "q3", "max", "iqr"]
@@ -114,14 +101,6 @@ class RunningStatistics:
         self.moments = self.moments.add(value)
         if self._sketch is not None:
             self._sketch.add(value)
-
-    def merge(self, other: RunningStatistics) -> None:
-        """Add all numbers of another stream, such as another process's."""
-        self.moments = self.moments.merge(other.moments)
-        self.undefined += other.undefined
-        self.reason = other.reason or self.reason
-        if self._sketch is not None and other._sketch is not None:
-            self._sketch.merge(other._sketch)
 
     def state_dict(self) -> State:
         """The statistics so far."""

@@ -101,7 +101,7 @@ class Autopsies(Observer):
 
     def _add(self, global_step: int, spike: Spike) -> None:
         self._latest = (global_step, spike)
-        self._records.record_spike(global_step, spike)
+        self._records.take_in(global_step, "spike", spike)
 
     def _spike(self, jump: Jump, info: Mapping[str, Any], outcome: Outcome) -> Spike:
         """What was found, after the backward pass."""

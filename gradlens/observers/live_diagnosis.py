@@ -29,4 +29,4 @@ class Diagnosing(Observer):
 
     def _record(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
-            self._records.record_finding(finding)
+            self._records.take_in(finding.step, "finding", finding)

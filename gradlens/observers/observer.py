@@ -7,12 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from gradlens.graph.scaler import GradientScale
-from gradlens.history.facts import TableName
-from gradlens.history.finding import Finding
 from gradlens.history.history import History
-from gradlens.history.samples import Samples
-from gradlens.history.setup import Setup
-from gradlens.history.spikes import Spike
 from gradlens.reductions import Reduction
 from gradlens.stateful import State
 
@@ -28,22 +23,8 @@ class Records(Protocol):
     def note(self, global_step: int, text: str) -> None:
         """Note a text once, however often it is given, as a warning and in the history."""
 
-    def record_setup(self, global_step: int, setup: Setup) -> None:
-        """Record what the run consists of, if that has changed."""
-
-    def record_facts(
-        self, table: TableName, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
-    ) -> None:
-        """Record numbers of some steps in a table of the facts."""
-
-    def record_finding(self, finding: Finding) -> None:
-        """Record what is wrong with the run, and warn of it."""
-
-    def record_spike(self, global_step: int, spike: Spike) -> None:
-        """Record what was found at a step whose loss has jumped."""
-
-    def record_samples(self, samples: Samples) -> None:
-        """Record what is known of single samples by now."""
+    def take_in(self, global_step: int, kind: str, content: Any) -> None:
+        """Record what is known of a step besides values, of a kind of ``records.KINDS``."""
 
 
 @dataclass(frozen=True)

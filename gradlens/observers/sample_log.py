@@ -166,9 +166,8 @@ class SampleLog(Observer):
         # As it would be read from a file, with no more digits.
         arrays = {name: column.astype(ARRAYS[name]) for name, column in columns.items()}
         left_out = len(self._left_out)
-        self._records.record_samples(
-            Samples(self._step, tuple(self._places), **arrays, left_out=left_out)
-        )
+        found = Samples(self._step, tuple(self._places), **arrays, left_out=left_out)
+        self._records.take_in(self._step, "samples", found)
         self._written, self._has_new = self._losses, False
 
     def _continue(self, samples: Samples) -> None:

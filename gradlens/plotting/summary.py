@@ -80,7 +80,7 @@ def summarize(history: History) -> Summary:
     printed = {scalar.series for scalar in found}
     others = tuple((name, len(history[name])) for name in history.names if name not in printed)
     rows = tuple(_row(scalar) for scalar in found)
-    latest = history.coverages[max(history.coverages)] if history.coverages else None
+    latest = history.latest("coverage")
     coverage = None if latest is None else CoverageTable(latest, history.parameters)
     notes = tuple(history.notes)
     return Summary(

@@ -149,7 +149,8 @@ OUTERMOST = {
     *("Gradients.begin", "Gradients.called_on", "Gradients.receive_factor"),
     *("BackwardPass._reach", "ModelCalls.__call__"),
     *("Reducer._accumulated", "Reducer._complete"),
-    *("PendingUpdate.start.<locals>.<lambda>", "PendingUpdate._stepped", "PendingUpdate.resolve"),
+    "PendingUpdate.__init__.<locals>.<lambda>",
+    *("PendingUpdate._stepped", "PendingUpdate.resolve"),
     "Tracking.close",
     # Checks of what the user has passed.
     *("step_number", "check_extensions", "checked_info", "checked_info.<locals>.<dictcomp>"),

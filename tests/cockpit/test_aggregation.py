@@ -1,4 +1,4 @@
-"""Statistics over epochs and windows of recorded values: in constant memory, across processes."""
+"""Statistics over epochs and windows of recorded values, in constant memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch import nn
 from gradlens import Cockpit, History, quantities, schedules
 from gradlens.cockpit.aggregation import Aggregate, Window, numbers
 from gradlens.history.undefined import Undefined
-from tests.cases.processes import run_processes
 from tests.cases.references import expected_statistics
 
 
@@ -26,13 +25,11 @@ def activations(least: float, unit: int) -> dict[str, Any]:
 
 
 def test_of_an_index_the_one_at_the_least_is_kept() -> None:
-    windows = [Window(), Window()]
+    window = Window()
     records = [activations(0.3, 9), activations(0.1, 5), activations(0.2, 7), activations(0.1, 6)]
-    for place, record in enumerate(records):
-        windows[place % 2].add(record)
-    windows[0].merge(windows[1])
-    windows[0].add({"layers": {"1": Undefined("the batch is empty")}})
-    found = windows[0].record()["layers"]["1"]
+    for record in [*records, {"layers": {"1": Undefined("the batch is empty")}}]:
+        window.add(record)
+    found = window.record()["layers"]["1"]
     assert found["least_unit"] == 5
     assert found["least"]["min"] == 0.1
     means = Window(statistics=("mean",))
@@ -334,10 +331,6 @@ def test_series_have_views_of_their_own() -> None:
             lambda: Cockpit(nn.Linear(1, 1), [quantities.Loss(), Aggregate(quantities.Loss())]),
             "two quantities are called 'Loss'",
         ),
-        (
-            lambda: train([Aggregate(quantities.Loss())]).tick_epoch(across_processes=True),
-            "init_process_group",
-        ),
     ],
 )
 def test_bad_input(build: Any, words: str) -> None:
@@ -358,34 +351,3 @@ def test_memory_does_not_grow() -> None:
             sizes.append(len(pickle.dumps(cockpit._run._aggregation._windows)))
     assert sizes[1] <= sizes[0] + 100
     assert cockpit.history.steps == (4,)
-
-
-def in_process(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
-    cockpit = Cockpit(nn.Linear(1, 1), [Aggregate(quantities.Loss())])
-    assert cockpit.model is not None
-    for step in range(3):
-        loss = cockpit.model(torch.ones(2, 1)).square().mean() * 0 + 10 * rank + step
-        with cockpit(step, loss=loss):
-            loss.backward()
-    if rank == 1:
-        cockpit.push(only_here=1.0)
-    cockpit.tick_epoch(across_processes=True)
-    cockpit.push(only_here=rank + 2.0)
-    cockpit.tick_epoch(across_processes=True)
-    cockpit.history.write(f"{folder}/{rank}.jsonl")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_across_processes(tmp_path: Path) -> None:
-    run_processes(in_process, 2, str(tmp_path))
-    for rank in range(2):
-        history = History.load(tmp_path / f"{rank}.jsonl")
-        assert history["Loss (epoch)"][2] == pytest.approx(
-            expected_statistics([0, 1, 2, 10, 11, 12])
-        )
-        assert history["only_here"][2] == pytest.approx(expected_statistics([1, 2, 3]))

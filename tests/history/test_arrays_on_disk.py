@@ -44,7 +44,8 @@ class Recording:
             self.run.record(step, {"GradNorm": {"weight": generator.random()}})
             alpha = Undefined(f"step {step}") if step % 4 == 3 else generator.normal()
             self.run.log(step, {"valid_loss": 1.0 / (step + 1), "remark": "something"})
-            self.run.cover(step, Coverage(samples=4 + step % 2, known_by="the loss"))
+            coverage = Coverage(samples=4 + step % 2, known_by="the loss")
+            self.run.take_in(step, "coverage", coverage)
             if step:
                 late = {"weight": generator.random()}
                 self.run.record(step - 1, {"Alpha": alpha, "UpdateSize": late})

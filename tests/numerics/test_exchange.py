@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import gradlens
-from gradlens.cockpit.aggregation import CLASSES as WINDOW_CLASSES
-from gradlens.cockpit.aggregation import Window
 from gradlens.numerics.exchange import DTYPES, from_bytes, to_bytes
 from gradlens.operators.composed import Composed, Grouped, Joined, Summed
 from gradlens.operators.convolution import Convolution, Geometry
@@ -105,14 +103,6 @@ def test_parts() -> None:
     found = from_bytes(to_bytes(part, classes), classes, CPU)
     assert torch.equal(found.individual_losses, torch.ones(4))
     assert replace(found, individual_losses=None) == replace(part, individual_losses=None)
-
-
-def test_windows() -> None:
-    window = Window()
-    for value in (1.0, math.nan, 3.0):
-        window.add({"a": {"b": value, "least": value, "least_unit": 2}})
-    found = from_bytes(to_bytes({"x": window}, WINDOW_CLASSES), WINDOW_CLASSES, CPU)["x"]
-    assert repr(found.record()) == repr(window.record())
 
 
 @dataclass

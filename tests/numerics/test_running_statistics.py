@@ -67,12 +67,9 @@ EXTREMES: dict[str, tuple[list[float], dict[str, float | str]]] = {
 
 
 @pytest.mark.parametrize("case", EXTREMES)
-@pytest.mark.parametrize("merged", [False, True])
-def test_statistics_of_extremes_are_numbers_or_say_why_not(case: str, merged: bool) -> None:
+def test_statistics_of_extremes_are_numbers_or_say_why_not(case: str) -> None:
     values, known = EXTREMES[case]
-    found = RunningStatistics()
-    for part in [[value] for value in values] if merged else [values]:
-        found.merge(summary(part))
+    found = summary(values)
     for name, value in found.record().items():
         if name == "count":
             assert value == len(values)
@@ -90,19 +87,6 @@ def test_statistics(case: str) -> None:
     assert found == pytest.approx(expected_statistics(STREAMS[case]), rel=1e-12, abs=1e-9)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 7, 100])
-def test_merged_streams_are_one(parts: int) -> None:
-    values = np.random.default_rng(1).lognormal(size=400)
-    total = RunningStatistics()
-    for part in np.array_split(values, parts):
-        total.merge(pickle.loads(pickle.dumps(summary(part))))
-    assert total.record() == pytest.approx(expected_statistics(values))
-    empty = RunningStatistics()
-    total.merge(empty)
-    empty.merge(total)
-    assert empty.record() == pytest.approx(total.record())
-
-
 def test_moments_do_not_lose_digits() -> None:
     moments = RunningMoments()
     for value in (1e9 + 1, 1e9 + 2, 1e9 + 3):
@@ -113,8 +97,7 @@ def test_moments_do_not_lose_digits() -> None:
 
 @pytest.mark.parametrize("order", ["random", "ascending", "descending", "alternating"])
 @pytest.mark.parametrize("count", [513, 2000, 20_000])
-@pytest.mark.parametrize("merged", [False, True])
-def test_quantiles_of_many_are_as_exact_as_stated(order: str, count: int, merged: bool) -> None:
+def test_quantiles_of_many_are_as_exact_as_stated(order: str, count: int) -> None:
     values = np.arange(count, dtype=float)
     if order == "random":
         np.random.default_rng(2).shuffle(values)
@@ -122,14 +105,12 @@ def test_quantiles_of_many_are_as_exact_as_stated(order: str, count: int, merged
         values = values[::-1]
     elif order == "alternating":
         values = np.where(np.arange(count) % 2, values, count - values)
-    sketches = [QuantileSketch() for _ in range(4 if merged else 1)]
-    for place, value in enumerate(values):
-        sketches[place % len(sketches)].add(float(value))
-    for other in sketches[1:]:
-        sketches[0].merge(other)
+    sketch = QuantileSketch()
+    for value in values:
+        sketch.add(float(value))
     allowed = math.ceil(math.log2(count / 512)) / 512
     for share in (0.01, 0.25, 0.5, 0.75, 0.99):
-        found = sketches[0].quantile(share)
+        found = sketch.quantile(share)
         rank = np.mean(values < found)
         assert abs(rank - share) <= allowed + 2 / count
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 from backpack import extend, extensions
+from gradlens.compat.cockpit.quantities.bin_adaptation import GradAbsMax
 from matplotlib import pyplot
 
 from gradlens.compat.cockpit import Cockpit, CockpitPlotter, quantities
-from gradlens.compat.cockpit.quantities.bin_adaptation import GradAbsMax
 from gradlens.compat.cockpit.utils import schedules
 
 torch.manual_seed(0)

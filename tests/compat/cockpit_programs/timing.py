@@ -2,10 +2,10 @@
 
 import torch
 from backpack import extend
+from gradlens.compat.cockpit.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 
 from gradlens.compat.cockpit import Cockpit
 from gradlens.compat.cockpit.quantities import GradHist2d, Time
-from gradlens.compat.cockpit.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.compat.cockpit.utils.configuration import quantities_cls_for_configuration
 from gradlens.compat.cockpit.utils.schedules import linear
 
