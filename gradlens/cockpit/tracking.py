@@ -137,7 +137,6 @@ class Tracking:
         """Prepare forward passes for one of these steps; without any, it is unknown which comes."""
         has_work = False
         if self.budget is not None:
-            self.boundary.tell(self.observers, lambda observer: observer.expect(steps))
             has_work = self.updates.is_waiting or self.assembly.has_own_parts
         self.forward_passes.expect(steps, self.updates.needs_next_step, has_work)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,17 +22,13 @@ from gradlens.facts.parameters import (
     unscaled_norm,
     update_numbers,
 )
-from gradlens.facts.rows import (
-    BatchRows,
-    LabelCounts,
-    Rows,
-    loss_rows,
-)
+from gradlens.facts.rows import Rows, loss_rows, rows_of
 from gradlens.facts.step_facts import StepFacts, columns
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Loss, read_loss
+from gradlens.graph.model_calls import ModelCall, latest_call
 from gradlens.history.facts import Rows as RowsOfFacts
 from gradlens.history.facts import TableName
 from gradlens.observers.autopsy import learning_rate
@@ -69,12 +66,13 @@ class FactRecorder(Observer):
         self._run = run
         self._watches = watches
         self._parameters = dense(setting.parameters)
-        self._batch = BatchRows(setting.model)
         self._optimizer = OptimizerSteps(self._parameters)
-        self._labels = LabelCounts()
+        self._labels: Counter[int] = Counter()
         self._complete: list[StepFacts] = []
         self._present: StepFacts | None = None
         self._goes_on = False
+        self._call: ModelCall | None = None
+        """The call of the model whose inputs were read last."""
         self._steps = 0
         self._before: dict[str, Tensor] = {}
 
@@ -91,9 +89,10 @@ class FactRecorder(Observer):
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
             self._present = StepFacts(step, of_layers={} if is_layer_step else None)
             self._steps += 1
-        rows = self._batch.take()
-        if rows is not None:
-            self._present.rows.append(rows)
+        before, self._call = self._call, latest_call(self._setting.model)
+        if self._call is not None and self._call is not before:
+            rows = rows_of(self._call)
+            self._present.rows += [] if rows is None else [rows]
         self._present.ids += info.get("ids", ())
         given = info.get("loss")
         loss = None
@@ -109,10 +108,6 @@ class FactRecorder(Observer):
     def skip(self) -> None:
         """The last update is over."""
         self._end_last_step()
-
-    def expect(self, steps: Sequence[int]) -> None:
-        """Read batches of the next forward passes if these may be those of watched steps."""
-        self._batch.is_wanted = not steps or any(map(self._watches, steps))
 
     def _read_loss(self, facts: StepFacts, loss: Loss, info: Mapping[str, Any]) -> None:
         found, scale = loss_rows(loss), loss_scale(info)
@@ -215,19 +210,18 @@ class FactRecorder(Observer):
         """How many steps and labels there were; called between an update and the next context."""
         self._end_last_step()
         self.flush()
-        return {"steps": self._steps, "labels": self._labels.state_dict()}
+        return {"steps": self._steps, "labels": dict(self._labels)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
         self._steps = state["steps"]
-        self._labels.load_state_dict(state["labels"])
+        self._labels = Counter(state["labels"])
 
     def close(self) -> None:
         """Record the last step, and remove all hooks."""
         self._end_last_step()
         self.flush()
         self._optimizer.close()
-        self._batch.close()
 
 
 def joined_loss(parts: Sequence[tuple[Tensor, bool, int]], is_mean: bool) -> Tensor:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
-from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.kinds import kind, kind_of
 from gradlens.graph.loss import Loss
+from gradlens.graph.model_calls import ModelCall
 from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import accumulable
-from gradlens.stateful import State
-from gradlens.torch_private import add_forward_hook, saved, signed, tree_leaves, unseen
+from gradlens.torch_private import saved, signed
 
 Floats = NDArray[np.float64]
 
@@ -48,68 +46,31 @@ class Rows:
         return len(self.numbers.norms)
 
 
-class BatchRows(HookOwner):
-    """Reduces each row of a model's input to three numbers, by a hook after its forward pass.
+@torch.no_grad()
+def rows_of(call: ModelCall) -> Rows | None:
+    """The numbers of the first input with rows, real numbers before others; ``None`` without one.
 
-    A hook before it would be in the way of other tools. It does nothing unless the rows are wanted.
+    Data that is too large to be kept until the backward pass may be gone.
     """
-
-    def __init__(self, model: nn.Module | None) -> None:
-        self._latest: Rows | None = None
-        self.is_wanted = True
-        handles: list[RemovableHandle] = []
-        if model is not None:
-            hook = OwnedHook(self, BatchRows._read)
-            handles.append(add_forward_hook(model, hook, with_kwargs=True))
-        self._remove_hook = removal(self, handles)
-
-    def _read(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        if not (self.is_wanted and torch.is_grad_enabled()):
-            return
-        rows = _rows(args, kwargs)
-        if rows is not None:
-            elements = rows.numel() // len(rows)
-            self._latest = Rows(row_numbers(rows), elements, rows.is_floating_point())
-
-    def failed(self, error: Exception) -> None:
-        """The user's forward pass goes on, as with classes of tensors that lack something."""
-
-    def take(self) -> Rows | None:
-        """Those of the latest call; ``None`` if there was none since."""
-        found, self._latest = self._latest, None
-        return found
-
-    def close(self) -> None:
-        """Remove the hook."""
-        self._remove_hook()
-
-
-def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The first input with rows, real numbers before others."""
-    leaves = args if args and isinstance(args[0], Tensor) else tree_leaves((args, kwargs))
-    tensors = [
-        leaf
-        for leaf in leaves
-        if isinstance(leaf, Tensor) and leaf.dim() and leaf.numel() and not leaf.is_nested
-        if leaf.layout == torch.strided and not leaf.is_complex()
-    ]
+    present = [each.reference() for each in call.inputs]
+    tensors = [t for t in present if t is not None and t.numel() and not t.is_complex()]
     # A real vector may be a single sample.
     real = [each for each in tensors if each.is_floating_point() and each.dim() > 1]
     whole = [each for each in tensors if not each.is_floating_point()]
-    return next(iter(real or whole), None)
+    rows = next(iter(real or whole), None)
+    if rows is None:
+        return None
+    return Rows(row_numbers(rows), rows.numel() // len(rows), rows.is_floating_point())
 
 
-@torch.no_grad()
 def row_numbers(rows: Tensor) -> RowNumbers:
-    with unseen():
-        flat = rows.detach().reshape(len(rows), -1).float()
-        return RowNumbers(
-            torch.linalg.vector_norm(flat, dim=1),
-            flat @ _weights(flat.shape[1], flat.device),
-            torch.linalg.vector_norm(flat.mean(0)),
-        )
+    """The numbers of the rows of a tensor."""
+    flat = rows.detach().reshape(len(rows), -1).float()
+    return RowNumbers(
+        torch.linalg.vector_norm(flat, dim=1),
+        flat @ _weights(flat.shape[1], flat.device),
+        torch.linalg.vector_norm(flat.mean(0)),
+    )
 
 
 @cache
@@ -279,32 +240,6 @@ def counts_of(labels: Floats) -> NDArray[np.int64]:
     places = classes + most * np.arange(len(labels))[:, None]
     counts = np.bincount(places[known], minlength=most * len(labels))
     return counts.reshape(len(labels), most)
-
-
-class LabelCounts:
-    """How often each class was a label so far."""
-
-    def __init__(self) -> None:
-        self._counts = np.zeros(0, dtype=np.int64)
-
-    def add(self, found: NDArray[np.int64]) -> None:
-        """Add how often each class is a label of a batch ``[C]``."""
-        most = max(len(found), len(self._counts))
-        before = self._counts
-        self._counts = np.pad(found, (0, most - len(found)))
-        self._counts[: len(before)] += before
-
-    def state_dict(self) -> State:
-        """The counts."""
-        return {"counts": self._counts.tolist()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
-        self._counts = np.array(state["counts"], dtype=np.int64)
-
-    def columns(self) -> dict[str, float]:
-        """Columns of the layers' table."""
-        return {f"labels/{label}": float(n) for label, n in enumerate(self._counts) if n}
 
 
 MOST_CLASSES = 1000

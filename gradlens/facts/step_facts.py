@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.facts.rows import (
-    LabelCounts,
     LossRows,
     Rows,
     batch_columns,
@@ -84,11 +84,12 @@ Columns = dict[str, float]
 
 
 def columns(
-    steps: Sequence[StepFacts], labels: LabelCounts
+    steps: Sequence[StepFacts], labels: Counter[int]
 ) -> tuple[list[Columns], list[tuple[int, Columns]]]:
     """The rows of the steps' table, and those of the layers' table with their steps.
 
-    All tensors are moved to the host together. ``labels`` are counted.
+    All tensors are moved to the host together. The labels are added to ``labels``, which says how
+    often each class was one so far.
     """
     steps = on_host(list(steps))
     found = [{name: float(value) for name, value in each.numbers.items()} for each in steps]
@@ -119,10 +120,11 @@ def columns(
         if len(step.ids) == samples[n]:
             found[n] |= ids_of(found[n], step.ids)
         if n in counts:
-            labels.add(counts[n])
+            labels.update({int(c): int(counts[n][c]) for c in np.flatnonzero(counts[n])})
         if step.of_layers is not None:
             row = {name: float(value) for name, value in step.of_layers.items()}
-            of_layers.append((step.step, {**row, **labels.columns()}))
+            row |= {f"labels/{label}": float(labels[label]) for label in sorted(labels)}
+            of_layers.append((step.step, row))
     return found, of_layers
 
 

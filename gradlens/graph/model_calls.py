@@ -122,6 +122,11 @@ class ModelCalls(HookOwner, UnscriptedHook):
     def __reduce__(self) -> tuple[type[ModelCalls], tuple[()]]:
         return ModelCalls, ()
 
+    @property
+    def latest(self) -> ModelCall | None:
+        """The call that was recorded last."""
+        return self._latest[-1] if self._latest else None
+
     def behind(self, numbers: Set[int], leaves: Set[int]) -> list[ModelCall]:
         """The calls whose outputs were computed by nodes with some of these sequence numbers.
 
@@ -224,6 +229,12 @@ def _parts_of(model: nn.Module) -> list[nn.Module]:
 
 def _hooks_of(module: nn.Module) -> list[ModelCalls]:
     return [hook for hook in forward_hooks(module) if isinstance(hook, ModelCalls)]
+
+
+def latest_call(model: nn.Module | None) -> ModelCall | None:
+    """The latest call of a model as a whole, if its calls are kept and there was one."""
+    hooks = [] if model is None else _hooks_of(model)
+    return next((hook.latest for hook in hooks), None)
 
 
 def keep_calls(model: nn.Module, user: Hashable) -> None:

@@ -62,12 +62,13 @@ class Content:
         """Add a number."""
         self.numbers = grown(self.numbers, number)
 
-    def extend(self, numbers: bytes) -> None:
-        """Add numbers that were packed."""
+    def extend(self, numbers: list[float]) -> None:
+        """Add several numbers."""
+        packed = array("d", numbers)
         try:
-            self.numbers.frombytes(numbers)
+            self.numbers.extend(packed)
         except BufferError:  # see ``grown``
-            self.numbers = self.numbers + array("d", numbers)
+            self.numbers = self.numbers + packed
 
     def cut(self, numbers: int, arrays: int) -> None:
         """Drop all but the first numbers and arrays."""

@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from types import NoneType
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from gradlens.history.content import Content, grown
-from gradlens.history.forms import FLOAT, Constant, Dict, Form, Number, form_of
+from gradlens.history.forms import FLOAT, Form, taken_in
 from gradlens.history.json_lines import Value, encoded
 
 Floats = NDArray[np.float64]
@@ -22,7 +23,7 @@ Places = NDArray[np.int64]
 
 Column: TypeAlias = "array[int]"
 
-NOTHING = Constant(None, None)
+NOTHING = Form((NoneType, None))
 
 
 SHOWN = 20
@@ -40,7 +41,7 @@ class Series(Mapping[int, Value]):
     def __init__(self, content: Content, forms: Sequence[Form] = (FLOAT,)) -> None:
         self._content = content
         self._forms = [*forms]
-        self._places = {form: place for place, form in enumerate(forms)}
+        self._places = {form.description: place for place, form in enumerate(forms)}
         self._steps = array("q")
         self._form = array("q")
         """For each value the place of its form in ``_forms``."""
@@ -93,12 +94,11 @@ class Series(Mapping[int, Value]):
 
     def add(self, step: int, stored: Any) -> None:
         """Add a value as JSON has it; ``ValueError`` for what is none."""
-        start, arrays = len(self._content.numbers), self._content.arrays
-        place = self._form[-1] if self._form else 0
-        if not self._forms[place].take(stored, self._content):
-            self._content.cut(start, arrays)
-            place = self._place_of(form_of(stored))
-            self._forms[place].take(stored, self._content)
+        start = len(self._content.numbers)
+        description = taken_in(stored, self._content)
+        place = self._places.setdefault(description, len(self._forms))
+        if place == len(self._forms):
+            self._forms.append(Form(description))
         if self._steps and step <= self._steps[-1]:
             self._is_ordered = False
         self._steps = grown(self._steps, step)
@@ -110,12 +110,6 @@ class Series(Mapping[int, Value]):
         self._steps, self._form, self._start = (
             column[:-1] for column in (self._steps, self._form, self._start)
         )
-
-    def _place_of(self, form: Form) -> int:
-        place = self._places.setdefault(form, len(self._forms))
-        if place == len(self._forms):
-            self._forms.append(form)
-        return place
 
     def _order(self) -> None:
         """Sort the values by step, of which the last one counts if there are several."""
@@ -158,7 +152,7 @@ class Series(Mapping[int, Value]):
         self._order()
         form = np.array(self._form)
         found: Floats = np.array([_constant(one) for one in self._forms])[form]
-        are_numbers = np.array([type(one) is Number for one in self._forms])[form]
+        are_numbers = np.array([one.is_number for one in self._forms])[form]
         if are_numbers.any():
             # The view lasts no longer than this statement, since the numbers can't grow meanwhile.
             found[are_numbers] = np.frombuffer(self._content.numbers)[
@@ -172,7 +166,7 @@ class Series(Mapping[int, Value]):
         This is much faster than one column after the other.
         """
         used = self._used()
-        if len(used) != 1 or type(used[0]) is not Dict or not used[0].is_plain:
+        if len(used) != 1 or used[0].kind is not dict or not used[0].is_plain:
             return None
         # The view lasts no longer than this statement, since the numbers can't grow meanwhile.
         rows = sliding_window_view(np.frombuffer(self._content.numbers), used[0].numbers)[
@@ -194,7 +188,7 @@ class Series(Mapping[int, Value]):
 
     def having(self, name: str) -> Series:
         """One entry of the dicts that have it."""
-        have = np.array([type(form) is Dict and name in form.places for form in self._forms])
+        have = np.array([name in form.places for form in self._forms])
         found = self.column(name)
         found._choose(np.flatnonzero(have[np.array(self._form)]))
         return found
@@ -207,13 +201,12 @@ class Series(Mapping[int, Value]):
     @property
     def entries(self) -> tuple[str, ...]:
         """The keys of all dicts, in the order of their first appearance."""
-        dicts = (form for form in self._used() if isinstance(form, Dict))
-        return tuple(dict.fromkeys(key for form in dicts for key in form.places))
+        return tuple(dict.fromkeys(key for form in self._used() for key in form.places))
 
     @property
     def reason(self) -> str:
         """The reason of the last value that has one; empty if none has."""
-        reasons = [form.reason if type(form) is Constant else "" for form in self._forms]
+        reasons = [form.reason for form in self._forms]
         self._order()
         form = np.array(self._form)
         last = np.flatnonzero(np.array(list(map(bool, reasons)))[form])[-1:]
@@ -236,12 +229,10 @@ def _taken(column: Column, places: Places) -> Column:
 
 
 def _constant(form: Form) -> float:
-    if type(form) is Constant and isinstance(form.constant, (bool, int, float)):
-        return float(form.constant)
-    return math.nan
+    return float(form.constant) if isinstance(form.constant, (bool, int, float)) else math.nan
 
 
 def _entry(form: Form, name: str, whole: bool) -> tuple[Form, int]:
-    if type(form) is not Dict:
+    if form.kind is not dict:
         return form, 0
     return form.places.get(name, (form if whole else NOTHING, 0))

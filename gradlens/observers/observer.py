@@ -75,9 +75,6 @@ class Observer:
     measures: Sequence[Callable[[Any], Any]] = ()
     """What it measures of a tracked step, as quantities do."""
 
-    def expect(self, steps: Sequence[int]) -> None:
-        """Under a budget: the next forward pass is that of one of these steps, if any are known."""
-
     def enter(self, context: StepContext) -> None:
         """A context is entered: the loss's graph is whole, and the last update is over."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 import hypothesis.extra.numpy as hnp
@@ -18,7 +19,6 @@ from torch.nn import functional
 import gradlens
 from gradlens import quantities
 from gradlens.facts.rows import (
-    LabelCounts,
     RowNumbers,
     batch_columns,
     counts_of,
@@ -29,8 +29,10 @@ from gradlens.facts.rows import (
     loss_columns,
     loss_rows,
     row_numbers,
+    rows_of,
 )
 from gradlens.graph.loss import read_loss
+from gradlens.graph.model_calls import keep_calls, latest_call
 
 Floats = NDArray[np.float64]
 
@@ -244,19 +246,14 @@ def test_numbers_of_labels(labels: list[int]) -> None:
     entropy = -sum(share * math.log(share) for share in shares)
     of_classes = counts_of(np.array([labels], dtype=float))
     assert only(label_columns(of_classes))["label_entropy"] == pytest.approx(entropy)
-    counts = LabelCounts()
-    counts.add(of_classes[0])
-    counts.add(of_classes[0])
-    assert counts.columns() == {f"labels/{e}": 2 * known.count(e) for e in sorted({*known})}
+    assert {n: c for n, c in enumerate(of_classes[0]) if c} == Counter(known)
 
 
 @pytest.mark.parametrize("labels", [[], [-1, -1], [0.5, 1], [1e9]])
 def test_labels_that_are_no_classes(labels: list[float]) -> None:
     of_classes = counts_of(np.array([labels], dtype=float))
     assert only(label_columns(of_classes)) == {}
-    counts = LabelCounts()
-    counts.add(of_classes[0])
-    assert counts.columns() == {}
+    assert not of_classes.any()
 
 
 def test_numbers_of_losses() -> None:
@@ -268,19 +265,16 @@ def test_numbers_of_losses() -> None:
 
 def test_parameters_in_train_mode_only() -> None:
     """Forward passes without a graph are no part of a step."""
-    from gradlens.facts.rows import BatchRows
-
     model = nn.Linear(3, 2)
-    rows = BatchRows(model)
+    keep_calls(model, user=model)
     with torch.no_grad():
         model(torch.randn(4, 3))
-    assert rows.take() is None
-    model(torch.randn(4, 3))
-    assert rows.take() is not None
-    assert rows.take() is None
-    rows.close()
-    model(torch.randn(4, 3))
-    assert rows.take() is None
+    assert latest_call(model) is None
+    output = model(torch.randn(4, 3))  # whose graph keeps the input
+    call = latest_call(model)
+    assert call is not None
+    assert rows_of(call) is not None
+    del output
 
 
 EMPTY_LOSSES: dict[str, tuple[nn.Module, Tensor]] = {
