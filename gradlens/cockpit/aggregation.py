@@ -224,6 +224,10 @@ class Aggregation:
         """Whether a metric of this name has values in the present epoch."""
         return name in self._windows and name not in self._over
 
+    def has_recorded(self, name: str) -> bool:
+        """Whether a series has a record under the present step, to which values are added."""
+        return name in self._recorded
+
     def end_epoch(self) -> tuple[int, dict[str, Any]]:
         """The step under which an epoch is recorded, and its record."""
         names = [n for n in self._windows if self._over.get(n, "epoch") == "epoch"]

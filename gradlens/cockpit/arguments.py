@@ -131,30 +131,29 @@ def check_max_bytes(max_bytes: Any) -> None:
         )
 
 
-def checked_sinks(given: Iterable[Sink]) -> tuple[Sink, ...]:
-    """The sinks; ``TypeError`` says what to pass instead of something else."""
+def checked_sinks(
+    given: Iterable[Sink], model: nn.Module | None, parameters: Collection[str]
+) -> tuple[Sink, ...]:
+    """The sinks.
+
+    ``TypeError`` says what to pass instead of something else, and ``ValueError`` names a layer of a
+    sink that the network doesn't have.
+    """
     found = tuple(given)
+    modules = () if model is None else (name for name, _ in model.named_modules())
+    known = {*parameters, *modules}
     for sink in found:
         if not isinstance(sink, Sink):
             raise TypeError(
                 f"{_short(sink)} is not a sink: pass a list of instances, such as "
                 "sinks=[gradlens.sinks.TensorBoard(writer)]"
             )
-    return found
-
-
-def check_sink_layers(
-    sinks: Iterable[Sink], model: nn.Module | None, parameters: Collection[str]
-) -> None:
-    """``ValueError`` names a layer of a sink that the network doesn't have."""
-    modules = () if model is None else (name for name, _ in model.named_modules())
-    known = {*parameters, *modules}
-    for sink in sinks:
         for name in sink.layers:
             if name not in known:
                 raise ValueError(
                     f"the network has no layer or parameter {name!r}{near(name, known)}"
                 )
+    return found
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

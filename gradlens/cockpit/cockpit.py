@@ -20,7 +20,6 @@ from gradlens.cockpit.arguments import (
     check_loss_function,
     check_max_bytes,
     check_probes,
-    check_sink_layers,
     check_together,
     checked_info,
     checked_quantities,
@@ -138,7 +137,6 @@ class Cockpit:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
         check_loss_function(loss_function, loss_reduction)
-        sinks = checked_sinks(sinks)
         given = checked_quantities("economy" if quantities is None else quantities)
         aggregation = Aggregation(given)
         self.quantities = aggregation.quantities
@@ -149,7 +147,7 @@ class Cockpit:
         self.parameters = trainable_parameters(
             params if self.model is None else self.model, sharding
         )
-        check_sink_layers(sinks, self.model, self.parameters)
+        sinks = checked_sinks(sinks, self.model, self.parameters)
         check_probes(self.quantities, self.model)
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)

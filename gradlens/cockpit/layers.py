@@ -125,7 +125,8 @@ class LayerTracking:
         self._capture.close()
 
     def _wanted_at(self, global_step: int) -> Requests:
-        return self._wanted_of(self._active_at(global_step, self._boundary), global_step)
+        active = self._active_at(global_step, self._boundary)
+        return _wanted(q for q in self.quantities if q in active and q.should_compute(global_step))
 
     def _wanted_in(self, steps: Sequence[int]) -> Requests:
         """What may be needed at one of these steps, which are still to come.
@@ -133,14 +134,14 @@ class LayerTracking:
         A user's schedule may raise an exception, which is raised when the step is tracked.
         """
         try:
-            found = [self._wanted_of(self._active_at(step, None), step) for step in steps]
+            active = {step: self._active_at(step, None) for step in steps}
+            return _wanted(
+                q
+                for q in self.quantities
+                if any(q in active[step] and q.should_compute(step) for step in steps)
+            )
         except Exception:
             return self._everything
-        names = dict.fromkeys(name for each in found for name in each)
-        return {n: frozenset().union(*(each.get(n, ()) for each in found)) for n in names}
-
-    def _wanted_of(self, active: Sequence[Quantity], global_step: int) -> Requests:
-        return _wanted(q for q in self.quantities if q in active and q.should_compute(global_step))
 
 
 def _wanted(quantities: Iterable[Quantity]) -> Requests:

@@ -53,8 +53,10 @@ class Run:
         self.history = History(aggregation.sources(quantities), shapes)
         self._publisher = Publisher(sinks if writes else (), self._report)
         dropped = self._resume(Path(path), writes) if path is not None and resume else ""
-        self._names_at_last_step = self._resumed_names()
+        self.is_continued = bool(self.history.steps)
+        """Whether the file had values from an earlier program."""
         self._step = self.history.steps[-1] if self.history.steps else 0
+        aggregation.begin_step(self._step)
         opens = path is not None and writes
         self._file = RunFile(path, resume) if path is not None and opens else None
         if self._file is not None:
@@ -81,25 +83,11 @@ class Run:
         cut = mend(path, past.truncated) if writes else ""
         return "; ".join(filter(None, [cut, past.damage]))
 
-    def _resumed_names(self) -> frozenset[str]:
-        """The series that have a value at the last step of the run that is resumed."""
-        history = self.history
-        if not history.steps:
-            return frozenset()
-        last = history.steps[-1]
-        self._aggregation.begin_step(last)
-        return frozenset(name for name in history.names if last in history[name])
-
     def begin_step(self, global_step: int) -> None:
         """A step's context is entered."""
         self.has_begun = True
         self._step = global_step
         self._aggregation.begin_step(global_step)
-
-    @property
-    def is_continued(self) -> bool:
-        """Whether the file had values from an earlier program."""
-        return bool(self._names_at_last_step)
 
     def has_values(self, global_step: int) -> bool:
         """Whether a quantity has a value at the step already."""
@@ -259,7 +247,8 @@ class Run:
                 f"push({name}=...): there is a series {name!r} of something else, which is kept: "
                 f"push it under another name, such as push(pushed_{name}=...)"
             )
-        if name in self._names_at_last_step and not self.has_begun:
+        is_known = name in self.history and self._step in self.history[name]
+        if is_known and not (self.has_begun or self._aggregation.has_recorded(name)):
             raise ValueError(
                 f"push({name}=...): the run that is resumed has a record of it under its last "
                 "step, which is kept: push it after the next step"

@@ -101,7 +101,8 @@ class TrackedStep:
         self._values = StepValues(step, boundary)
         with boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step, info.get("optimizer"))
-            self._values.begin(tracking.forward_passes.active_at(step, boundary))
+            active = tracking.forward_passes.active_at(step, boundary)
+            self._values = StepValues(step, boundary, active)
             waits = updates.interval is not None
             self._is_tracked = bool(self._values.active) or waits or assembly.exchanges_always
             if self._is_tracked and tracking.may_end_alone:

@@ -36,24 +36,20 @@ class WaitingQuantity:
 class StepValues:
     """Calls the ``active`` quantities of a step in their phases, and keeps what they return.
 
-
     ``recorded`` are the values that are known, and ``failure`` is the reason why none of them has
     one, if something has failed that all depend on.
     """
 
-    def __init__(self, global_step: int, boundary: Boundary) -> None:
+    def __init__(
+        self, global_step: int, boundary: Boundary, active: Sequence[Quantity] = ()
+    ) -> None:
         self._step = global_step
         self._boundary = boundary
-        self.active: Sequence[Quantity] = ()
-        self._computed: Sequence[Quantity] = ()
+        self.active = active
+        self._computed = [quantity for quantity in active if quantity.should_compute(global_step)]
         self.recorded: dict[str, Any] = {}
         self.failure = ""
         self._earlier: dict[str, Any] = {}
-
-    def begin(self, active: Sequence[Quantity]) -> None:
-        """Take these quantities for the active ones of the step."""
-        self.active = active
-        self._computed = [quantity for quantity in active if quantity.should_compute(self._step)]
 
     def refusing(self, *quantities: Quantity) -> Refuse:
         """A function that gives quantities no value, for a reason."""

@@ -48,13 +48,6 @@ class Facts:
         """The table ``"steps"`` or ``"layers"``."""
         return {"steps": self.steps, "layers": self.layers}[name]
 
-    def rewind(self, step: int) -> None:
-        """Remove what was found after a step."""
-        self.setups = {at: setup for at, setup in self.setups.items() if at <= step}
-        self.findings = [finding for finding in self.findings if finding.step <= step]
-        self.steps.rewind(step)
-        self.layers.rewind(step)
-
     def between(self, first: float, end: float) -> Facts:
         """The facts of the steps from ``first`` on and before ``end``."""
         return Facts(
@@ -154,10 +147,6 @@ class FactTable:
         """The columns whose names begin with ``kind/``, by the rest of their names."""
         names = [name for name in self._columns if name.startswith(f"{kind}/")]
         return {name.removeprefix(f"{kind}/"): self[name] for name in names}
-
-    def rewind(self, step: int) -> None:
-        """Remove the rows of all steps after this one."""
-        self._keep(np.flatnonzero(np.array(self._steps, dtype=np.int64) <= step))
 
     def between(self, first: float, end: float) -> FactTable:
         """The rows of the steps from ``first`` on and before ``end``."""

@@ -287,7 +287,7 @@ class History:
             for name, one in self._series.items()
         }
         self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
-        self.facts.rewind(step)
+        self.facts = self.facts.between(-math.inf, step + 1)
         self.spikes = {at: each for at, each in self.spikes.items() if at <= step}
 
     def write(self, path: str | Path) -> None:

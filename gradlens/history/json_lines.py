@@ -188,35 +188,23 @@ def value_of(value: Any) -> Value:
     if len(value) == 1:
         ((key, entry),) = value.items()
         if key == "$float":
-            return _decode_float(entry)
+            if type(entry) is not str or entry not in FLOATS:
+                raise ValueError("a $float is none of " + ", ".join(FLOATS))
+            return float(entry)
         if key == "$undefined":
-            return _decode_undefined(entry)
+            if type(entry) is not str:
+                raise ValueError("the reason of an $undefined is no text")
+            return Undefined(entry)
         if key == "$array":
-            return _decode_array(entry)
+            size = array_bytes(entry)
+            dtype, shape, text = entry
+            return array_of(dtype, shape, inflated(text, size))
     return {unmarked(key): value_of(entry) for key, entry in value.items()}
 
 
 def unmarked(key: str) -> str:
     """A key of a user's dict from that of the file."""
     return key.removeprefix("$")
-
-
-def _decode_float(name: Any) -> float:
-    if type(name) is not str or name not in FLOATS:
-        raise ValueError("a $float is none of " + ", ".join(FLOATS))
-    return float(name)
-
-
-def _decode_undefined(reason: Any) -> Undefined:
-    if type(reason) is not str:
-        raise ValueError("the reason of an $undefined is no text")
-    return Undefined(reason)
-
-
-def _decode_array(entry: Any) -> Value:
-    size = array_bytes(entry)
-    dtype, shape, text = entry
-    return array_of(dtype, shape, inflated(text, size))
 
 
 def array_bytes(entry: Any) -> int:

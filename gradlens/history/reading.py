@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from gradlens.history.content import Content
 from gradlens.history.json_lines import stored_record, value_of
 from gradlens.history.plain_data import from_plain
 from gradlens.history.records import FORMAT, KINDS, Header, LeftOutWarning
+
+if TYPE_CHECKING:
+    from gradlens.history.history import History
 
 BEGINNING = b'{"gradlens_run":'
 """The first bytes of every run's file."""
@@ -19,33 +20,13 @@ BUFFER = 2**17
 """Bytes that are read from a file at once: lines of some kB take half of the time in these."""
 
 
-class Readable(Protocol):
-    """What the records of a file are read into: see ``History``."""
-
-    truncated: bool
-    broken_lines: dict[int, str]
-    content: Content
-
-    @property
-    def damage(self) -> str: ...
-
-    def add_header(self, header: Header) -> None: ...
-
-    def add(self, step: int, stored: Mapping[str, Any]) -> None: ...
-
-    def take_in(self, step: int, kind: str, content: Any) -> None: ...
-
-
-H = TypeVar("H", bound=Readable)
-
-
-class Reading(Generic[H]):
+class Reading:
     """What has been read of a run's file, which may still grow.
 
     ``history`` is what the file had when it was read last.
     """
 
-    def __init__(self, path: Path, history: H) -> None:
+    def __init__(self, path: Path, history: History) -> None:
         """``history`` is an empty one."""
         self.history = history
         self._path = path

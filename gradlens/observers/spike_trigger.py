@@ -98,35 +98,28 @@ class SpikeTrigger:
         self._was_finite = False
 
     def _jump(self, step: int, loss: float) -> Jump | None:
-        recent = self._recent
-        if not math.isfinite(loss):
-            return self._not_finite(step, loss) if self._was_finite else None
-        if len(recent) < AT_LEAST or loss <= max(recent) or self._excursion is not None:
+        recent, is_finite = self._recent, math.isfinite(loss)
+        if not is_finite and not self._was_finite:
             return None
-        middle = median(recent)
-        deviation = median([abs(each - middle) for each in recent])
-        start = abs(median(self._first))
-        least = max(DEVIATIONS * deviation, OF_START * start, OF_MEDIAN * abs(middle))
-        size = loss - middle
-        rests = self._count and step - self._last_step < REST + self._count
-        if size <= least or (rests and size < LARGER * self._last_size):
+        is_new = self._excursion is None and len(recent) >= AT_LEAST
+        if is_finite and (not is_new or loss <= max(recent)):
             return None
-        self._begin(step, middle + least)
-        self._last_size = size
-        return Jump(loss, middle, deviation, start)
-
-    def _not_finite(self, step: int, loss: float) -> Jump:
-        self._begin(step, sys.float_info.max)
-        if not self._recent:
-            return Jump(loss)
-        middle = median(self._recent)
-        deviation = median([abs(each - middle) for each in self._recent])
-        return Jump(loss, middle, deviation, abs(median(self._first)))
-
-    def _begin(self, step: int, limit: float) -> None:
+        found, limit = Jump(loss), sys.float_info.max
+        if recent:
+            middle = median(recent)
+            deviation = median([abs(each - middle) for each in recent])
+            found = Jump(loss, middle, deviation, abs(median(self._first)))
+        if is_finite:
+            least = max(DEVIATIONS * deviation, OF_START * found.start, OF_MEDIAN * abs(middle))
+            size = loss - middle
+            rests = self._count and step - self._last_step < REST + self._count
+            if size <= least or (rests and size < LARGER * self._last_size):
+                return None
+            limit, self._last_size = middle + least, size
         self._excursion = _Excursion(step, limit)
         self._last_step = step
         self._count += 1
+        return found
 
     def state_dict(self) -> State:
         """What later jumps depend on."""

@@ -37,7 +37,7 @@ class GrowingRun:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._reading: Reading[History] | None = None
+        self._reading: Reading | None = None
 
     def read(self) -> History:
         """The history in the file by now, as ``load_run``."""

@@ -419,7 +419,7 @@ NOT_SAVED = re.compile(
             r"\._ids",
             r"cockpit\._entry",  # whether the last context was entered
             r"plans",  # found again
-            r"\.history|\._file|has_recorded|_names_at_last_step",  # in the run's file
+            r"\.history|\._file|has_recorded|is_continued",  # in the run's file
             r"\.boundary|\._boundary",  # the step of notes
             r"\.updates\.(_pending|interval)|_ends\[(Alpha|every third step)\]",  # not continued
             r"eager_calls\.needed",  # needed by what waited
