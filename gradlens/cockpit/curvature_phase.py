@@ -27,12 +27,15 @@ def compute_curvature(tracking: Tracking, context: StepContext, values: StepValu
     Of several micro-batches, quantities get that of the last one.
     """
     active = [] if context.accumulating else values.before_backward
-    of_loss = [quantity for quantity in active if quantity.on is None]
-    if of_loss:
-        _compute_on_loss(tracking, context, values, of_loss)
+    why = _why_no_curvature(tracking)
+    if why:
+        values.refusing(*active)(why)
+        return
     for probe in dict.fromkeys(quantity.on for quantity in active):
-        if probe is not None:
-            of_probe = [each for each in active if each.on is probe]
+        of_probe = [each for each in active if each.on is probe]
+        if probe is None:
+            _compute_on_loss(tracking, context, values, of_probe)
+        else:
             _compute_on_probe(tracking, context, values, probe, of_probe)
 
 
@@ -48,9 +51,7 @@ def _compute_on_loss(
         for quantity in active:
             values.refusing(quantity)(NOT_PASSED.format(quantity=quantity.name, needed="loss"))
         return
-    why = _why_no_curvature(tracking)
-    if not why and loss.grad_fn is not None:
-        why = why_not_to_pass(loss)
+    why = why_not_to_pass(loss) if loss.grad_fn is not None else ""
     if why:
         values.refusing(*active)(why)
         return
@@ -83,10 +84,6 @@ def _compute_on_probe(
 ) -> None:
     setting = tracking.setting
     assert setting.model is not None  # the cockpit has checked it
-    why = _why_no_curvature(tracking)
-    if why:
-        values.refusing(*active)(why)
-        return
     probed = tracking.probed.setdefault(probe, ProbedModel(probe, setting.model))
     optimizer = context.info.get("optimizer")
     with (

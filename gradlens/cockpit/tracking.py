@@ -111,8 +111,9 @@ class Tracking:
             apart = processes_apart(self.setting)
             if apart:
                 self.run.note(global_step, APART.format(count=apart))
-        if self.assembly.processes.count > 1:
-            self._compare_processes()
+        is_compared = self.assembly.processes.count == 1 or self.assembly.is_compared
+        if not (is_compared or self.may_end_alone):
+            self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
         self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
         is_behind = self.forward_passes.begin_step(global_step)
@@ -121,10 +122,6 @@ class Tracking:
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note(global_step, left_over)
-
-    def _compare_processes(self) -> None:
-        if not (self.assembly.is_compared or self.may_end_alone):
-            self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
 
     def end_step(self, context: StepContext, outcome: Outcome) -> None:
         """A step's context is left: it is complete, or goes on with another context, or neither."""

@@ -188,9 +188,13 @@ def to_plain(value: Any, depth: int = 0) -> Value:
     if depth > DEEPEST_VALUE:
         raise _unrecordable(f"value that is nested more than {DEEPEST_VALUE} levels deep")
     if isinstance(value, Tensor):
-        return _tensor_to_plain(value.detach())
+        found = value.detach().to_dense().cpu()
+        value = (found.float() if found.dtype == torch.bfloat16 else found).numpy()
     if isinstance(value, (np.ndarray, np.generic)):
-        return _array_to_plain(np.asarray(value))
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+            raise _unrecordable(f"array of {array.dtype}")
+        return array.copy() if array.ndim else array.item()
     if is_dataclass(value) and not isinstance(value, type):
         return to_plain(asdict(value), depth + 1)
     if isinstance(value, Mapping):
@@ -209,18 +213,6 @@ def to_plain(value: Any, depth: int = 0) -> Value:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise _unrecordable(type(value).__name__)
-
-
-def _tensor_to_plain(tensor: Tensor) -> Value:
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    return _array_to_plain(tensor.to_dense().cpu().numpy())
-
-
-def _array_to_plain(array: np.ndarray[Any, Any]) -> Value:
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise _unrecordable(f"array of {array.dtype}")
-    return array.copy() if array.ndim else array.item()
 
 
 def _unrecordable(what: str) -> TypeError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from gradlens.facts.parameters import groups
 from gradlens.facts.rows import Rows
-from gradlens.gradients.gradients import Setting
+from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, called, kind_of
 from gradlens.graph.loss import Loss
-from gradlens.history.setup import Layer, ParameterGroup, Setup
+from gradlens.history.setup import Layer, Setup
 from gradlens.torch_private import ChannelNorm, output_metadata, saved_by_name, saved_where_they_are
 
 WITHIN = 64
@@ -104,7 +104,7 @@ class Network:
             if child is None:
                 return None
             if child in self._weights:
-                layer = _module_of(self._weights[child][0])
+                layer = layer_of(self._weights[child][0])
                 axis = 1 if units and self._kinds[child].rows > 0 else None
                 return Activation(node, called(self._graph.kinds[node]), layer, axis)
             number, units = child, units and not self._kinds[child].is_view
@@ -139,7 +139,7 @@ class Network:
         for number, names in sorted(self._weights.items()):
             before = self._affine_before(number) if self._kinds[number].is_affine else None
             if before is not None:
-                found.append((_module_of(self._weights[before][0]), _module_of(names[0])))
+                found.append((layer_of(self._weights[before][0]), layer_of(names[0])))
         return tuple(dict.fromkeys(found))
 
     def _affine_before(self, number: int) -> int | None:
@@ -265,10 +265,6 @@ NEARBY = 8
 """Between a layer and its activation, there are at most so many views and normalisations."""
 
 
-def _module_of(parameter: str) -> str:
-    return parameter.rpartition(".")[0] or parameter
-
-
 SATURATED = 0.02
 """An output within 2 % of an end of its range has a gradient below 8 % of the largest (sigmoid), or
 below 4 % (tanh)."""
@@ -297,11 +293,15 @@ def activation_share(activation: Activation, output: Tensor) -> tuple[str, Tenso
     return None
 
 
-def by_layer(found: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The largest of several values for the same layer, as of a layer that is used repeatedly."""
+def activation_shares(network: Network) -> dict[str, Tensor]:
+    """Columns of the layers' table; the largest of those of a layer that is used repeatedly."""
     result: dict[str, Tensor] = {}
-    for name, value in found:
-        result[name] = torch.maximum(result[name], value) if name in result else value
+    for activation in network.activations:
+        output = network.output_of(activation)
+        share = None if output is None else activation_share(activation, output)
+        if share is not None:
+            name = f"{share[0]}/{activation.layer}"
+            result[name] = torch.maximum(result.get(name, share[1]), share[1])
     return result
 
 
@@ -311,49 +311,46 @@ NORMALISATIONS = (ChannelNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 def setup_of(
     setting: Setting,
     info: Mapping[str, Any],
-    network: Network | None,
-    loss: Loss | None,
+    graph: tuple[Network, Loss] | None,
     rows: Sequence[Rows],
 ) -> Setup:
-    """The setup; the ``network`` is what the ``loss`` was computed by."""
-    optimizer = info.get("optimizer")
-    names = {id(p): name for name, p in setting.parameters.items()}
+    """The setup; the ``graph`` is that of a network and of the loss that it has computed."""
+    model, parameters, optimizer = setting.model, setting.parameters, info.get("optimizer")
+    names = {id(p): name for name, p in parameters.items()}
     found = () if optimizer is None else groups(optimizer, names)
+    held = {name for group in found for name in group.parameters}
+    trained = [name for name, p in parameters.items() if p.requires_grad]
+    present = () if model is None else model.named_parameters()
     scaler = info.get("scaler")
-    return Setup(
+    setup = Setup(
         optimizer="" if optimizer is None else type(optimizer).__name__,
         groups=found,
-        missed=_missed(setting, found) if found else (),
-        frozen=_frozen(setting),
-        loss="" if loss is None else loss.name,
-        loss_reduction="" if loss is None else loss.reduction,
-        loss_weighted=loss is not None and loss.is_weighted,
+        missed=tuple(name for name in trained if name not in held) if found else (),
+        frozen=tuple(name for name, p in present if not p.requires_grad),
         declared_reduction=setting.loss_reduction,
-        layers={} if setting.model is None else _layers(setting.model),
-        activations={} if network is None else {a.layer: a.kind for a in network.activations},
-        order=() if network is None else network.order,
-        transformed=() if network is None else network.transformed,
-        before_loss="" if network is None else network.before_loss,
-        broadcast="" if network is None or loss is None else network.broadcast(loss.samples),
-        linear_pairs=() if network is None else network.linear_pairs,
-        is_linear=network is not None and loss is not None and network.is_linear(loss),
-        half=network is not None and network.has_half,
+        layers={} if model is None else _layers(model),
         scaler=scaler is not None and scaler.is_enabled(),
-        dtypes=tuple(sorted({_dtype(p) for p in setting.parameters.values()})),
+        dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters.values()})),
         input_kind=("real" if rows[-1].is_real else "integers") if rows else "",
-        input_normalised=setting.model is not None and _begins_normalised(setting.model),
+        input_normalised=model is not None and _begins_normalised(model),
     )
-
-
-def _missed(setting: Setting, found: Sequence[ParameterGroup]) -> tuple[str, ...]:
-    """Trainable parameters that are in no group."""
-    held = {name for group in found for name in group.parameters}
-    return tuple(n for n, p in setting.parameters.items() if p.requires_grad and n not in held)
-
-
-def _frozen(setting: Setting) -> tuple[str, ...]:
-    parameters = {} if setting.model is None else dict(setting.model.named_parameters())
-    return tuple(name for name, p in parameters.items() if not p.requires_grad)
+    if graph is None:
+        return setup
+    network, loss = graph
+    return replace(
+        setup,
+        loss=loss.name,
+        loss_reduction=loss.reduction,
+        loss_weighted=loss.is_weighted,
+        activations={each.layer: each.kind for each in network.activations},
+        order=network.order,
+        transformed=network.transformed,
+        before_loss=network.before_loss,
+        broadcast=network.broadcast(loss.samples),
+        linear_pairs=network.linear_pairs,
+        is_linear=network.is_linear(loss),
+        half=network.has_half,
+    )
 
 
 def _layers(model: nn.Module) -> dict[str, Layer]:
@@ -394,7 +391,3 @@ def _begins_normalised(model: nn.Module) -> bool:
 
 
 PASSIVE = (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
-
-
-def _dtype(parameter: nn.Parameter) -> str:
-    return str(parameter.dtype).removeprefix("torch.")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradlens.facts.network import Network, activation_share, by_layer, setup_of
+from gradlens.facts.network import Network, activation_shares, setup_of
 from gradlens.facts.parameters import (
     NOT_ZEROED,
     OptimizerSteps,
@@ -122,21 +122,11 @@ class FactRecorder(Observer):
             facts.numbers["target_variance"] = found.variance
 
     def _read_network(self, facts: StepFacts, loss: Loss | None, info: Mapping[str, Any]) -> None:
-        network = None
-        if loss is not None:
-            network = Network(Graph(loss.value), self._setting.names)
-            facts.of_layers = self._activations(network)
-        setup = setup_of(self._setting, info, network, loss, facts.rows)
+        graph = None if loss is None else (Network(Graph(loss.value), self._setting.names), loss)
+        setup = setup_of(self._setting, info, graph, facts.rows)
+        if graph is not None:
+            facts.of_layers = activation_shares(graph[0])
         self._run.take_in(facts.step, "setup", setup)
-
-    def _activations(self, network: Network) -> dict[str, Tensor]:
-        found: list[tuple[str, Tensor]] = []
-        for activation in network.activations:
-            output = network.output_of(activation)
-            share = None if output is None else activation_share(activation, output)
-            if share is not None:
-                found.append((f"{share[0]}/{activation.layer}", share[1]))
-        return by_layer(found)
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Read the gradients; a step that an exception has left isn't recorded."""

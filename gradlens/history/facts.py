@@ -170,9 +170,7 @@ class FactTable:
     def _thin_out(self) -> None:
         count = len(self._steps)
         older = 3 * count // 4
-        self._keep(np.concatenate([np.arange(0, older, 2), np.arange(older, count)]))
-
-    def _keep(self, places: NDArray[np.int64]) -> None:
+        places = np.concatenate([np.arange(0, older, 2), np.arange(older, count)])
         self._steps = array("q", np.array(self._steps, dtype=np.int64)[places].tobytes())
         self._columns = {
             name: array("f", np.array(column, dtype=np.float32)[places].tobytes())

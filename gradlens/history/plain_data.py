@@ -49,17 +49,23 @@ def from_plain(kind: Any, found: Any, where: str) -> Any:
 
     What a dataclass has no field for is left out.
     """
+    bounds = None
+    if get_origin(kind) is Annotated:
+        kind, bounds = get_args(kind)
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _within(arguments[1], arguments[0], found, where)
     if origin in (Union, UnionType):
         return _one_of(arguments, found, where)
     if origin is tuple:
-        return _tuple(arguments, MANY, found, where)
+        return _tuple(arguments, bounds or MANY, found, where)
     if origin is Literal:
-        return _word(arguments, found, where)
+        if type(found) is not str or found not in arguments:
+            raise _wrong(found, where, f"one of {', '.join(map(repr, arguments))}")
+        return found
     if kind is int:
-        return _whole(WHOLE, found, where)
+        within = bounds or WHOLE
+        if type(found) is not int or not within.least <= found <= within.most:
+            raise _wrong(found, where, f"a whole number from {within.least} to {within.most}")
+        return found
     if origin is Mapping:
         _check(dict, found, where)
         return {
@@ -70,12 +76,6 @@ def from_plain(kind: Any, found: Any, where: str) -> Any:
         return _dataclass(kind, found, where)
     _check(origin or kind, found, where)
     return found
-
-
-def _within(bounds: Any, kind: Any, found: Any, where: str) -> Any:
-    if kind is int:
-        return _whole(bounds, found, where)
-    return _tuple(get_args(kind), bounds, found, where)
 
 
 def _one_of(kinds: Sequence[Any], found: Any, where: str) -> Any:
@@ -97,18 +97,6 @@ def _tuple(kinds: Sequence[Any], lengths: Between, found: Any, where: str) -> tu
     if type(found) is not list or not lengths.least <= len(found) <= lengths.most:
         raise _wrong(found, where, f"a list of {lengths.least} to {lengths.most} values")
     return tuple(from_plain(kinds[0], one, f"{where}[{n}]") for n, one in enumerate(found))
-
-
-def _word(allowed: Sequence[str], found: Any, where: str) -> str:
-    if type(found) is not str or found not in allowed:
-        raise _wrong(found, where, f"one of {', '.join(map(repr, allowed))}")
-    return found
-
-
-def _whole(bounds: Between, found: Any, where: str) -> int:
-    if type(found) is not int or not bounds.least <= found <= bounds.most:
-        raise _wrong(found, where, f"a whole number from {bounds.least} to {bounds.most}")
-    return found
 
 
 def _dataclass(kind: Any, found: Any, where: str) -> Any:

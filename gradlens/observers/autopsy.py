@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -111,7 +111,9 @@ class Autopsies(Observer):
         total = torch.stack([*norms.values()]).sum(0) if norms else None
         samples = outcome.samples or (evidence.samples if total is None else len(total))
         why = outcome.without_values or (UNREACHED if info["loss"].requires_grad else NO_GRADIENT)
-        spike = Spike(
+        if evidence.origin == "backward":
+            why = UNSCHEDULED
+        return Spike(
             jump.loss,
             jump.median,
             jump.deviation,
@@ -122,12 +124,11 @@ class Autopsies(Observer):
             without_norms="" if norms else why if is_finite else NOT_FINITE,
             layers={} if evidence.origin else by_layer(norms),
             layers_before=self._layers_before(),
+            origin=evidence.origin or ("jump" if is_finite else "forward"),
+            place=evidence.place,
+            rate_before=median(self._rates) if self._rates else math.nan,
+            **_rates(info, self._records.history),
         )
-        if not is_finite:
-            origin = evidence.origin or "forward"
-            spike = replace(spike, origin=origin, place=evidence.place)
-        rate_before = median(self._rates) if self._rates else math.nan
-        return replace(spike, rate_before=rate_before, **_rates(info, self._records.history))
 
     def _sum_in_front(self, _: object) -> Tensor | None:
         """The sum of the gradient in front; ``None`` if there is none."""
@@ -153,20 +154,8 @@ class Autopsies(Observer):
         bad = bad_gradients(self._setting.parameters) if math.isfinite(loss) else []
         if bad:
             self._trigger.expect_not_finite()
-            # Deviations from a mean that isn't finite show no sample.
-            known: Values = {r: v for r, v in outcome.values.items() if r == SquaredNorms()}
-            norms = norms_of(known)
-            samples = outcome.samples or (0 if norms is None else len(norms))
-            spike = Spike(
-                loss,
-                origin="backward",
-                place=layer_of(bad[-1]),
-                part=self._part,
-                samples=samples,
-                suspects=Evidence(origin="backward").suspects(norms, samples, info.get("ids")),
-                without_norms=UNSCHEDULED if norms is None else "",
-            )
-            self._add(context.global_step, spike)
+            self._evidence = Evidence(origin="backward", place=layer_of(bad[-1]))
+            self._add(context.global_step, self._spike(Jump(loss), info, outcome))
 
     def _layers_before(self) -> dict[str, float]:
         """The median over the latest tracked steps of each layer's Σₙ‖gₙ‖²."""
@@ -276,16 +265,13 @@ def _evidence(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> Evi
     targets = loss.targets
     if targets is not None and not (targets.is_floating_point() and targets.dim()):
         targets = None
-    found = Evidence(
-        _on_host(losses),
-        _root_mean_squares(inputs),
-        _root_mean_squares(targets),
-    )
+    on_host = None if losses is None else losses.detach().double().cpu()
+    found = Evidence(on_host, _root_mean_squares(inputs), _root_mean_squares(targets))
     if is_finite:
         return found
     weights = bad_parameters(setting.leaves)
     if weights:
-        return replace(found, origin="weights", place=_layers(weights))
+        return replace(found, origin="weights", place=layer_of(weights[0]))
     given: tuple[tuple[Origin, Tensor | None], ...] = (("input", inputs), ("target", targets))
     for origin, tensor in given:
         bad = None if tensor is None else bad_rows(tensor)
@@ -312,14 +298,6 @@ def _root_mean_squares(tensor: Tensor | None) -> Tensor | None:
         return None
     rows = tensor.detach().reshape(len(tensor), -1).double()
     return rows.square().mean(1).sqrt().cpu()
-
-
-def _on_host(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().double().cpu()
-
-
-def _layers(parameters: Iterable[str]) -> str:
-    return next(iter(dict.fromkeys(map(layer_of, parameters))))
 
 
 def _smallest_in_front(parameters: Mapping[str, nn.Parameter]) -> nn.Parameter:

@@ -243,7 +243,8 @@ class BatchAssembly:
         """What is computed of a part in its backward pass, for these reductions of the whole."""
         several = self.is_one_of_several(accumulating)
         summary: Keyed = {SPREAD: Spread()} if several else {MEAN: Mean()}
-        return {**_part_by_part(reductions), **(summary if _needs_mean(reductions) else {})}
+        needs_mean = any(isinstance(each, ReductionAboutMean) for each in reductions)
+        return {**_part_by_part(reductions), **(summary if needs_mean else {})}
 
     def add(
         self,
@@ -333,7 +334,11 @@ class BatchAssembly:
         failed = {by_key[k]: v for each in found for k, v in each.failed.items() if k in by_key}
         part = replace(part, weight=part.weight / self.processes.count)
         retained = operators if part.are_kept else {}
-        return Whole(part, _of_covered(values, part.covered), failed, retained, not_kept)
+        covered = {
+            reduction: {name: value for name, value in of_all.items() if name in part.covered}
+            for reduction, of_all in values.items()
+        }
+        return Whole(part, covered, failed, retained, not_kept)
 
     def _exchanged(self, own: BatchPart, reductions: Keyed) -> BatchPart:
         self._is_exchanged = True
@@ -373,10 +378,6 @@ def _is_of_part(reduction: Reduction) -> TypeGuard[MergeableReduction]:
     return not reduction.needs_gathering
 
 
-def _needs_mean(reductions: Sequence[Reduction]) -> bool:
-    return any(isinstance(each, ReductionAboutMean) for each in reductions)
-
-
 def need_gradients(reductions: Sequence[Reduction]) -> bool:
     """Whether the gradients of parts are needed after their backward passes."""
     return any(not _is_of_part(each) or each.of_part.degree is None for each in reductions)
@@ -402,15 +403,6 @@ def _to_send(own: BatchPart, kept: KeptGradients) -> BatchPart:
         values[MEAN] = {name: spread.mean for name, spread in found.values[SPREAD].items()}
     results = replace(found, values=values, failed=failed)
     return replace(own, results=results, are_kept=kept.are_all, kept_bytes=kept.needed_bytes)
-
-
-def _of_covered(
-    values: Mapping[Reduction, Values], covered: frozenset[str]
-) -> dict[Reduction, Values]:
-    return {
-        reduction: {name: value for name, value in found.items() if name in covered}
-        for reduction, found in values.items()
-    }
 
 
 INTERRUPTED = (

@@ -172,10 +172,11 @@ def merged(
     contain: Contain,
 ) -> BatchPart:
     """Both as one. A parameter is missing if it is missing in one of them."""
+    projections = [each.projections for each in (one, other) if each.projections is not None]
     of_both: dict[str, Any] = {
         "are_kept": one.are_kept and other.are_kept,
         "kept_bytes": one.kept_bytes + other.kept_bytes,
-        "projections": _joined_projections(one.projections, other.projections),
+        "projections": torch.cat(projections) if projections else None,
         "tracked": one.tracked,
         "failure": one.failure or other.failure or _difference(one.tracked, other.tracked),
     }
@@ -187,18 +188,27 @@ def merged(
     if is_mean:
         weight = one.weight + other.weight
         shares = _shares(one, other)
-        factors = _factors(one, other, weight, sum(sizes))
+        factors = (
+            part_factor(one.weight, sizes[0], weight, sum(sizes)),
+            part_factor(other.weight, sizes[1], weight, sum(sizes)),
+        )
         if not weight and one.weight:
             of_both["failure"] = of_both["failure"] or CANCEL
     else:
         weight = (one.passes * one.weight + other.passes * other.weight) / passes
         shares = factors = (1.0, 1.0)
+    loss = losses = None
+    if one.loss is not None and other.loss is not None:
+        loss = shares[0] * one.loss + shares[1] * other.loss
+    if one.individual_losses is not None and other.individual_losses is not None:
+        of_parts = zip(factors, (one.individual_losses, other.individual_losses), strict=True)
+        losses = torch.cat([factor * each for factor, each in of_parts])
     return BatchPart(
         sum(sizes) or None,
         weight,
         passes,
-        _joined_loss(one.loss, other.loss, shares),
-        _joined_losses(one.individual_losses, other.individual_losses, factors),
+        loss,
+        losses,
         one.without_losses or other.without_losses,
         _merged_results(one.results, other.results, reductions, sizes, factors, contain),
         one.covered & other.covered,
@@ -234,32 +244,6 @@ def _shares(one: BatchPart, other: BatchPart) -> tuple[float, float]:
     pair = (one.weight, other.weight)
     first, second = pair if sum(pair) else (one.passes, other.passes)
     return first / (first + second), second / (first + second)
-
-
-def _joined_projections(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    found = [each for each in (one, other) if each is not None]
-    return torch.cat(found) if found else None
-
-
-def _factors(one: BatchPart, other: BatchPart, weight: float, samples: int) -> tuple[float, float]:
-    first, second = (
-        part_factor(part.weight, part.samples or 0, weight, samples) for part in (one, other)
-    )
-    return first, second
-
-
-def _joined_loss(
-    one: float | None, other: float | None, shares: tuple[float, float]
-) -> float | None:
-    return None if one is None or other is None else shares[0] * one + shares[1] * other
-
-
-def _joined_losses(
-    one: Tensor | None, other: Tensor | None, factors: tuple[float, float]
-) -> Tensor | None:
-    if one is None or other is None:
-        return None
-    return torch.cat([factors[0] * one, factors[1] * other])
 
 
 def _merged_results(
