@@ -247,8 +247,9 @@ class Run:
                 f"push({name}=...): there is a series {name!r} of something else, which is kept: "
                 f"push it under another name, such as push(pushed_{name}=...)"
             )
+        is_resumed = self.is_continued and not self.has_begun
         is_known = name in self.history and self._step in self.history[name]
-        if is_known and not (self.has_begun or self._aggregation.has_recorded(name)):
+        if is_resumed and is_known and not self._aggregation.has_recorded(name):
             raise ValueError(
                 f"push({name}=...): the run that is resumed has a record of it under its last "
                 "step, which is kept: push it after the next step"

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gradlens.compat.cockpit_log import read_cockpit_log
-from gradlens.history.history import History
-from gradlens.history.reading import BUFFER, Reading
+from gradlens.history.history import BUFFER, History, Reading
 
 HEADER = b'{"gradlens_run"'
 BEGINNING = 512
