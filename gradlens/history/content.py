@@ -31,11 +31,6 @@ class Content:
         self._left = 0
         self._file: RunFile | None = None
 
-    @property
-    def arrays(self) -> int:
-        """How many arrays there are."""
-        return len(self._texts)
-
     def add(self, text: str, size: int) -> None:
         """Add an array of ``size`` bytes to the numbers; ``ValueError`` if its text is damaged."""
         key = f"{size} {text}"
@@ -69,17 +64,6 @@ class Content:
             self.numbers.extend(packed)
         except BufferError:  # see ``grown``
             self.numbers = self.numbers + packed
-
-    def cut(self, numbers: int, arrays: int) -> None:
-        """Drop all but the first numbers and arrays."""
-        try:
-            del self.numbers[numbers:]
-        except BufferError:  # see ``grown``
-            self.numbers = self.numbers[:numbers]
-        if arrays == self.arrays:
-            return
-        del self._texts[arrays:]
-        self._recent = {key: at for key, at in self._recent.items() if at < arrays}
 
     def locate(self, line: bytes, start: int) -> None:
         """Take note that the arrays added last are in this line of a file, which begins there."""

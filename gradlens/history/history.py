@@ -15,6 +15,7 @@ import numpy as np
 from gradlens.history.content import Content
 from gradlens.history.coverage import Coverage, few
 from gradlens.history.facts import Facts
+from gradlens.history.forms import taken_in
 from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import (
     Value,
@@ -174,23 +175,14 @@ class History:
 
     def add(self, step: int, stored: Mapping[str, Any]) -> None:
         """Add a step's values as a file has them; with a ``ValueError``, none of them is added."""
-        numbers, arrays = len(self.content.numbers), self.content.arrays
-        new: dict[str, Series] = {}
-        added: list[Series] = []
-        try:
-            for key, value in stored.items():
-                name = unmarked(key)
-                if name not in self._series:
-                    new[name] = Series(self.content)
-                one = new[name] if name in new else self._series[name]
-                one.add(step, value)
-                added.append(one)
-        except ValueError:
-            for one in added:
-                one.drop_last()
-            self.content.cut(numbers, arrays)
-            raise
-        self._series |= new
+        taken = []
+        for key, value in stored.items():
+            start = len(self.content.numbers)
+            taken.append((unmarked(key), taken_in(value, self.content), start))
+        for name, description, start in taken:
+            if name not in self._series:
+                self._series[name] = Series(self.content)
+            self._series[name].append(step, description, start)
 
     def add_sources(self, sources: Mapping[str, Source]) -> None:
         """Say what records series, which may have no values yet."""
@@ -298,7 +290,7 @@ class History:
         A series without an end had no values.
         """
         self._series = {
-            name: one.until(ends[name]) if name in ends else Series(self.content)
+            name: one.only([at for at in one if at <= ends.get(name, -math.inf)])
             for name, one in self._series.items()
         }
         self.coverages = {at: each for at, each in self.coverages.items() if at <= step}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import NoneType
@@ -95,7 +95,10 @@ class Series(Mapping[int, Value]):
     def add(self, step: int, stored: Any) -> None:
         """Add a value as JSON has it; ``ValueError`` for what is none."""
         start = len(self._content.numbers)
-        description = taken_in(stored, self._content)
+        self.append(step, taken_in(stored, self._content), start)
+
+    def append(self, step: int, description: Any, start: int) -> None:
+        """Add a value that the content has taken in, whose numbers begin at ``start`` there."""
         place = self._places.setdefault(description, len(self._forms))
         if place == len(self._forms):
             self._forms.append(Form(description))
@@ -104,12 +107,6 @@ class Series(Mapping[int, Value]):
         self._steps = grown(self._steps, step)
         self._form = grown(self._form, place)
         self._start = grown(self._start, start)
-
-    def drop_last(self) -> None:
-        """Drop the value that was added last, before any are read."""
-        self._steps, self._form, self._start = (
-            column[:-1] for column in (self._steps, self._form, self._start)
-        )
 
     def _order(self) -> None:
         """Sort the values by step, of which the last one counts if there are several."""
@@ -127,12 +124,6 @@ class Series(Mapping[int, Value]):
         )
 
     # All at once ---------------------------------------------------------------------------
-
-    def until(self, step: int) -> Series:
-        """The values up to a step."""
-        self._order()
-        end = bisect_right(self._steps, step)
-        return self._like(self._forms, self._steps[:end], self._form[:end], self._start[:end])
 
     def only(self, steps: Sequence[int]) -> Series:
         """The values at these steps."""

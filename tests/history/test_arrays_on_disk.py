@@ -108,7 +108,7 @@ def assert_identical_records(found: Any, expected: Any, access: str) -> None:
 def test_arrays_that_are_in_the_file_are_not_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     history = Recording(path).steps(0, STEPS).history
-    assert history.content.arrays
+    assert history.content._texts
     assert not any(history.content._texts)
     path.unlink()  # the file is still open
     assert all(history["GradHist1d"][step]["hist"].size for step in range(STEPS))

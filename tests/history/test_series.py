@@ -58,7 +58,7 @@ def test_a_series_is_a_mapping(found: list[tuple[int, Any]]) -> None:
         assert (step in series) == (step in expected)
         assert_identical(series.get(step), expected.get(step))
         kept = {at: value for at, value in expected.items() if at <= step}
-        assert_identical(dict(series.until(step)), kept)
+        assert_identical(dict(series.only([at for at in series if at <= step])), kept)
 
 
 def part_of(value: Any, name: str) -> Any:
