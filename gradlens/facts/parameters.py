@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.graph.hooks import OptimizerFollower
+from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.setup import ParameterGroup
 from gradlens.numerics.shards import is_distributed
@@ -186,7 +186,7 @@ class _Left:
         )
 
 
-class OptimizerSteps(OptimizerFollower):
+class OptimizerSteps(HookOwner):
     """Counts an optimizer's steps after a backward pass, and finds what they begin with.
 
     The ``norm`` of the gradients is computed only if they have changed since the backward pass, as
@@ -203,6 +203,8 @@ class OptimizerSteps(OptimizerFollower):
         self._scale: GradientScale | None = None
         self._left: _Left | None = None
         self._was_stale = self._goes_on = False
+        self._optimizer: Optimizer | None = None
+        self._remove_hook: Callable[[], object] = lambda: None
         self.count = 0
         self.norm: Tensor | None = None
         self.is_stale = False
@@ -210,8 +212,11 @@ class OptimizerSteps(OptimizerFollower):
     def enter(self, optimizer: Optimizer | None) -> None:
         """The next backward pass comes: see whether the gradient of the last one is still there."""
         self._was_stale = self._left is not None and self._left.is_stale()
-        if optimizer is not None:
-            self.follow(optimizer)
+        if optimizer is not None and optimizer is not self._optimizer:
+            self.close()
+            self._optimizer = optimizer
+            hook = OwnedHook(self, OptimizerSteps._before_step)
+            self._remove_hook = removal(self, [optimizer.register_step_pre_hook(hook)])
 
     def leave(self, goes_on: bool) -> None:
         """The backward pass is over; the step may go on with another one, before an update."""
@@ -227,7 +232,7 @@ class OptimizerSteps(OptimizerFollower):
         self.count, self.norm, self._scale = 0, None, scale
         self._versions = [] if scale is None else self._present_versions()
 
-    def before_step(self) -> None:
+    def _before_step(self, *_: object) -> None:
         """Count it; whatever has changed the gradient until now hasn't set it to zero."""
         self.count += 1
         scale = self._scale if self.count == 1 else None
@@ -240,6 +245,19 @@ class OptimizerSteps(OptimizerFollower):
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         if any(each is self._left.parameter for group in groups for each in group["params"]):
             self._left = replace(self._left, changes=version(left), is_used=True)
+
+    @property
+    def is_following(self) -> bool:
+        """Whether there is an optimizer."""
+        return self._optimizer is not None
+
+    def failed(self, error: Exception) -> None:
+        """The user's step goes on."""
+
+    def close(self) -> None:
+        """Remove the hook."""
+        self._remove_hook()
+        self._optimizer = None
 
     def _present_versions(self) -> list[int]:
         return versions(gradients_of(self._parameters).values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.torch_private import (
@@ -135,42 +133,6 @@ def on_gradient(tensor: Tensor, function: Callable[[Tensor], None]) -> Removable
     # place and then through a view of it: its node is renewed when it is read.
     _ = tensor.grad_fn
     return tensor.register_hook(function)
-
-
-class OptimizerFollower(HookOwner):
-    """Base class of objects that are called before each step of one optimizer."""
-
-    _optimizer: Optimizer | None = None
-    _remove_hook: Callable[[], object] | None = None
-
-    def follow(self, optimizer: Optimizer) -> None:
-        """Be called before the steps of this optimizer from now on, and of no other."""
-        if optimizer is not self._optimizer:
-            self.close()
-            self._optimizer = optimizer
-            hook = OwnedHook(self, OptimizerFollower._call)
-            self._remove_hook = removal(self, [optimizer.register_step_pre_hook(hook)])
-
-    def _call(self, *arguments: Any) -> None:
-        self.before_step()
-
-    @abstractmethod
-    def before_step(self) -> None:
-        """The optimizer's step begins."""
-
-    @property
-    def is_following(self) -> bool:
-        """Whether there is an optimizer."""
-        return self._optimizer is not None
-
-    def failed(self, error: Exception) -> None:
-        """The user's step goes on."""
-
-    def close(self) -> None:
-        """Remove the hook."""
-        if self._remove_hook is not None:
-            self._remove_hook()
-        self._remove_hook = self._optimizer = None
 
 
 NO_MODULE = "a {kind} is not a model: pass the nn.Module itself"
