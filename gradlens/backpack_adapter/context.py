@@ -7,9 +7,11 @@ that none is entered while extensions are active in another thread.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from backpack import backpack, hook_run_extensions
 from backpack.context import CTX
@@ -61,13 +63,25 @@ def with_extensions(
             context.__exit__(None, None, None)
 
 
+def contained(
+    extension: BackpropExtension, context: Callable[[], AbstractContextManager[None]]
+) -> BackpropExtension:
+    """The same extension, whose exceptions end in a context instead of in the backward pass."""
+    found = copy.copy(extension)
+    kind: Any = type(extension)
+
+    class Contained(kind):  # type: ignore[misc]
+        def __call__(self, module: nn.Module, g_inp: Any, g_out: Any) -> None:
+            with context():
+                super().__call__(module, g_inp, g_out)
+
+    found.__class__ = Contained
+    return found
+
+
 def extended_by_backpack(model: nn.Module) -> bool:
-    """Whether BackPACK's own hooks are on every layer."""
-    return all(
-        hook_run_extensions in backward_hooks(module).values()
-        for module in model.modules()
-        if not any(True for _ in module.children())
-    )
+    """Whether BackPACK's own hooks are on a layer; it runs on the layers that have them."""
+    return any(hook_run_extensions in backward_hooks(module).values() for module in model.modules())
 
 
 OTHER_THREAD = (

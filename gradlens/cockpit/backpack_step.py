@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
-from gradlens.backpack_adapter.context import extended_by_backpack, with_extensions
+from gradlens.backpack_adapter.context import contained, extended_by_backpack, with_extensions
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.values import StepValues
 from gradlens.gradients.gradients import Setting
@@ -73,8 +73,20 @@ class BackpackStep:
             for quantity, (_, own) in self._asked.items()
             for hook in own
         ]
-        with with_extensions(self._found, hooks, debug):
+        with with_extensions([*map(self._contained, self._found)], hooks, debug):
             yield
+
+    def _contained(self, extension: BackpropExtension) -> BackpropExtension:
+        """An extension that isn't the user's own, whose exceptions are the NaN of quantities."""
+        if extension in self._by_user:
+            return extension
+        asking = [
+            quantity
+            for quantity, (extensions, _) in self._asked.items()
+            if type(extension) in map(type, extensions)
+        ]
+        refuse = self._values.refusing(*asking)
+        return contained(extension, partial(self._boundary.contain, asking[0].name, refuse))
 
     def _run_hook(
         self, quantity: Quantity, hook: Callable[[nn.Module], None], module: nn.Module

@@ -21,6 +21,8 @@ import gradlens
 from gradlens import Cockpit
 from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.quantities import SingleStepQuantity
+from gradlens.quantities.step import Step
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -155,6 +157,40 @@ def test_results_of_an_earlier_step_are_none_of_this_one() -> None:
 def test_an_exception_of_the_users_extension_is_raised(way: str) -> None:
     with pytest.raises(RuntimeError, match="an extension has failed"):
         backward(sequential, Failing(), way)
+
+
+class OfExtension(SingleStepQuantity):
+    """Reads what an extension has saved."""
+
+    def __init__(self, extension: type[BackpropExtension]) -> None:
+        super().__init__(name=extension.__name__)
+        self._extension = extension
+
+    def extensions(self, global_step: int) -> list[BackpropExtension]:
+        return [self._extension()]
+
+    def compute(self, step: Step) -> Any:
+        return step.parameters["0.weight"].grad_batch.square().sum()  # type: ignore[attr-defined]
+
+
+def test_an_exception_of_a_quantitys_extension_is_its_nan_and_the_others_go_on() -> None:
+    model = backpack_extend(sequential())
+    cockpit = Cockpit(model, [OfExtension(Failing), OfExtension(BatchGrad)])
+    loss = model(torch.randn(6, 5)).square().mean()
+    with pytest.warns(GradlensWarning, match="an extension has failed"), cockpit(0, loss=loss):
+        loss.backward()
+    assert "an extension has failed" in cockpit.history["Failing"][0].reason
+    assert cockpit.history["BatchGrad"][0] > 0
+
+
+def test_extensions_run_on_what_was_extended_of_a_model() -> None:
+    model = sequential()
+    backpack_extend(model[0])  # type: ignore[index]
+    cockpit = Cockpit(model, [OfExtension(BatchGrad)])
+    loss = model(torch.randn(6, 5)).square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert cockpit.history["BatchGrad"][0] > 0
 
 
 def test_extensions_of_two_threads_do_not_meet() -> None:
