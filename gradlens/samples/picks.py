@@ -321,7 +321,6 @@ class _Indices:
         self._of = of
         self._given = of.seen("indices")
         self._places: dict[int, tuple[int, int]] = {}
-        self._read: dict[int, NDArray[Any]] = {}
         axis = 0
         for place, each in enumerate(self._given):
             is_mask = each is not None and each.dtype in (torch.bool, torch.uint8)
@@ -351,11 +350,9 @@ class _Indices:
 
     def of_axis(self, axis: int) -> NDArray[Any]:
         """The index along an axis."""
-        if axis not in self._read:
-            place, own = self._places[axis]
-            read = self._of.read("indices", place)
-            self._read[axis] = read if own < 0 else read.nonzero()[own]
-        return self._read[axis]
+        place, own = self._places[axis]
+        read = self._of.read("indices", place)
+        return read if own < 0 else read.nonzero()[own]
 
     def select(self, x: Labels, shape: Shape) -> Labels:
         """Entries of a tensor of this shape, some of whose axes may have length 1."""

@@ -56,7 +56,6 @@ from gradlens.samples.labels import (
     are_known,
     differ,
     distinct,
-    labels_of,
     replaced,
 )
 from gradlens.samples.model_inputs import (
@@ -341,18 +340,16 @@ def plan_of_rows(
     graph: Graph,
     parameters: Mapping[str, nn.Parameter],
     samples: int,
-    axis: int = 0,
     together: int = 1,
 ) -> Plan:
-    """The plan of a graph of outputs, one of whose axes counts the samples.
+    """The plan of a graph of outputs, whose first axis counts the samples.
 
     ``together`` is the number of consecutive rows that belong to one sample, such as the words of a
     text.
     """
-    shape = [1] * len(graph.shape(graph.root))
-    shape[axis] = samples * together
     labels = np.arange(samples).repeat(together)
-    sources = {graph.root: labels_of(labels.reshape(shape))}
+    others = [1] * (len(graph.shape(graph.root)) - 1)
+    sources = {graph.root: labels.reshape(-1, *others)}
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
     loss, passages = _LossGraph(graph, parameters), Passages(graph)
