@@ -179,11 +179,15 @@ def plan_of(
 
 
 class _Attempt(NamedTuple):
-    """The plan for a reading of the batch, and the loss's rows."""
+    """The plan for a reading of the batch, and the loss's rows.
+
+    Some of these may be known by their order alone.
+    """
 
     reading: Reading
     rows: LossRows
     plan: Plan
+    by_order: bool
 
 
 def _chosen(loss: _LossGraph) -> Plan:
@@ -206,6 +210,9 @@ def _chosen(loss: _LossGraph) -> Plan:
     if not attempts:
         raise reasons[0]
     first = attempts[0].reading
+    doubtful = len(every) > 1 and all(each.by_order and each.plan.mixed for each in attempts)
+    if doubtful and not first.is_given:
+        raise UnavailableError(_uncertain(every))
     if len(attempts) == 1 and attempts[0].plan.mixed and not first.is_given and first.axis == 0:
         # Samples may seem to meet if they are along the second axis.
         second = [shape[1] for shapes in evidence.calls for shape in shapes if len(shape) > 1]
@@ -314,11 +321,11 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     if not all(map(are_known, rows.sources.values())):
         names = loss.names(passages, reading, rows)
         rows = loss_rows(names, reading, *known)
-    if rows.by_place or names.by_order:
-        if reading.needs_names:
-            raise UnavailableError(UNSURE.format(samples=reading.samples))
-        if not rows.are_in_order:
-            raise UnavailableError(UNKNOWN_ORDER)
+    by_order = rows.by_place or names.by_order
+    if by_order and reading.needs_names:
+        raise UnavailableError(UNSURE.format(samples=reading.samples))
+    if by_order and not rows.are_in_order:
+        raise UnavailableError(UNKNOWN_ORDER)
     planner = _Planner(loss, passages, reading, rows.sources)
     plan = planner.plan()
     second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
@@ -329,7 +336,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         raise UnavailableError(UNKNOWN_ORDER)
     holds = plan.holds and names.are_in_order
     plan = replace(plan, selections=passages.selections, holds=holds)
-    return _Attempt(reading, rows, plan)
+    return _Attempt(reading, rows, plan, by_order)
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:

@@ -1097,7 +1097,7 @@ COUNTED = {
         of_next_states,
         of_one_next,
         refused=("",),
-        reason="computed from 3 of them.*batch_size=",
+        reason="leaves out some of them.*batch_size=",
     ),
     "values of states [T, N] but the last, batch size passed": RowCase(
         linears(critic), states(T + 1 + (T + 1 == N)), of_next_states, of_one_next, batch_size=N
