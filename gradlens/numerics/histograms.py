@@ -197,7 +197,8 @@ def tally_1d(values: Tensor, grid: Grid) -> Tensor:
 def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tensor:
     """Joint counts of ``values`` ``[n, *Q]`` by their cells and by companions ``[*Q]``.
 
-    The companions are cells below ``size``, the same for all n; int64 ``[grid.size, size]``.
+    The companions are cells below ``size``, the same for all n; int64 ``[grid.size, size]``. As in
+    ``tally_1d``, small numbers are counted by their signs.
     """
     flat, others = values.reshape(len(values), companions.numel()), companions.reshape(-1)
     if values.device.type != "cpu":
@@ -205,8 +206,29 @@ def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tenso
     table = torch.zeros(grid.size, size, dtype=torch.int64, device="cpu")
     for rows in flat.split(max(CHUNK // max(len(others), 1), 1)):
         for part, cells in zip(rows.split(CHUNK, 1), others.split(CHUNK), strict=True):
-            table += grid.joint_counts(part, cells.expand(part.shape), size)
+            places = torch.from_numpy(np.flatnonzero(~(part.abs().numpy() < grid.centre)))
+            if part.numel() <= FEW or len(places) > MANY * part.numel():
+                table += grid.joint_counts(part, cells.expand(part.shape), size)
+                continue
+            large, columns = part.flatten().index_select(0, places), places % part.shape[1]
+            table += grid.joint_counts(large, cells.index_select(0, columns), size)
+            opposite = torch.lt(part, 0, out=torch.empty_like(part)).sum(0)
+            opposite.index_add_(0, columns, (large < 0).to(part.dtype), alpha=-1)
+            near = len(part) - torch.bincount(columns, minlength=part.shape[1])
+            add_signs(table, cells, near, opposite, grid)
     return table
+
+
+def add_signs(
+    table: Tensor, companions: Tensor, near: Tensor, opposite: Tensor, grid: Grid
+) -> None:
+    """Add to joint counts what is smaller than ``grid.centre``, by the cells of its companions.
+
+    ``near`` are the numbers of these for each companion, of which ``opposite`` are negative.
+    """
+    cells = companions.flatten().long()
+    table[grid.negative].scatter_add_(0, cells, opposite.flatten().long())
+    table[grid.zero].scatter_add_(0, cells, (near - opposite).flatten().long())
 
 
 def number_below_zero(values: Tensor) -> int:

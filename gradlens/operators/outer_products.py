@@ -12,7 +12,7 @@ from gradlens.numerics.deviations import (
     SampleDeviations,
     by_products,
 )
-from gradlens.numerics.histograms import CHUNK, Grid, tally_1d
+from gradlens.numerics.histograms import CHUNK, Grid, add_signs, tally_1d
 from gradlens.numerics.norms import norm, products_of_positions, scale_of, whole_range
 from gradlens.numerics.precision import SMALL, accumulable, double, widest
 from gradlens.operators.operator import GradientOperator, centred, slices
@@ -220,6 +220,22 @@ class OuterProducts(GradientOperator):
         table[grid.negative] += opposite
         return table
 
+    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        far = self._far(grid)
+        if far is None:
+            return super()._tally_2d(grid, companions, size, max_bytes)
+        table = torch.zeros(grid.size, size, dtype=torch.int64, device="cpu")
+        at_once = min(max_bytes // self.dtype.itemsize, CHUNK) // self._columns
+        for places in far.nonzero().split(max(at_once, 1)):
+            sample, row = places.unbind(1)
+            values = self._delta[sample, row, None] * self._inputs[sample]
+            table += grid.joint_counts(values, companions[row], size)
+        near, inputs = self._delta.masked_fill(far, 0), self._inputs
+        opposite = _signs(near > 0, inputs < 0) + _signs(near < 0, inputs > 0)
+        number = (~far).sum(0)[:, None].expand(companions.shape)
+        add_signs(table, companions, number, opposite, grid)
+        return table
+
     def _far(self, grid: Grid) -> Tensor | None:
         """Elements of δ ``[N, R]`` that some elements of gₙ are not as small as ``grid.centre`` by.
 
@@ -236,6 +252,12 @@ class OuterProducts(GradientOperator):
         near = (delta * inputs.amax(1, keepdim=True) < grid.centre) & ~vanishing
         far = ~near  # as a NaN is
         return far if int(far.sum()) < MOST * far.numel() else None
+
+
+def _signs(delta: Tensor, inputs: Tensor) -> Tensor:
+    """In how many samples both factors of an element are marked, ``[R, K]``."""
+    # As numbers, which have a fast product.
+    return delta.float().T @ inputs.float()
 
 
 def _pairs(delta: Tensor, inputs: Tensor) -> int:
