@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -71,8 +72,8 @@ class FactRecorder(Observer):
         self._complete: list[StepFacts] = []
         self._present: StepFacts | None = None
         self._goes_on = False
-        self._call: ModelCall | None = None
-        """The call of the model whose inputs were read last."""
+        self._call: Callable[[], ModelCall | None] = lambda: None
+        """The call of the model whose inputs were read last, which isn't kept alive."""
         self._steps = 0
         self._before: dict[str, Tensor] = {}
 
@@ -89,9 +90,10 @@ class FactRecorder(Observer):
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
             self._present = StepFacts(step, of_layers={} if is_layer_step else None)
             self._steps += 1
-        before, self._call = self._call, latest_call(self._setting.model)
-        if self._call is not None and self._call is not before:
-            rows = rows_of(self._call)
+        call = latest_call(self._setting.model)
+        if call is not None and call is not self._call():
+            self._call = weakref.ref(call)
+            rows = rows_of(call)
             self._present.rows += [] if rows is None else [rows]
         self._present.ids += info.get("ids", ())
         given = info.get("loss")

@@ -43,7 +43,7 @@ DARK: Mapping[str, str] = {
 """The named colours of the style, with those that take their place. Text on the ground has a
 contrast of 4.5 at least, which the Web Content Accessibility Guidelines 2.2 (1.4.3) want."""
 
-PALER = 0.5
+PALER = 0.4
 """Share of a pure colour on a dark ground; the rest is white."""
 
 

@@ -122,7 +122,7 @@ def tint(color: Color, share: float) -> RGB:
 
 def darker(color: Color) -> RGB:
     """A line's colour with enough contrast for a text."""
-    r, g, b = (0.7 * channel for channel in to_rgb(color))
+    r, g, b = (0.58 * channel for channel in to_rgb(color))
     return (r, g, b)
 
 

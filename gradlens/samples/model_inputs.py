@@ -452,7 +452,7 @@ def _are_others(layouts: Sequence[Tensor], given: Tensor) -> bool:
     own = highest = 0.0
     moved = 0
     for alike in (sign * (rows @ each.T) for rows, each in pairs for sign in (1, -1)):
-        best = torch.from_numpy(linear_sum_assignment(-alike.numpy())[1])
+        best = torch.tensor(linear_sum_assignment(-alike.numpy())[1], device="cpu")
         total = float(alike[torch.arange(count, device="cpu"), best].sum())
         own = max(own, float(alike.trace()))
         if total > highest:
@@ -528,7 +528,7 @@ def _along(shape: Sequence[int], own: range, axis: int) -> Labels:
 
 def _written(shape: Sequence[int], own: range, axis: int) -> Tensor:
     """The samples of all elements."""
-    return torch.from_numpy(_along(shape, own, axis)).expand(*shape)
+    return torch.tensor(_along(shape, own, axis), device="cpu").expand(*shape)
 
 
 def _has_rows(shape: Sequence[int], own: range, axis: int) -> bool:

@@ -466,6 +466,7 @@ def curvature_quantities() -> list[Quantity]:
 @pytest.mark.parametrize("factor", [8.0, 1 / 3])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*diag_h is estimated")
 def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any, factor: float) -> None:
     def run(scale: float) -> gradlens.History:
         model, (x, y) = network(), data()
