@@ -511,7 +511,8 @@ class _ScriptedHooks:
         self._table = weakref.ref(table)
         # A pickle brings the numbers of its hooks along, with the options that they are called by:
         # a hook that is registered in the new process must not get one of them.
-        RemovableHandle.next_id = max(RemovableHandle.next_id, *(n + 1 for n in table), 0)
+        # Without a generator: a collection of garbage inside it may remove hooks from the table.
+        RemovableHandle.next_id = max(RemovableHandle.next_id, max(table, default=-1) + 1)
 
     def __call__(self) -> list[Any]:
         hooks = _listed(self._table() or {})

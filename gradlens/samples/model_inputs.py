@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lgamma, log, prod
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
@@ -528,7 +529,8 @@ def _along(shape: Sequence[int], own: range, axis: int) -> Labels:
 
 def _written(shape: Sequence[int], own: range, axis: int) -> Tensor:
     """The samples of all elements."""
-    return torch.tensor(_along(shape, own, axis), device="cpu").expand(*shape)
+    labels = np.ascontiguousarray(_along(shape, own, axis))
+    return torch.tensor(labels, device="cpu").expand(*shape)
 
 
 def _has_rows(shape: Sequence[int], own: range, axis: int) -> bool:

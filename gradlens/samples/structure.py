@@ -190,4 +190,4 @@ def _of_sequences(graph: Graph, labelled: LabelledEdge, rows: Labels, shape: Sha
 
 def _written(labels: Labels, shape: Shape | None = None) -> Tensor:
     whole = labels if shape is None else np.broadcast_to(labels, shape)
-    return torch.tensor(whole, device="cpu")
+    return torch.tensor(np.ascontiguousarray(whole), device="cpu")
