@@ -31,7 +31,7 @@ def convolutional() -> nn.Sequential:
     """The network of the healthy training."""
     convolution = nn.Conv2d(1, 8, 3, stride=2, padding=1)
     hidden = nn.Linear(8 * 4 * 4, 32)
-    return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), hidden, nn.Tanh(), nn.Linear(32, 10))
+    return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), hidden, nn.ReLU(), nn.Linear(32, 10))
 
 
 def of_tiny_weights() -> nn.Sequential:
@@ -52,7 +52,7 @@ def perceptron(activation: type[nn.Module], *widths: int) -> nn.Sequential:
 
 def small() -> nn.Sequential:
     """One hidden layer."""
-    return perceptron(nn.Tanh, 32)
+    return perceptron(nn.ReLU, 32)
 
 
 def wide() -> nn.Sequential:
