@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -31,9 +32,10 @@ class BatchSizeInstrument(Instrument):
         steps = [one.steps for one in suggested.values()] or [line(history[IN_USE]).steps]
         used = in_force(IN_USE, np.unique(np.concatenate(steps)), history)
         colors = categorical_colors(len(suggested))
-        curves = [*map(Curve, suggested, suggested.values(), colors)]
+        in_samples = partial(Curve, unit="samples")
+        curves = [*map(in_samples, suggested, suggested.values(), colors)]
         if used.steps.size:
-            curves.append(Curve("in use", used, MUTED))
+            curves.append(in_samples("in use", used, MUTED))
         return Lines(
             tuple(curves),
             scale="log",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradlens.history.lines import Floats, Line
 from gradlens.instruments.panel import Artists, Curve, LineStyle, always_infinite
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import SMOOTH_FROM, thin, trend
+from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, thin, trend
 from gradlens.instruments.style import (
     ALARM,
     MUTED,
@@ -97,21 +97,17 @@ def band(ax: Axes, axis: StepAxis, low: Line, high: Line, color: Color) -> Artis
 
     Call it after ``fit``: values above the range of the axis, even ∞, are drawn up to its top.
     """
-    top = 10 * abs(ax.get_ylim()[1])
-    edges = [Line(one.steps, np.minimum(one.values, top)) for one in (low, high)]
-    if low.finite.sum() >= SMOOTH_FROM:
-        edges = [trend(edge, axis.warp, bridge=True) for edge in edges]
+    first, last = ends_of_area(low, high, 10 * abs(ax.get_ylim()[1]), axis.warp)
     return ax.fill_between(
-        edges[0].steps, edges[0].values, edges[1].values, color=tint(color, 0.2), linewidth=0,
-        zorder=1.5,
-    )  # fmt: skip
+        first.steps, first.values, last.values, color=tint(color, 0.2), linewidth=0, zorder=1.5
+    )
 
 
 def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
     """Marks at steps whose value isn't a finite number.
 
     Ticks are at the upper edge where the value is ∞, and otherwise on the base line. Lines that are
-    always ∞ are shown as one line along the upper edge; ``infinite_entry`` explains it in a key.
+    always ∞ are shown as one line along the upper edge.
     """
     infinite = [line.steps[np.isposinf(line.values)] for line in lines if not always_infinite(line)]
     others = [line.steps[~line.finite & ~np.isposinf(line.values)] for line in lines]

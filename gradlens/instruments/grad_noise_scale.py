@@ -27,7 +27,7 @@ class GradNoiseScaleInstrument(Instrument):
         middle = smooth(value, bridge=True)
         many = middle is not value
         return Lines(
-            (Curve("noise scale", value, spreads=((low, high),)),),
+            (Curve("noise scale", value, spreads=((low, high),), unit="samples"),),
             scale="log",
             latest=readout(middle),
             words="in samples, median on the right" if many else "samples",

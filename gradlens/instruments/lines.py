@@ -115,10 +115,12 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines, single_lines: bool = Fals
             artists[name] = band(ax, axis, low, high, one.color)
     artists |= {} if few else _areas(ax, axis, layers) | _extremes(ax, axis, layers)
     entries = _entries(shown, fronts, zeros)
-    at_ends = shown.named_at_ends or 1 < len(layers) <= NAMED_AT_ENDS
-    if at_ends:
-        named = dict(zip(short_names([*layers]), layer_curves(layers), strict=True))
-        artists |= _names_at_ends(ax, {one.name: one for one in shown.curves} | named)
+    named: Artists = {}
+    if shown.named_at_ends or 1 < len(layers) <= NAMED_AT_ENDS:
+        of_layers = dict(zip(short_names([*layers]), layer_curves(layers), strict=True))
+        named = _names_at_ends(ax, {one.name: one for one in shown.curves} | of_layers)
+    if named or shown.named_at_ends:
+        artists |= named
         explained = key(head, _entries_of_zeros(shown, zeros))
     elif few and layers:
         explained = sequence_key(head, [*layers], entries)
@@ -225,11 +227,15 @@ def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) 
 
 
 def _names_at_ends(ax: Axes, named: Mapping[str, Curve]) -> Artists:
-    """The names of curves on the right, for which the axis becomes narrower."""
+    """The names of curves on the right, for which the axis becomes narrower, if there is room.
+
+    An axis inside another one has its place from that, and can't become narrower.
+    """
     width, height = size_in_points(ax)
     gap = points(ROOM_OF_NAME)
     shown = {name: one for name, one in named.items() if one.line.finite.any()}
-    if len(shown) * gap > height or len(named) < 2:
+    is_inside = ax.get_axes_locator() is not None
+    if len(shown) * gap > height or len(named) < 2 or is_inside:
         return {}
     curves = [*shown.values()]
     short = [shorten(name, 0.25 * width, TICK_SIZE) for name in shown]

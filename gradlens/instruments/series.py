@@ -88,6 +88,17 @@ def smooth(line: Line, warp: Warp | None = None, bridge: bool = False) -> Line:
     return trend(line, warp, bridge=bridge) if line.finite.sum() >= SMOOTH_FROM else line
 
 
+def ends_of_area(low: Line, high: Line, top: float, warp: Warp | None = None) -> tuple[Line, Line]:
+    """Both ends of an area, up to ``top``; of many points, their trends.
+
+    They have the same steps: what is many is decided by the first.
+    """
+    ends = [Line(one.steps, np.minimum(one.values, top)) for one in (low, high)]
+    if low.finite.sum() >= SMOOTH_FROM:
+        ends = [trend(end, warp, bridge=True) for end in ends]
+    return ends[0], ends[1]
+
+
 def trend(
     line: Line,
     warp: Warp | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from gradlens.numerics.norms import scale_of
 from gradlens.numerics.precision import double
-from gradlens.operators.operator import GradientOperator, slices
-from gradlens.operators.outer_products import factors_of, squared_norms_by_positions
+from gradlens.operators.operator import slices
+from gradlens.operators.outer_products import OfFactors, factors_of, squared_norms_by_positions
 
 PATCHES_BYTES = 4 * 2**20
 """Memory of the patches that are cut out at once, where elements are stored.
@@ -34,7 +33,7 @@ class Geometry:
     groups: int
 
 
-class Convolution(GradientOperator):
+class Convolution(OfFactors):
     """gₙ = Σₛ δₙₛ xₙₛᵀ over output positions s, where xₙₛ is the patch that s is computed from.
 
     ``delta`` is ``[N, R, *S]``, ``inputs`` the padded input ``[N, C, *L]``; the weight has shape
@@ -83,13 +82,6 @@ class Convolution(GradientOperator):
     @property
     def _patches_bytes(self) -> int:
         return PATCHES_BYTES if self.device.type == "cpu" else self._piece_bytes
-
-    @property
-    def _tensors(self) -> Sequence[Tensor]:
-        return self._delta, self._inputs
-
-    def _keep_only(self, samples: Tensor) -> None:
-        self._delta, self._inputs = self._delta[samples], self._inputs[samples]
 
     def squared_norms(self) -> Tensor:
         positions = math.prod(self._positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -27,14 +28,27 @@ Measured on one core.
 """
 
 
-class OuterProducts(GradientOperator):
+class OfFactors(GradientOperator, ABC):
+    """Gradients that are products of output gradients δ ``[N, ...]`` and inputs x ``[N, ...]``."""
+
+    _delta: Tensor
+    _inputs: Tensor
+
+    @property
+    def _tensors(self) -> Sequence[Tensor]:
+        return self._delta, self._inputs
+
+    def _keep_only(self, samples: Tensor) -> None:
+        self._delta, self._inputs = self._delta[samples], self._inputs[samples]
+
+
+class OuterProducts(OfFactors):
     """gₙ = Σₛ δₙₛ xₙₛᵀ with output gradients δ ``[N, S, R]`` and inputs x ``[N, S, K]``.
 
     S are the positions in a sequence; a plain linear layer has one, and its factors are ``[N, R]``
-    and ``[N, K]``. Norms and products go through
-    the factors alone (Goodfellow, 2015, arXiv:1510.01799), for several positions through the
-    positions' own Gram matrices, where those are smaller than the gradients (Li et al., 2022,
-    arXiv:2110.05679, section 4).
+    and ``[N, K]``. Norms and products go through the factors alone (Goodfellow, 2015,
+    arXiv:1510.01799), for several positions through the positions' own Gram matrices, where those
+    are smaller than the gradients (Li et al., 2022, arXiv:2110.05679, section 4).
     """
 
     makes_blocks = True
@@ -77,13 +91,6 @@ class OuterProducts(GradientOperator):
         delta, inputs = self.factors()
         product = torch.mul if self._positions == 1 else torch.bmm
         product(delta.mT, inputs, out=to)
-
-    @property
-    def _tensors(self) -> Sequence[Tensor]:
-        return self._delta, self._inputs
-
-    def _keep_only(self, samples: Tensor) -> None:
-        self._delta, self._inputs = self._delta[samples], self._inputs[samples]
 
     def squared_norms(self) -> Tensor:
         if self._positions == 1:
@@ -210,10 +217,8 @@ class OuterProducts(GradientOperator):
         if far is None:
             return super()._tally_1d(grid, max_bytes)
         table = torch.zeros(grid.size, dtype=torch.int64, device="cpu")
-        at_once = min(max_bytes // self.dtype.itemsize, CHUNK) // self._columns
-        for places in far.nonzero().split(max(at_once, 1)):
-            sample, row = places.unbind(1)
-            table += tally_1d(self._delta[sample, row, None] * self._inputs[sample], grid)
+        for _, values in self._rows_at(far, max_bytes):
+            table += tally_1d(values, grid)
         near = self._delta.masked_fill(far, 0)
         opposite = _pairs(near > 0, self._inputs < 0) + _pairs(near < 0, self._inputs > 0)
         table[grid.zero] += int((~far).sum()) * self._columns - opposite
@@ -225,10 +230,7 @@ class OuterProducts(GradientOperator):
         if far is None:
             return super()._tally_2d(grid, companions, size, max_bytes)
         table = torch.zeros(grid.size, size, dtype=torch.int64, device="cpu")
-        at_once = min(max_bytes // self.dtype.itemsize, CHUNK) // self._columns
-        for places in far.nonzero().split(max(at_once, 1)):
-            sample, row = places.unbind(1)
-            values = self._delta[sample, row, None] * self._inputs[sample]
+        for row, values in self._rows_at(far, max_bytes):
             table += grid.joint_counts(values, companions[row], size)
         near, inputs = self._delta.masked_fill(far, 0), self._inputs
         opposite = _signs(near > 0, inputs < 0) + _signs(near < 0, inputs > 0)
@@ -236,12 +238,19 @@ class OuterProducts(GradientOperator):
         add_signs(table, companions, number, opposite, grid)
         return table
 
-    def _far(self, grid: Grid) -> Tensor | None:
-        """Elements of δ ``[N, R]`` that some elements of gₙ are not as small as ``grid.centre`` by.
+    def _rows_at(self, marked: Tensor, max_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows of gradients at marked elements of δ ``[N, R]``: their numbers, and ``[n, K]``."""
+        at_once = min(max_bytes // self.dtype.itemsize, CHUNK) // self._columns
+        for places in marked.nonzero().split(max(at_once, 1)):
+            sample, row = places.unbind(1)
+            yield row, self._delta[sample, row, None] * self._inputs[sample]
 
-        Of the others, signs are enough, which follow from those of the factors: where products
-        underflow, they don't. ``None`` where binning all elements is cheaper, and on devices, which
-        would have to be waited for.
+    def _far(self, grid: Grid) -> Tensor | None:
+        """Elements of δ ``[N, R]`` whose products with x aren't all smaller than ``grid.centre``.
+
+        Of the others, signs are enough, which follow from those of the factors. Where products
+        underflow, they don't, so that these elements are among the first. ``None`` where binning
+        all elements is cheaper, and on devices, which would have to be waited for.
         """
         elements = self.batch_size * self._rows * self._columns
         if self._positions != 1 or self.device.type != "cpu" or elements <= self.few:

@@ -14,7 +14,7 @@ from gradlens.history.lines import Floats, Line
 from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.layers import columns as columns_of_table
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import SMOOTH_FROM, smooth, thin, trend
+from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, smooth, thin, trend
 from gradlens.report.arrays import compact_steps, compact_values, edges, pixels
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.palette import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
@@ -61,10 +61,7 @@ def _(card: LinesCard, axis: StepAxis) -> dict[str, Columns]:
 
 def _band(card: LinesCard, low: Line, high: Line) -> Columns:
     """The area between two lines, of many points between their trends."""
-    top = 10 * float(np.abs(known(card)).max())
-    ends = [
-        smooth(Line(one.steps, np.minimum(one.values, top)), bridge=True) for one in (low, high)
-    ]
+    ends = ends_of_area(low, high, 10 * float(np.abs(known(card)).max()))
     below, above = (_line(end, threshold(card)) for end in ends)
     y = "place" if threshold(card) else "value"
     return {"step": below["step"], "low": below[y], "high": above[y]}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lgamma, log, prod
 
-import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of
 from gradlens.graph.model_calls import MAX_ELEMENTS, Given, ModelCall
 from gradlens.samples.labels import NO_SAMPLE, Labels, counted, labels_of, only, reshaped
+from gradlens.samples.rows import as_tensor
 
 MOST_ORDERED = 2**9
 """Samples among which orders are looked for, which takes a time that grows with their cube."""
@@ -529,8 +529,7 @@ def _along(shape: Sequence[int], own: range, axis: int) -> Labels:
 
 def _written(shape: Sequence[int], own: range, axis: int) -> Tensor:
     """The samples of all elements."""
-    labels = np.ascontiguousarray(_along(shape, own, axis))
-    return torch.tensor(labels, device="cpu").expand(*shape)
+    return as_tensor(_along(shape, own, axis)).expand(*shape)
 
 
 def _has_rows(shape: Sequence[int], own: range, axis: int) -> bool:

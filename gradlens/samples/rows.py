@@ -8,6 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,11 @@ from gradlens.graph.kinds import kind_of, positive
 from gradlens.numerics.host import on_device
 from gradlens.samples.labels import MIXED, NO_SAMPLE, Labels, joined, moved
 from gradlens.torch_private import saved
+
+
+def as_tensor(labels: Labels) -> Tensor:
+    """Labels as a tensor of their own on the host, whatever the default device is."""
+    return torch.tensor(np.ascontiguousarray(labels), device="cpu")
 
 
 class LabelledEdge(NamedTuple):

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
@@ -32,7 +31,7 @@ from gradlens.samples.labels import (
 )
 from gradlens.samples.passages import Passages
 from gradlens.samples.powers_of_two import labels_below
-from gradlens.samples.rows import LabelledEdge, RowIndex
+from gradlens.samples.rows import LabelledEdge, RowIndex, as_tensor
 from gradlens.torch_private import saved
 
 
@@ -190,4 +189,4 @@ def _of_sequences(graph: Graph, labelled: LabelledEdge, rows: Labels, shape: Sha
 
 def _written(labels: Labels, shape: Shape | None = None) -> Tensor:
     whole = labels if shape is None else np.broadcast_to(labels, shape)
-    return torch.tensor(np.ascontiguousarray(whole), device="cpu")
+    return as_tensor(whole)
