@@ -61,6 +61,7 @@ INPUTS = column("input_rms", "the model's inputs, which the facts of a run have"
 ROWS = column("row_rms_max", "the model's inputs, which the facts of a run have")
 BAD_ROWS = column("bad_rows", "the model's inputs, which the facts of a run have")
 UPDATES = column("updates", "the optimizer, passed to the context: cockpit(step, optimizer=...)")
+RATES = column("lr", "the optimizer, passed to the context: cockpit(step, optimizer=...)")
 STALE = column("stale", "the gradients at each step, which the facts of a run have")
 AT_STEP = column(
     "grad_norm_at_step", "the optimizer, passed to the context: cockpit(step, optimizer=...)"

@@ -133,6 +133,17 @@ class Network:
         return self._kinds[number].is_product and len(shape) > 1 and same
 
     @property
+    def strangers(self) -> list[nn.Parameter]:
+        """The weights that multiply data and aren't among the parameters whose names are known."""
+        leaves = [(self._graph.nodes[n].variable, n) for n in self._graph.leaves.values()]
+        return [
+            leaf
+            for leaf, number in leaves
+            if isinstance(leaf, nn.Parameter) and id(leaf) not in self._names
+            if self._multiplies(number, self._alone)
+        ]
+
+    @property
     def linear_pairs(self) -> tuple[tuple[str, str], ...]:
         """Pairs of layers with nothing but linear nodes between, such as views and averages."""
         found: list[tuple[str, str]] = []
@@ -346,10 +357,33 @@ def setup_of(
         order=network.order,
         transformed=network.transformed,
         before_loss=network.before_loss,
+        target_trained=loss.target_needs_gradient,
+        unregistered=() if model is None else holders_of(network.strangers, model),
         broadcast=network.broadcast(loss.samples),
         linear_pairs=network.linear_pairs,
         is_linear=network.is_linear(loss),
         half=network.has_half,
+    )
+
+
+def holders_of(parameters: Sequence[nn.Parameter], model: nn.Module) -> tuple[str, ...]:
+    """The lists, tuples and dicts of a model's modules with layers that have these parameters."""
+    wanted = {id(p) for p in parameters}
+    if not wanted:
+        return ()
+    return tuple(
+        ".".join(filter(None, (name, attribute)))
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if any(id(p) in wanted for layer in _layers_in(value) for p in layer.parameters())
+    )
+
+
+def _layers_in(value: object) -> list[nn.Module]:
+    """The modules in a list, tuple or dict."""
+    found = [*value.values()] if isinstance(value, dict) else value
+    return (
+        [m for m in found if isinstance(m, nn.Module)] if isinstance(found, (list, tuple)) else []
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.scaler import GradientScale
@@ -19,6 +20,9 @@ from gradlens.torch_private import version, versions
 
 SAMPLED = 2**16
 """Of larger parameters, updates and second moments are those of so many elements."""
+
+FEW = 64
+"""So many elements of a weight show whether it is trained."""
 
 SPREAD_ROWS = 32
 """Rows that are equal because of their initial values are equal among the first ones, too."""
@@ -57,10 +61,10 @@ def unscaled_norm(tensors: Mapping[str, Tensor], scales: Mapping[str, float]) ->
     return norm(totals) if len(totals) > 1 else next(iter(totals.values()), None)
 
 
-def some_elements(tensor: Tensor) -> Tensor:
-    """A copy of at most ``SAMPLED`` elements, from all parts of a tensor."""
+def some_elements(tensor: Tensor, most: int = SAMPLED) -> Tensor:
+    """A copy of at most so many elements, from all parts of a tensor."""
     flat = tensor.detach().reshape(-1)
-    return flat[:: -(-flat.numel() // SAMPLED)].clone()
+    return flat[:: max(-(-flat.numel() // most), 1)].clone()
 
 
 def rms(tensor: Tensor) -> Tensor:
@@ -120,6 +124,28 @@ def update_numbers(
         for name, elements in before.items()
         if name in parameters and elements.is_floating_point()
     }
+
+
+class Strangers:
+    """Weights in the graph of the loss that aren't the model's, from one record to the next."""
+
+    def __init__(self) -> None:
+        self._seen = WeakTensorKeyDictionary()
+
+    @torch.no_grad()
+    def numbers(self, weights: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+        """Columns of the layers' table: how many there are, are new, and haven't changed."""
+        before = self._seen
+        self._seen = WeakTensorKeyDictionary({p: some_elements(p, FEW) for p in weights})
+        if not weights:
+            return {}
+        known = [p for p in weights if p in before]
+        same = [(before[p] == self._seen[p]).all().float() for p in known]
+        return {
+            "strangers/all": torch.tensor(float(len(weights))),
+            "strangers/new": torch.tensor(float(len(weights) - len(known))),
+            "strangers/same": torch.stack(same).sum() if same else torch.tensor(0.0),
+        }
 
 
 def groups(optimizer: Optimizer, names: Mapping[int, str]) -> tuple[ParameterGroup, ...]:

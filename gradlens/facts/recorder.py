@@ -15,6 +15,7 @@ from gradlens.facts.network import Network, activation_shares, setup_of
 from gradlens.facts.parameters import (
     NOT_ZEROED,
     OptimizerSteps,
+    Strangers,
     dense,
     gradients_of,
     parameter_numbers,
@@ -68,6 +69,7 @@ class FactRecorder(Observer):
         self._watches = watches
         self._parameters = dense(setting.parameters)
         self._optimizer = OptimizerSteps(self._parameters)
+        self._strangers = Strangers()
         self._labels: Counter[int] = Counter()
         self._complete: list[StepFacts] = []
         self._present: StepFacts | None = None
@@ -104,6 +106,7 @@ class FactRecorder(Observer):
                 self._read_loss(self._present, loss, info)
         if optimizer is not None:
             self._present.numbers["lr"] = learning_rate(optimizer)
+            self._present.numbers["stateless"] = float(not optimizer.state)
         if self._present.of_layers is not None and not self._goes_on:
             self._read_network(self._present, loss, info)
 
@@ -127,7 +130,8 @@ class FactRecorder(Observer):
         graph = None if loss is None else (Network(Graph(loss.value), self._setting.names), loss)
         setup = setup_of(self._setting, info, graph, facts.rows)
         if graph is not None:
-            facts.of_layers = activation_shares(graph[0])
+            strangers = self._strangers.numbers(graph[0].strangers)
+            facts.of_layers = activation_shares(graph[0]) | strangers
         self._run.take_in(facts.step, "setup", setup)
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:

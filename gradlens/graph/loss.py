@@ -99,6 +99,13 @@ class Loss:
         return None if self.function is None else saved(self.function, "target").detach()
 
     @property
+    def target_needs_gradient(self) -> bool:
+        """Whether the loss function's target is computed from parameters, too."""
+        function = self.function
+        others = () if function is None else function.next_functions[1:2]
+        return self.targets is not None and any(node is not None for node, _ in others)
+
+    @property
     def is_weighted(self) -> bool:
         """Whether the loss function was given weights of classes or samples."""
         return any(saved(self.function, name, None) is not None for name in WEIGHTS)

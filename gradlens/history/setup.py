@@ -46,7 +46,9 @@ class Setup:
     and ``transformed`` are weights that are changed before they multiply data, as by a
     softplus, a mask or a scale.
     ``before_loss`` is the kind of the node from which the loss's logarithm of probabilities is
-    computed, if it makes probabilities itself. ``broadcast`` are the shapes of predictions and
+    computed, if it makes probabilities itself; ``target_trained`` says that its target needs a
+    gradient. ``unregistered`` are lists, tuples and dicts of modules with layers that aren't the
+    model's. ``broadcast`` are the shapes of predictions and
     targets that it compares all pairs of. ``linear_pairs`` are pairs of layers with nothing
     but linear nodes between, and ``is_linear`` says that all of the network's nodes are linear.
     ``half`` says that there are nodes in float16, and ``scaler`` that a gradient scaler was passed.
@@ -65,6 +67,8 @@ class Setup:
     order: tuple[str, ...] = ()
     transformed: tuple[str, ...] = ()
     before_loss: str = ""
+    target_trained: bool = False
+    unregistered: tuple[str, ...] = ()
     broadcast: str = ""
     linear_pairs: tuple[tuple[str, str], ...] = ()
     is_linear: bool = False

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradlens.cli.main import main
+from gradlens.diagnosis.rules import RULES
 from gradlens.history.history import History
 from gradlens.history.records import Source
 from tests.diagnosis.test_rules import FAULTY, HEALTHY, NOTICED
@@ -79,7 +80,7 @@ def test_json_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert first["findings"][0]["fault"] == "lr_too_high"
     assert second["findings"] == []
     assert "overfitting" in second["unasked"]
-    assert len(second["asked"]) + len(second["unasked"]) == 38
+    assert len(second["asked"]) + len(second["unasked"]) == len(RULES)
 
 
 def test_a_run_without_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,6 +135,22 @@ FLAT = np.r_[4 * np.ones(10), 3.5 * np.ones(STEPS - 10)]
 DRIFT = np.sin(np.arange(STEPS) / 10) + S["input_mean"]
 EARLY_PLATEAU = np.where(np.arange(STEPS) < STEPS // 4, 2.3, S["loss"])
 
+
+def strangers(new: float = 0.0, same: float = 0.0) -> dict[str, np.ndarray]:
+    """So many of two weights that aren't the model's are new, or the same, after the start."""
+    later = (np.arange(ROWS) > 0).astype(float)
+    found = {"all": np.full(ROWS, 2.0), "new": 2 * (1 - later) + new * later, "same": same * later}
+    return {**L, **{f"strangers/{name}": each for name, each in found.items()}}
+
+
+def regression(size: float = 1.0, variance: float = 1.0) -> dict[str, np.ndarray]:
+    """The losses are those of a healthy run times a size."""
+    losses = {name: size * S[name] for name in ("loss", "loss_max", "loss_median")}
+    table = {**S, **losses, "target_variance": np.full(STEPS, variance)}
+    return changed(table, classes=np.nan, label_entropy=np.nan)
+
+
+SQUARED = replace(SETUP, loss="MseLossBackward")
 SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
 TANH_ALONE = {"saturated/0": np.full(ROWS, 0.95)}
 TANH = {**L, **TANH_ALONE}
@@ -288,6 +304,22 @@ FAULTY: dict[str, list[History]] = {
         *(run(changed(S, loss_over=share)) for share in (0.06, 0.2)),
         validated(0.12, changed(S, loss_over=0.04)),
     ],
+    "lr_decayed": [run(changed(S, lr=0.1 * fall ** np.arange(STEPS))) for fall in (0.9, 0.5)],
+    "optimizer_anew": [
+        run({**S, "stateless": np.ones(STEPS)}, setup=setup) for setup in (adam(), SETUP)
+    ],
+    "loss_of_scores": [
+        run(changed(S, loss=S["loss"] - 3, loss_median=S["loss_median"] - fall))
+        for fall in (0.8, 3.0)
+    ],
+    "target_scale": [
+        run(regression(size, variance), setup=SQUARED)
+        for size, variance in ((1e4, 100.0), (1e9, 1e6))
+    ],
+    "unregistered_layers": [
+        run(layers=strangers(new=2.0)),
+        run(layers=strangers(same=2.0), setup=replace(SETUP, unregistered=("blocks",))),
+    ],
     "overfitting": [
         valid(2, 1, 0.8, 1.2, 1.5),
         valid(2, 1.0, 0.5, 0.6, 0.7, 0.8),
@@ -326,6 +358,8 @@ NOTICED: dict[str, list[History]] = {
         validated(0.3, changed(S, loss_over=0.06)),
     ],
     "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
+    "target_trained": [run(setup=replace(SETUP, target_trained=True))],
+    "unregistered_layers": [run(layers=strangers(same=2.0))],
     "outlier_sample": [run(spikes(share=0.9, height=1.2))],
     "input_constant": [run(changed(S, input_rms=0.01))],
     "labels_random": [unlabelled(loss=FLAT)],
@@ -399,10 +433,15 @@ HEALTHY: dict[str, History] = {
     "fine-tuning": run(
         changed(S, loss=0.4 + 0 * S["loss"]), by_weight("update_rms", *[1e-6] * 3)
     ),
-    "regression": run(
-        changed(S, classes=np.nan, target_variance=1.0, label_entropy=np.nan),
-        setup=replace(SETUP, loss="MseLossBackward"),
+    "regression": run(regression(), setup=SQUARED),
+    "regression of large targets": run(regression(1e4, 1e4), setup=SQUARED),
+    "a schedule that ends near zero": run(
+        changed(S, lr=0.1 * np.maximum(np.cos(np.linspace(0, 1.57, STEPS)), 1e-5))
     ),
+    "an optimizer without a state": run(
+        {**S, "stateless": np.ones(STEPS)}, setup=with_options(momentum=0.0)
+    ),
+    "a discriminator that is trained": run(layers=strangers()),
     "one step": run(step_columns(1)),
     "two steps": run(step_columns(2)),
 }  # fmt: skip
@@ -414,7 +453,7 @@ def alarms(history: History) -> list[Finding]:
 
 def test_every_rule_has_runs() -> None:
     assert {rule.fault for rule in RULES} == FAULTY.keys() | NOTICED.keys()
-    assert len(RULES) == 38
+    assert len(RULES) == 44
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -1,0 +1,153 @@
+"""Loops in which something isn't trained, or trained wrongly, and healthy ones like them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
+
+from gradlens import Cockpit, diagnose
+
+Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class Layers(nn.Module):
+    """Layers that a module holds in some way."""
+
+    def __init__(self, hold: Callable[[list[nn.Module]], object]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 16), nn.Linear(16, 4)
+        self.middle = hold([nn.Linear(16, 16) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle: Any = self.middle() if isinstance(self.middle, FunctionType) else self.middle
+        x = self.first(x).relu()
+        for layer in middle.values() if isinstance(middle, dict) else middle:
+            x = layer(x).relu()
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def cross_entropy(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x), labels)
+
+
+def bootstrapped(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return functional.mse_loss(
+        model(x).gather(1, labels[:, None]), 1 + 0.9 * model(x).amax(1, True)
+    )
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+TEACHER = mlp()
+
+
+def distilled(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return functional.mse_loss(model(x), TEACHER(x).detach())
+
+
+def through_a_teacher(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(TEACHER(model(x).repeat(1, 5)), labels)
+
+
+def adam(parameters: list[nn.Parameter]) -> Optimizer:
+    return Adam(parameters, 1e-3)
+
+
+def momentum(parameters: list[nn.Parameter]) -> Optimizer:
+    return SGD(parameters, 0.01, momentum=0.9)
+
+
+def found(
+    model: nn.Module,
+    loss_of: Losses = cross_entropy,
+    make: Callable[[list[nn.Parameter]], Optimizer] = adam,
+    anew: bool = False,
+    decay: float = 1.0,
+    others: tuple[nn.Module, ...] = (),
+) -> dict[str, bool]:
+    """The faults that are found, and whether each is an alarm."""
+    torch.manual_seed(0)
+    parameters = [p for each in (model, *others) for p in each.parameters()]
+    cockpit, optimizer = Cockpit(model, []), make(parameters)
+    schedule = ExponentialLR(optimizer, decay)
+    inputs, labels = torch.randn(64, 20), torch.randint(4, (64,))
+    for step in range(60):
+        batch = torch.randint(64, (16,))
+        optimizer = make(parameters) if anew else optimizer
+        loss = loss_of(model, inputs[batch], labels[batch])
+        optimizer.zero_grad()
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+        if not anew:
+            schedule.step()
+    cockpit.close()
+    return {each.fault: each.is_alarm for each in diagnose(cockpit) if each.fault in FAULTS}
+
+
+FAULTS = {"unregistered_layers", "optimizer_anew", "lr_decayed", "target_trained", "loss_of_scores"}
+
+
+def anew(layers: list[nn.Module]) -> object:
+    return lambda: [nn.Linear(16, 16)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hold", [list, tuple, lambda each: dict(enumerate(each)), anew])
+def test_layers_that_are_no_part_of_the_model(hold: Callable[[list[nn.Module]], object]) -> None:
+    assert found(Layers(hold)) == {"unregistered_layers": True}
+
+
+@pytest.mark.slow
+def test_layers_that_are_trained() -> None:
+    assert found(Layers(nn.ModuleList)) == {}
+    held = Layers(list)
+    assert found(held, others=tuple(held.middle)) == {}  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_weights_of_another_network() -> None:
+    assert found(mlp(), distilled) == {}
+    assert found(mlp(), through_a_teacher) == {"unregistered_layers": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [adam, momentum])
+def test_an_optimizer_that_is_made_anew(make: Callable[[list[nn.Parameter]], Optimizer]) -> None:
+    assert found(mlp(), make=make, anew=True) == {"optimizer_anew": True}
+    assert found(mlp(), make=make) == {}
+
+
+@pytest.mark.slow
+def test_what_needs_no_state() -> None:
+    assert found(mlp(), make=lambda parameters: SGD(parameters, 0.01), anew=True) == {}
+
+
+@pytest.mark.slow
+def test_a_schedule_of_epochs_that_is_called_for_each_batch() -> None:
+    assert found(mlp(), decay=0.7) == {"lr_decayed": True}
+    assert found(mlp(), decay=0.95) == {}
+
+
+@pytest.mark.slow
+def test_targets_that_are_trained() -> None:
+    assert found(mlp(), bootstrapped) == {"target_trained": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_losses_of_scores(probabilities: bool) -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return functional.nll_loss(model(x).softmax(1) if probabilities else model(x) + 1, labels)
+
+    assert found(mlp(), loss) == {"loss_of_scores": True}
