@@ -49,9 +49,10 @@ CHANCE = Need(
     lambda evidence: bool(np.isfinite(evidence.chance)),
 )
 LABELS = Need(
-    "a cross-entropy with one label for each sample",
-    lambda evidence: bool(evidence.labels.size),
+    "a cross-entropy, which is passed to the context: cockpit(step, loss=loss)",
+    lambda evidence: bool(evidence.labels.size) or bool(evidence.by_name("dense_labels")),
 )
+DENSE_LABELS = of_layers("dense_labels", "a cross-entropy with several labels for each sample")
 VALIDATION = Need(
     "a validation loss: cockpit.log(step, valid_loss=...)",
     lambda evidence: bool(evidence.valid_loss.steps.size),

@@ -24,7 +24,7 @@ from gradlens.facts.parameters import (
     unscaled_norm,
     update_numbers,
 )
-from gradlens.facts.rows import Rows, loss_rows, rows_of
+from gradlens.facts.rows import Rows, dense_labels, loss_rows, rows_of
 from gradlens.facts.step_facts import StepFacts, columns
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
@@ -131,7 +131,7 @@ class FactRecorder(Observer):
         setup = setup_of(self._setting, info, graph, facts.rows)
         if graph is not None:
             strangers = self._strangers.numbers(graph[0].strangers)
-            facts.of_layers = activation_shares(graph[0]) | strangers
+            facts.of_layers = activation_shares(graph[0]) | strangers | dense_labels(graph[1])
         self._run.take_in(facts.step, "setup", setup)
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:

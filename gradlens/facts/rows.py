@@ -187,6 +187,40 @@ def loss_rows(loss: Loss) -> LossRows:
     )
 
 
+@torch.no_grad()
+def dense_labels(loss: Loss) -> dict[str, Tensor]:
+    """Columns of the layers' table, of a loss with several class labels for each sample.
+
+    They are the share of the most frequent label, and that of padding, both of the labels that the
+    loss counts. Padding is a label with which some rows end, over different lengths, and which is
+    nowhere else.
+    """
+    targets, samples = loss.targets, loss.samples
+    if targets is None or kind_of(kind(loss.function)).targets != "classes" or loss.is_weighted:
+        return {}
+    if not loss.is_multiple or not samples or targets.numel() % samples or targets.dim() > 3:
+        return {}
+    rows = targets.reshape(samples, -1)
+    ignored = signed(saved(loss.function, "ignore_index"))
+    if rows.shape[1] < FEWEST_OF_ROW:
+        return {}
+    is_counted = rows != ignored
+    usual = rows.flatten().mode().values
+    shares = [((rows == usual) & is_counted).sum() / is_counted.sum()]
+    is_image = targets.dim() == 3 and targets.shape[1] > 1
+    if not is_image:  # these end in background, which is no padding
+        is_last = rows == rows[:, -1].mode().values
+        at_end = is_last.flip(1).cumprod(1)
+        lengths = at_end.sum(1)
+        is_padding = (is_last.sum() == lengths.sum()) & (lengths.min() < lengths.max())
+        shares.append((at_end.flip(1) * is_counted).sum() / is_counted.sum() * is_padding)
+    return dict(zip(("dense_labels/most", "dense_labels/padding"), shares, strict=False))
+
+
+FEWEST_OF_ROW = 4
+"""Labels of a sample of which some may be padding."""
+
+
 def _classes(outputs: Tensor, of: str) -> int:
     """The number of classes; 0 of a regression."""
     if of == "classes":

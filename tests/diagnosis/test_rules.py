@@ -150,6 +150,11 @@ def regression(size: float = 1.0, variance: float = 1.0) -> dict[str, np.ndarray
     return changed(table, classes=np.nan, label_entropy=np.nan)
 
 
+def dense_labels(most: float = 0.3, padding: float = 0.0) -> dict[str, np.ndarray]:
+    shares = {"most": max(most, padding), "padding": padding}
+    return UNLABELLED | {f"dense_labels/{n}": np.full(ROWS, each) for n, each in shares.items()}
+
+
 SQUARED = replace(SETUP, loss="MseLossBackward")
 SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
 TANH_ALONE = {"saturated/0": np.full(ROWS, 0.95)}
@@ -209,7 +214,9 @@ FAULTY: dict[str, list[History]] = {
     "class_imbalance": [
         run(layers=labels(900.0, *[100.0] * 9)),
         run(layers=labels(2000.0, *[20.0] * 9)),
+        run(layers=dense_labels(most=0.99)),
     ],
+    "padding_in_loss": [run(layers=dense_labels(padding=share)) for share in (0.2, 0.9)],
     "data_order": [
         *(run(changed(S, label_entropy=e)) for e in (0.0, 0.5, 0.9)),
         unlabelled(input_mean=DRIFT),
@@ -441,6 +448,7 @@ HEALTHY: dict[str, History] = {
     "an optimizer without a state": run(
         {**S, "stateless": np.ones(STEPS)}, setup=with_options(momentum=0.0)
     ),
+    "words": run(layers=dense_labels(0.4, 0.02)),
     "a discriminator that is trained": run(layers=strangers()),
     "one step": run(step_columns(1)),
     "two steps": run(step_columns(2)),
@@ -453,7 +461,7 @@ def alarms(history: History) -> list[Finding]:
 
 def test_every_rule_has_runs() -> None:
     assert {rule.fault for rule in RULES} == FAULTY.keys() | NOTICED.keys()
-    assert len(RULES) == 44
+    assert len(RULES) == 45
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -573,7 +581,8 @@ def test_what_is_needed() -> None:
     assert lacking.keys() == {rule.fault for rule in RULES}
     assert "optimizer" in lacking["optimizer_misses"][0]
     known = unasked(run())
-    assert known.keys() == {"overfitting", "adam_epsilon", "saturated_units"}
+    expected = {"overfitting", "adam_epsilon", "saturated_units", "padding_in_loss"}
+    assert known.keys() == expected
     assert "valid_loss" in known["overfitting"][0]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LABELS
+from gradlens.diagnosis.numbers import median
 from gradlens.diagnosis.rule import Rule, Sign, above
 
 TIMES = 5.0
@@ -18,8 +19,15 @@ FEWEST, FEWEST_PER_CLASS = 300, 20
 count: networks may have more outputs than the data have classes."""
 
 
+DENSE = 0.97
+"""Share of the most frequent class among the labels of pixels or words."""
+
+
 def find(evidence: Evidence) -> Iterator[Sign]:
     counts = evidence.labels
+    if not counts.size:
+        yield from _of_dense_labels(evidence)
+        return
     seen = float(counts.sum())
     if seen < max(FEWEST, FEWEST_PER_CLASS * len(counts)):
         return
@@ -36,6 +44,14 @@ def find(evidence: Evidence) -> Iterator[Sign]:
             title="All labels are of one class" if is_single else "",
             advice=GENERATOR if is_generator else WEIGHTED if is_weighted else "",
         )
+
+
+def _of_dense_labels(evidence: Evidence) -> Iterator[Sign]:
+    found = evidence.by_name("dense_labels")
+    share = median(found.matrix(("most",)))
+    if share > DENSE:
+        numbers = (above("share of the most frequent class", share, DENSE),)
+        yield Sign(int(found.steps[0]), numbers, title="One class has most pixels or words")
 
 
 GENERATOR = (
