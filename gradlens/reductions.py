@@ -481,3 +481,7 @@ class Histogram2d(_Sums):
 
     def reduce(self, gradients: ParameterGradients) -> Counts:
         return gradients.elements.histogram_2d(gradients.parameter, self.bins, self.range)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

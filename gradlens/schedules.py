@@ -116,11 +116,18 @@ def decided_once(schedule: Schedule) -> Schedule:
 
 
 def checked(schedule: Any, owner: str) -> Schedule:
-    """As ``decided_once``; ``TypeError`` names the owner if the schedule doesn't take a step."""
+    """As ``decided_once``, of a function or of a number K for every K steps.
+
+    ``TypeError`` names the owner if it is neither, and ``ValueError`` if K is less than one.
+    """
+    if isinstance(schedule, int) and not isinstance(schedule, bool):
+        if schedule < 1:
+            raise ValueError(f"{owner}: track_schedule={schedule} tracks nothing: use 1 or more")
+        return Linear(schedule)
     if not _takes_a_step(schedule):
         raise TypeError(
             f"{owner}: track_schedule={schedule!r} is not callable with a step alone: pass a "
-            "function from the global step to a bool, such as gradlens.schedules.linear(10)"
+            "number of steps, or a function from the global step to a bool"
         )
     if schedule is linear:
         raise TypeError(

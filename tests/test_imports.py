@@ -17,7 +17,7 @@ from typing import get_origin
 import pytest
 
 import gradlens
-from gradlens import curvature, reductions
+from gradlens import curvature, instruments, landscape, quantities, reductions, signals, sinks
 from gradlens.history.history import History
 
 ROOT = Path(__file__).parent.parent
@@ -233,6 +233,8 @@ def documented() -> set[str]:
 
 def test_public_names_are_those_of_the_documentation() -> None:
     assert dir(gradlens) == sorted(gradlens.__all__)
+    for module in (curvature, instruments, landscape, quantities, reductions, signals, sinks):
+        assert dir(module) == sorted(module.__all__)
     assert set(gradlens.__all__) == documented()
 
 

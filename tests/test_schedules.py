@@ -25,6 +25,15 @@ def test_linear(interval: int, offset: int) -> None:
     assert tracked == list(range(offset, 200, interval))
 
 
+def test_a_number_is_a_schedule() -> None:
+    quantity = quantities.GradNorm(10)
+    assert [step for step in range(40) if quantity.should_compute(step)] == [0, 10, 20, 30]
+    with pytest.raises(ValueError, match="tracks nothing: use 1 or more"):
+        quantities.GradNorm(0)
+    with pytest.raises(TypeError, match="pass a number of steps, or a function"):
+        quantities.GradNorm(True)
+
+
 def test_logarithmic_takes_exponents() -> None:
     schedule = schedules.logarithmic(0, 3, steps=4)
     assert [step for step in range(2000) if schedule(step)] == [0, 1, 10, 100, 1000]

@@ -24,7 +24,7 @@ def state_of_tracking(tracking: Tracking) -> State:
             quantities[quantity.name] = {}
             if quantity.has_started:
                 quantities[quantity.name] = saveable(quantity.state_dict())
-            schedules[quantity.name] = saveable(state_of(quantity.track_schedule))
+            schedules[quantity.name] = saveable(state_of(quantity.schedule))
     return {
         "gradlens_state": FORMAT,
         "parameters": _shapes(tracking),
@@ -70,7 +70,7 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
 def _load(quantity: Quantity, state: Any, schedules: Mapping[str, Any]) -> None:
     try:
         quantity.resume(restored(state))
-        load_state(quantity.track_schedule, restored(schedules.get(quantity.name, {})))
+        load_state(quantity.schedule, restored(schedules.get(quantity.name, {})))
     except Exception as error:
         raise ValueError(
             f"{quantity.name} can't continue from its state ({first_line(error)}): give it the "

@@ -224,7 +224,7 @@ class Cockpit:
 
     def _repr_html_(self) -> str:
         """What is wrong by now, and the quantities with their latest values, for notebooks."""
-        schedules = {q.name: repr(q.track_schedule) for q in self.quantities}
+        schedules = {q.name: repr(q.schedule) for q in self.quantities}
         history = self.history
         rows = [(*row, schedules.get(row[0], "")) for row in history.latest_values()]
         notes = [f"step {note.step}: {note.text}" for note in history.notes]

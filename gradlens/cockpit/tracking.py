@@ -113,7 +113,7 @@ class Tracking:
                 self.run.note(global_step, APART.format(count=apart))
         is_compared = self.assembly.processes.count == 1 or self.assembly.is_compared
         if not (is_compared or self.may_end_alone):
-            self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
+            self.assembly.compare([f"{q.name}: {q.schedule!r}" for q in self.quantities])
         self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
         is_behind = self.forward_passes.begin_step(global_step)

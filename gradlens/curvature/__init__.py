@@ -79,3 +79,7 @@ __all__ = [
     "hutchinson_diagonal",
     "spectral_density",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

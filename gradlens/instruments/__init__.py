@@ -260,3 +260,7 @@ __all__ = [
     "without_spikes",
     "zero_line",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

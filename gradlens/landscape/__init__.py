@@ -28,3 +28,7 @@ __all__ = [
     "principal_directions",
     "random_direction",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

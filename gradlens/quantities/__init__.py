@@ -103,3 +103,7 @@ __all__ = [
     "VarTID",
     "WeightSignFlips",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

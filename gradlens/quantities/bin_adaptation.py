@@ -27,20 +27,20 @@ class BinAdaptation(ABC):
     """Computes from a step the range of the histograms after it.
 
     It does so at the steps for which ``track_schedule`` is true; ``verbose`` logs the range.
-    ``TypeError`` if ``track_schedule`` is not callable.
+    ``TypeError`` if ``track_schedule`` is neither a number nor callable.
     """
 
-    track_schedule: Schedule = EVERY_STEP
+    track_schedule: Schedule | int = EVERY_STEP
     verbose: bool = False
 
     reductions: ClassVar[Sequence[Reduction]] = ()
 
     def __post_init__(self) -> None:
-        self.track_schedule = checked(self.track_schedule, type(self).__name__)
+        self.schedule = checked(self.track_schedule, type(self).__name__)
 
     def should_compute(self, global_step: int) -> bool:
         """Whether the range is adapted at this step."""
-        return bool(self.track_schedule(global_step))
+        return bool(self.schedule(global_step))
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         """Reductions of the per-sample gradients of this step that the policy needs."""

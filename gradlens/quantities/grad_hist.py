@@ -76,7 +76,7 @@ class _GradHist(SingleStepQuantity):
             return {}
         return {
             "ranges": list(self._ranges),
-            "schedules": [state_of(policy.track_schedule) for policy in self._policies],
+            "schedules": [state_of(policy.schedule) for policy in self._policies],
             "policies": [policy.state_dict() for policy in self._policies],
         }
 
@@ -85,7 +85,7 @@ class _GradHist(SingleStepQuantity):
         for axis, (policy, (range_, schedule, own)) in enumerate(
             zip(self._policies, saved, strict=True)
         ):
-            load_state(policy.track_schedule, schedule)
+            load_state(policy.schedule, schedule)
             load_state(policy, own)
             if not isinstance(policy, NoAdaptation):
                 self._ranges[axis] = tuple(range_)

@@ -49,7 +49,7 @@ PRESETS: dict[str, _Builders] = {
 
 
 def configuration(
-    label: str, track_schedule: Schedule | None = None, verbose: bool = False
+    label: str, track_schedule: Schedule | int | None = None, verbose: bool = False
 ) -> list[Quantity]:
     """The quantities of a preset, ``"economy"``, ``"business"`` or ``"full"``, on one schedule.
 

@@ -50,13 +50,14 @@ class Quantity(ABC):
     the next one as ``earlier``.
 
     The usual combinations of phases have base classes, such as ``SingleStepQuantity``, whose
-    subclasses define ``compute`` alone. ``TypeError`` if ``track_schedule`` is not callable, or if
-    ``phases`` are empty, in another order than in a step, or without
+    subclasses define ``compute`` alone. ``TypeError`` if ``track_schedule`` is neither a
+    number nor callable, or if ``phases`` are empty, in another order than in a step, or without
     their methods.
     """
 
-    track_schedule: Schedule = EVERY_STEP
-    """Function from the global step to whether the quantity is tracked at that step."""
+    track_schedule: Schedule | int = EVERY_STEP
+    """Function from the global step to whether the quantity is tracked at that step, or a number K
+    for every K-th step."""
     verbose: bool = False
     """Whether each value is printed."""
     _: KW_ONLY
@@ -83,6 +84,8 @@ class Quantity(ABC):
     modules: Mapping[str, nn.Module] = field(default_factory=dict, init=False, repr=False)
     """Layers by name whose signals are captured."""
 
+    schedule: Schedule = field(init=False, repr=False)
+    """The ``track_schedule`` as a function that is called once for each step."""
     keeps: Stateful | None = field(default=None, init=False, repr=False)
     """What keeps values of one step for the next, whose state is that of the quantity."""
     in_cockpit: bool = field(default=False, init=False, repr=False)
@@ -93,7 +96,7 @@ class Quantity(ABC):
 
     def __post_init__(self) -> None:
         self.name = self.name or type(self).__name__
-        self.track_schedule = checked(self.track_schedule, self.name)
+        self.schedule = checked(self.track_schedule, self.name)
         if not isinstance(self.verbose, bool):
             raise TypeError(
                 f"{self.name}: verbose={self.verbose!r} is neither True nor False: pass other "
@@ -202,7 +205,7 @@ class Quantity(ABC):
 
     def should_compute(self, global_step: int) -> bool:
         """Whether the quantity has a value at this step."""
-        return bool(self.track_schedule(global_step))
+        return bool(self.schedule(global_step))
 
     def is_active(self, global_step: int) -> bool:
         """Whether the quantity needs this step, to compute a value or to adapt to it."""

@@ -53,3 +53,7 @@ __all__ = [
     "select",
     "selection",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -12,3 +12,7 @@ from gradlens.sinks.trackio import Trackio
 from gradlens.sinks.wandb import WandB
 
 __all__ = ["CSV", "MLflow", "Sink", "TensorBoard", "Trackio", "WandB"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -60,7 +60,7 @@ class Output:
 class _HessMaxEV(quantities.HessMaxEV, Output):
     def __init__(
         self,
-        track_schedule: Schedule = EVERY_STEP,
+        track_schedule: Schedule | int = EVERY_STEP,
         verbose: bool = False,
         use_power: bool = True,  # chooses among methods that gradlens doesn't have
         **options: Any,

@@ -19,7 +19,7 @@ PRESETS = {"economy": _ECONOMY, "business": _BUSINESS, "full": _FULL}
 
 
 def configuration(
-    label: str, track_schedule: Schedule | None = None, verbose: bool = False
+    label: str, track_schedule: Schedule | int | None = None, verbose: bool = False
 ) -> list[Quantity]:
     """The quantities of a preset, on one schedule, by default at every step."""
     schedule = EVERY_STEP if track_schedule is None else track_schedule
