@@ -58,7 +58,7 @@ def share(
     training.cockpit.close()
     spending = training.cockpit.history.spending
     assert spending is not None
-    return tracked / plain - 1, {name: turns.count for name, turns in spending.turns.items()}
+    return tracked / plain - 1, dict(spending.turns)
 
 
 def main() -> None:

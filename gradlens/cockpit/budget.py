@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from gradlens.history.coverage import few, percent
-from gradlens.history.spending import Spending, Turns, plain_steps
-from gradlens.quantities.quantity import Quantity
+from gradlens.history.spending import Spending, plain_steps
 from gradlens.stateful import State
 
 WARM_UP = 2
@@ -68,29 +67,25 @@ class Budget:
     def __init__(
         self,
         share: float,
-        quantities: Iterable[Quantity],
+        names: Collection[str],
         device: torch.device | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``TypeError`` unless the share is a number, ``ValueError`` unless between 0 and 1."""
-        if not isinstance(share, (int, float)):
-            raise TypeError(f"budget={share!r}: give the share of training time, such as 0.05")
-        if not 0 < share < 1:
+        """``names`` are those of the quantities; ``ValueError`` unless 0 < ``share`` < 1."""
+        if not isinstance(share, (int, float)) or not 0 < share < 1:
             raise ValueError(f"budget={share!r}: give the share of training time, such as 0.05")
         self.share = share
         self.clock = clock
         self._accelerator = _accelerator(device)
-        self._quantities = tuple(quantities)
+        self._names = tuple(names)
         self._means = 0.0
         self._cost: float | None = None
         self._plain: deque[float] = deque(maxlen=RECENT)
         self._outside: deque[float] = deque(maxlen=RECENT)
         self._bill: _Bill | None = None
         self._decided: dict[int, bool] = {}
-        self._looks: set[int] = set()
+        self._is_look = False
         self._turns: Counter[str] = Counter()
-        self._scheduled: set[str] = set()
-        self._idle: frozenset[int] = frozenset()
         self._context = math.nan
         self._spent = self._passed = 0.0
         self._steps = self._measured = 0
@@ -105,62 +100,21 @@ class Budget:
     @property
     def spending(self) -> Spending:
         """The share of the time that tracking has taken, and the turns of the quantities."""
-        names = [each.name for each in self._quantities if each.name in self._scheduled]
-        turns = {name: Turns(self._turns[name], self._cost) for name in names}
         taken = self._spent / self._passed if self._passed else math.nan
-        return Spending(self.share, taken, self._plain_time, turns)
+        turns = {name: self._turns[name] for name in self._names}
+        cost = math.nan if self._cost is None else self._cost
+        return Spending(self.share, taken, self._plain_time, cost, turns)
 
     @property
     def _plain_time(self) -> float:
         return median(self._plain) if self._plain else math.nan
 
-    # Decisions.
-
-    def is_due(self, quantity: Quantity, global_step: int) -> bool:
-        """Whether a quantity is tracked at a step: its schedule is true, and there are the means.
-
-        The answer is no at most steps, so that must be quick.
-        """
-        has_means = self._decide(global_step)
-        if not has_means and quantity.name in self._scheduled:
-            return False
-        if not quantity.is_active(global_step):
-            return False
-        self._scheduled.add(quantity.name)
-        if has_means:
-            self._looks.add(global_step)
-        return has_means
-
-    def watches(self, global_step: int) -> bool:
-        """Whether the facts of a step are recorded: at looks, or whenever nothing is tracked."""
-        if not self._decide(global_step):
-            return False
-        due = [each for each in self._quantities if self.is_due(each, global_step)]
-        if not self._quantities:
-            self._looks.add(global_step)
-        return bool(due) or not self._quantities
-
-    def expect(self, steps: Sequence[int], has_work: bool = False) -> bool:
-        """Find out whether the steps that come next are idle, which ``is_idle`` says of them then.
-
-        They are if there is no other work, and no look for sure, without asking schedules.
-        """
-        is_known = len(self._scheduled) == len(self._quantities)
-        is_idle = is_known and not has_work and not any(map(self._decide, steps))
-        self._idle = frozenset(steps) if is_idle else frozenset()
-        return bool(self._idle)
-
-    def is_idle(self, global_step: int) -> bool:
-        """Whether nothing is to be done at a step that was expected."""
-        return global_step in self._idle
-
-    def _decide(self, global_step: int) -> bool:
-        """Whether a step has the means; decided once for each step that may come next."""
+    def has_means(self, global_step: int) -> bool:
+        """Whether a step may be a look; decided once for each step that may come next."""
         if global_step not in self._decided:
             is_ready = self._bill is None and self._measured >= WARM_UP + PLAIN
-            is_apart = self.latest_step not in self._looks
             has_means = self._cost is None or self._means >= self._cost
-            self._decided[global_step] = is_ready and is_apart and has_means
+            self._decided[global_step] = is_ready and not self._is_look and has_means
         return self._decided[global_step]
 
     # The times of a step, in their order.
@@ -173,7 +127,7 @@ class Budget:
             has_paid = self._account(self._left - self._entered, now - self._left)
         if global_step != before:
             self._decided = {n: d for n, d in self._decided.items() if n == global_step}
-        self._looks &= {global_step}
+            self._is_look = False
         self._entered = self._began = self._ended = self._left = now
         self._latest = global_step
         self._steps += 1
@@ -184,10 +138,10 @@ class Budget:
         """A context has been entered: the backward pass is about to run."""
         self._began = self.clock()
 
-    def end_backward(self, active: Iterable[Quantity]) -> None:
-        """A context is about to be left, in which some quantities are computed."""
-        names = [quantity.name for quantity in active]
+    def end_backward(self, names: Collection[str]) -> None:
+        """A context is about to be left, in which quantities of these names are computed."""
         self._turns.update(names)
+        self._is_look |= bool(names or not self._names) and self.has_means(self.latest_step)
         if names and self._accelerator is not None:
             # Values wait for the backward pass, whose time is that of the step.
             torch.accelerator.synchronize(self._accelerator)
@@ -204,8 +158,7 @@ class Budget:
     def _account(self, inside: float, outside: float) -> bool:
         """Enter a step's seconds inside its context, and until the next one."""
         own = self._began - self._entered + self._left - self._ended
-        is_look = self.latest_step in self._looks
-        if self._bill is None and not is_look:
+        if self._bill is None and not self._is_look:
             self._plain.append(inside + outside - own)
             self._outside.append(outside)
             self._context = own if math.isnan(self._context) else min(self._context, own)
@@ -261,7 +214,7 @@ class Budget:
     @property
     def without_turns(self) -> str:
         """Which quantities had no turn, and why; empty if all had one."""
-        names = [name for name, turns in self.spending.turns.items() if not turns.count]
+        names = [name for name in self._names if not self._turns[name]]
         if not names:
             return ""
         first = WARM_UP + PLAIN
@@ -274,7 +227,7 @@ class Budget:
         The latest step is left out, since its end is that of the program.
         """
         return {
-            "names": self._names,
+            "names": sorted(self._names),
             "means": self._means,
             "cost": self._cost,
             "plain": list(self._plain),
@@ -284,7 +237,6 @@ class Budget:
             "spent": self._spent,
             "passed": self._passed,
             "turns": dict(self._turns),
-            "scheduled": sorted(self._scheduled),
             "steps": self._steps,
         }
 
@@ -293,7 +245,7 @@ class Budget:
 
         With other quantities, the budget begins anew.
         """
-        if state["names"] != self._names:
+        if state["names"] != sorted(self._names):
             return
         self._means, self._cost = state["means"], state["cost"]
         self._plain = deque(state["plain"], maxlen=RECENT)
@@ -302,13 +254,9 @@ class Budget:
         self._context, self._spent, self._passed = (
             state[name] for name in ("context", "spent", "passed")
         )
-        self._turns, self._scheduled = Counter(state["turns"]), {*state["scheduled"]}
+        self._turns = Counter(state["turns"])
         self._steps, self._measured, self._latest = state["steps"], 0, None
-        self._decided, self._looks, self._idle = {}, set(), frozenset()
-
-    @property
-    def _names(self) -> list[str]:
-        return sorted(each.name for each in self._quantities)
+        self._decided, self._is_look = {}, False
 
 
 def _accelerator(device: torch.device | None) -> torch.device | None:
@@ -322,7 +270,7 @@ PAYS_FOR_NONE = (
     "budget={share} doesn't pay for one tracked step in {steps}: a context alone takes {context} "
     "of a step, and tracking once takes {look}: use budget={needed} or more, or fewer quantities"
 )
-NO_TURN = "budget={share} wasn't enough to track {names} in {steps} steps: {why}"
+NO_TURN = "with budget={share}, {names} had no turn in {steps} steps: {why}"
 SHORT = (
     "the first {first} steps are measured before anything is tracked. Don't use a budget for short "
     "runs"

@@ -162,7 +162,9 @@ class Cockpit:
         device = next(iter(self.parameters.values())).device
         processes = Processes(process_group_of(setting.replicas, sharding), device)
         check_budget(budget, processes.count)
-        self.budget = Budget(budget, self.quantities, device) if budget is not None else None
+        self.budget = None
+        if budget is not None:
+            self.budget = Budget(budget, [each.name for each in self.quantities], device)
         self._run = Run(
             self.quantities,
             aggregation,
@@ -177,7 +179,16 @@ class Cockpit:
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
-        watches = (lambda step: True) if self.budget is None else self.budget.watches
+        forward_passes = ForwardPasses(
+            model=self.model,
+            wrapped=wrapped,
+            loss_function=loss_function,
+            quantities=self.quantities,
+            budget=self.budget,
+            boundary=boundary,
+            run=self._run,
+        )
+        watches = (lambda step: True) if self.budget is None else forward_passes.is_look
         observers: list[Observer] = [
             *([FactRecorder(setting, self._run, watches)] if facts else []),
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
@@ -191,15 +202,7 @@ class Cockpit:
             boundary=boundary,
             updates=Updates(self._run.record, boundary),
             assembly=BatchAssembly(setting, processes, max_bytes),
-            forward_passes=ForwardPasses(
-                model=self.model,
-                wrapped=wrapped,
-                loss_function=loss_function,
-                quantities=self.quantities,
-                budget=self.budget,
-                boundary=boundary,
-                run=self._run,
-            ),
+            forward_passes=forward_passes,
             observers=observers,
             are_watched=facts or diagnose or (wants_autopsy and alone),
             budget=self.budget,

@@ -20,7 +20,7 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.run import Run
-from gradlens.graph.model_calls import ModelOutputs, forget_calls, keep_calls, keeps_calls
+from gradlens.graph.model_calls import ModelOutputs, forget_calls, keep_calls
 from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 from gradlens.quantities.quantity import Quantity
 from gradlens.stateful import State
@@ -73,21 +73,24 @@ class ForwardPasses:
         """
         if global_step not in self._active:
             active = []
-            budget = self._budget
-            for quantity in self._quantities:
+            for quantity in self._quantities if self.has_means(global_step) else ():
                 try:
-                    due = (
-                        quantity.is_active(global_step)
-                        if budget is None
-                        else budget.is_due(quantity, global_step)
-                    )
-                    active += [quantity] if due else []
+                    active += [quantity] if quantity.is_active(global_step) else []
                 except Exception as error:
                     if boundary is None:
                         raise
                     boundary.report(f"{quantity.name}'s schedule", error)
             self._active[global_step] = tuple(active)
         return self._active[global_step]
+
+    def has_means(self, global_step: int) -> bool:
+        """Whether a budget, if there is one, has the means for tracking at a step."""
+        return self._budget is None or self._budget.has_means(global_step)
+
+    def is_look(self, global_step: int) -> bool:
+        """Whether something is tracked at a step, or facts alone where they are all there is."""
+        has_means = self.has_means(global_step)
+        return has_means and (not self._quantities or bool(self.active_at(global_step)))
 
     @property
     def next_steps(self) -> tuple[int, ...]:
@@ -140,15 +143,13 @@ class ForwardPasses:
 
     # What forward passes run with.
 
-    def expect(self, steps: Sequence[int], needs_next_step: bool, has_work: bool) -> None:
+    def expect(self, steps: Sequence[int], needs_next_step: bool) -> None:
         """One of these steps comes next; without any, it is unknown which.
 
-        Something that waits ``needs_next_step``, or there ``has_work`` for it whatever is tracked.
+        Something that waits ``needs_next_step``.
         """
         self._active = {step: self._active[step] for step in steps if step in self._active}
         active = self._possible(steps)
-        if self._budget is not None:
-            self._spare(self._budget, steps, has_work or bool(active))
         self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
         # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
         stay = self.eager_calls.has_modules or not steps
@@ -165,16 +166,6 @@ class ForwardPasses:
         except Exception:
             return self._quantities
         return found if steps else self._quantities
-
-    def _spare(self, budget: Budget, steps: Sequence[int], has_work: bool) -> None:
-        """Keep no calls in forward passes of steps for which the budget has no means."""
-        has_work |= not steps or any(map(budget.watches, steps))
-        started = all(quantity.has_started for quantity in self._quantities)
-        is_idle = budget.expect(steps, has_work=has_work or not started)
-        if self._model is None or self.eager_calls.has_modules:
-            return
-        if is_idle == keeps_calls(self._model, user=self):
-            (forget_calls if is_idle else keep_calls)(self._model, user=self)
 
     @contextmanager
     def of(self, global_step: int) -> Iterator[None]:

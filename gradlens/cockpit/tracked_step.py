@@ -242,7 +242,7 @@ class TrackedStep:
     def _exit(self, error: BaseException | None) -> None:
         tracking, boundary, context = self._tracking, self._tracking.boundary, self._context
         if tracking.budget is not None:
-            tracking.budget.end_backward(self._values.active)
+            tracking.budget.end_backward([each.name for each in self._values.active])
         with boundary.contain("the end of a backward pass", self._refuse_all):
             self._contexts.close()
         if error is not None:

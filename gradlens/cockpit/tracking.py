@@ -52,9 +52,8 @@ class Tracking:
 
     def is_idle(self, global_step: int, info: Mapping[str, Any] | None) -> bool:
         """Whether nothing is to be done at a step, or the budget has no means for it."""
-        if self.budget is not None:
-            return self.budget.is_idle(global_step)
-        if self.are_watched or (info is not None and "ids" in info):
+        is_watched = self.are_watched or (info is not None and "ids" in info)
+        if is_watched and self.forward_passes.has_means(global_step):
             return False
         waits = self.updates.is_waiting or self.assembly.has_own_parts
         started = all(quantity.has_started for quantity in self.quantities)
@@ -71,7 +70,8 @@ class Tracking:
         self.setting.buffer.free()
         if self.budget is not None:
             self._begin_budget(self.budget, global_step)
-            self.boundary.tell(self.observers, lambda observer: observer.skip())
+        self.boundary.tell(self.observers, lambda observer: observer.skip())
+        if self.budget is not None:
             self.budget.begin_backward()
 
     def end_idle_step(self, global_step: int) -> None:
@@ -79,9 +79,7 @@ class Tracking:
         if self.budget is not None:
             self.budget.end_backward(())
         self.forward_passes.end_step(global_step, goes_on=False)
-        steps = self.forward_passes.next_steps
-        if self.budget is None or not self.budget.expect(steps):
-            self.expect(steps)
+        self.expect(self.forward_passes.next_steps)
         if self.budget is not None:
             self.budget.end_step()
 
@@ -132,10 +130,7 @@ class Tracking:
 
     def expect(self, steps: Sequence[int]) -> None:
         """Prepare forward passes for one of these steps; without any, it is unknown which comes."""
-        has_work = False
-        if self.budget is not None:
-            has_work = self.updates.is_waiting or self.assembly.has_own_parts
-        self.forward_passes.expect(steps, self.updates.needs_next_step, has_work)
+        self.forward_passes.expect(steps, self.updates.needs_next_step)
 
     def close(self) -> None:
         """Compute what waited for the last update, remove all hooks, and release memory."""

@@ -264,11 +264,6 @@ def extend(model: AnyModule) -> AnyModule:
     return model
 
 
-def keeps_calls(model: nn.Module, user: Hashable) -> bool:
-    """Whether the hook is there for an object."""
-    return any(user in hook.users for hook in _hooks_of(model))
-
-
 def forget_calls(model: nn.Module, user: Hashable) -> None:
     """Remove the hooks that no other object needs."""
     for module in (model, *_parts_of(model)):
