@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics, Statistic
-from gradlens.numerics.saveable import restored, saveable
 from gradlens.quantities.quantity import Quantity, class_names
 from gradlens.stateful import State
 
@@ -21,10 +20,9 @@ class Aggregate:
     It takes the quantity's place in the list that a cockpit is given. ``cockpit.tick_epoch()`` ends
     an epoch. In the record, each number of the quantity's value is replaced by a dict of its
     ``statistics``, with the ``"count"`` of the numbers, and of those that are NaN, if any, as
-    ``"undefined"``. An index, such as ``"least_unit"``, is that of the least value, and is recorded
-    if ``"min"`` is among the statistics. Arrays and lists are left out. With ``raw``, single values
-    are recorded as well. The series is called ``name``, by default "OutputNorm (epoch)" or
-    "OutputNorm (window)".
+    ``"undefined"``. Arrays, lists and indices, such as ``"least_unit"``, are left out. With
+    ``raw``, single values are recorded as well. The series is called ``name``, by default
+    "OutputNorm (epoch)" or "OutputNorm (window)".
 
     ``TypeError`` if ``quantity`` isn't one; ``ValueError`` if ``over`` or ``statistics`` aren't
     among those above.
@@ -66,44 +64,32 @@ class Aggregate:
 Path: TypeAlias = tuple[str, ...]
 """The keys that lead to a number in a record of nested dicts."""
 
-INDICES: Mapping[str, str] = {"least_unit": "least"}
-"""Keys of indices, and the key of the number whose minimum they belong to. An index has no mean."""
+INDICES = {"least_unit"}
+"""Keys of indices, which have no mean."""
 
 NO_NUMBER = "there was no number in its values: of lists and arrays, there are no statistics"
 
 
 @dataclass
 class Window:
-    """Statistics of each number of some records, and the indices of the least ones.
-
-    ``records`` is the count of the records, and ``least`` holds pairs of a minimum and its index.
-    """
+    """Statistics of each number of some records, of which ``records`` is the count."""
 
     statistics: Sequence[Statistic] = STATISTICS
     records: int = 0
     by_path: dict[Path, RunningStatistics] = field(default_factory=dict)
-    least: dict[Path, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, record: Any) -> None:
         """Add a record."""
         self.records += 1
         found = dict(numbers(record)) or {(): Undefined(NO_NUMBER)}
         for path, value in found.items():
-            minimum = _path_of_minimum(path)
-            if minimum is None:
-                self.by_path.setdefault(path, RunningStatistics(self.statistics)).add(value)
-            elif minimum in found:
-                least = (found[minimum], value)
-                self.least[path] = min(self.least.get(path, least), least)
+            self.by_path.setdefault(path, RunningStatistics(self.statistics)).add(value)
 
     def record(self) -> dict[str, Any]:
         """A record of the same structure, with statistics in place of the numbers."""
-        leaves: dict[Path, Any] = {p: s.record() for p, s in _separated(self.by_path).items()}
-        if "min" in self.statistics:
-            leaves |= {path: index for path, (_, index) in self.least.items()}
         found: dict[str, Any] = {}
-        for path, leaf in leaves.items():
-            part = found
+        for path, statistics in _separated(self.by_path).items():
+            part, leaf = found, statistics.record()
             for key in path[:-1]:
                 part = part.setdefault(key, {})
             if path:
@@ -118,13 +104,12 @@ class Window:
             "statistics": list(self.statistics),
             "records": self.records,
             "by_path": {path: found.state_dict() for path, found in self.by_path.items()},
-            "least": saveable(self.least),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Window:
         """The window that a state is of."""
-        window = cls(state["statistics"], state["records"], least=restored(state["least"]))
+        window = cls(state["statistics"], state["records"])
         for path, found in state["by_path"].items():
             window.by_path[path] = RunningStatistics(window.statistics)
             window.by_path[path].load_state_dict(found)
@@ -132,19 +117,13 @@ class Window:
 
 
 def numbers(record: Any, path: Path = ()) -> Iterable[tuple[Path, float]]:
-    """All numbers in a record, with their paths."""
+    """All numbers in a record that have a mean, with their paths."""
     if isinstance(record, Mapping):
         for key, value in record.items():
-            yield from numbers(value, (*path, key))
+            if key not in INDICES:
+                yield from numbers(value, (*path, key))
     elif isinstance(record, (int, float)) and not isinstance(record, bool):
         yield path, record
-
-
-def _path_of_minimum(path: Path) -> Path | None:
-    """The path of the number whose minimum an index belongs to; ``None`` if it is no index."""
-    if not path or path[-1] not in INDICES:
-        return None
-    return (*path[:-1], INDICES[path[-1]])
 
 
 def _separated(by_path: Mapping[Path, RunningStatistics]) -> dict[Path, RunningStatistics]:

@@ -88,11 +88,13 @@ class StepGradients:
 
     def _part(self, individual_losses: Tensor | None, without_losses: str) -> BatchPart:
         reducer, loss = self.of_pass.reducer, unscaled_loss(self._context.info)
+        if self.is_part and loss is not None:  # without its graph, and as precise as a sum may be
+            loss = loss.detach().cpu().double().reshape(())
         values, failed, of_part = reducer.values, reducer.failed, self._of_part
         return BatchPart(
             samples=self.of_pass.batch.samples,
             weight=self.of_pass.called_with,
-            loss=float(loss.detach()) if self.is_part and loss is not None else None,
+            loss=loss,
             individual_losses=individual_losses,
             without_losses=without_losses,
             results=Results(

@@ -134,23 +134,21 @@ class Run:
     def log(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values of the training loop; ``ValueError`` for names that others have."""
         for name in values:
-            if self._is_pushed(name):
-                raise ValueError(
-                    f"{name} is a metric that was pushed: log it, or push it under another name, "
-                    f"such as push(epoch_{name}=...)"
-                )
-            if self._is_tracked(name) or name in self.history.sources:
-                raise ValueError(
-                    f"log({name}=...): there is a quantity's series {name!r}, which is kept: log "
-                    f"it under another name, such as log(step, logged_{name}=...)"
-                )
+            self._check_name(name, "log", "logged")
         self.record(global_step, values)
 
     def push(self, metrics: Mapping[str, Any]) -> None:
         """Add metrics of the training loop to their statistics; all of them or none."""
         values = {name: pushable(name, value) for name, value in metrics.items()}
         for name in values:
-            self._check_pushed(name)
+            self._check_name(name, "push", "pushed")
+            is_resumed = self.is_continued and not self.has_begun
+            is_known = name in self.history and self._step in self.history[name]
+            if is_resumed and is_known and not self._aggregation.has_recorded(name):
+                raise ValueError(
+                    f"push({name}=...): the run that is resumed has a record of it under its last "
+                    "step, which is kept: push it after the next step"
+                )
         self._aggregation.push(values)
 
     def end_epoch(self) -> None:
@@ -235,24 +233,20 @@ class Run:
             self.history.add_sources({name: source})
             self._write(self.history.header())
 
-    def _is_pushed(self, name: str) -> bool:
-        return self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
-
-    def _is_tracked(self, name: str) -> bool:
-        return any(name == quantity.name for quantity in self._quantities)
-
-    def _check_pushed(self, name: str) -> None:
-        if self._is_tracked(name) or (name in self.history and not self._is_pushed(name)):
+    def _check_name(self, name: str, function: str, prefix: str) -> None:
+        """``ValueError`` if a series of this name comes from another function, or a quantity."""
+        is_pushed = self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
+        tracked = {*self.history.sources, *(quantity.name for quantity in self._quantities)}
+        if is_pushed:
+            owner = "push"
+        elif name in tracked:
+            owner = "a quantity"
+        else:
+            owner = "log" if name in self.history else function
+        if owner != function:
             raise ValueError(
-                f"push({name}=...): there is a series {name!r} of something else, which is kept: "
-                f"push it under another name, such as push(pushed_{name}=...)"
-            )
-        is_resumed = self.is_continued and not self.has_begun
-        is_known = name in self.history and self._step in self.history[name]
-        if is_resumed and is_known and not self._aggregation.has_recorded(name):
-            raise ValueError(
-                f"push({name}=...): the run that is resumed has a record of it under its last "
-                "step, which is kept: push it after the next step"
+                f"{function}({name}=...): there is a series {name!r} of {owner}, which is kept: "
+                f"give this one another name, such as {prefix}_{name}"
             )
 
 

@@ -307,16 +307,16 @@ class TrackedStep:
     def _compute(self) -> None:
         tracking, gradients = self._tracking, self._gradients
         losses, without_losses = self._individual_losses()
-        is_part = gradients is not None and gradients.is_part
-        if is_part and self._add_up is not None and not bool(self._add_up):
-            losses, without_losses = None, OTHER_LOSS
-        whole = None if gradients is None else gradients.finish(losses, without_losses)
-        if self._context.accumulating:
+        if gradients is None:
+            loss = unscaled_loss(self._context.info)
+            part = BatchPart(loss=loss, individual_losses=losses, without_losses=without_losses)
+            whole: Whole | None = Whole(part)
+        else:
+            whole = gradients.finish(losses, without_losses)
+        if whole is None or self._context.accumulating:
             return
-        if whole is None:
-            whole = Whole(BatchPart(individual_losses=losses, without_losses=without_losses))
         step = self._step_of(whole)
-        if not is_part and self._add_up is not None and not step.measured(self._losses_add_up):
+        if self._add_up is not None and not step.measured(self._losses_add_up):
             step = replace(step, individual_losses=None, without_losses=OTHER_LOSS)
         self._step = step
         self._add_notes(step, whole)
@@ -337,9 +337,12 @@ class TrackedStep:
         assert self._gradients is not None
         try:
             _ = self._factor.factor  # what isn't certain has its reason there
-            found, self._add_up = self._gradients.of_pass.losses()
+            found, add_up = self._gradients.of_pass.losses()
         except UnavailableError as reason:
             return None, PASS_LOSSES.format(why=reason)
+        if self._gradients.is_part:
+            return (found, "") if bool(add_up) else (None, OTHER_LOSS)
+        self._add_up = add_up  # read from the device with all else that is measured
         return found, ""
 
     def _losses_add_up(self, _: Step) -> Tensor | None:
@@ -362,10 +365,6 @@ class TrackedStep:
         tracking, gradients, context = self._tracking, self._gradients, self._context
         setting, interval = tracking.setting, tracking.updates.interval
         info, changed, part = context.info, changed_parameters(setting), whole.part
-        loss = unscaled_loss(info)
-        if gradients is not None and gradients.is_part:
-            value = part.loss
-            loss = None if value is None else torch.tensor(value, dtype=torch.float64, device="cpu")
         of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step(whole)
         layers = self._tracking.forward_passes.layers
         signals = LayerSignals() if layers is None else layers.finish(context.global_step)
@@ -373,7 +372,7 @@ class TrackedStep:
             context.global_step,
             setting.parameters,
             setting.loss_reduction,
-            loss=loss,
+            loss=part.loss,
             individual_losses=part.individual_losses,
             optimizer=info.get("optimizer"),
             info=info,

@@ -94,10 +94,6 @@ class Tracking:
         """A step's context is entered: what waited for the update is over."""
         if self.budget is not None:
             self._begin_budget(self.budget, global_step)
-        if optimizer is not None:
-            own = {id(parameter) for parameter in self.setting.parameters.values()}
-            if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
-                self.run.note(global_step, OTHER_OPTIMIZER)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
@@ -109,6 +105,10 @@ class Tracking:
             apart = processes_apart(self.setting)
             if apart:
                 self.run.note(global_step, APART.format(count=apart))
+            own = {id(parameter) for parameter in self.setting.parameters.values()}
+            groups = [] if optimizer is None else optimizer.param_groups
+            if groups and own.isdisjoint(id(p) for group in groups for p in group["params"]):
+                self.run.note(global_step, OTHER_OPTIMIZER)
         is_compared = self.assembly.processes.count == 1 or self.assembly.is_compared
         if not (is_compared or self.may_end_alone):
             self.assembly.compare([f"{q.name}: {q.schedule!r}" for q in self.quantities])

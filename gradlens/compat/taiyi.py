@@ -20,39 +20,29 @@ Entry: TypeAlias = str | Sequence[str]
 
 _WEIGHT: dict[str, Any] = {"parameters": "weight"}
 
+_COVARIANCE = ("MaxEig", "StableRank", "Condition", "Condition20", "Condition50", "Condition80")
+
+_OF_THEIR_NAMES: Mapping[str, Build] = {
+    "InputSndNorm": quantities.InputNorm,
+    "OutputGradSndNorm": partial(quantities.OutputGradientGeometry, correlation=False),
+    "WeightNorm": partial(quantities.ParameterNorm, **_WEIGHT),
+    "WeightGradNorm": partial(quantities.GradientGeometry, correlation=False, **_WEIGHT),
+    "InputMean": quantities.InputMean,
+    "InputStd": quantities.InputStd,
+    "RankMe": quantities.RankMe,
+    "LinearDeadNeuronNum": quantities.DeadNeurons,
+    "MeanTID": quantities.MeanTID,
+    "VarTID": quantities.VarTID,
+    "WeightParamJump": partial(quantities.WeightSignFlips, **_WEIGHT),
+}
+
 QUANTITIES: Mapping[str, tuple[str, Build]] = {
-    "InputSndNorm": ("InputSndNorm", quantities.InputNorm),
-    "OutputGradSndNorm": (
-        "OutputGradSndNorm",
-        partial(quantities.OutputGradientGeometry, correlation=False),
-    ),
-    "WeightNorm": ("WeightNorm", partial(quantities.ParameterNorm, **_WEIGHT)),
-    "WeightGradNorm": (
-        "WeightGradNorm",
-        partial(quantities.GradientGeometry, correlation=False, **_WEIGHT),
-    ),
-    "InputMean": ("InputMean", quantities.InputMean),
-    "InputStd": ("InputStd", quantities.InputStd),
-    **dict.fromkeys(
-        (
-            "InputCovMaxEig",
-            "InputCovStableRank",
-            "InputCovCondition",
-            "InputCovCondition20",
-            "InputCovCondition50",
-            "InputCovCondition80",
-        ),
-        ("InputCovariance", quantities.InputCovariance),
-    ),
-    "BackwardOutputEigOfCov": (
-        "OutputGradientCovariance",
-        quantities.OutputGradientCovariance,
-    ),
-    "RankMe": ("RankMe", quantities.RankMe),
-    "LinearDeadNeuronNum": ("LinearDeadNeuronNum", quantities.DeadNeurons),
-    "MeanTID": ("MeanTID", quantities.MeanTID),
-    "VarTID": ("VarTID", quantities.VarTID),
-    "WeightParamJump": ("WeightParamJump", partial(quantities.WeightSignFlips, **_WEIGHT)),
+    **{name: (name, build) for name, build in _OF_THEIR_NAMES.items()},
+    **{
+        f"InputCov{number}": ("InputCovariance", quantities.InputCovariance)
+        for number in _COVARIANCE
+    },
+    "BackwardOutputEigOfCov": ("OutputGradientCovariance", quantities.OutputGradientCovariance),
 }
 """The name of the series and the quantity, by Taiyi's name."""
 
@@ -91,16 +81,12 @@ def from_taiyi(config: Mapping[Selector, Entry | Sequence[Entry]]) -> list[Quant
 
 
 def _known(text: str, selector: Selector) -> tuple[str, Build]:
-    if text in QUANTITIES:
-        return QUANTITIES[text]
-    if _SCHEDULE.fullmatch(text):
+    if text not in QUANTITIES:
         raise ValueError(
-            f"{text!r} for {selector!r} is a schedule: put it in a list with its quantity, as in "
-            f"[['InputMean', {text!r}]]"
+            f"{text!r} for {selector!r} is not a quantity of Taiyi{near(text, QUANTITIES)}; one "
+            f"with a schedule is a list, as in {_EXAMPLE}"
         )
-    raise ValueError(
-        f"{text!r} for {selector!r} is not a quantity of Taiyi{near(text, QUANTITIES)}"
-    )
+    return QUANTITIES[text]
 
 
 def _entries(
@@ -110,9 +96,8 @@ def _entries(
     if not isinstance(config, Mapping):
         raise TypeError(f"{config!r} is not a configuration: pass a dict, such as {_EXAMPLE}")
     for selector, entries in config.items():
-        if not isinstance(selector, str) and not (
-            isinstance(selector, type) and issubclass(selector, nn.Module)
-        ):
+        is_module = isinstance(selector, type) and issubclass(selector, nn.Module)
+        if not isinstance(selector, str) and not is_module:
             raise TypeError(f"{selector!r} is not a layer's name, a class, or the name of a class")
         if not isinstance(entries, (str, list, tuple)) or not entries:
             raise TypeError(
@@ -120,19 +105,16 @@ def _entries(
                 f"{_EXAMPLE}"
             )
         for entry in [entries] if isinstance(entries, str) else entries:
-            words = _words(entry)
-            if not 1 <= len(words) <= 2 or not all(isinstance(word, str) for word in words):
-                raise ValueError(
-                    f"{entry!r} for {selector!r} is not a quantity: use 'Name' or "
-                    "['Name', 'linear(interval,offset)']"
-                )
-            yield selector, words[0], _schedule(words[1], words[0]) if words[1:] else linear(1)
-
-
-def _words(entry: Entry) -> Sequence[str]:
-    if isinstance(entry, str):
-        return [entry]
-    return entry if isinstance(entry, (list, tuple)) else []
+            match [entry] if isinstance(entry, str) else entry:
+                case [str(quantity)]:
+                    yield selector, quantity, linear(1)
+                case [str(quantity), str(schedule)]:
+                    yield selector, quantity, _schedule(schedule, quantity)
+                case _:
+                    raise ValueError(
+                        f"{entry!r} for {selector!r} is not a quantity: use 'Name' or "
+                        "['Name', 'linear(interval,offset)']"
+                    )
 
 
 def _schedule(text: str, quantity: str) -> Linear:

@@ -146,7 +146,7 @@ class BatchPart:
     samples: int | None = None
     weight: float = 1.0
     passes: int = 1
-    loss: float | None = None
+    loss: Tensor | None = None
     individual_losses: Tensor | None = None
     without_losses: str = ""
     results: Results = field(default_factory=Results)

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from gradlens.sinks.sink import Sink
 Report = Callable[[str, Exception], None]
 """Called with what failed, and the exception."""
 
-Content = TypeVar("Content", float, Histogram)
+Contents: TypeAlias = dict[tuple[str, str, str], float | Histogram]
+"""What values say, by series, the parameter or layer that it is about, empty for the whole network,
+and the part of the value."""
 
 
 class Publisher:
@@ -53,11 +55,9 @@ class Publisher:
         """Pass on values that were recorded at a step."""
         if not self._outlets:
             return
-        read = [
-            contents
-            for name, value in values.items()
-            for contents in self._contents(step, name, value, sources.get(name), parameters)
-        ]
+        read: Contents = {}
+        for name, value in values.items():
+            read |= self._contents(step, name, value, sources.get(name), parameters)
         for outlet in [*self._outlets]:
             with self._containing(outlet):
                 outlet.record(step, read)
@@ -82,20 +82,21 @@ class Publisher:
         value: Value,
         source: Source | None,
         parameters: Mapping[str, Any],
-    ) -> Iterator[Contents]:
+    ) -> Contents:
         """What a value says; nothing if it can't be read."""
         if name in self._unreadable:
-            return
+            return {}
         records = {**self._stamps.get(name, {}), step: value}
         if source is not None and "Time" in source.kinds:
             self._stamps[name] = {step: value}
         try:
-            yield contents_of(
+            return contents_of(
                 name, step, Series.of(records), source, tuple(parameters), self._by_layer
             )
         except Exception as error:
             self._unreadable.add(name)
             self._report(f"reading {name} for sinks", error)
+            return {}
 
     @contextmanager
     def _containing(self, outlet: _Outlet) -> Iterator[None]:
@@ -125,47 +126,28 @@ class _Outlet:
     sink: Sink
     _last: dict[str, int] = field(default_factory=dict)
 
-    def record(self, step: int, read: Sequence[Contents]) -> None:
+    def record(self, step: int, read: Contents) -> None:
+        """Pass on what is about the whole network, and the layers that the sink names.
+
+        Left out is what was passed on within the last ``every`` steps before this one.
+        """
         sink = self.sink
         scalars: dict[str, float] = {}
         histograms: dict[str, Histogram] = {}
-        for one in read:
-            scalars |= self._due(step, self._chosen(one.series, one.scalars), sink.every)
-            found = self._chosen(one.series, one.histograms)
-            histograms |= self._due(step, found, sink.histograms_every)
+        for (series, layer, part), content in read.items():
+            if layer and not any(is_inside(layer, wanted) for wanted in sink.layers):
+                continue
+            name = tag(sink.prefix, series, "_".join(filter(None, (layer, part))))
+            every = sink.histograms_every if isinstance(content, Histogram) else sink.every
+            if name in self._last and 0 < step - self._last[name] < every:
+                continue
+            self._last[name] = step
+            if isinstance(content, Histogram):
+                histograms[name] = content
+            else:
+                scalars[name] = content
         if scalars or histograms:
             sink.record(step, scalars, histograms)
-
-    def _chosen(self, series: str, found: Mapping[tuple[str, str], Content]) -> dict[str, Content]:
-        """By the sink's names: what is about the whole network, and the layers that it names."""
-        return {
-            tag(self.sink.prefix, series, "_".join(filter(None, (layer, part)))): x
-            for (layer, part), x in found.items()
-            if not layer or any(is_inside(layer, wanted) for wanted in self.sink.layers)
-        }
-
-    def _due(self, step: int, found: Mapping[str, Content], every: int) -> dict[str, Content]:
-        """What hasn't been passed on within the last ``every`` steps before this one."""
-        due = {
-            name: x
-            for name, x in found.items()
-            if name not in self._last or not 0 < step - self._last[name] < every
-        }
-        self._last |= dict.fromkeys(due, step)
-        return due
-
-
-@dataclass(frozen=True)
-class Contents:
-    """Numbers and histograms of the value of ``series``.
-
-    They are by the name of the parameter or layer that they are about, empty for the whole network,
-    and the part.
-    """
-
-    series: str
-    scalars: Mapping[tuple[str, str], float]
-    histograms: Mapping[tuple[str, str], Histogram]
 
 
 def contents_of(
@@ -182,14 +164,13 @@ def contents_of(
     """
     value = records[step]
     lines = {("", one.part): one.line for one in scalars_of(name, records, source, parameters)}
-    histograms = {("", ""): histogram(step, value)} if _is_histogram(value) else {}
+    histograms = {"": histogram(step, value)} if _is_histogram(value) else {}
     if by_layer:
         lines |= _of_layers(records.only([step]))
-        parts = by_parameter(step, value).items() if histograms else ()
-        histograms |= {(layer, ""): one for layer, one in parts}
+        histograms |= by_parameter(step, value) if histograms else {}
     numbers = {place: _number(step, line) for place, line in lines.items()}
-    scalars = {place: number for place, number in numbers.items() if number is not None}
-    return Contents(name, scalars, histograms)
+    found: Contents = {(name, *at): number for at, number in numbers.items() if number is not None}
+    return found | {(name, layer, ""): one for layer, one in histograms.items()}
 
 
 def _is_histogram(value: Any) -> bool:

@@ -448,7 +448,7 @@ def part_of(rows: Tensor, weight: float) -> BatchPart:
     gradients = ParameterGradients("w", parameter, Dense(rows))
     values = {key: {"w": each.reduce(gradients)} for key, each in MERGED.items()}
     losses = rows.flatten(1).sum(1)
-    return BatchPart(len(rows), weight, 1, float(losses.mean()), losses, Results(values))
+    return BatchPart(len(rows), weight, 1, losses.mean(), losses, Results(values))
 
 
 def leaves_of(value: Any) -> list[Any]:

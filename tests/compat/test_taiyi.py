@@ -98,7 +98,7 @@ def test_every_quantity_of_taiyi(name: str) -> None:
         ({"Linear": {"WeightNorm": "linear(5,2)"}}, TypeError, "is not a list of quantities"),
         (None, TypeError, "None is not a configuration: pass a dict, such as"),
         (["WeightNorm"], TypeError, "is not a configuration"),
-        ({"Linear": ["WeightNorm", "linear(5,2)"]}, ValueError, "'Linear' is a schedule: put it"),
+        ({"Linear": ["WeightNorm", "linear(5,2)"]}, ValueError, "with a schedule is a list"),
         (
             {"Linear": [["WeightNorm", "linear(a,b)"]]},
             ValueError,

@@ -45,50 +45,19 @@ PRESENT: Mapping[str, Mapping[str, Any]] = {
 }
 """Names by module."""
 
-GAUGES = {
-    f"{gauge}_gauge": f"gradlens.instruments.{instrument}Instrument().plot(cockpit.history, ax)"
-    for gauge, instrument in {
-        "alpha": "Alpha",
-        "cabs": "BatchSize",
-        "distance": "Distance",
-        "early_stopping": "EarlyStopping",
-        "grad_norm": "GradNorm",
-        "gradient_tests": "GradientTests",
-        "histogram_1d": "Histogram1d",
-        "histogram_2d": "Histogram2d",
-        "hyperparameter": "LearningRate",
-        "max_ev": "HessMaxEV",
-        "mean_gsnr": "MeanGSNR",
-        "performance": "Losses",
-        "tic": "TIC",
-        "trace": "HessTrace",
-    }.items()
-}
-"""cockpit's gauges, which draw on a part of a grid, and the instruments in their places."""
-
-REPLACED: Mapping[str, Mapping[str, str] | str] = {
-    "instruments": GAUGES,
-    **{f"instruments.{gauge}": {gauge: instead} for gauge, instead in GAUGES.items()},
-    "context": {
-        "get_batch_size": "step.samples in a quantity's compute(step)",
-        "get_individual_losses": "step.individual_losses in a quantity's compute(step)",
-        "get_loss": "step.loss in a quantity's compute(step)",
-        "get_optimizer": "step.optimizer in a quantity's compute(step)",
-    },
+REPLACED: Mapping[str, str] = {
+    "instruments": "gradlens.instruments, as HessMaxEVInstrument().plot(cockpit.history, ax)",
+    "context": "step.samples, step.individual_losses, step.loss and step.optimizer in a quantity's "
+    "compute(step)",
     "quantities.hooks": "a reduction of your own (docs/own-quantity.rst)",
-    "quantities.quantity": {
-        "ByproductQuantity": f"gradlens's own classes: {OWN_QUANTITY}",
-        "TwoStepQuantity": "gradlens.quantities.UpdateQuantity (docs/own-quantity.rst)",
-    },
+    "quantities.quantity": f"gradlens.quantities.UpdateQuantity: {OWN_QUANTITY}",
     "quantities.utils_hists": "numpy.histogramdd, or the counts of GradHist1d and GradHist2d",
     "quantities.utils_quantities": f"torch's own functions: {OWN_QUANTITY}",
     "quantities.utils_transforms": "reductions: gradients have no grad_batch_transforms "
     "(docs/own-quantity.rst)",
-    "utils.optim": {
-        "ComputeStep": "gradlens.quantities.UpdateQuantity (docs/own-quantity.rst)",
-    },
+    "utils.optim": "gradlens.quantities.UpdateQuantity (docs/own-quantity.rst)",
 }
-"""What takes the places of names, by module; a text is for all names of a module."""
+"""What takes the places of the names that modules of cockpit have and these don't."""
 
 
 def add_modules(package: str) -> None:
@@ -96,19 +65,16 @@ def add_modules(package: str) -> None:
     for name in {**PRESENT, **REPLACED}:
         module = ModuleType(f"{package}.{name}")
         vars(module).update(PRESENT.get(name, {}))
-        vars(module)["__getattr__"] = partial(_missing, module.__name__, REPLACED.get(name, {}))
+        vars(module)["__getattr__"] = partial(_missing, module.__name__, REPLACED.get(name, ""))
         sys.modules[module.__name__] = module
 
 
-def _missing(module: str, replaced: Mapping[str, str] | str, name: str) -> Any:
+def _missing(module: str, instead: str, name: str) -> Any:
     """Raise what a module raises for a name that it doesn't have.
 
-    Of known ones, it says what takes their place: an ``ImportError``, since Python would replace
-    the text of an ``AttributeError``.
+    Where something takes the places of its names, it is an ``ImportError`` that says what: Python
+    would replace the text of an ``AttributeError``.
     """
-    if isinstance(replaced, str):
-        # Names in underscores are what Python itself looks for.
-        replaced = {} if name.startswith("__") else {name: replaced}
-    if name in replaced:
-        raise ImportError(f"{module}.{name} isn't there: use {replaced[name]}")
+    if instead and not name.startswith("__"):  # which Python itself looks for
+        raise ImportError(f"{module}.{name} isn't there: use {instead}")
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
