@@ -204,7 +204,8 @@ AT_ONCE: dict[str, Program] = {
     "a budget in percent": lambda _: Cockpit(net(), budget=5),
     "a budget that is text": lambda _: cockpit_of(net(), budget="5%"),
     "a misspelt policy for batchnorm": lambda _: cockpit_of(net(), batchnorm="freeze"),
-    "a number as schedule": lambda _: quantities_.Loss(10),
+    "zero as schedule": lambda _: quantities_.Loss(0),
+    "a fraction as schedule": lambda _: quantities_.Loss(0.5),  # type: ignore[arg-type]
     "a schedule that isn't called": lambda _: quantities_.Loss(schedules.linear),
     "a schedule without an argument": lambda _: quantities_.Loss(lambda: True),
     "linear(0)": lambda _: schedules_.linear(0),
