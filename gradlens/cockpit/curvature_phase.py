@@ -62,7 +62,7 @@ def _compute_on_loss(
         setting.parameters,
         model=setting.model,
         outputs=info.get("outputs"),
-        returned=tracking.forward_passes.outputs.take(),
+        returned=tracking.forward_passes.take_outputs(),
         optimizer=info.get("optimizer"),
         loss_reduction=setting.loss_reduction,
         batch_size=info.get("batch_size"),

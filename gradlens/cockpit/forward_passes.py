@@ -14,13 +14,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.run import Run
-from gradlens.graph.model_calls import ModelOutputs, forget_calls, keep_calls
+from gradlens.graph.model_calls import forget_calls, keep_calls, keep_outputs, take_outputs
 from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 from gradlens.quantities.quantity import Quantity
 from gradlens.stateful import State
@@ -46,7 +46,6 @@ class ForwardPasses:
         run: Run,
     ) -> None:
         self.eager_calls = EagerCalls([m for m in (wrapped, loss_function) if m is not None])
-        self.outputs = ModelOutputs(model)
         self.layers: LayerTracking | None = None
         if model is not None and any(quantity.layer_requests for quantity in quantities):
             self.layers = LayerTracking(model, quantities, self.active_at, boundary)
@@ -118,7 +117,7 @@ class ForwardPasses:
 
     def end_step(self, global_step: int, goes_on: bool) -> None:
         """A step's context is left, also after an exception; whether another one follows."""
-        self.outputs.take()
+        self.take_outputs()
         if goes_on:
             self._unfinished = global_step
             if self.layers is not None:
@@ -128,6 +127,10 @@ class ForwardPasses:
         self._unfinished = None
         if self.layers is not None:
             self.layers.expect(self.next_steps)
+
+    def take_outputs(self) -> tuple[Tensor, ...]:
+        """What the model has returned last, if a quantity may need it; it is kept no longer."""
+        return take_outputs(self._model, self) if self._of_outputs else ()
 
     def state_dict(self) -> State:
         """The numbers of the last steps."""
@@ -151,9 +154,8 @@ class ForwardPasses:
         self._active = {step: self._active[step] for step in steps if step in self._active}
         active = self._possible(steps)
         self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
-        # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
-        stay = self.eager_calls.has_modules or not steps
-        self.outputs.keep_if(not self._of_outputs.isdisjoint(self._quantities if stay else active))
+        if self._of_outputs:
+            keep_outputs(self._model, self, not self._of_outputs.isdisjoint(active))
 
     def _possible(self, steps: Sequence[int]) -> Sequence[Quantity]:
         """The quantities that may be active at one of these steps: all of them without any step.
@@ -188,7 +190,6 @@ class ForwardPasses:
         if self.layers is not None:
             self.layers.close()
         self.eager_calls.close()
-        self.outputs.keep_if(False)
         if self._model is not None:
             forget_calls(self._model, user=self)
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gradlens.graph.graph import Graph
-from gradlens.graph.hooks import NO_MODULE, HookOwner, is_traced, takes_hooks
+from gradlens.graph.hooks import (
+    NO_MODULE,
+    HookOwner,
+    OwnedHook,
+    is_traced,
+    removal,
+    takes_hooks,
+)
 from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.layer_rules import (
     forget_layer_calls,
@@ -34,15 +41,13 @@ from gradlens.torch_private import (
 MAX_CALLS = 2**12
 """How many of the latest calls are kept, a kilobyte each: more than a step's loss consists of."""
 
-
 MAX_ELEMENTS = 2**22
 """Larger inputs, of 16 MiB in single precision, aren't kept until backward to be compared."""
 
 _INPUTS = "gradlens_inputs"
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """A tensor that a module was called with: where it is in memory, and a weak reference.
 
     Data is kept until the backward pass, as by a loop that holds its batch in variables.
@@ -80,7 +85,7 @@ class ModelCall:
     """The tensors of a call, and the sequence numbers of the nodes that computed its outputs.
 
     ``made`` are those of the outputs themselves, each with the number of the node's output.
-    ``is_first`` says that no input was computed by layers with parameters.
+    ``is_first`` says that no input was computed by layers with parameters. No graph is kept alive.
     """
 
     inputs: tuple[Given, ...]
@@ -96,49 +101,73 @@ class ModelCall:
 
 
 class ModelCalls(HookOwner, UnscriptedHook):
-    """A forward hook that records which tensors a module was called with.
+    """A forward hook that records the calls of a model, and those of its parts before the first.
 
-    A call belongs to a loss whose graph contains one of its outputs. Nodes are compared by their
-    sequence numbers, so that the hook keeps no graph alive. Copies and pickles of the module get
-    an empty hook. ``users`` are the objects that need it, and ``of_whole`` those of them whose
-    model the module is: of a part of a model, calls with data as input are enough.
+    ``users`` are the objects that need the hook, and ``outputs`` what the latest call has returned,
+    for users that need that. ``watched`` are the parts. Copies and pickles of the model get an
+    empty hook.
     """
 
     def __init__(self) -> None:
         self.users: weakref.WeakSet[Hashable] = weakref.WeakSet()
-        self.of_whole: weakref.WeakSet[Hashable] = weakref.WeakSet()
-        self._latest: deque[ModelCall] = deque(maxlen=MAX_CALLS)
+        self.outputs: MutableMapping[Hashable, tuple[Tensor, ...]] = weakref.WeakKeyDictionary()
+        self.whole: deque[ModelCall] = deque(maxlen=MAX_CALLS)
+        self.parts: deque[ModelCall] = deque(maxlen=MAX_CALLS)
+        self.watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._forget_parts: Callable[[], object] = int
 
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def watch_parts(self, model: nn.Module) -> None:
+        """Record calls of the model's parts, too, until the model is called as a whole."""
+        parts = [part for part in _parts_of(model) if takes_hooks(part)]
+        self.watched.update(parts)
+        hook = OwnedHook(self, ModelCalls._record_part)
+        handles = [add_forward_hook(part, hook, with_kwargs=True) for part in parts]
+        self._forget_parts = removal(self, handles)
+
+    def close(self, model: nn.Module) -> None:
+        """Remove all hooks."""
+        remove_forward_hook(model, self)
+        self._forget_parts()
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if is_traced() or self._paused or not torch.is_grad_enabled():
             return
         # Classes of tensors may lack what is read: N is unknown then, and the forward pass goes on.
         with unseen(), suppress(Exception):
-            if self.of_whole or not any(map(_is_computed, args)):
-                self._latest.append(_call(args, kwargs, output))
+            outputs = [each for each in tensors_of(output) if each.grad_fn is not None]
+            self.whole.append(_call(args, kwargs, outputs))
+            for user in [*self.outputs]:
+                self.outputs[user] = tuple(outputs)
+            self._forget_parts()
+
+    def _record_part(self, part: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Of a part of a model, calls with data as input are enough."""
+        if torch.is_grad_enabled() and not any(map(_is_computed, args)):
+            outputs = [each for each in tensors_of(output) if each.grad_fn is not None]
+            self.parts.append(_call(args, kwargs, outputs))
+
+    def failed(self, error: Exception) -> None:
+        """The forward pass goes on, as above."""
 
     def __reduce__(self) -> tuple[type[ModelCalls], tuple[()]]:
         return ModelCalls, ()
 
-    @property
-    def latest(self) -> ModelCall | None:
-        """The call that was recorded last."""
-        return self._latest[-1] if self._latest else None
 
-    def behind(self, numbers: Set[int], leaves: Set[int]) -> list[ModelCall]:
-        """The calls whose outputs were computed by nodes with some of these sequence numbers.
-
-        And those with inputs that need a gradient and whose ``id`` is in ``leaves``: a loss
-        of derivatives by the inputs needn't depend on the outputs themselves.
-        """
-        return [
-            call
-            for call in self._latest
-            if call.outputs & numbers
-            or (leaves and any(id(given.reference()) in leaves for given in call.inputs))
-        ]
+def _call(args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> ModelCall:
+    # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
+    plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
+    leaves = args if plain else tree_leaves((args, kwargs), is_leaf=_is_packed)
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
+    data = [t for t in tensors if t.grad_fn is None and t.numel() <= MAX_ELEMENTS]
+    if outputs and data:
+        keep_until_backward(outputs[0].grad_fn, _INPUTS, data)
+    return ModelCall(
+        tuple([Given.of(tensor) for tensor in tensors]),
+        frozenset([number for tensor in outputs for number in _numbers(tensor.grad_fn)]),
+        tuple([each for each in map(made_by, outputs) if each is not None]),
+        not any(map(_is_computed, given)),
+    )
 
 
 def _is_computed(argument: Any) -> bool:
@@ -146,23 +175,6 @@ def _is_computed(argument: Any) -> bool:
     if not isinstance(argument, Tensor) or not argument.requires_grad:
         return False
     return argument.dim() > 0 and argument.layout == torch.strided
-
-
-def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall:
-    # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
-    outputs = [output] if isinstance(output, Tensor) else [*tensors_of(output)]
-    plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
-    leaves = args if plain else tree_leaves((args, kwargs), is_leaf=_is_packed)
-    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
-    nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    numbers = frozenset(number for node in nodes for number in _numbers(node))
-    made = tuple(each for each in map(made_by, outputs) if each is not None)
-    is_first = not any(map(_is_computed, given))
-    data = [each for each in tensors if each.grad_fn is None and each.numel() <= MAX_ELEMENTS]
-    if nodes and data:
-        keep_until_backward(nodes[0], _INPUTS, data)
-    return ModelCall(tuple(map(Given.of, tensors)), numbers, made, is_first)
 
 
 def made_by(tensor: Tensor) -> tuple[int, int] | None:
@@ -189,15 +201,12 @@ def _numbers(node: Node) -> Iterator[int]:
 
 def tensors_of(output: Any) -> Iterator[Tensor]:
     """The tensors in what a model has returned: a tensor, a container, or an object with fields."""
-    for leaf in tree_leaves(output):
+    for leaf in [output] if isinstance(output, Tensor) else tree_leaves(output):
         if isinstance(leaf, Tensor):
             yield leaf
         elif hasattr(leaf, "__dict__"):
-            yield from _of_attributes(vars(leaf).values())
-
-
-def _of_attributes(values: Iterable[Any]) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, Tensor))
+            fields = tree_leaves(list(vars(leaf).values()))
+            yield from (each for each in fields if isinstance(each, Tensor))
 
 
 def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:
@@ -205,17 +214,30 @@ def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:
 
     Where the model isn't called as a whole, these are the calls of its parts with data as input.
     """
-    if model is None:
+    hook = _hook_of(model)
+    if model is None or hook is None:
         return []
+    whole = _behind(graph, hook.whole)
+    if whole or not all(part in hook.watched for part in _parts_of(model)):
+        return whole
+    return [call for call in _behind(graph, hook.parts) if call.is_first and call.shapes]
+
+
+def _behind(graph: Graph, calls: Iterable[ModelCall]) -> list[ModelCall]:
+    """The calls whose outputs were computed by nodes of a graph, by their sequence numbers.
+
+    And those with inputs that need a gradient and are its leaves: a loss of derivatives by the
+    inputs needn't depend on the outputs themselves.
+    """
     variables = [graph.nodes[number].variable for number in graph.leaves.values()]
     leaves = {id(each) for each in variables if not isinstance(each, nn.Parameter)}
     numbers = graph.by_sequence_number.keys()
-    whole = [call for hook in _hooks_of(model) for call in hook.behind(numbers, leaves)]
-    if whole or not all(_hooks_of(part) for part in _parts_of(model)):
-        return whole
-    hooks = [hook for part in _parts_of(model) for hook in _hooks_of(part)]
-    parts = [call for hook in hooks for call in hook.behind(numbers, leaves)]
-    return [call for call in parts if call.is_first and call.shapes]
+    return [
+        call
+        for call in calls
+        if call.outputs & numbers
+        or (leaves and any(id(given.reference()) in leaves for given in call.inputs))
+    ]
 
 
 def _parts_of(model: nn.Module) -> list[nn.Module]:
@@ -227,25 +249,45 @@ def _parts_of(model: nn.Module) -> list[nn.Module]:
     return parts
 
 
-def _hooks_of(module: nn.Module) -> list[ModelCalls]:
-    return [hook for hook in forward_hooks(module) if isinstance(hook, ModelCalls)]
+def _hook_of(model: nn.Module | None) -> ModelCalls | None:
+    hooks = [] if model is None else forward_hooks(model)
+    return next((hook for hook in hooks if isinstance(hook, ModelCalls)), None)
 
 
 def latest_call(model: nn.Module | None) -> ModelCall | None:
     """The latest call of a model as a whole, if its calls are kept and there was one."""
-    hooks = [] if model is None else _hooks_of(model)
-    return next((hook.latest for hook in hooks), None)
+    hook = _hook_of(model)
+    return hook.whole[-1] if hook is not None and hook.whole else None
+
+
+def keep_outputs(model: nn.Module | None, user: Hashable, needed: bool) -> None:
+    """Keep what later calls return if a user needs that, and release what is kept otherwise."""
+    hook = _hook_of(model)
+    if hook is not None and needed:
+        hook.outputs.setdefault(user, ())
+    elif hook is not None:
+        hook.outputs.pop(user, None)
+
+
+def take_outputs(model: nn.Module | None, user: Hashable) -> tuple[Tensor, ...]:
+    """The tensors with a graph that the latest call has returned; they are kept no longer."""
+    hook = _hook_of(model)
+    if hook is None or user not in hook.outputs:
+        return ()
+    found, hook.outputs[user] = hook.outputs[user], ()
+    return found
 
 
 def keep_calls(model: nn.Module, user: Hashable) -> None:
     """Register the hook on a model and its parts, or use the one that is there."""
-    for module in filter(takes_hooks, (model, *_parts_of(model))):
-        if not _hooks_of(module):
-            add_forward_hook(module, ModelCalls(), with_kwargs=True)
-        hook = _hooks_of(module)[0]
+    hook = _hook_of(model)
+    if hook is None and takes_hooks(model):
+        hook = ModelCalls()
+        add_forward_hook(model, hook, with_kwargs=True)
+    if hook is not None:
+        if not hook.users:
+            hook.watch_parts(model)
         hook.users.add(user)
-        if module is model:
-            hook.of_whole.add(user)
     record_layer_calls(model)
 
 
@@ -266,52 +308,11 @@ def extend(model: AnyModule) -> AnyModule:
 
 def forget_calls(model: nn.Module, user: Hashable) -> None:
     """Remove the hooks that no other object needs."""
-    for module in (model, *_parts_of(model)):
-        for hook in _hooks_of(module):
-            hook.users.discard(user)
-            hook.of_whole.discard(user)
-            if not hook.users:
-                remove_forward_hook(module, hook)
-    if not _hooks_of(model):
-        forget_layer_calls(model)
-
-
-class ModelOutputs(HookOwner, UnscriptedHook):
-    """A forward hook that keeps the tensors that its model's latest call has returned.
-
-    It is registered while later calls may be those of a step that needs them, and the tensors are
-    released when they are taken. Copies and pickles of the model get an empty hook.
-    """
-
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self._model = model
-        self._registered = False
-        self._latest: tuple[Tensor, ...] = ()
-
-    def keep_if(self, needed: bool) -> None:
-        """Keep what later calls return if that is needed, and release what is kept otherwise."""
-        if self._model is None or needed == self._registered:
+    hook = _hook_of(model)
+    if hook is not None:
+        hook.users.discard(user)
+        hook.outputs.pop(user, None)
+        if hook.users:
             return
-        self._registered = needed
-        if needed:
-            add_forward_hook(self._model, self)
-        else:
-            remove_forward_hook(self._model, self)
-            self._latest = ()
-
-    def take(self) -> tuple[Tensor, ...]:
-        """The tensors with a graph that the latest call has returned; they are kept no longer."""
-        found, self._latest = self._latest, ()
-        return found
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if is_traced() or self._paused or not torch.is_grad_enabled():
-            return
-        with (
-            unseen(),
-            suppress(Exception),
-        ):  # of objects that the model returns; the forward pass goes on
-            self._latest = tuple(t for t in tensors_of(output) if t.grad_fn is not None)
-
-    def __reduce__(self) -> tuple[type[ModelOutputs], tuple[()]]:
-        return ModelOutputs, ()
+        hook.close(model)
+    forget_layer_calls(model)

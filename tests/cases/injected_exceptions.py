@@ -164,7 +164,7 @@ OUTERMOST = {
     *("GraphLosses.reach", "BackwardPass._hand_on", "BackwardPass._arrive", "recompute"),
     "BackwardPass._hand_on.<locals>.<listcomp>",
     *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform"),
-    *("ModelOutputs.__call__", "BackwardCall.__torch_function__", "_release", "keeps_graph"),
+    *("BackwardCall.__torch_function__", "_release", "keeps_graph"),
     # What is looked up before a step, or to see that nothing has changed.
     *("_bits", "_sum_of_bits", "sums_of_bits"),
     "sums_of_bits.<locals>.<dictcomp>",
