@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forward_passes import ForwardPasses
-from gradlens.cockpit.layers import NOTHING_TO_RECORD
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, TrackedStep
 from gradlens.cockpit.tracking import IdleStep, Tracking
@@ -335,12 +333,7 @@ class Cockpit:
         if name in ("epoch", "window"):
             raise ValueError(f"evaluation(name={name!r}): series of aggregates are called so")
         step = Step(step_number(global_step), self.parameters, self.loss_reduction)
-        record = partial(self._run.record_evaluation, step.global_step, name)
-        note = partial(self._run.note, step.global_step)
-        layers = self._tracking.forward_passes.layers
-        if layers is None:
-            raise ValueError(NOTHING_TO_RECORD)
-        return layers.evaluation(step, name, record, note)
+        return self._tracking.forward_passes.evaluation(step, name)
 
     def create_graph(self, global_step: int) -> bool:
         """Whether backward needs ``create_graph=True`` at this step: never."""

@@ -10,28 +10,35 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
-from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.run import Run
 from gradlens.graph.model_calls import forget_calls, keep_calls, keep_outputs, take_outputs
 from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 from gradlens.quantities.quantity import Quantity
+from gradlens.quantities.step import Step
+from gradlens.signals.capture import FindAxes, SignalCapture
+from gradlens.signals.recorded_calls import Requests
+from gradlens.signals.signal import LayerSignals, Request
 from gradlens.stateful import State
+from gradlens.torch_private import unseen
 
 
 class ForwardPasses:
     """Decides which quantities are active at a step, and prepares its forward pass.
 
-    ``model`` is the network inside the ``wrapped`` one that the user calls. ``layers`` is ``None``
-    if no quantity has signals of layers. The quantities ``of_graphs`` need forward passes that
-    aren't compiled, and those ``of_backpack`` name BackPACK's extensions.
+    ``model`` is the network inside the ``wrapped`` one that the user calls. The quantities
+    ``of_graphs`` need forward passes that aren't compiled, and those ``of_backpack`` name
+    BackPACK's extensions. Signals of layers are captured in the forward passes of the steps that
+    are expected; where these are unknown, all of them.
     """
 
     def __init__(
@@ -46,9 +53,17 @@ class ForwardPasses:
         run: Run,
     ) -> None:
         self.eager_calls = EagerCalls([m for m in (wrapped, loss_function) if m is not None])
-        self.layers: LayerTracking | None = None
-        if model is not None and any(quantity.layer_requests for quantity in quantities):
-            self.layers = LayerTracking(model, quantities, self.active_at, boundary)
+        self._capture: SignalCapture | None = None
+        self._captured: int | None = None
+        """The step whose forward passes are captured, once that is known."""
+        self._evaluated: dict[str, tuple[int, LayerSignals]] = {}
+        wanted = _wanted(quantities)
+        if model is not None and wanted:
+            named = {n: m for quantity in quantities for n, m in quantity.modules.items()}
+            places = {module: place for place, module in enumerate(model.modules())}
+            modules = dict(sorted(named.items(), key=lambda item: places[item[1]]))
+            self._capture = SignalCapture(model, modules, wanted, boundary.report)
+            self._capture.expect(wanted)
         self._model = model
         self._quantities = quantities
         self.of_graphs = {quantity for quantity in quantities if quantity.needs_graph}
@@ -102,31 +117,30 @@ class ForwardPasses:
         Micro-batches of another step are dropped.
         """
         is_behind = bool(self._past) and self._past[-1] >= global_step
-        if self._unfinished is not None:
-            self._drop_other(global_step)
-        if self.layers is not None:
-            self.layers.announce(global_step)
+        self._drop_other(global_step)
+        self._captured = global_step
+        if self._capture is not None:
+            self._capture.suspend()  # such as in the passes of curvature quantities
         return is_behind
 
     def _drop_other(self, global_step: int) -> None:
         if self._unfinished not in (None, global_step):
             self._past.append(self._unfinished)
             self._unfinished = None
-            if self.layers is not None:
-                self.layers.discard_step()
+            if self._capture is not None:
+                self._capture.discard_step()
 
     def end_step(self, global_step: int, goes_on: bool) -> None:
         """A step's context is left, also after an exception; whether another one follows."""
         self.take_outputs()
         if goes_on:
             self._unfinished = global_step
-            if self.layers is not None:
-                self.layers.end_part(global_step)
+            if self._capture is not None:
+                self._capture.end_part(self._wanted_at(global_step))
             return
         self._past.append(global_step)
         self._unfinished = None
-        if self.layers is not None:
-            self.layers.expect(self.next_steps)
+        self._capture_next()
 
     def take_outputs(self) -> tuple[Tensor, ...]:
         """What the model has returned last, if a quantity may need it; it is kept no longer."""
@@ -141,8 +155,7 @@ class ForwardPasses:
         self._past = deque(state["past"], maxlen=self._past.maxlen)
         self._active = {}
         self._unfinished = None
-        if self.layers is not None:
-            self.layers.expect(self.next_steps)
+        self._capture_next()
 
     # What forward passes run with.
 
@@ -180,18 +193,83 @@ class ForwardPasses:
                 note = partial(self._run.note, global_step)
                 with self._boundary.contain("running a forward pass uncompiled", note):
                     stack.enter_context(uncompiled_calls())
-            if self.layers is not None:
-                self._drop_other(global_step)
-                stack.enter_context(self.layers.forward(global_step))
+            self._drop_other(global_step)
+            if self._capture is not None:
+                wanted = self._wanted_at(global_step)
+                if global_step != self._captured:
+                    self._captured = global_step
+                    self._capture.expect(wanted)
+                    self._capture.suspend()
+                stack.enter_context(self._capture.forward(wanted))
             yield
+
+    # Signals of layers.
+
+    def _capture_next(self) -> None:
+        """A step is over: capture what the next one may need, by the steps that are expected."""
+        self._captured = None
+        self._evaluated.clear()
+        if self._capture is not None:
+            self._capture.expect(_wanted(self._possible(self.next_steps)))
+
+    def _wanted_at(self, global_step: int) -> Requests:
+        return _wanted(self.active_at(global_step, self._boundary))
+
+    def begin_signals(self, global_step: int, scale: float, find_axes: FindAxes) -> None:
+        """A step's backward pass begins, as in ``SignalCapture.begin``."""
+        if self._capture is not None:
+            self._capture.begin(self._wanted_at(global_step), scale, find_axes)
+
+    def signals(self, global_step: int) -> LayerSignals:
+        """The signals captured at a step, after its backward pass."""
+        if self._capture is None:
+            return LayerSignals()
+        return self._capture.finish(global_step, self._wanted_at(global_step))
+
+    @contextmanager
+    def evaluation(self, step: Step, name: str) -> Iterator[None]:
+        """A context for forward passes without backward passes, recorded under ``step``.
+
+        Several of the same step and ``name``, with no other step between them, count together.
+        """
+        able = [q for q in self._quantities if q.layer_requests and not _needs_backward(q)]
+        if self._capture is None or not able:
+            raise ValueError(NOTHING_TO_RECORD)
+        with uncompiled_calls(), self._capture.evaluating(_wanted(able)) as captured:
+            yield
+        for text in captured[0].notes:
+            self._run.note(step.global_step, f"{name}: {text}")
+        at, before = self._evaluated.get(name, (None, LayerSignals()))
+        with unseen(), torch.no_grad():
+            signals = before.and_also(captured[0]) if at == step.global_step else captured[0]
+            self._evaluated[name] = step.global_step, signals
+            for quantity in able:
+                at_evaluation = replace(step, signals=signals)
+                work = f"{quantity.name} ({name})"
+                found = self._boundary.value(work, quantity.after_backward, at_evaluation, None)
+                with self._boundary.contain(f"recording {work}"):
+                    self._run.record_evaluation(step.global_step, name, quantity, found)
 
     def close(self) -> None:
         """Remove all hooks, and forget all calls."""
-        if self.layers is not None:
-            self.layers.close()
+        self._evaluated.clear()
+        if self._capture is not None:
+            self._capture.close()
         self.eager_calls.close()
         if self._model is not None:
             forget_calls(self._model, user=self)
+
+
+def _wanted(quantities: Iterable[Quantity]) -> Requests:
+    wanted: dict[str, set[Request]] = {}
+    for quantity in quantities:
+        for layer, request in quantity.layer_requests.items():
+            wanted.setdefault(layer, set()).add(request)
+    return {layer: frozenset(requests) for layer, requests in wanted.items()}
+
+
+def _needs_backward(quantity: Quantity) -> bool:
+    return any(request.signal.needs_backward for request in quantity.layer_requests.values())
 
 
 def steps_after(past: Iterable[int]) -> tuple[int, ...]:
@@ -207,3 +285,9 @@ def steps_after(past: Iterable[int]) -> tuple[int, ...]:
         return ()
     following = steps[-1] + moves[-1]
     return (following,) if len(moves) == len(gaps) else (steps[-1], following)
+
+
+NOTHING_TO_RECORD = (
+    "there is nothing to record in an evaluation: track a quantity of layers' inputs or outputs, "
+    "such as OutputNorm"
+)

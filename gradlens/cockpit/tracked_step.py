@@ -36,7 +36,6 @@ from gradlens.parts.part import BatchPart
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
 from gradlens.signals.recorded_calls import Made
-from gradlens.signals.signal import LayerSignals
 from gradlens.torch_private import uncompiled_backward
 
 
@@ -100,7 +99,7 @@ class TrackedStep:
         boundary.begin_step(step)
         self._values = StepValues(step, boundary)
         with boundary.contain("the beginning of a step", self._refuse_all):
-            tracking.begin_step(step, info.get("optimizer"))
+            tracking.begin_step(step)
             active = tracking.forward_passes.active_at(step, boundary)
             self._values = StepValues(step, boundary, active)
             waits = updates.interval is not None
@@ -143,9 +142,8 @@ class TrackedStep:
                 self._start = {name: p.detach().clone() for name, p in parameters.items()}
             self._enter_contexts(stack)
             self._contexts = stack.pop_all()
-        layers = tracking.forward_passes.layers
-        if layers is not None:
-            layers.begin(context.global_step, context.scale.of_backward, self._sample_axes)
+        scale = context.scale.of_backward
+        tracking.forward_passes.begin_signals(context.global_step, scale, self._sample_axes)
 
     def _sample_axes(self, made: Mapping[Made, tuple[int, ...]]) -> Mapping[Made, int]:
         """The axes that count the samples of tensors that nodes have made, if they are known."""
@@ -366,8 +364,6 @@ class TrackedStep:
         setting, interval = tracking.setting, tracking.updates.interval
         info, changed, part = context.info, changed_parameters(setting), whole.part
         of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step(whole)
-        layers = self._tracking.forward_passes.layers
-        signals = LayerSignals() if layers is None else layers.finish(context.global_step)
         return Step(
             context.global_step,
             setting.parameters,
@@ -376,7 +372,7 @@ class TrackedStep:
             individual_losses=part.individual_losses,
             optimizer=info.get("optimizer"),
             info=info,
-            signals=signals,
+            signals=tracking.forward_passes.signals(context.global_step),
             loss_weight=self._loss_weight(part),
             removed=changed.removed,
             without_losses=part.without_losses,

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.optim import Optimizer
-
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forward_passes import ForwardPasses
@@ -90,7 +88,7 @@ class Tracking:
         if budget.pays_for_none:
             self.run.note(global_step, budget.pays_for_none)
 
-    def begin_step(self, global_step: int, optimizer: Optimizer | None) -> None:
+    def begin_step(self, global_step: int) -> None:
         """A step's context is entered: what waited for the update is over."""
         if self.budget is not None:
             self._begin_budget(self.budget, global_step)
@@ -105,10 +103,6 @@ class Tracking:
             apart = processes_apart(self.setting)
             if apart:
                 self.run.note(global_step, APART.format(count=apart))
-            own = {id(parameter) for parameter in self.setting.parameters.values()}
-            groups = [] if optimizer is None else optimizer.param_groups
-            if groups and own.isdisjoint(id(p) for group in groups for p in group["params"]):
-                self.run.note(global_step, OTHER_OPTIMIZER)
         is_compared = self.assembly.processes.count == 1 or self.assembly.is_compared
         if not (is_compared or self.may_end_alone):
             self.assembly.compare([f"{q.name}: {q.schedule!r}" for q in self.quantities])
@@ -185,10 +179,4 @@ LATE_START = (
     "quantities start at step {step}, within a run that is continued: {names}. To continue from "
     "the run's own start, save cockpit.state_dict() with the model, and load it by "
     "cockpit.load_state_dict(...)"
-)
-OTHER_OPTIMIZER = (
-    "the optimizer that was passed has none of the cockpit's parameters: updates are measured when "
-    "the next context is entered, and nothing else is known of the optimizer's steps. Unless it "
-    "updates copies, pass the optimizer of the tracked model, made of the parameters that the "
-    "model has now"
 )

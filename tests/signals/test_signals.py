@@ -77,7 +77,7 @@ def mean_norm(outputs: Tensor) -> float:
 
 def count_calls(cockpit: Cockpit) -> dict[str, int]:
     """How many calls of each layer make up its values, once a step is over."""
-    capture = cockpit._tracking.forward_passes.layers._capture
+    capture = cockpit._tracking.forward_passes._capture
     assert capture is not None
     finish, found = capture.finish, dict[str, int]()
 
@@ -1128,7 +1128,7 @@ def test_memory_does_not_grow_over_many_steps() -> None:
         if number in (200, 5000):  # as far from the last facts that were read, and of layers
             alive.append(tensors_alive())
     assert alive[0] == alive[1]
-    assert len(cockpit._tracking.forward_passes.layers._capture._calls) == 0  # type: ignore[union-attr]
+    assert len(cockpit._tracking.forward_passes._capture._calls) == 0  # type: ignore[union-attr]
 
 
 def test_nothing_is_reduced_on_other_steps(
