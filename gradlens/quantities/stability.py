@@ -35,7 +35,10 @@ class Stability(GradientCurvatureQuantity):
     η being the learning rate times one minus the dampening (Cohen et al., 2021, arXiv:2103.00065).
     For Adam, sharpness is the largest eigenvalue of P⁻¹H with Adam's preconditioner P, and the
     threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022, arXiv:2207.14484). ``"ratio"`` is sharpness
-    over threshold: above 1, the step is unstable. H is the Hessian of the mean loss. A step of η on
+    over threshold: above 1, the step is unstable. Where groups have other learning rates, η is the
+    largest one, and the curvature of a parameter is multiplied by its own rate over η. Decoupled
+    weight decay λ multiplies it by 1/(1 − ηλ/2), and coupled one is added to it. H is the Hessian
+    of the mean loss. A step of η on
     a sum loss is equal to a step of Nη on the mean loss, so that η is multiplied by N, or P divided
     by N. The same holds for any other factor of the loss on which backward is called. If it isn't a
     multiple of the loss, for example because of a regulariser, values are NaN. For Adam, they are
@@ -68,8 +71,8 @@ class Stability(GradientCurvatureQuantity):
         factor = curvature.loss_factor if self.on is None else 1
         limit = stability_limit(curvature.optimizer, curvature.parameters, factor)
         matrix: LinearOperator | CurvatureOperator = curvature.hessian
-        if limit.scaling is not None:
-            matrix = _rescaled(curvature.hessian, limit.scaling)
+        if limit.scaling is not None or limit.decay is not None:
+            matrix = _of_optimizer(curvature.hessian, limit)
         found = self._eigenpairs(matrix, curvature.seed)
         value = float(found.values[0]) if found.converged else Undefined(found.reason)
         return value, limit
@@ -77,7 +80,9 @@ class Stability(GradientCurvatureQuantity):
     def compute(self, step: Step, earlier: tuple[float, StabilityLimit]) -> dict[str, float]:
         (sharpness, limit), weight = earlier, self._weight(step)
         threshold = limit.threshold
-        if limit.scaling is None:
+        if limit.decay is not None and weight != 1:
+            raise UnavailableError(WITH_DECAY)
+        if not limit.is_preconditioned:
             threshold /= weight
         elif not isinstance(sharpness, Undefined):
             sharpness *= weight
@@ -99,13 +104,17 @@ class Stability(GradientCurvatureQuantity):
 
 @dataclass(frozen=True)
 class StabilityLimit:
-    """An optimizer is stable if the largest eigenvalue of SHS is below ``threshold``.
+    """A step is stable if the largest eigenvalue of S(H + Λ)S is below ``threshold``.
 
-    ``scaling`` is the diagonal ``[D]`` of S = P^(−1/2); ``None`` if S is the identity.
+    ``scaling`` is the diagonal ``[D]`` of S, ``None`` if that is the identity; ``decay`` is the
+    diagonal of Λ, the weight decay that the optimizer adds to gradients, ``None`` without any. If S
+    ``is_preconditioned``, a factor of the loss is one of sharpness, and else one of the rate.
     """
 
     threshold: float
+    is_preconditioned: bool = False
     scaling: Tensor | None = None
+    decay: Tensor | None = None
 
 
 SUM_OVER_PARTS = (
@@ -122,60 +131,91 @@ NEGATIVE = (
 )
 
 
+WITH_DECAY = (
+    "backward was called on a multiple of the loss, and the optimizer adds weight decay to its "
+    "gradients: pass that multiple to the context"
+)
+COMMON = ("momentum", "dampening", "nesterov", "betas", "eps")
+"""Settings that are the same in all groups where a threshold is known."""
+
+
 def stability_limit(
     optimizer: Optimizer, parameters: Mapping[str, Tensor], loss_factor: float = 1
 ) -> StabilityLimit:
     """The limit at the optimizer's next step, which is on ``loss_factor`` times the mean loss.
 
-    ``UnavailableError`` where none is known.
+    For a coordinate with curvature h, rate η, preconditioner p and decoupled decay λ, Adam's
+    recursion has the characteristic polynomial z² − (1 − ηλ + β₁ − (1−β₁)ηh/p)z + β₁(1 − ηλ).
+    A root leaves the unit circle, at −1, where ηh/(p(2 − ηλ)) exceeds (1+β₁)/(1−β₁).
+    ``UnavailableError`` where no limit is known.
     """
     problem = why_not_held(optimizer, parameters)
     if problem:
         raise UnavailableError(problem)
-    group, *others = optimizer.param_groups
-    keys = ("lr", "momentum", "dampening", "nesterov", "betas", "eps")
-    if any(other.get(key) != group.get(key) for other in others for key in keys):
-        raise UnavailableError("parameter groups with different settings have no common threshold")
-    if any(each.get("weight_decay") for each in optimizer.param_groups):
-        raise UnavailableError("weight decay adds curvature that the loss doesn't have")
-    if group.get("maximize"):
+    first, *others = optimizer.param_groups
+    if any(other.get(key) != first.get(key) for other in others for key in COMMON):
+        raise UnavailableError("parameter groups with different momentum have no common threshold")
+    if any(group.get("maximize") for group in optimizer.param_groups):
         raise UnavailableError("maximising is never stable on a quadratic with a minimum")
+    rate = max(float(group["lr"]) for group in optimizer.param_groups)
     if type(optimizer) is SGD:
-        threshold = descent_threshold(
-            float(group["lr"]),
-            float(group["momentum"]),
-            float(group["dampening"]),
-            bool(group["nesterov"]),
-        )
-        return StabilityLimit(threshold / loss_factor)
-    if type(optimizer) in (Adam, AdamW) and not group["amsgrad"]:
-        return _adam_limit(optimizer, group, parameters, loss_factor)
-    raise UnavailableError(f"no threshold is known for {type(optimizer).__name__} as it is set up")
-
-
-def _adam_limit(
-    optimizer: Optimizer,
-    group: Mapping[str, Any],
-    parameters: Mapping[str, Tensor],
-    loss_factor: float,
-) -> StabilityLimit:
-    first, second = group["betas"]
-    roots = []
+        momentum, dampening = float(first["momentum"]), float(first["dampening"])
+        of_loss = descent_threshold(rate, momentum, dampening, bool(first["nesterov"]))
+        threshold = of_loss / loss_factor
+    elif type(optimizer) in (Adam, AdamW) and not first["amsgrad"]:
+        momentum = first["betas"][0]
+        threshold = descent_threshold(rate, momentum) / (1 - momentum)
+    else:
+        name = type(optimizer).__name__
+        raise UnavailableError(f"no threshold is known for {name} as it is set up")
+    scalings, decays = [], []
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for parameter in parameters.values():
-        state = optimizer.state.get(parameter, {})
-        if "exp_avg_sq" not in state:
-            raise UnavailableError("Adam has no second moments before its first step")
-        steps = float(state["step"])
-        root = (state["exp_avg_sq"].double() / (1 - second**steps)).sqrt() + group["eps"]
-        roots.append(((1 - first**steps) * root / loss_factor).flatten())
-    threshold = (2 + 2 * first) / ((1 - first) * float(group["lr"]))
-    return StabilityLimit(threshold, torch.cat(roots).rsqrt())
+        group = groups[id(parameter)]
+        own, decay = float(group["lr"]), float(group["weight_decay"])
+        is_decoupled = type(optimizer) is AdamW or bool(group.get("decoupled_weight_decay"))
+        if is_decoupled and own * decay >= 2:
+            raise UnavailableError("weight decay alone is unstable: its product with the rate is 2")
+        share = (own / rate if rate else 1.0) / (1 - own * decay / 2 if is_decoupled else 1.0)
+        of_gradient = 0.0 if is_decoupled else decay / loss_factor
+        inverse = _preconditioner(optimizer, group, parameter, loss_factor)
+        scalings.append((share / inverse).sqrt().flatten())
+        decays.append(torch.full_like(inverse, of_gradient).flatten())
+    scaling, all_decays = torch.cat(scalings), torch.cat(decays)
+    return StabilityLimit(
+        threshold,
+        type(optimizer) is not SGD,
+        None if bool((scaling == 1).all()) else scaling,
+        all_decays if bool(all_decays.any()) else None,
+    )
 
 
-def _rescaled(hessian: CurvatureOperator, scaling: Tensor) -> LinearOperator:
-    diagonal = scaling.cpu().numpy()
+def _preconditioner(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor, loss_factor: float
+) -> Tensor:
+    """By what the optimizer divides a gradient, over ``loss_factor`` for Adam."""
+    if type(optimizer) is SGD:
+        return torch.ones_like(parameter, dtype=torch.float64)
+    state = optimizer.state.get(parameter, {})
+    if "exp_avg_sq" not in state:
+        raise UnavailableError("Adam has no second moments before its first step")
+    (first, second), steps = group["betas"], float(state["step"])
+    root = (state["exp_avg_sq"].double() / (1 - second**steps)).sqrt() + group["eps"]
+    return (1 - first**steps) * root / loss_factor
+
+
+def _of_optimizer(hessian: CurvatureOperator, limit: StabilityLimit) -> LinearOperator:
+    """S(H + Λ)S."""
+    scaling, decay = (
+        None if diagonal is None else diagonal.cpu().numpy()
+        for diagonal in (limit.scaling, limit.decay)
+    )
 
     def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        return diagonal * hessian.matvec(diagonal * vector.reshape(-1))
+        scaled = vector.reshape(-1) if scaling is None else scaling * vector.reshape(-1)
+        found = hessian.matvec(scaled)
+        if decay is not None:
+            found = found + decay * scaled
+        return np.asarray(found if scaling is None else scaling * found, dtype=np.float64)
 
     return LinearOperator(hessian.shape, matvec=product, dtype=np.dtype(np.float64))
