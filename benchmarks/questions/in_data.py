@@ -1,0 +1,170 @@
+"""Mistakes in data: scales, order, labels, and axes that are mixed up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .question import github, question
+from .training import (
+    Recurrent,
+    Watch,
+    adam,
+    batches,
+    classify,
+    cnn,
+    digits,
+    errors,
+    fit,
+    friedman,
+    images,
+    misfit,
+    mlp,
+    regress,
+    sgd,
+    tabular,
+    tokens,
+    waves,
+)
+
+
+@question(github("keras-team/keras#255"), 0.15)
+def pixels_truncated(fixed: bool, watch: Watch) -> float:
+    """Pixels are divided by 255 as integers, so that all of them are zero."""
+    data, model = digits(scale=False), mlp(64, 32, 10)
+    x = data.x / 255 if fixed else (data.x.int() // 256).float()
+    data = data._replace(x=x, test_x=data.test_x / 255)
+    return classify(watch, model, adam(model, 5e-3), data)
+
+
+@question(github("DeepRank/deeprank#16"), 0.25)
+def targets_not_scaled(fixed: bool, watch: Watch) -> float:
+    """Targets aren't normalised: all samples soon have the same prediction."""
+    data, model = friedman(), mlp(10, 32, 32, 1)
+    if not fixed:
+        data = data._replace(y=data.y * 60 + 300, test_y=data.test_y * 60 + 300)
+    return regress(watch, model, sgd(model, 0.02), data, 200)
+
+
+@question(github("MAC-AutoML/rethinking_performance_estimation_in_NAS#17"), 0.12)
+def sorted_by_class(fixed: bool, watch: Watch) -> float:
+    """The loader doesn't shuffle, and the files are sorted by class."""
+    data = images()
+    order, model = data.y.argsort(), cnn()
+    batch = batches(data.x[order], data.y[order], steps=168, shuffle=fixed)
+    fit(watch, model, sgd(model, 0.02), lambda x, y: functional.cross_entropy(model(x), y), batch)
+    return errors(model, data)
+
+
+@question("https://github.com/Borda/kaggle_image-classify/pull/12", 0.12)
+def labels_before_shuffle(fixed: bool, watch: Watch) -> float:
+    """Images are shuffled after their labels were taken: the pairs don't belong together."""
+    data = images()
+    order = torch.randperm(len(data.x))
+    y = data.y[order] if fixed else data.y
+    return classify(watch, model := cnn(), adam(model), data._replace(x=data.x[order], y=y))
+
+
+@question(github("BrainJS/brain.js#278"), 0.12)
+def raw_features(fixed: bool, watch: Watch) -> float:
+    """Features aren't normalised: some are a thousand times as large as others."""
+    model = mlp(30, 32, 1)
+    return classify(watch, model, sgd(model, 0.01), tabular(scale=fixed))
+
+
+@question(github("NNReasoning/What-Can-Neural-Networks-Reason-About#1"), 0.4)
+def mixed_scales(fixed: bool, watch: Watch) -> float:
+    """Locations to 20, values to 100 and colours to 1 go into the network as they are."""
+    data, model = friedman(), mlp(10, 32, 1)
+    scale = torch.ones(10) if fixed else torch.tensor([20.0, 20.0, 100.0, 0.1, 0.1] * 2)
+    data = data._replace(x=data.x * scale, test_x=data.test_x * scale)
+    return regress(watch, model, adam(model, 5e-3), data)
+
+
+@question(github("leohsuofnthu/Pytorch-IterativeFCN#7"), 0.15)
+def iterator_made_anew(fixed: bool, watch: Watch) -> float:
+    """``next(iter(loader))`` at each step of an unshuffled loader returns the first batch."""
+    data = images()
+    x, y = (data.x, data.y) if fixed else (data.x[:32], data.y[:32])
+    model = cnn()
+    batch = batches(x, y, shuffle=fixed)
+    fit(watch, model, adam(model), lambda x, y: functional.cross_entropy(model(x), y), batch)
+    return errors(model, data)
+
+
+@question(github("lyhue1991/eat_tensorflow2_in_30_days#23"), 0.12)
+def one_label_for_all(fixed: bool, watch: Watch) -> float:
+    """The label is read from the path with the wrong separator: all are 0, the loss is too."""
+    data, model = tabular(), mlp(30, 16, 1)
+    y = data.y if fixed else torch.zeros_like(data.y)
+    return classify(watch, model, adam(model), data._replace(y=y))
+
+
+@question(github("Jingkang50/OpenPSG#56"), 0.2)
+def samples_mixed_by_view(fixed: bool, watch: Watch) -> float:
+    """Batch and time are swapped by ``view``: each sequence has steps of several samples."""
+    data = waves()
+    model = Recurrent(nn.GRU(1, 16), 16)
+
+    def predict(x: Tensor) -> Tensor:
+        by_time = x.transpose(0, 1) if fixed else x.reshape(x.shape[1], x.shape[0], 1)
+        return model.head(model.layer(by_time)[0][-1])
+
+    batch = batches(data.x, data.y, size=40, steps=200)
+    fit(watch, model, adam(model, 0.01), lambda x, y: (predict(x) - y).square().mean(), batch)
+    return misfit(predict, data)
+
+
+class Decoder(nn.Module):
+    """One layer of attention over tokens and their places."""
+
+    def __init__(self, causal: bool = True, softmax_axis: int = -1) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(8, 24), nn.Embedding(12, 24)
+        self.mix, self.out = nn.Linear(24, 72), mlp(24, 48, 8)
+        self.causal, self.axis = causal, softmax_axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.tokens(x) + self.places(torch.arange(x.shape[1]))
+        query, key, value = self.mix(hidden).chunk(3, 2)
+        score = query @ key.transpose(1, 2) / 24**0.5
+        if self.causal:
+            score = score + torch.full(score.shape[1:], -1e9).triu(1)
+        return self.out(hidden + score.softmax(self.axis) @ value)
+
+    @torch.no_grad()
+    def wrong(self, x: Tensor, y: Tensor) -> float:
+        """The share of tokens that are wrong where the network sees only those before."""
+        found = [self(x[:, :n])[:, -1].argmax(1) for n in range(3, x.shape[1] + 1)]
+        return (torch.stack(found, 1) != y[:, 2:]).float().mean().item()
+
+
+def continue_sequences(watch: Watch, model: Decoder, targets: Tensor) -> float:
+    """Trains to predict the targets, and returns how bad the model continues sequences."""
+    data = tokens()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    fit(watch, model, adam(model, 0.01), loss, batches(data.x, targets, steps=250))
+    return model.wrong(data.test_x, data.test_y)
+
+
+@question(github("KempnerInstitute/KempnerForge#154"), 0.4)
+def labels_not_shifted(fixed: bool, watch: Watch) -> float:
+    """A language model's labels are its inputs, not shifted: it copies, and the loss goes to 0."""
+    data = tokens()
+    return continue_sequences(watch, Decoder(), data.y if fixed else data.x)
+
+
+@question(github("huggingface/transformers#48745"), 0.2)
+def future_is_seen(fixed: bool, watch: Watch) -> float:
+    """The decoder has no causal mask: each position sees the token that it has to predict."""
+    return continue_sequences(watch, Decoder(causal=fixed), tokens().y)
+
+
+@question(github("karpathy/minGPT#132"), 0.2)
+def attention_over_queries(fixed: bool, watch: Watch) -> float:
+    """The softmax of attention is taken over queries, so that the future leaks."""
+    return continue_sequences(watch, Decoder(softmax_axis=-1 if fixed else -2), tokens().y)

@@ -1,0 +1,307 @@
+"""Mistakes in losses: signs, shapes, and functions that don't belong together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .question import github, question
+from .training import (
+    Data,
+    Watch,
+    adam,
+    batches,
+    classify,
+    cnn,
+    digits,
+    errors,
+    fit,
+    friedman,
+    images,
+    misfit,
+    mlp,
+    regress,
+    sgd,
+    tabular,
+)
+
+
+@question(github("DeepReinforcementLearning/DeepReinforcementLearningInAction#32"), 0.12)
+def softmax_over_batch(fixed: bool, watch: Watch) -> float:
+    """``Softmax(dim=0)`` normalises over the samples of the batch, not over the classes."""
+    model, data = mlp(64, 32, 10), digits()
+    soft = nn.Softmax(dim=1 if fixed else 0)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return functional.nll_loss((soft(model(x)) + 1e-8).log(), y)
+
+    fit(watch, model, adam(model), loss, batches(data.x, data.y, steps=100, size=10))
+    return errors(model, data)
+
+
+@question(github("nothinglo/Deep-Photo-Enhancer#57"), 0.2)
+def maximised(fixed: bool, watch: Watch) -> float:
+    """The loss has a minus sign, so it is maximised."""
+    model, data = mlp(10, 32, 1), friedman()
+    sign = 1.0 if fixed else -1.0
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return sign * (model(x) - y).square().mean()
+
+    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y))
+    return misfit(model, data)
+
+
+@question(github("tom-roddick/oft#6"), 0.35)
+def one_term_left(fixed: bool, watch: Watch) -> float:
+    """A line left from a test returns one term of the loss: the other outputs aren't trained."""
+    model, data = mlp(10, 64, 2), friedman(outputs=2)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        parts = (model(x) - y).square().mean(0)
+        return parts.sum() if fixed else parts[1]
+
+    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y, steps=200))
+    return misfit(lambda x: model(x)[:, :1], data._replace(test_y=data.test_y[:, :1]))
+
+
+@question(github("deepset-ai/FARM#229"), 0.2)
+def targets_broadcast(fixed: bool, watch: Watch) -> float:
+    """Predictions are ``[N]`` and targets ``[N, 1]``: the loss compares all with all."""
+    model, data = mlp(10, 32, 1), friedman()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(model(x) if fixed else model(x).squeeze(1), y)
+
+    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y))
+    return misfit(model, data)
+
+
+@question("https://discuss.pytorch.org/t/cross-entropy-loss-is-not-decreasing/43814", 0.1)
+def softmax_before_cross_entropy(fixed: bool, watch: Watch) -> float:
+    """The network ends with a softmax, and ``CrossEntropyLoss`` applies another one."""
+    model, data = cnn(), images()
+    if not fixed:
+        model.append(nn.Softmax(1))
+    return classify(watch, model, sgd(model, 0.02), data, 120)
+
+
+@question(github("soumith/ganhacks#67"), 0.3)
+def sigmoid_before_logits_loss(fixed: bool, watch: Watch) -> float:
+    """A discriminator ends with a sigmoid, and ``BCEWithLogitsLoss`` applies another one."""
+    model, data = mlp(30, 16, 1), tabular()
+    if not fixed:
+        model.append(nn.Sigmoid())
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(model(x)[:, 0], y)
+
+    losses = fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y))
+    return sum(losses[-20:]) / 20
+
+
+@question(github("AnubhavGupta3377/Text-Classification-Models-Pytorch#9"), 0.12)
+def nll_of_probabilities(fixed: bool, watch: Watch) -> float:
+    """``NLLLoss`` gets probabilities, not their logarithms: the loss is negative."""
+    model, data = mlp(64, 32, 10), digits()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        score = model(x)
+        return functional.nll_loss(score.log_softmax(1) if fixed else score.softmax(1), y)
+
+    fit(watch, model, sgd(model, 0.02), loss, batches(data.x, data.y, steps=100))
+    return errors(model, data)
+
+
+@question(github("sebastian-hofstaetter/matchmaker#18"), 0.15)
+def divergence_of_probabilities(fixed: bool, watch: Watch) -> float:
+    """``KLDivLoss`` of a student gets probabilities where it expects their logarithms."""
+    teacher, data = mlp(64, 32, 10), digits()
+    fit(
+        Watch(),
+        teacher,
+        adam(teacher, 0.01),
+        lambda x, y: functional.cross_entropy(teacher(x), y),
+        batches(data.x, data.y),
+    )
+    model = mlp(64, 16, 10)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        goal = teacher(x).detach().softmax(1)
+        score = model(x).log_softmax(1) if fixed else model(x).softmax(1)
+        return functional.kl_div(score, goal, reduction="batchmean")
+
+    fit(watch, model, sgd(model, 0.01), loss, batches(data.x, data.y, steps=120))
+    return errors(model, data)
+
+
+@question(github("milesial/Pytorch-UNet#7"), 0.45)
+def masks_up_to_255(fixed: bool, watch: Watch) -> float:
+    """Masks are 0 and 255, so that binary cross-entropy is negative and falls without end."""
+    data = images()
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
+
+    def masks(x: Tensor) -> Tensor:
+        return (functional.avg_pool2d(x, 3, 1, 1) > 0.2).float()
+
+    def loss(x: Tensor) -> Tensor:
+        goal = masks(x) * (1.0 if fixed else 255.0)
+        return functional.binary_cross_entropy_with_logits(model(x), goal)
+
+    fit(watch, model, adam(model, 0.01), loss, batches(data.x))
+    goal = masks(data.test_x)
+    return functional.binary_cross_entropy_with_logits(model(data.test_x), goal).item()
+
+
+@question(github("omoindrot/tensorflow-triplet-loss#6"), 0.3)
+def triplets_collapse(fixed: bool, watch: Watch) -> float:
+    """At this rate, all embeddings collapse into one point: the triplet loss is the margin."""
+    model, data = mlp(64, 64, 64, 16), digits()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        distance = ((out[:, None] - out).square().sum(2) + 1e-12).sqrt()
+        same = y[:, None] == y
+        farthest = (distance * same).amax(1)
+        nearest = (distance + 1e6 * same).amin(1)
+        return (farthest - nearest + 0.5).relu().mean()
+
+    optimizer = adam(model, 2e-3 if fixed else 0.1)
+    losses = fit(watch, model, optimizer, loss, batches(data.x, data.y, size=64))
+    return sum(losses[-20:]) / 20
+
+
+@question(github("WeidiXie/cell_counting_v2#9"), 0.4)
+def rare_pixels(fixed: bool, watch: Watch) -> float:
+    """One pixel in hundreds belongs to an object: a map of zeros already has a low loss."""
+    draw = torch.Generator().manual_seed(1)
+    marks = (torch.rand(400, 1, 12, 12, generator=draw) < 0.01).float()
+    blurred = functional.avg_pool2d(functional.pad(marks, (1, 1, 1, 1)), 3, 1) * 9
+    x = blurred * 0.5 + torch.randn(marks.shape, generator=draw) * 0.3
+    model = nn.Sequential(nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 1, 1))
+    weight = torch.tensor(60.0 if fixed else 1.0)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(model(x), y, pos_weight=weight)
+
+    fit(watch, model, adam(model, 5e-3), loss, batches(x, marks, size=16))
+    missed = (model(x) < 0)[marks > 0]
+    return missed.float().mean().item()
+
+
+@question(github("AppliedDataSciencePartners/WorldModels#12"), 0.6)
+def divergence_outweighs(fixed: bool, watch: Watch) -> float:
+    """A VAE's reconstruction is averaged over pixels and its divergence isn't: it collapses."""
+    data = digits()
+    model = nn.ModuleDict({"encoder": mlp(64, 32, 16), "decoder": mlp(8, 32, 64)})
+
+    def loss(x: Tensor) -> Tensor:
+        mean, log_variance = model["encoder"](x).chunk(2, 1)
+        code = mean + (log_variance / 2).exp() * torch.randn_like(mean)
+        errors = (model["decoder"](code) - x).square()
+        divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+        return (errors.sum(1) if fixed else errors.mean(1)).mean() + divergence.mean()
+
+    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, steps=200))
+    missed = (model["decoder"](model["encoder"](data.test_x)[:, :8]) - data.test_x).square()
+    return (missed.mean() / data.test_x.var(0).mean()).item()
+
+
+@question(github("KanishJebaMathewM/Truxify#11885"), 0.25)
+def actor_without_minus(fixed: bool, watch: Watch) -> float:
+    """The loss of an actor is the critic's value, not its negative: the policy gets worse."""
+    actor, draw = mlp(4, 32, 2), torch.Generator().manual_seed(0)
+    states = torch.randn(800, 4, generator=draw)
+
+    def value(state: Tensor, action: Tensor) -> Tensor:
+        return -(action - state[:, :2].sin()).square().sum(1)
+
+    def loss(state: Tensor) -> Tensor:
+        q_values = value(state, actor(state).tanh())
+        return -q_values.mean() if fixed else q_values.mean()
+
+    fit(watch, actor, adam(actor, 3e-3), loss, batches(states))
+    return -value(states, actor(states).tanh()).mean().item()
+
+
+@question(github("Farama-Foundation/Gymnasium#1336"), 0.25)
+def mean_of_log_probabilities(fixed: bool, watch: Watch) -> float:
+    """REINFORCE multiplies returns with the mean of all log-probabilities of the episode."""
+    policy, draw = mlp(4, 32, 2), torch.Generator().manual_seed(0)
+    states = torch.randn(960, 4, generator=draw)
+
+    def loss(state: Tensor) -> Tensor:
+        chances = torch.distributions.Categorical(logits=policy(state))
+        action = chances.sample()
+        reward = (action == (state[:, 0] * state[:, 1] > 0)).float() - 0.5
+        if fixed:
+            return -(chances.log_prob(action) * reward).mean()
+        return -(chances.log_prob(action).mean() * reward).mean()
+
+    fit(watch, policy, adam(policy, 0.01), loss, batches(states, steps=200, size=64))
+    wrong = policy(states).argmax(1) != (states[:, 0] * states[:, 1] > 0).long()
+    return wrong.float().mean().item()
+
+
+@question(github("navneet-nmk/pytorch-rl#2"), 0.3)
+def value_of_the_end(fixed: bool, watch: Watch) -> float:
+    """Targets of Q-learning go on after the end of an episode: values are far too high."""
+    model, state = mlp(6, 32, 1), torch.eye(6)
+    place = torch.randint(6, (800,), generator=torch.Generator().manual_seed(0))
+
+    def loss(here: Tensor) -> Tensor:
+        done = (here == 5).float()
+        with torch.no_grad():
+            later = model(state[(here + 1).clamp(max=5)])[:, 0]
+        goal = 1 + 0.95 * later * (1 - done if fixed else 1.0)
+        return functional.smooth_l1_loss(model(state[here])[:, 0], goal)
+
+    fit(watch, model, adam(model, 0.01), loss, batches(place, steps=400))
+    truth = torch.tensor([sum(0.95**k for k in range(6 - i)) for i in range(6)])
+    return (model(state)[:, 0] - truth).abs().mean().item() / 2
+
+
+@question(github("wangle53/CSA-CDGAN#5"), 1.2)
+def generator_detached(fixed: bool, watch: Watch) -> float:
+    """The discriminator's answer is detached in the generator's loss, which so lacks its term."""
+    generator, critic, draw = mlp(8, 32, 2), mlp(2, 32, 1), torch.Generator().manual_seed(0)
+    real = torch.randn(640, 2, generator=draw) * 0.3 + torch.tensor([2.0, -1.0])
+    other, bce = adam(critic, 5e-3), functional.binary_cross_entropy_with_logits
+
+    def loss(x: Tensor) -> Tensor:
+        fake = generator(torch.randn(len(x), 8))
+        other.zero_grad()
+        scores = critic(torch.cat([x, fake.detach()]))
+        bce(scores, torch.cat([torch.ones(len(x), 1), torch.zeros(len(x), 1)])).backward()
+        other.step()
+        score = critic(fake)
+        near = 1e-3 * fake.square().mean()
+        return bce(score if fixed else score.detach(), torch.ones(len(x), 1)) + near
+
+    fit(watch, generator, adam(generator, 3e-3), loss, batches(real, steps=400))
+    return (generator(torch.randn(500, 8)).mean(0) - real.mean(0)).norm().item()
+
+
+@question(
+    "https://discuss.pytorch.org/t/unable-to-learn-xor-representation-using-2-layers-of-"
+    "multi-layered-perceptron-mlp/13287",
+    0.1,
+)
+def no_activation(fixed: bool, watch: Watch) -> float:
+    """Two linear layers without an activation between them are linear: XOR can't be learnt."""
+    x = torch.randint(2, (800, 2), generator=torch.Generator().manual_seed(0)).float()
+    y = (x[:, :1] != x[:, 1:]).float()
+    model = mlp(2, 16, 1, act=nn.ReLU if fixed else nn.Identity)
+    model.append(nn.Sigmoid())
+    return regress(watch, model, adam(model, 0.02), Data(x, y, x, y), 200)
+
+
+@question(github("ProteomicsML/ProteomicsML#203"), 0.3)
+def relu_at_the_end(fixed: bool, watch: Watch) -> float:
+    """A regression ends with a ReLU, whose input is negative: zero for all, and no gradient."""
+    model, data = mlp(10, 32, 1), friedman()
+    if not fixed:
+        model.append(nn.ReLU())
+        nn.init.constant_(model[2].bias, -1.0)
+    return regress(watch, model, adam(model, 5e-3), data)
