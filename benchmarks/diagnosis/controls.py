@@ -22,6 +22,7 @@ from benchmarks.diagnosis.faults.of_the_loop import (
 from benchmarks.diagnosis.faults.structure import ACTIVATIONS, affine, exchange, of_type
 from benchmarks.diagnosis.loop import Outcome
 from benchmarks.diagnosis.problem import Problem, Split
+from benchmarks.diagnosis.schedules import cosine, in_steps
 from benchmarks.diagnosis.training import Batch, Training
 
 LEARNT = 0.9
@@ -58,19 +59,9 @@ def longer(factor: float, training: Training, seed: int) -> Training:
     return with_problem(training, steps=int(factor * training.problem.steps))
 
 
-def cosine(step: int, steps: int) -> float:
-    """From 1 to 0."""
-    return 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
 def warm_up(step: int, steps: int) -> float:
     """From nearly 0 to 1 in a tenth of the steps."""
     return min(1.0, (step + 1) / (0.1 * steps))
-
-
-def stairs(step: int, steps: int) -> float:
-    """A tenth after two thirds of the steps."""
-    return 1.0 if step < 2 * steps / 3 else 0.1
 
 
 def scheduled(schedule: Callable[[int, int], float], training: Training, seed: int) -> Training:
@@ -203,7 +194,7 @@ CONTROLS = (
     Control("1.6 times the steps", partial(longer, 1.6)),
     Control("cosine", partial(scheduled, cosine)),
     Control("warm-up", partial(scheduled, warm_up)),
-    Control("stairs", partial(scheduled, stairs)),
+    Control("stairs", partial(scheduled, in_steps)),
     Control("mild decay", mild_decay),
     Control("mild clipping", mild_clipping),
     Control("label smoothing", smoothed),

@@ -25,6 +25,11 @@ def divided(draw: Callable[[int], Samples], trained: int, seed: int) -> Split:
     return Split(inputs[:trained], targets[:trained], inputs[trained:], targets[trained:])
 
 
+def fixed(seed: int, *shape: int) -> Tensor:
+    """Normal numbers that belong to a task and are the same for each seed of the data."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def random_state() -> int:
     """A seed for scikit-learn's generators, drawn from torch's random numbers."""
     return int(torch.randint(2**31 - 1, ()))

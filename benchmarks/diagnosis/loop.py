@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -74,87 +73,38 @@ class Outcome:
         return min(self.validated.values())
 
 
-@dataclass(frozen=True)
-class Part:
-    """Which part of a batch a backward pass is for, and of how many."""
+class Tracked:
+    """The economy preset every few steps, with the run's file at ``path``.
 
-    number: int
-    count: int
-
-
-class Tracking(ABC):
-    """How the loop's steps are tracked; ``alarmed`` is the step of the first live alarm."""
+    ``alarmed`` is the step of the first alarm, if there are alarms while the run goes on.
+    """
 
     alarmed: int | None = None
 
-    @abstractmethod
-    def step(
-        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
-    ) -> AbstractContextManager[Any]:
-        """The context of a backward pass."""
-
-    @abstractmethod
-    def validated(self, step: int, loss: float) -> None:
-        """A validation loss is known."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """The run is over."""
-
-
-class Untracked(Tracking):
-    """A plain run."""
-
-    def step(
-        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
-    ) -> AbstractContextManager[Any]:
-        """Nothing."""
-        return nullcontext()
-
-    def validated(self, step: int, loss: float) -> None:
-        """It isn't logged."""
-
-    def close(self) -> None:
-        """There is no file."""
-
-
-class UnderCockpit(Tracking):
-    """Tracks the economy preset every few steps, with the run's file at ``path``."""
-
-    def __init__(self, model: nn.Module, training: Training, path: Path, **options: Any) -> None:
-        self._cockpit = Cockpit(
-            model,
-            configuration("economy", linear(TRACKED_EVERY)),
-            run=path,
-            loss_reduction=training.declared,
-            **options,
+    def __init__(self, model: nn.Module, training: Training, path: Path, diagnose: bool) -> None:
+        live: dict[str, Any] = {"diagnose": True} if diagnose else {}
+        quantities = configuration("economy", linear(TRACKED_EVERY))
+        self.cockpit = Cockpit(
+            model, quantities, run=path, loss_reduction=training.declared, **live
         )
-        self._is_live = bool(options.get("diagnose"))
+        self._is_live, self._parts = diagnose, training.micro_batches
 
     def step(
-        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
+        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, left: int
     ) -> AbstractContextManager[Any]:
-        """The cockpit's context."""
+        """The context of a backward pass, behind which so many others are ``left`` in its step."""
         if self._is_live and self.alarmed is None:
-            findings = self._cockpit.history.facts.findings
+            findings = self.cockpit.history.facts.findings
             if any(finding.is_alarm for finding in findings):
                 self.alarmed = step - 1
-        return self._cockpit(
+        return self.cockpit(
             step,
             loss=loss,
-            loss_scale=1 / part.count,
+            loss_scale=1 / self._parts,
             optimizer=optimizer,
-            accumulating=part.number < part.count - 1,
+            accumulating=left > 0,
             info={"ids": ids},
         )
-
-    def validated(self, step: int, loss: float) -> None:
-        """Log it."""
-        self._cockpit.log(step, valid_loss=loss)
-
-    def close(self) -> None:
-        """Close the run's file."""
-        self._cockpit.close()
 
 
 def train(
@@ -168,17 +118,16 @@ def train(
     model = model_of(training, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradlensWarning)
-        live = {"diagnose": True} if diagnose else {}
-        tracking: Tracking = (
-            Untracked() if path is None else UnderCockpit(model, training, path, **live)
-        )
-        outcome = _train(training, seed, split, model, tracking)
-        tracking.close()
-    return Outcome(outcome.losses, outcome.validated, tracking.alarmed)
+        tracked = None if path is None else Tracked(model, training, path, diagnose)
+        outcome = _train(training, seed, split, model, tracked)
+        if tracked is None:
+            return outcome
+        tracked.cockpit.close()
+    return replace(outcome, alarmed=tracked.alarmed)
 
 
 def _train(
-    training: Training, seed: int, split: Split, model: nn.Module, tracking: Tracking
+    training: Training, seed: int, split: Split, model: nn.Module, tracked: Tracked | None
 ) -> Outcome:
     problem, outcome = training.problem, Outcome()
     make_optimizer: Any = problem.optimizer  # torch's base class has no rate
@@ -188,12 +137,13 @@ def _train(
         for step, batch in batches(training, split, seed):
             if step % VALIDATED_EVERY == 0 or step == problem.steps - 1:
                 outcome.validated[step] = validation_loss(training, model, split)
-                tracking.validated(step, outcome.validated[step])
+                if tracked is not None:
+                    tracked.cockpit.log(step, valid_loss=outcome.validated[step])
             for group in optimizer.param_groups:
                 group["lr"] = problem.rate * training.schedule(step, problem.steps)
             if training.zeroed(step):
                 optimizer.zero_grad()
-            outcome.losses.append(backward(training, model, optimizer, step, batch, tracking))
+            outcome.losses.append(backward(training, model, optimizer, step, batch, tracked))
             if training.clip < math.inf:
                 nn.utils.clip_grad_norm_(model.parameters(), training.clip)
             if training.updated(step):
@@ -207,7 +157,7 @@ def backward(
     optimizer: torch.optim.Optimizer,
     step: int,
     batch: Batch,
-    tracking: Tracking,
+    tracked: Tracked | None,
 ) -> float:
     """Forward and backward passes of a batch, in as many parts as it has; the batch's loss."""
     total, count = 0.0, training.micro_batches
@@ -215,7 +165,8 @@ def backward(
         training.mode(model)
         outputs = outputs_of(training, model, part.inputs)
         loss = training.problem.loss(outputs, part.targets) / count
-        with tracking.step(step, loss, optimizer, part.ids, Part(number, count)):
+        left = count - 1 - number
+        with tracked.step(step, loss, optimizer, part.ids, left) if tracked else nullcontext():
             loss.backward()
         total += loss.item()
     return total

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from benchmarks.diagnosis.draws import Samples, divided
 from benchmarks.diagnosis.problem import Problem, Split
 from gradlens.graph.loss import LossReduction
 
@@ -91,6 +94,33 @@ class Training:
     precision: torch.dtype | None = None
     declared: LossReduction = "mean"
     valid_loss: Callable[..., Tensor] | None = None
+
+
+def trained(
+    name: str,
+    build: Callable[[], nn.Module],
+    draw: Callable[[int], Samples],
+    samples: int,
+    loss: Callable[..., Tensor],
+    optimizer: type[Optimizer],
+    rate: float,
+    batch_size: int,
+    steps: int,
+    schedule: Callable[[int, int], float] = constant,
+    *,
+    order: Order = shuffled,
+    change: Callable[[int, Batch], Batch] = unchanged,
+    clip: float = math.inf,
+    unfit: frozenset[str] = frozenset(),
+    **options: Any,
+) -> Training:
+    """A row of a table of problems: how one is usually trained.
+
+    ``draw(n)`` draws samples with torch's global random numbers; ``options`` are the optimizer's.
+    """
+    data = partial(divided, draw, samples)
+    problem = Problem(name, build, data, loss, optimizer, rate, options, batch_size, steps, unfit)
+    return Training(problem, order=order, change=change, schedule=schedule, clip=clip)
 
 
 def model_of(training: Training, seed: int) -> nn.Module:

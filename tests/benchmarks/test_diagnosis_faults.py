@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from benchmarks.diagnosis.development.basics import BASICS as PROBLEMS
+from benchmarks.diagnosis.development.problems import BASICS
 from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
 from benchmarks.diagnosis.faults.fault import Fault, Injected
 from benchmarks.diagnosis.faults.of_the_batch import labels_of
@@ -20,6 +20,7 @@ from benchmarks.diagnosis.loop import Outcome, train
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Batch, Training, batches, model_of
 
+PROBLEMS = tuple(training.problem for training in BASICS)
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 WAYS = {(fault.name, fault.way): fault for fault in FAULTS}
 SEARCHED = {"lr_too_high": ["tanh"], "lr_edge": ["sigmoid"], "overfitting": ["sigmoid"]}
@@ -129,7 +130,8 @@ def test_equal_recurrent_units_stay_equal() -> None:
         optimizer.zero_grad()
         found.training.problem.loss(model(batch.inputs), batch.targets).backward()
         optimizer.step()
-    weight = model.get_parameter("recurrent.weight_hh_l0")
+    (name,) = found.layers
+    weight = model.get_parameter(f"{name}.weight_hh_l0")
     gates = weight.view(4, -1, weight.shape[1])
     assert (gates - gates.mean(1, keepdim=True)).abs().max() < 1e-6
 

@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from benchmarks.diagnosis import controls
 from benchmarks.diagnosis.controls import CONTROLS, has_learnt
-from benchmarks.diagnosis.development.basics import BASICS as PROBLEMS
+from benchmarks.diagnosis.development.problems import BASICS
 from benchmarks.diagnosis.faults.fault import Injected
 from benchmarks.diagnosis.loop import train
 from benchmarks.diagnosis.measure import Row
@@ -20,6 +20,7 @@ from benchmarks.diagnosis.scoring import Score, score, wilson
 from benchmarks.diagnosis.training import Training
 from gradlens import load_run
 
+PROBLEMS = tuple(training.problem for training in BASICS)
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 NAMES = [*BY_NAME]
 

@@ -1,159 +1,493 @@
-"""Data of the development problems: some of scikit-learn's, and synthetic ones.
+"""Data of the development problems: a few families of inputs, of which different things are wanted.
 
-Each is a function of a seed, which draws the samples or divides them.
+Each function draws ``n`` samples with torch's global random numbers. What is asked of them is
+``wanted``, a function of scores that the inputs have, or a word.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
-import numpy as np
 import torch
 from sklearn import datasets
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.problem import Split
+from benchmarks.diagnosis.draws import Samples, fixed, noisy, pixels, standardised, uniform
 
-TRAINED = 0.75
-"""Share of the samples that are trained on."""
-DRAWN = 2400
-"""Samples of synthetic data: 1800 to train on are enough for 150 batches of 32 in few epochs."""
+Wanted: TypeAlias = Callable[[Tensor], Tensor]
 
-
-def divided(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Split:
-    """Samples in random order, the first ``TRAINED`` of them to train on."""
-    order = torch.randperm(len(inputs), generator=generator)
-    trained, kept = order.split(
-        [int(TRAINED * len(inputs)), len(inputs) - int(TRAINED * len(inputs))]
-    )
-    return Split(inputs[trained], targets[trained], inputs[kept], targets[kept])
+# What is wanted of scores ``[n, k]`` of mean 0 and standard deviation 1.
 
 
-def standardised(columns: Tensor) -> Tensor:
-    """Columns of mean 0 and standard deviation 1; constant ones are 0."""
-    spread = columns.std(0)
-    return (columns - columns.mean(0)) / torch.where(spread > 0, spread, 1.0)
+def number(scores: Tensor) -> Tensor:
+    """The scores, and some noise."""
+    return noisy(scores, 0.1)
 
 
-def table(load: Callable[..., Any], seed: int) -> Split:
-    """A table of scikit-learn's with standardised columns, and classes as targets."""
-    inputs, targets = load(return_X_y=True)
-    columns = standardised(torch.tensor(inputs, dtype=torch.float32))
-    return divided(columns, torch.tensor(targets), torch.Generator().manual_seed(seed))
+def heavy(scores: Tensor) -> Tensor:
+    """The scores, and noise with a few large numbers."""
+    return scores + 0.1 * torch.distributions.StudentT(3.0).sample(scores.shape)
 
 
-def breast_cancer(seed: int) -> Split:
-    """30 columns, and one target of 0 or 1 as a real number for a binary cross-entropy."""
-    split = table(datasets.load_breast_cancer, seed)
-    targets, valid = (t.float()[:, None] for t in (split.targets, split.valid_targets))
-    return Split(split.inputs, targets, split.valid_inputs, valid)
+def wide(scores: Tensor) -> Tensor:
+    """The first score, and more noise where the second one is large."""
+    return scores[:, :1] + 0.3 * (0.7 * scores[:, 1:]).exp() * torch.randn(len(scores), 1)
 
 
-def wine(seed: int) -> Split:
-    """13 columns, 3 classes, 178 samples."""
-    return table(datasets.load_wine, seed)
+def kind(scores: Tensor) -> Tensor:
+    """The place of the largest score."""
+    return noisy(scores, 0.1).argmax(1)
 
 
-def digits(seed: int) -> Split:
-    """64 columns, 10 classes, 1797 samples."""
-    return table(datasets.load_digits, seed)
+def rare(scores: Tensor) -> Tensor:
+    """Whether the first score is large, which one in seven is."""
+    return (noisy(scores[:, 0], 0.1) > 1.05).long()
 
 
-def digit_images(seed: int) -> Split:
-    """The same digits as images ``[1, 8, 8]`` of mean 0 and standard deviation 1."""
-    inputs, targets = datasets.load_digits(return_X_y=True)
+def chance(scores: Tensor) -> Tensor:
+    """Whether something happens, which is more likely with larger scores."""
+    return (torch.rand_like(scores) < (4 * scores).sigmoid()).float()
+
+
+def sign(scores: Tensor) -> Tensor:
+    """1 or -1."""
+    return 2 * chance(scores) - 1
+
+
+def grade(scores: Tensor) -> Tensor:
+    """One of five grades."""
+    return torch.bucketize(noisy(scores[:, 0], 0.1), torch.tensor([-1.0, -0.3, 0.3, 1.0]))
+
+
+def count(scores: Tensor) -> Tensor:
+    """How often something happens."""
+    return torch.poisson((scores - 1).exp())
+
+
+def amount(scores: Tensor) -> Tensor:
+    """A positive number, or 0 in a third of all cases."""
+    some = (torch.rand_like(scores) < 0.67).float()
+    return some * (scores + 0.5 * torch.randn_like(scores)).exp()
+
+
+def share(scores: Tensor) -> Tensor:
+    """A number between 0 and 1."""
+    return noisy(1.5 * scores, 0.3).sigmoid().clamp(0.01, 0.99)
+
+
+def time(scores: Tensor) -> Tensor:
+    """When something happens, and 0 if it wasn't waited for: two columns."""
+    happens = (1.5 * scores[:, :1]).exp() * torch.rand(len(scores), 1).log().neg().sqrt()
+    waits = 3 * torch.rand(len(scores), 1) + 0.5
+    return torch.cat([torch.minimum(happens, waits) + 0.01, (happens <= waits).float()], 1)
+
+
+def both(scores: Tensor) -> Tensor:
+    """Whether something happens, and a number."""
+    return torch.cat([chance(scores[:, :1]), number(scores[:, 1:])], 1)
+
+
+def trial(scores: Tensor) -> Tensor:
+    """An action that was tried, and the reward, which is more likely if its score is large."""
+    action = torch.randint(scores.shape[1], (len(scores), 1))
+    return torch.cat([action.float(), chance(scores.gather(1, action) - 0.7)], 1)
+
+
+# Rows.
+
+
+def scored(x: Tensor, outputs: int) -> Tensor:
+    """A smooth function of the last axis of inputs, which is random and the same for all rows."""
+    size = x.shape[-1]
+    hidden = (x @ torch.randn(size, 8) * 1.5 / math.sqrt(size) + torch.randn(8)).tanh()
+    scores = hidden @ torch.randn(8, outputs) + x @ torch.randn(size, outputs) / math.sqrt(size)
+    flat = scores.flatten(0, -2)
+    return ((flat - flat.mean(0)) / flat.std(0)).view_as(scores)
+
+
+def table(n: int, wanted: Wanted = number, inputs: int = 10, outputs: int = 1) -> Samples:
+    """Normal numbers ``[inputs]``."""
+    x = torch.randn(n, inputs)
+    return x, wanted(scored(x, outputs))
+
+
+def lists(n: int, wanted: Wanted = number, items: int = 6, inputs: int = 6) -> Samples:
+    """Several things ``[items, inputs]``, with a score for each."""
+    x = torch.randn(n, items, inputs)
+    return x, wanted(scored(x, 1)[..., 0])
+
+
+def regimes(n: int, wanted: Wanted = number, inputs: int = 8, outputs: int = 1) -> Samples:
+    """What the scores are depends on the signs of two columns."""
+    x = torch.randn(n, inputs)
+    which = 2 * (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    laws = [x @ torch.randn(inputs, outputs) / math.sqrt(inputs) for _ in range(4)]
+    return x, wanted(standardised(torch.stack(laws)[which, torch.arange(n)]))
+
+
+def clusters(n: int, inputs: int = 20, classes: int = 6) -> Samples:
+    """Each class has three Gaussian clusters, some of which overlap with another class's."""
+    centres = 1.2 * torch.randn(3 * classes, inputs)
+    which = torch.randint(3 * classes, (n,))
+    return standardised(noisy(centres[which], 1.0)), which % classes
+
+
+def spirals(n: int) -> Samples:
+    """Three arms in a plane, one class each."""
+    arm, radius = torch.randint(3, (n,)), torch.rand(n).sqrt()
+    angle = noisy(3.0 * radius + arm * 2 * math.pi / 3, 0.15)
+    return standardised(torch.stack([radius * angle.cos(), radius * angle.sin()], 1)), arm
+
+
+def moons(n: int) -> Samples:
+    """Points on two half circles, which are their own targets."""
+    which, angle = 2.0 * torch.randint(2, (n,)) - 1, math.pi * torch.rand(n)
+    places = torch.stack([angle.cos() - which / 2, which * (angle.sin() - 0.4)], 1)
+    points = noisy(1.4 * places, 0.1)
+    return points, points
+
+
+def loaded(n: int, load: str) -> Samples:
+    """Some rows of a table of scikit-learn's; one binary target is a column of real numbers."""
+    inputs, targets = getattr(datasets, f"load_{load}")(return_X_y=True)
+    chosen = torch.randperm(len(inputs))[:n]
+    columns = torch.tensor(inputs, dtype=torch.float32)
+    columns = (columns - columns.mean(0)) / columns.std(0).clamp(min=1e-6)
+    wanted = torch.tensor(targets)
+    if load == "diabetes":
+        wanted = ((wanted - wanted.mean()) / wanted.std()).float()[:, None]
+    if load == "breast_cancer":
+        wanted = wanted.float()[:, None]
+    return columns[chosen], wanted[chosen]
+
+
+def digits(n: int, wanted: str = "class") -> Samples:
+    """Digits ``[1, 8, 8]``; their classes, their pixels, or the sum of two of them ``[2, ...]``."""
+    inputs, classes = datasets.load_digits(return_X_y=True)
     images = torch.tensor(inputs, dtype=torch.float32).view(-1, 1, 8, 8)
     images = (images - images.mean()) / images.std()
-    return divided(images, torch.tensor(targets), torch.Generator().manual_seed(seed))
+    if wanted == "sum":
+        pairs = torch.randint(len(images), (n, 2))
+        return images[pairs], torch.tensor(classes)[pairs].sum(1)
+    chosen = torch.randperm(len(images))[:n]
+    if wanted == "bits":
+        bits = (images[chosen] > 0).float().flatten(1)
+        return bits, bits
+    rows = images[chosen].flatten(1)
+    return (rows, rows) if wanted == "itself" else (images[chosen], torch.tensor(classes)[chosen])
 
 
-def reconstructed_digits(seed: int) -> Split:
-    """Images of digits as rows, which are their own targets."""
-    split = digit_images(seed)
-    rows, valid = split.inputs.flatten(1), split.valid_inputs.flatten(1)
-    return Split(rows, rows, valid, valid)
+# Codes.
 
 
-def diabetes(seed: int) -> Split:
-    """10 columns, 442 samples, and a standardised target."""
-    inputs, targets = datasets.load_diabetes(return_X_y=True)
-    both = standardised(torch.tensor(np.column_stack([inputs, targets]), dtype=torch.float32))
-    return divided(both[:, :-1], both[:, -1:], torch.Generator().manual_seed(seed))
+def tastes(n: int, wanted: Wanted, counts: tuple[int, ...] = (50, 30), numbers: int = 0) -> Samples:
+    """Codes, the pairs of which go with each other more or less, and numbers behind them."""
+    tables = [torch.randn(size, 3) for size in counts]
+    codes = [torch.randint(size, (n,)) for size in counts]
+    vectors = torch.stack([each[code] for each, code in zip(tables, codes, strict=True)], 1)
+    scores = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True)
+    others = torch.randn(n, numbers)
+    scores = standardised(
+        scores + 4 * vectors[..., 0].sum(1, keepdim=True) + 3 * others.sum(1, True)
+    )
+    columns = torch.stack(codes, 1)
+    return (torch.cat([columns.float(), others], 1) if numbers else columns), wanted(scores)
 
 
-def friedman(seed: int) -> Split:
-    """The first of Friedman, 1991: 10 columns, 5 of which matter, and a standardised target."""
-    inputs, targets = datasets.make_friedman1(DRAWN, noise=0.5, random_state=seed)
-    both = standardised(torch.tensor(np.column_stack([inputs, targets]), dtype=torch.float32))
-    return divided(both[:, :-1], both[:, -1:], torch.Generator().manual_seed(seed))
+# Images.
+
+KINDS = 5
+"""Of shapes."""
 
 
-def clusters(seed: int, dimensions: int = 20, classes: int = 6, per_class: int = 3) -> Split:
-    """Each class has several Gaussian clusters, some of which overlap with another class's."""
-    generator = torch.Generator().manual_seed(seed)
-    centres = 1.2 * torch.randn(classes * per_class, dimensions, generator=generator)
-    which = torch.randint(classes * per_class, (DRAWN,), generator=generator)
-    inputs = centres[which] + torch.randn(DRAWN, dimensions, generator=generator)
-    return divided(standardised(inputs), which % classes, generator)
+def drawn(which: Tensor, down: Tensor, right: Tensor, size: Tensor) -> Tensor:
+    """Discs, rings, squares, crosses and bars, by distances from their centres."""
+    radius, square = (down**2 + right**2).sqrt(), torch.maximum(down.abs(), right.abs())
+    bar = torch.maximum(down.abs() / 1.2, 2.5 * right.abs())
+    cross = torch.minimum(bar, torch.maximum(right.abs() / 1.2, 2.5 * down.abs()))
+    ring = 2 * (radius - 0.75 * size).abs() + size / 2
+    distances = torch.stack([radius, ring, square, cross, bar], 1)
+    chosen = distances[torch.arange(len(which)), which]
+    return ((size - chosen) / 0.08).sigmoid()
 
 
-def spirals(seed: int) -> Split:
-    """Three arms in a plane, one class each."""
-    generator = torch.Generator().manual_seed(seed)
-    arm = torch.randint(3, (DRAWN,), generator=generator)
-    radius = torch.rand(DRAWN, generator=generator).sqrt()
-    angle = 3.0 * radius + arm * 2 * math.pi / 3
-    angle = angle + 0.15 * torch.randn(DRAWN, generator=generator)
-    points = torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
-    return divided(standardised(points), arm, generator)
+def shapes(
+    n: int, wanted: str = "class", side: int = 16, colours: int = 1, most: int = 1
+) -> Samples:
+    """Images ``[colours, side, side]`` of up to ``most`` shapes.
+
+    Wanted is the ``class``, ``any`` classes, their ``count``, the ``place``, a ``mask`` of what is
+    there, the ``classes`` of pixels, the ``clean`` image, or the image ``itself``.
+    """
+    rows, columns = pixels(side)
+    image, pixel_classes = torch.zeros(n, side, side), torch.zeros(n, side, side, dtype=torch.long)
+    there, which, place = torch.zeros(n, KINDS), torch.zeros(n).long(), torch.zeros(n, 2, 1, 1)
+    total = torch.zeros(n, 1)
+    spread = 0.35 if most == 1 else 0.6
+    for turn in range(most):
+        which, place = torch.randint(KINDS, (n,)), uniform(-spread, spread, n, 2, 1, 1)
+        size = uniform(0.35, 0.55, n, 1, 1) / math.sqrt(most)
+        used = (torch.rand(n) < (1.0 if turn == 0 else 0.6)).float()
+        shape = drawn(which, rows - place[:, 0], columns - place[:, 1], size) * used[:, None, None]
+        image = torch.maximum(image, shape)
+        pixel_classes = torch.where(shape > 0.5, 1 + (which % 2)[:, None, None], pixel_classes)
+        there[torch.arange(n), which] = torch.maximum(there[torch.arange(n), which], used)
+        total += used[:, None]
+    clean = image[:, None]
+    seen = noisy((3 * clean - 0.6) * uniform(0.7, 1.3, n, colours, 1, 1), 0.3)
+    targets = {
+        "class": which,
+        "any": there,
+        "count": total - 1.5,
+        "place": 2 * place[..., 0, 0],
+        "mask": (clean > 0.5).float(),
+        "classes": pixel_classes,
+        "clean": 2 * clean,
+        "itself": clean,
+    }
+    return (clean, clean) if wanted == "itself" else (seen, targets[wanted])
 
 
-def waves(seed: int, length: int = 24, classes: int = 4) -> Split:
-    """Noisy sines ``[length, 1]`` of any phase; the class is the frequency."""
-    generator = torch.Generator().manual_seed(seed)
-    kind = torch.randint(classes, (DRAWN,), generator=generator)
-    phase = 2 * math.pi * torch.rand(DRAWN, 1, generator=generator)
-    time = torch.arange(length) * (0.25 * (kind[:, None] + 1))
-    noise = 0.3 * torch.randn(DRAWN, length, generator=generator)
-    return divided((1.3 * (time + phase).sin() + noise)[..., None], kind, generator)
+def fabrics(n: int, wanted: Wanted = kind, side: int = 12, classes: int = 5) -> Samples:
+    """Coloured stripes ``[3, side, side]`` of several widths and directions."""
+    rows, columns = pixels(side)
+    which = torch.randint(classes, (n,))
+    angle = (math.pi / classes * which + uniform(-0.15, 0.15, n))[:, None, None]
+    waves = (angle.cos() * rows + angle.sin() * columns) * uniform(5, 9, n, 1, 1)
+    stripes = (waves + uniform(0, 6, n, 1, 1)).sin()[:, None] * uniform(0.5, 1.5, n, 3, 1, 1)
+    return noisy(stripes, 1.0), wanted(4.0 * F.one_hot(which, classes))
 
 
-def signals(seed: int) -> Split:
-    """The waves as one channel ``[1, length]``."""
-    split = waves(seed, length=32, classes=5)
-    inputs, valid = (x.transpose(1, 2).contiguous() for x in (split.inputs, split.valid_inputs))
-    return Split(inputs, split.targets, valid, split.valid_targets)
+def views(n: int, wanted: str, side: int = 12) -> Samples:
+    """Two shapes ``[2, 1, side, side]`` of the same kind, or ``triplets`` with another third one.
+
+    Wanted is what kind, or, of a ``pair``, whether the kinds are the same.
+    """
+    rows, columns = pixels(side)
+    first = torch.randint(KINDS, (n,))
+    other = (first + torch.randint(1, KINDS, (n,))) % KINDS
+    same = torch.rand(n) < 0.5
+    kinds = {"triplets": [first, first, other], "pair": [first, torch.where(same, first, other)]}
+    seen = []
+    for which in kinds.get(wanted, [first, first]):
+        down, right = (at - uniform(-0.2, 0.2, n, 1, 1) for at in (rows, columns))
+        seen.append(drawn(which, down, right, uniform(0.4, 0.6, n, 1, 1)))
+    images = noisy(3 * torch.stack(seen, 1)[:, :, None] - 1, 0.3)
+    return images, same.float()[:, None] if wanted == "pair" else first
 
 
-def running_sums(seed: int, length: int = 12) -> Split:
-    """Sequences ``[length, 2]`` of values and marks; the target is the sum of marked values."""
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(DRAWN, length, generator=generator)
-    marks = (torch.rand(DRAWN, length, generator=generator) < 0.4).float()
-    targets = standardised((values * marks).sum(1, keepdim=True))
-    return divided(torch.stack([values, 2 * marks - 1], 2), targets, generator)
+def volumes(n: int, side: int = 8) -> Samples:
+    """Balls, shells and rods ``[1, side, side, side]``."""
+    axis = torch.linspace(-1, 1, side)
+    place = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij")) - uniform(
+        -0.2, 0.2, n, 3, 1, 1, 1
+    )
+    which, size = torch.randint(3, (n,)), uniform(0.5, 0.7, n, 1, 1, 1)
+    radius = place.square().sum(1).sqrt()
+    rod = (place[:, 0] ** 2 + place[:, 1] ** 2).sqrt() * 1.7
+    kinds = torch.stack([radius, size / 2 + (radius - size).abs() * 1.5, rod], 1)
+    image = ((size - kinds[torch.arange(n), which]) / 0.1).sigmoid()
+    return noisy(3 * image[:, None] - 1, 0.4), which
 
 
-def texts(seed: int, words: int = 200, length: int = 12, classes: int = 5) -> Split:
+def coordinates(n: int) -> Samples:
+    """Places ``[2]`` from -1 to 1, and the colours ``[3]`` that a picture has there."""
+    places = uniform(-1, 1, n, 2)
+    waves = places @ (4 * fixed(3, 2, 12)) + fixed(4, 12)
+    return places, waves.sin() @ fixed(5, 12, 3) / 2.5
+
+
+# Series.
+
+
+def waves(n: int, wanted: str = "class", length: int = 32, channels: int = 1) -> Samples:
+    """Noisy waves ``[channels, length]`` of any phase, of one of four shapes and paces.
+
+    Wanted is the ``class``, the series' ``next`` values, what comes ``later``, its ``sum`` at some
+    marked times, or the ``pace``.
+    """
+    which, phase = torch.randint(4, (n,)), uniform(0, 2 * math.pi, n, 1)
+    pace = 0.25 * (which[:, None] + 1) * uniform(0.95, 1.05, n, 1)
+    turns = pace * torch.arange(length + 9) + phase
+    series = noisy(1.3 * turns.sin() + 0.3 * (which[:, None] % 2) * (2 * turns).sin(), 0.4)
+    seen = series[:, :length]
+    if wanted == "sum":
+        marks = (torch.rand(n, length) < 0.3).float()
+        total = standardised((seen * marks).sum(1, keepdim=True))
+        return torch.stack([seen, 2 * marks - 1], 1), total
+    shifted = torch.stack([seen.roll(2 * each, 1) for each in range(channels)], 1)
+    targets = {
+        "class": which,
+        "next": series[:, None, 1 : length + 1],
+        "later": series[:, length : length + 8],
+        "pace": (4 * pace - 2.5),
+        "itself": shifted,
+    }
+    return shifted, targets[wanted]
+
+
+def events(n: int, wanted: str = "any", length: int = 48) -> Samples:
+    """Recordings ``[1, length]`` in which events of four kinds happen or not, at any time.
+
+    Wanted are those that happen at ``any`` time, the class of ``each`` time, the ``clean`` series,
+    or the ``order`` of three events that all happen.
+    """
+    happens = (torch.rand(n, 4) < 0.45).float()
+    moments = uniform(4, length - 8, n, 4, 1)
+    spoken = torch.randint(4, (n, 3))
+    if wanted == "order":
+        happens = torch.zeros(n, 4)
+    away = torch.arange(length) - moments
+    after = (away > 0).float()
+    kinds = [
+        3 * (-((away / 1.5) ** 2)).exp(),
+        2 * after * (-away.clamp(min=0) / 6).exp(),
+        -2 * (-((away / 3) ** 2)).exp(),
+        2 * (-((away / 5) ** 2)).exp() * (2.2 * away).cos(),
+    ]
+    signal = torch.stack([each[:, k] for k, each in enumerate(kinds)], 1) * happens[..., None]
+    if wanted == "order":
+        third = length // 3
+        away = torch.arange(third) - third / 2 + uniform(-2, 2, n, 3, 1)
+        tones = (away * (0.4 + 0.6 * spoken[..., None])).cos() * (-((away / 5) ** 2)).exp()
+        return noisy(2 * tones.flatten(1), 0.2)[:, None], 1 + spoken
+    clean = signal.sum(1, keepdim=True)
+    loudest = torch.cat([torch.full((n, 1, length), 0.3), signal.abs()], 1).argmax(1)
+    return noisy(clean, 0.15), {"any": happens, "each": loudest, "clean": clean}[wanted]
+
+
+def forecasts(n: int, past: int = 32, future: int = 8) -> Samples:
+    """Series ``[past]`` with a season and a trend, and what comes later, ``[future]``."""
+    time = torch.arange(past + future)
+    season = uniform(0.5, 1.5, n, 1) * (2 * math.pi * time / 8 + uniform(0, 6, n, 1)).sin()
+    series = season + uniform(-0.05, 0.05, n, 1) * (time - past / 2) + uniform(-0.5, 0.5, n, 1)
+    return noisy(series[:, :past], 0.1), noisy(series[:, past:], 0.1)
+
+
+def returns(n: int, past: int = 24) -> Samples:
+    """A series ``[past, 1]`` that goes on as before but for noise with jumps,
+    and its next value."""
+    path = [torch.randn(n), torch.randn(n)]
+    for _ in range(past - 1):
+        path.append(heavy(1.4 * path[-1] - 0.7 * path[-2]))
+    series = standardised(torch.stack(path, 1).flatten()).view(n, -1)
+    return series[:, :past, None], series[:, past:]
+
+
+def pendulum(n: int, times: int = 8) -> Samples:
+    """Angle and speed of a damped pendulum, ``[2]``, and those at later times, ``[times, 2]``."""
+    angle, speed = uniform(-2.0, 2.0, n), uniform(-2, 2, n)
+    path = [torch.stack([angle, speed], 1)]
+    for _ in range(20 * times):
+        speed = speed - 0.01 * (4 * angle.sin() + 0.3 * speed)
+        angle = angle + 0.01 * speed
+        path.append(torch.stack([angle, speed], 1))
+    return path[0], noisy(torch.stack(path[20::20], 1), 0.02)
+
+
+def heat(n: int, points: int = 32) -> Samples:
+    """A function ``[1, points]`` on a circle, and what becomes of it when it spreads and moves."""
+    waves = torch.fft.rfft(torch.randn(n, points))
+    modes = torch.arange(points // 2 + 1)
+    waves = waves * (-modes / 4).exp()
+    later = waves * torch.polar((-((modes / 6) ** 2)).exp(), 0.5 * modes)
+    first, second = (2 * torch.fft.irfft(each, points)[:, None] for each in (waves, later))
+    return first, second
+
+
+# Text.
+
+
+def texts(n: int, words: int = 40, length: int = 12, classes: int = 5) -> Samples:
     """Words drawn by Zipf's law; each class prefers words of its own."""
-    generator = torch.Generator().manual_seed(seed)
-    kind = torch.randint(classes, (DRAWN,), generator=generator)
-    frequency = (1 / (1 + torch.arange(words))).repeat(classes, 1)
-    owner = torch.arange(words) % classes
-    frequency[owner[None, :] == torch.arange(classes)[:, None]] *= 4
-    drawn = torch.multinomial(frequency[kind], length, replacement=True, generator=generator)
-    return divided(drawn, kind, generator)
+    which = torch.randint(classes, (n,))
+    frequency = (1 / (2 + torch.arange(words))).repeat(classes, 1)
+    frequency[torch.arange(words) % classes == torch.arange(classes)[:, None]] *= 5
+    return torch.multinomial(frequency[which], length, replacement=True), which
 
 
-def next_words(seed: int, words: int = 24, length: int = 12) -> Split:
-    """Sequences of a random Markov chain; the targets are the words that follow."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = 2.5 * torch.randn(words, words, generator=generator)
-    chain = [torch.randint(words, (DRAWN,), generator=generator)]
+def chains(
+    n: int, wanted: str = "next", words: int = 16, length: int = 12, kinds: int = 4
+) -> Samples:
+    """Words that each depend on the one before, by one of several laws.
+
+    Wanted are the ``next`` words, the ``class``, which is the law, the ``tags`` that words stand
+    for, or those that are ``hidden``, with -100 for others.
+    """
+    laws = (2.5 * torch.randn(1 if wanted == "next" else kinds, words, words)).softmax(2)
+    which = torch.randint(len(laws), (n,))
+    found = [torch.randint(words, (n,))]
     for _ in range(length):
-        following = logits[chain[-1]].softmax(1)
-        chain.append(torch.multinomial(following, 1, generator=generator)[:, 0])
-    sequences = torch.stack(chain, 1)
-    return divided(sequences[:, :-1], sequences[:, 1:].contiguous(), generator)
+        found.append(torch.multinomial(laws[which, found[-1]], 1)[:, 0])
+    text = torch.stack(found, 1)
+    if wanted == "hidden":
+        hidden = torch.rand(n, length) < 0.2
+        hidden[torch.arange(n), torch.randint(length, (n,))] = True
+        text = text[:, :length]
+        return text.masked_fill(hidden, words), text.masked_fill(~hidden, -100)
+    if wanted == "tags":
+        tags = text[:, 1:] % 4
+        noise = torch.randint(words, (n, length))
+        return torch.where(torch.rand(n, length) < 0.15, noise, text[:, 1:]), tags
+    return text[:, :-1], text[:, 1:].contiguous() if wanted == "next" else which
+
+
+def sorted_numbers(n: int, count: int = 6, largest: int = 8) -> Samples:
+    """Numbers, a separator, and the numbers in order; the targets are the next ones, else -100."""
+    numbers = torch.randint(largest, (n, count))
+    ordered, separator = numbers.sort(1).values, torch.full((n, 1), largest)
+    tokens = torch.cat([numbers, separator, ordered], 1)
+    targets = tokens[:, 1:].clone()
+    targets[:, :count] = -100
+    return tokens[:, :-1], targets
+
+
+# Sets and graphs.
+
+
+def solids(n: int, points: int = 32) -> Samples:
+    """Points ``[points, 3]`` of a ball, a cube, a cylinder or a cone, and which it is."""
+    which = torch.randint(4, (n,))
+    ball = F.normalize(torch.randn(n, points, 3), dim=2)
+    u, v = uniform(0, 2 * math.pi, n, points), uniform(-1, 1, n, points)
+    cube = 0.8 * ball / ball.abs().amax(2, keepdim=True)
+    tubes = [torch.stack([w * u.cos(), w * u.sin(), v], 2) for w in (0.8, (1 - v) / 2)]
+    kinds = torch.stack([ball, cube, *tubes])
+    return noisy(kinds[which, torch.arange(n)] * uniform(0.9, 1.1, n, 1, 3), 0.03), which
+
+
+def distinct(n: int, size: int = 10, values: int = 16) -> Samples:
+    """Sets of values, and how many distinct ones there are."""
+    part = torch.randint(2, values + 1, (n, 1))
+    tokens = (torch.rand(n, size) * part).long()
+    return tokens, F.one_hot(tokens, values).amax(1).sum(1, keepdim=True).float() / 2 - 2
+
+
+def communities(n: int, wanted: str = "nodes", nodes: int = 12) -> Samples:
+    """Graphs ``[nodes, nodes + 4]``: edges, and features of nodes, in two communities.
+
+    Wanted is the community of each of the ``nodes``, the ``weight`` of all of them, or what each
+    node ``receives``.
+    """
+    labels = torch.randint(2, (n, nodes))
+    together = labels[:, :, None] == labels[:, None, :]
+    upper = (torch.rand(n, nodes, nodes) < torch.where(together, 0.6, 0.1)).float().triu(1)
+    edges = upper + upper.transpose(1, 2)
+    features = torch.randn(n, nodes, 4)
+    features[..., 0] += 1.2 * (2 * labels - 1)
+    received = edges @ features[..., 1:2].tanh() / 2 + features[..., :1]
+    total = received.relu().mean(1)
+    targets = {"nodes": labels, "weight": 2 * total - 1, "receives": received}
+    return torch.cat([edges + torch.eye(nodes), features], 2), targets[wanted]
+
+
+def bodies(n: int, count: int = 5) -> Samples:
+    """Places, speeds and masses of bodies ``[count, 5]``, and the forces on them ``[count, 2]``."""
+    x = torch.randn(n, count, 5)
+    x[..., 4] = uniform(0.5, 1.5, n, count)
+    apart = x[:, None, :, :2] - x[:, :, None, :2]
+    pull = apart * x[:, None, :, 4:] / (apart.square().sum(3, keepdim=True) + 1)
+    return x, pull.sum(2) - 0.3 * x[..., 2:4]

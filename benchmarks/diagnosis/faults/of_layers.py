@@ -248,26 +248,16 @@ def expert_unused(training: Training, strength: float, seed: int, count: int) ->
     return Injected(replace(training, prepare=prepare), unused)
 
 
+# fmt: off
 OF_LAYERS = (
     Fault("symmetric_init", "share of pairs of layers", (0.01, 0.5, 1.0), symmetric_init),
     Fault("symmetric_init", "recurrent, 1 over spread", (1e5, 1e7, math.inf), symmetric_units),
-    Fault(
-        "exploding_gradients",
-        "gain of all weights",
-        (3, 5, 10),
-        partial(exploding_gradients, share=1.0),
-        hurts,
-    ),
-    Fault(
-        "exploding_gradients",
-        "gain of the last weight",
-        (5, 10, 30),
-        partial(exploding_gradients, share=0.01),
-        hurts,
-    ),
-    Fault(
-        "exploding_gradients", "gain of recurrent weights", (3, 6, 12), exploding_recurrence, hurts
-    ),
+    Fault("exploding_gradients", "gain of all weights",
+          (3, 5, 10), partial(exploding_gradients, share=1.0), hurts),
+    Fault("exploding_gradients", "gain of the last weight",
+          (5, 10, 30), partial(exploding_gradients, share=0.01), hurts),
+    Fault("exploding_gradients", "gain of recurrent weights",
+          (3, 6, 12), exploding_recurrence, hurts),
     Fault("vanishing_gradients", "so many more sigmoids", (3, 5, 9), many_sigmoids, stalls),
     Fault("vanishing_gradients", "1 over factor of weights", (10, 30, 100), small_weights, hurts),
     Fault("precision_underflow", "1 over factor of the loss", (1e3, 1e5, 1e7), precision_underflow),

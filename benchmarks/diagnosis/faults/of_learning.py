@@ -155,6 +155,7 @@ def overfitting(training: Training, strength: float, seed: int) -> Injected | No
     return None if most is None else Injected(with_few_samples(training, round(most / strength)))
 
 
+# fmt: off
 OF_LEARNING = (
     Fault("lr_too_high", "times a rate that diverges", (1, 4, 30), lr_too_high, diverges),
     Fault("lr_edge", "place between harm and divergence", (0.0, 0.5, 1.0), lr_edge, swings),

@@ -180,10 +180,10 @@ def mapped(
     return replace(split, inputs=inputs, valid_inputs=valid)
 
 
-def flattened(share: float, inputs: Tensor, all_inputs: Tensor) -> Tensor:
-    """What is left of the differences between samples is a share."""
+def flattened(strength: float, inputs: Tensor, all_inputs: Tensor) -> Tensor:
+    """What is left of the differences between samples is one over the strength."""
     mean = all_inputs.mean(0)
-    return mean + share * (inputs - mean)
+    return mean + (inputs - mean) / strength
 
 
 def scaled(factor: float, inputs: Tensor, all_inputs: Tensor) -> Tensor:
@@ -272,61 +272,26 @@ def reordered_by_label(
     return Injected(replace(training, order=by_label))
 
 
+# fmt: off
 OF_THE_BATCH = (
-    Fault(
-        "nonfinite_input",
-        "NaN in a share of one batch",
-        (0.0, 0.01, 1.0),
-        partial(nonfinite_input, number=math.nan),
-    ),
-    Fault(
-        "nonfinite_input",
-        "infinity in a share of one batch",
-        (0.0, 0.01, 1.0),
-        partial(nonfinite_input, number=math.inf),
-    ),
-    Fault(
-        "input_constant",
-        "1 over the spread that is left",
-        (1e2, 1e4, math.inf),
-        partial(mapped_inputs, function=lambda s, x, every: flattened(1 / s, x, every)),
-    ),
-    Fault(
-        "input_scale",
-        "factor",
-        (10, 50, 255),
-        partial(mapped_inputs, function=scaled, can_be_harmless=True),
-    ),
-    Fault(
-        "input_offset",
-        "standard deviations",
-        (4, 10, 30),
-        partial(mapped_inputs, function=shifted, can_be_harmless=True),
-    ),
-    Fault(
-        "batch_repeated",
-        "steps with one batch",
-        (10, 30, math.inf),
-        partial(reordered, order=repeated),
-    ),
-    Fault(
-        "samples_duplicated",
-        "share that is distinct",
-        (0.4, 0.2, 0.07),
-        partial(reordered, order=duplicated),
-    ),
-    Fault(
-        "class_imbalance",
-        "times as frequent",
-        (10, 20, 50),
-        partial(reordered_by_label, order=imbalanced),
-    ),
-    Fault(
-        "data_order",
-        "sorted but for a noise",
-        (0.15, 0.05, 0.0),
-        partial(reordered_by_label, order=sorted_by_label),
-    ),
+    Fault("nonfinite_input", "NaN in a share of one batch",
+          (0.0, 0.01, 1.0), partial(nonfinite_input, number=math.nan)),
+    Fault("nonfinite_input", "infinity in a share of one batch",
+          (0.0, 0.01, 1.0), partial(nonfinite_input, number=math.inf)),
+    Fault("input_constant", "1 over the spread that is left",
+          (1e2, 1e4, math.inf), partial(mapped_inputs, function=flattened)),
+    Fault("input_scale", "factor",
+          (10, 50, 255), partial(mapped_inputs, function=scaled, can_be_harmless=True)),
+    Fault("input_offset", "standard deviations",
+          (4, 10, 30), partial(mapped_inputs, function=shifted, can_be_harmless=True)),
+    Fault("batch_repeated", "steps with one batch",
+          (10, 30, math.inf), partial(reordered, order=repeated)),
+    Fault("samples_duplicated", "share that is distinct",
+          (0.4, 0.2, 0.07), partial(reordered, order=duplicated)),
+    Fault("class_imbalance", "times as frequent",
+          (10, 20, 50), partial(reordered_by_label, order=imbalanced)),
+    Fault("data_order", "sorted but for a noise",
+          (0.15, 0.05, 0.0), partial(reordered_by_label, order=sorted_by_label)),
     Fault("outlier_sample", "one row of one batch times", (10, 30, 100), outlier_in_batch),
     Fault("outlier_sample", "one row of the data times", (10, 30, 100), outlier_in_data),
     Fault("outlier_sample", "one target of one batch plus", (5, 20, 100), outlying_target, jumps),

@@ -272,40 +272,21 @@ def loss_sum(training: Training, strength: float, seed: int, declared: LossReduc
 _CROSS_ENTROPY = ("cross_entropy",)
 _CROSS_ENTROPIES = ("cross_entropy", "binary_cross_entropy_with_logits")
 
+# fmt: off
 OF_THE_LOOP = (
-    Fault(
-        "optimizer_misses",
-        "from the input on",
-        (BIAS, LAYER, HALF),
-        partial(optimizer_misses, from_input=True),
-    ),
-    Fault(
-        "optimizer_misses",
-        "from the output on",
-        (BIAS, LAYER, HALF),
-        partial(optimizer_misses, from_input=False),
-    ),
-    Fault(
-        "frozen_layer",
-        "from the input on",
-        (BIAS, LAYER, HALF),
-        partial(frozen_layer, from_input=True),
-    ),
+    Fault("optimizer_misses", "from the input on",
+          (BIAS, LAYER, HALF), partial(optimizer_misses, from_input=True)),
+    Fault("optimizer_misses", "from the output on",
+          (BIAS, LAYER, HALF), partial(optimizer_misses, from_input=False)),
+    Fault("frozen_layer", "from the input on",
+          (BIAS, LAYER, HALF), partial(frozen_layer, from_input=True)),
     Fault("zero_grad_missing", "zeroed every so many steps", (4, 20, math.inf), zero_grad_missing),
     Fault("no_step", "share of the steps, at the end", (0.5, 0.9, 1.0), no_step),
     Fault("no_step", "share of the steps with a rate of 0", (0.5, 0.9, 1.0), no_rate),
-    Fault(
-        "softmax_twice",
-        "softmax of so many times the logits",
-        (4, 2, 1),
-        partial(softmax_twice, losses=_CROSS_ENTROPY, twice=loss_of_softmax),
-    ),
-    Fault(
-        "softmax_twice",
-        "sigmoid of so many times the logits",
-        (4, 2, 1),
-        partial(softmax_twice, losses=_CROSS_ENTROPIES, twice=loss_of_sigmoid),
-    ),
+    Fault("softmax_twice", "softmax of so many times the logits",
+          (4, 2, 1), partial(softmax_twice, losses=_CROSS_ENTROPY, twice=loss_of_softmax)),
+    Fault("softmax_twice", "sigmoid of so many times the logits",
+          (4, 2, 1), partial(softmax_twice, losses=_CROSS_ENTROPIES, twice=loss_of_sigmoid)),
     Fault("loss_broadcast", "share of the loss", (0.1, 0.5, 1.0), loss_broadcast),
     Fault("no_nonlinearity", "share of the activations", (0.01, 0.5, 1.0), no_nonlinearity),
     Fault("batchnorm_eval", "share of the layers", (0.01, 0.5, 1.0), batchnorm_eval),

@@ -1,8 +1,7 @@
 """The problems that rates are measured with, which no rule was developed with.
 
-Those of earlier rates are in ``development`` now: the first ones in ``architectures``, the second
-in ``domains``, the third in ``fields``, the fourth in ``trades``, and the fifth in
-``disciplines``. New ones are written by someone who doesn't know the rules:
+The scores of problems that rates were measured with before are in ``scores.csv``. New problems are
+written by someone who doesn't know the rules:
 
 - at least thirty, of which no network, data set or loss is one of those in ``development``;
 - each a ``Training`` in ``TRAININGS``, with the order of samples, the schedule and the clipping
@@ -12,7 +11,8 @@ in ``domains``, the third in ``fields``, the fourth in ``trades``, and the fifth
 
 ``python -m benchmarks.diagnosis --unseen --seeds 30 --networks 2 --controls 120 --live --write
 docs/diagnosis/rates.csv`` measures the rates, with a seed that is new as well. The first look
-counts; the problems move to ``development`` before a rule is changed because of it.
+counts; before a rule is changed because of it, what is new about the problems goes into the table
+of ``development``, and their scores into ``scores.csv``.
 """
 
 from __future__ import annotations
