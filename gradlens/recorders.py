@@ -17,8 +17,7 @@ from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.signals.signal import tensors_in
 from gradlens.torch_private import (
-    add_forward_hook,
-    add_forward_pre_hook,
+    add_hook,
     remove_hook,
     version,
 )
@@ -151,8 +150,10 @@ class Recorder:
             receive(slot, _first((args, kwargs) if of_input else output))
 
         if self.before_call:
-            return add_forward_pre_hook(slot.module, OwnedHook(slot, before), with_kwargs=True)
-        return add_forward_hook(slot.module, OwnedHook(slot, after), with_kwargs=True)
+            return add_hook(
+                slot.module.register_forward_pre_hook, OwnedHook(slot, before), with_kwargs=True
+            )
+        return add_hook(slot.module.register_forward_hook, OwnedHook(slot, after), with_kwargs=True)
 
     @final
     def modules(

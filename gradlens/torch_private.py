@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import OptState
 from torch.autograd.function import Function
-from torch.autograd.graph import save_on_cpu
 from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -132,12 +131,6 @@ class StoredTensor:
     stored: Any
     unpack: Callable[[Any], Tensor]
     frame: Any
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether ``torch.autograd.graph.save_on_cpu`` stores it; reading it changes nothing."""
-        name = f"{save_on_cpu.__name__}.__init__.<locals>.unpack_from_cpu"
-        return getattr(self.unpack, "__qualname__", "") == name
 
     @property
     def is_recomputed_once(self) -> bool:
@@ -288,30 +281,25 @@ def unseen() -> AbstractContextManager[Any]:
     functions = (
         torch._C.DisableTorchFunction if has_others else torch._C.DisableTorchFunctionSubclass
     )
-    found: list[AbstractContextManager[Any]] = [functions()]
-    if torch._C._len_torch_dispatch_stack():
-        found.append(_python_dispatch._disable_current_modes())
-    if _autograd._top_saved_tensors_default_hooks(False) is not None:
-        found.append(_packing_off())
-    if torch._C._is_any_autocast_enabled():
-        enabled = filter(torch.is_autocast_enabled, DEVICES)
-        found += [torch.autocast(device, enabled=False) for device in enabled]
-    if torch.is_anomaly_enabled():
-        found.append(_anomalies_undetected())
-    return found[0] if len(found) == 1 else _together(found)
+    is_seen = (
+        torch._C._len_torch_dispatch_stack()
+        or _autograd._top_saved_tensors_default_hooks(False) is not None
+        or torch._C._is_any_autocast_enabled()
+        or torch.is_anomaly_enabled()
+    )
+    return _all_off(functions()) if is_seen else functions()
 
 
 @contextmanager
-def _together(contexts: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
+def _all_off(functions: AbstractContextManager[Any]) -> Iterator[None]:
     with ExitStack() as stack:
-        for each in contexts:
-            stack.enter_context(each)
-        yield
-
-
-@contextmanager
-def _anomalies_undetected() -> Iterator[None]:
-    with torch.autograd.set_detect_anomaly(False):
+        stack.enter_context(functions)
+        stack.enter_context(_python_dispatch._disable_current_modes())
+        tracing = _autograd._saved_tensors_hooks_set_tracing(True)
+        stack.callback(_autograd._saved_tensors_hooks_set_tracing, tracing)
+        for device in filter(torch.is_autocast_enabled, DEVICES):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))
         yield
 
 
@@ -321,15 +309,6 @@ def torch_functions_on() -> AbstractContextManager[None]:
     For models and functions of the user's own.
     """
     return torch._C._EnableTorchFunction()
-
-
-@contextmanager
-def _packing_off() -> Iterator[None]:
-    before = _autograd._saved_tensors_hooks_set_tracing(True)
-    try:
-        yield
-    finally:
-        _autograd._saved_tensors_hooks_set_tracing(before)
 
 
 ALIKE = frozenset((
@@ -366,11 +345,6 @@ def sequence_number(node: Any) -> int:
     Nothing public says which of two nodes came first.
     """
     return int(node._sequence_nr())
-
-
-def sequence_numbers(nodes: Iterable[Any]) -> list[int]:
-    """``sequence_number`` of each node."""
-    return [int(node._sequence_nr()) for node in nodes]
 
 
 # Backward passes --------------------------------------------------------------------------------
@@ -527,10 +501,6 @@ def _listed(table: Mapping[int, Any]) -> list[Any]:
     return [hook for _, hook in table.items()]
 
 
-def _leave_out(table: Any) -> None:
-    table.values = _ScriptedHooks(table)
-
-
 def _leave_in(table: Any) -> None:
     """Let a table without hooks that are left out be as torch has made it."""
     if not any(isinstance(hook, UnscriptedHook) for hook in _listed(table)):
@@ -538,21 +508,13 @@ def _leave_in(table: Any) -> None:
         getattr(table, "__dict__", {}).pop("values", None)
 
 
-def add_forward_hook(
-    module: nn.Module, hook: Callable[..., Any], **options: bool
+def add_hook(
+    register: Callable[..., RemovableHandle], hook: UnscriptedHook, **options: bool
 ) -> RemovableHandle:
-    """``module.register_forward_hook`` for an ``UnscriptedHook``."""
-    handle = module.register_forward_hook(hook, **options)
-    _leave_out(module._forward_hooks)
-    return handle
-
-
-def add_forward_pre_hook(
-    module: nn.Module, hook: Callable[..., Any], **options: bool
-) -> RemovableHandle:
-    """``module.register_forward_pre_hook`` for an ``UnscriptedHook``."""
-    handle = module.register_forward_pre_hook(hook, **options)
-    _leave_out(module._forward_pre_hooks)
+    """Register a hook by a method of a module, such as ``module.register_forward_hook``."""
+    handle = register(hook, **options)
+    table: Any = handle.hooks_dict_ref()
+    table.values = _ScriptedHooks(table)
     return handle
 
 
@@ -586,14 +548,6 @@ def forward_pre_hooks(module: nn.Module) -> list[Any]:
 def backward_hooks(module: nn.Module) -> Mapping[int, Any]:
     """A module's backward hooks, full or not, by number; there is no public list of them."""
     return module._backward_hooks
-
-
-def hook_tables(module: nn.Module) -> list[str]:
-    """Names of the attributes in which a module keeps its hooks of all kinds, and their options.
-
-    A copy gets rid of its hooks by having these replaced, for which there is no public way.
-    """
-    return [name for name in vars(module) if name.endswith("_hooks") or "_hooks_" in name]
 
 
 def compiled_modules(model: nn.Module) -> list[nn.Module]:

@@ -6,7 +6,6 @@ import ast
 import copy
 import importlib
 import pickle
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -567,9 +566,9 @@ def test_scripts_contain_all_hooks_but_those_that_are_left_out(
 ) -> None:
     module, x = nn.Linear(2, 2), torch.randn(3, 2)
     hooks = [LeftOut(), LeftOut()]
-    first = private.add_forward_hook(module, hooks[0], with_kwargs=True, prepend=True)
+    first = private.add_hook(module.register_forward_hook, hooks[0], with_kwargs=True, prepend=True)
     users = module.register_forward_hook(doubled)
-    before = private.add_forward_pre_hook(module, hooks[1])
+    before = private.add_hook(module.register_forward_pre_hook, hooks[1])
     other = module.register_forward_pre_hook(halved)
     truth = 2 * (x / 2 @ module.weight.T + module.bias)
     for each in (module, copied(module)):
@@ -590,7 +589,7 @@ def test_scripts_contain_all_hooks_but_those_that_are_left_out(
 
 def test_removing_a_hook_shows_no_other_one() -> None:
     module, hooks = nn.Linear(2, 2), [LeftOut(), LeftOut()]
-    handles = [private.add_forward_hook(module, hook) for hook in hooks]
+    handles = [private.add_hook(module.register_forward_hook, hook) for hook in hooks]
     private.remove_hook(handles[0])
     assert [*module._forward_hooks.values()] == []
     assert private.forward_hooks(module) == hooks[1:]
@@ -598,30 +597,12 @@ def test_removing_a_hook_shows_no_other_one() -> None:
 
 def test_tables_may_be_replaced_by_a_tool() -> None:
     module, hook = nn.Linear(2, 2), LeftOut()
-    handle = private.add_forward_hook(module, hook)
+    handle = private.add_hook(module.register_forward_hook, hook)
     module._forward_hooks = {}  # type: ignore[assignment]
     private.remove_hook(handle)
     private.remove_forward_hook(module, hook)
     module(torch.ones(1, 2))
     assert hook.calls == 0
-
-
-def test_a_copy_without_hook_tables_calls_no_hook() -> None:
-    module, hook = nn.Linear(2, 2), Hook()
-    module.register_forward_hook(hook, with_kwargs=True, always_call=True)
-    module.register_forward_pre_hook(hook, with_kwargs=True)
-    module.register_full_backward_hook(hook)
-    module.register_full_backward_pre_hook(hook)
-    module.register_state_dict_pre_hook(hook)
-    module.register_load_state_dict_pre_hook(hook)
-    module.register_load_state_dict_post_hook(hook)
-    copied = copy.copy(module)
-    for name in private.hook_tables(copied):
-        setattr(copied, name, OrderedDict())
-    for each, expected in ((copied, 0), (module, 7)):
-        each(leaf(1, 2)).sum().backward()
-        each.load_state_dict(each.state_dict())
-        assert hook.calls == expected
 
 
 def test_parts_are_set_without_hooks_of_all_modules() -> None:

@@ -46,9 +46,8 @@ def why_not_to_read(node: Node) -> str:
     key = recomputation_key()
     for one in stored_tensors(node):
         if one.frame is None:
-            if not one.is_on_cpu:
-                return STORED_BY_HOOKS
-        elif key is None or (one.is_recomputed_once and not in_backward_pass()):
+            return STORED_BY_HOOKS
+        if key is None or (one.is_recomputed_once and not in_backward_pass()):
             return CHECKPOINTED
     return ""
 

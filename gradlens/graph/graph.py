@@ -17,7 +17,7 @@ from gradlens.graph.python_functions import constants_of
 from gradlens.torch_private import (
     output_metadata,
     saved_values,
-    sequence_numbers,
+    sequence_number,
     storage_number,
 )
 
@@ -196,7 +196,7 @@ class Graph:
     def by_sequence_number(self) -> dict[int, int]:
         """The numbers of nodes by torch's sequence numbers, which leaves don't have."""
         inner = [i for i, kind_ in enumerate(self.kinds) if kind_ != LEAF]
-        return dict(zip(sequence_numbers(self.nodes[i] for i in inner), inner, strict=True))
+        return {sequence_number(self.nodes[i]): i for i in inner}
 
     @cached_property
     def ruled_calls(self) -> tuple[RuledCall, ...]:

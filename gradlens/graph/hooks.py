@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -18,7 +17,6 @@ from gradlens.torch_private import (
     UnscriptedHook,
     forward_hooks,
     forward_pre_hooks,
-    hook_tables,
     in_transform,
     remove_hook,
     set_compiled_call,
@@ -138,19 +136,15 @@ def on_gradient(tensor: Tensor, function: Callable[[Tensor], None]) -> Removable
 NO_MODULE = "a {kind} is not a model: pass the nn.Module itself"
 
 
-class NotPlainError(Exception):
-    """A module can't be called once more, since its output doesn't depend on its class alone."""
-
-
 def without_hooks(module: nn.Module) -> nn.Module:
     """A copy that shares the parameters, runs no hooks, and doesn't change the module's state.
 
-    ``NotPlainError`` if its output might be another one than the module's own.
+    ``ValueError`` if its output might be another one than the module's own.
     """
     if "forward" in vars(module):
-        raise NotPlainError("its forward was replaced on the instance")
+        raise ValueError("its forward was replaced on the instance")
     if not all(isinstance(hook, (OwnedHook, HookOwner)) for hook in forward_pre_hooks(module)):
-        raise NotPlainError("it has forward pre-hooks, which may set what it computes with")
+        raise ValueError("it has forward pre-hooks, which may set what it computes with")
     # Not by copy.copy, which parametrised modules forbid.
     clone = object.__new__(type(module))
     vars(clone).update(vars(module))
@@ -158,11 +152,9 @@ def without_hooks(module: nn.Module) -> nn.Module:
     for name, value in list(state.items()):
         if isinstance(value, (dict, list, set)):
             state[name] = copy.copy(value)
-    for name in hook_tables(clone):
-        state[name] = OrderedDict()
     for name, child in module.named_children():
         set_part(clone, name, without_hooks(child))
-    # In place of what also runs the hooks of all modules; a copy mustn't wait for a collector.
+    # In place of what runs hooks, also those of all modules; a copy mustn't wait for a collector.
     forward: Any = weakref.WeakMethod(clone.forward)
     set_compiled_call(clone, lambda *args, **keywords: forward()(*args, **keywords))
     return clone

@@ -26,7 +26,7 @@ from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
     UnscriptedHook,
-    add_forward_hook,
+    add_hook,
     forward_hooks,
     keeps_graph,
     remove_forward_hook,
@@ -261,7 +261,7 @@ def record_layer_calls(model: nn.Module) -> None:
     """Set the hook on the layers that have a rule."""
     for module in model.modules():
         if rule_of(module) is not None and _record not in forward_hooks(module):
-            add_forward_hook(module, _record, with_kwargs=True, prepend=True)
+            add_hook(module.register_forward_hook, _record, with_kwargs=True, prepend=True)
 
 
 def forget_layer_calls(model: nn.Module) -> None:

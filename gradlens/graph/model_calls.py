@@ -30,7 +30,7 @@ from gradlens.graph.layer_rules import (
 )
 from gradlens.torch_private import (
     UnscriptedHook,
-    add_forward_hook,
+    add_hook,
     forward_hooks,
     remove_forward_hook,
     sequence_number,
@@ -121,7 +121,7 @@ class ModelCalls(HookOwner, UnscriptedHook):
         parts = [part for part in _parts_of(model) if takes_hooks(part)]
         self.watched.update(parts)
         hook = OwnedHook(self, ModelCalls._record_part)
-        handles = [add_forward_hook(part, hook, with_kwargs=True) for part in parts]
+        handles = [add_hook(part.register_forward_hook, hook, with_kwargs=True) for part in parts]
         self._forget_parts = removal(self, handles)
 
     def close(self, model: nn.Module) -> None:
@@ -283,7 +283,7 @@ def keep_calls(model: nn.Module, user: Hashable) -> None:
     hook = _hook_of(model)
     if hook is None and takes_hooks(model):
         hook = ModelCalls()
-        add_forward_hook(model, hook, with_kwargs=True)
+        add_hook(model.register_forward_hook, hook, with_kwargs=True)
     if hook is not None:
         if not hook.users:
             hook.watch_parts(model)

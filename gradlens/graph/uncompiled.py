@@ -96,23 +96,17 @@ class EagerCall:
 
 
 class EagerCalls:
-    """Runs the compiled modules among some models and their parts uncompiled while ``needed``.
-
-    ``has_modules`` says that there are some, at the start or when this was last needed.
-    """
+    """Runs the compiled modules among some models and their parts uncompiled while ``needed``."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._models = list(models)
         self.needed = False
-        self.has_modules = bool(self._compiled_modules())
 
     def run_if(self, needed: bool) -> None:
         """Run later calls uncompiled if needed, also of modules that were compiled lately."""
         self.needed = needed
         if needed:
-            modules = self._compiled_modules()
-            self.has_modules = bool(modules)
-            for module in modules:
+            for module in self._compiled_modules():
                 if not isinstance(compiled_call(module), EagerCall):
                     set_compiled_call(module, EagerCall(module))
                 compiled_call(module).users.add(self)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -75,16 +74,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-@dataclass(frozen=True, eq=False)
-class Buffer:
-    """A module's buffer, and a copy of its values."""
-
-    module: nn.Module
-    name: str
-    buffer: Tensor
-    values: Tensor
-
-
 @contextmanager
 def buffers_kept(model: nn.Module | None) -> Iterator[None]:
     """Restore a model's buffers: the same tensors, with the same values as before the context.
@@ -92,25 +81,16 @@ def buffers_kept(model: nn.Module | None) -> Iterator[None]:
     Activation checkpointing runs layers again in each backward pass, and each run of a
     normalisation would change its running statistics.
     """
-    buffers = buffers_of(model)
-    try:
-        yield
-    finally:
-        _restore(buffers)
-
-
-def buffers_of(model: nn.Module | None) -> list[Buffer]:
-    """A model's buffers as they are now."""
-    return [
-        Buffer(module, name, buffer, buffer.clone())
+    kept = [
+        (module, name, buffer, buffer.clone())
         for module in ([] if model is None else model.modules())
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
-
-
-def _restore(buffers: Iterable[Buffer]) -> None:
-    for each in buffers:
-        if getattr(each.module, each.name, None) is not each.buffer:
-            setattr(each.module, each.name, each.buffer)
-        # Through .data, since the graph may have saved the buffer and checks its version.
-        each.buffer.data.copy_(each.values)
+    try:
+        yield
+    finally:
+        for module, name, buffer, values in kept:
+            if getattr(module, name, None) is not buffer:
+                setattr(module, name, buffer)
+            # Through .data, since the graph may have saved the buffer and checks its version.
+            buffer.data.copy_(values)

@@ -25,8 +25,7 @@ from gradlens.signals.recorded_calls import (
 )
 from gradlens.signals.signal import LayerSignals, Request, first_tensor
 from gradlens.torch_private import (
-    add_forward_hook,
-    add_forward_pre_hook,
+    add_hook,
     backward_pass_id,
     has_numbers,
     in_backward_pass,
@@ -116,13 +115,13 @@ class SignalCapture(HookOwner):
             return OwnedHook(self, partial(function, **known))
 
         kind = SignalCapture
-        yield add_forward_pre_hook(model, hook(kind._before_model), prepend=True)
+        yield add_hook(model.register_forward_pre_hook, hook(kind._before_model), prepend=True)
         for layer, module in self.modules.items():
             if any(request.signal.of_input for request in wanted[layer]):
                 before = hook(kind._before_layer, layer=layer)
-                yield add_forward_pre_hook(module, before, with_kwargs=True)
-            yield add_forward_hook(module, hook(kind._after_layer, layer=layer))
-        yield add_forward_hook(model, hook(kind._after_model))
+                yield add_hook(module.register_forward_pre_hook, before, with_kwargs=True)
+            yield add_hook(module.register_forward_hook, hook(kind._after_layer, layer=layer))
+        yield add_hook(model.register_forward_hook, hook(kind._after_model))
 
     def close(self) -> None:
         """Remove all hooks from the model, as happens by itself once the capture is deleted."""

@@ -323,9 +323,7 @@ PROGRAMS: dict[str, Program] = {
         True,
     ),
     "tensors that are stored by hooks": Program(packed_once),
-    "tensors on the processor": Program(
-        lambda net, x, _: net.head(on_cpu(net.inner, x).tanh()), True
-    ),
+    "tensors on the processor": Program(lambda net, x, _: net.head(on_cpu(net.inner, x).tanh())),
 }
 
 
