@@ -21,7 +21,7 @@ from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.hooks import takes_hooks
 from gradlens.graph.loss import LossReduction
 from gradlens.history.spikes import SampleId
-from gradlens.quantities.presets import configuration
+from gradlens.quantities.presets import configuration, named
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks.sink import Sink
 from gradlens.spelling import near
@@ -31,20 +31,24 @@ from gradlens.torch_private import LossModule, uncompiled
 
 
 def checked_quantities(
-    given: Iterable[Quantity | Aggregate] | str,
+    given: Iterable[Quantity | Aggregate | str] | str,
 ) -> tuple[Quantity | Aggregate, ...]:
-    """Quantities, and aggregates of them, or those of a preset by its name.
+    """Quantities or their names, and aggregates of them, or those of a preset by its name.
 
-    ``TypeError`` says what to pass instead, and ``ValueError`` which preset was most likely meant.
+    ``TypeError`` says what to pass instead, and ``ValueError`` which name was most likely meant.
     """
-    found = tuple(configuration(given) if isinstance(given, str) else given)
-    for one in found:
+    every = configuration(given) if isinstance(given, str) else given
+    is_dict = isinstance(every, Mapping)  # whose values would be left out
+    found = list[Quantity | Aggregate]()
+    for each in every:
+        one = named(each) if isinstance(each, str) and not is_dict else each
         if not isinstance(one, (Quantity, Aggregate)):
             raise TypeError(
-                f"{_short(one)} is not a quantity: pass a list of instances, such as "
+                f"{_short(one)} is not a quantity: pass a list of instances or of names, such as "
                 '[gradlens.quantities.Loss()], or the name of a preset, such as "economy"'
             )
-    return found
+        found.append(one)
+    return tuple(found)
 
 
 def check_together(quantities: Iterable[Quantity]) -> None:

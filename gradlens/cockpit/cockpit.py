@@ -116,7 +116,7 @@ class Cockpit:
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter],
-        quantities: Iterable[Quantity | Aggregate] | str | None = None,
+        quantities: Iterable[Quantity | Aggregate | str] | str | None = None,
         *,
         loss_reduction: LossReduction = "mean",
         loss_function: nn.Module | None = None,

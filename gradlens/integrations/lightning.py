@@ -56,7 +56,7 @@ class CockpitCallback(Callback):
 
     def __init__(
         self,
-        quantities: Iterable[Quantity | Aggregate] | str | None = None,
+        quantities: Iterable[Quantity | Aggregate | str] | str | None = None,
         *,
         module: str | None = None,
         backward_pass: int | None = None,

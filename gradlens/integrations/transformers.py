@@ -59,7 +59,7 @@ class CockpitCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Trainer,
-        quantities: Iterable[Quantity | Aggregate] | str | None = None,
+        quantities: Iterable[Quantity | Aggregate | str] | str | None = None,
         *,
         run: str | Path | None = None,
         backward_pass: int | None = None,

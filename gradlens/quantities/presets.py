@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import isabstract
 from typing import TypeAlias
 
 from gradlens import quantities
@@ -60,4 +61,12 @@ def configuration(
     if preset is None:
         raise ValueError(f"no preset is called {label!r}{near(label, PRESETS)}")
     schedule = EVERY_STEP if track_schedule is None else track_schedule
-    return [quantity(schedule, verbose) for quantity in preset]
+    return [build(schedule, verbose) for build in preset]
+
+
+def named(name: str) -> Quantity:
+    """The quantity of this class with its default options; ``ValueError`` suggests a name."""
+    found = getattr(quantities, name, None) if name in quantities.__all__ else None
+    if found is None or isabstract(found) or not issubclass(found, Quantity):
+        raise ValueError(f"no quantity is called {name!r}{near(name, quantities.__all__)}")
+    return found()

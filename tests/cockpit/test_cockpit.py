@@ -879,6 +879,11 @@ def test_unknown_preset_suggests_the_nearest(label: str, hint: str) -> None:
         gradlens.configuration(label)
 
 
+def test_quantities_by_name() -> None:
+    cockpit = Cockpit(nn.Linear(2, 1), ["Loss", quantities.NormTest(10), "GradNorm"])
+    assert [each.name for each in cockpit.quantities] == ["Loss", "NormTest", "GradNorm"]
+
+
 @pytest.mark.parametrize("name", ["economy", "Business", "FULL"])
 def test_presets_by_name(name: str, model: nn.Module) -> None:
     expected = [quantity.name for quantity in gradlens.configuration(name.lower())]
@@ -891,9 +896,9 @@ def test_duplicate_names(model: nn.Module) -> None:
         Cockpit(model, [quantities.Loss(), quantities.Loss()])
 
 
-@pytest.mark.parametrize("schedule", [5, "linear(2)"])
+@pytest.mark.parametrize("schedule", [0.5, "linear(2)", True])
 def test_schedule_that_is_not_callable(schedule: Any) -> None:
-    with pytest.raises(TypeError, match=r"NormTest: track_schedule=.*not callable.*linear"):
+    with pytest.raises(TypeError, match=r"NormTest: track_schedule=.*not callable.*function"):
         quantities.NormTest(schedule)
 
 
@@ -901,9 +906,9 @@ def test_schedule_that_is_not_callable(schedule: Any) -> None:
     ("arguments", "match"),
     [
         (([quantities.Loss],), "is not a quantity"),
-        ((["Loss"],), "'Loss' is not a quantity"),
+        (({"Loss": quantities.Loss()},), "'Loss' is not a quantity"),
     ],
-    ids=["class", "string"],
+    ids=["class", "dict"],
 )
 def test_what_is_no_quantity(model: nn.Module, arguments: Any, match: str) -> None:
     with pytest.raises(TypeError, match=match):
