@@ -146,16 +146,16 @@ def sigmoid_at_small_rate(fixed: bool, watch: Watch) -> float:
     return functional.binary_cross_entropy_with_logits(model(x), y).item()
 
 
-@question(github("pytorch/pytorch#715"), 0.1)
+@question(github("pytorch/pytorch#715"), 0.06)
 def layers_in_a_list(fixed: bool, watch: Watch) -> float:
     """Hidden layers are kept in a Python list, so the optimizer doesn't get their parameters."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            layers = [nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 4)]
+            layers = [nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 8)]
             self.hidden = nn.ModuleList(layers) if fixed else layers
-            self.head = nn.Linear(4, 2)
+            self.head = nn.Linear(8, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.hidden:
@@ -163,7 +163,7 @@ def layers_in_a_list(fixed: bool, watch: Watch) -> float:
             return self.head(x)
 
     model = Net()
-    return classify(watch, model, adam(model, 0.05), moons(), 250)
+    return classify(watch, model, adam(model, 0.03), moons(0.05), 300)
 
 
 @question(github("pytorch/tutorials#1624"), 0.15)

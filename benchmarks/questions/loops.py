@@ -1,0 +1,641 @@
+"""Healthy loops of many kinds: trainings in which nothing is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from math import cos, pi
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from .in_data import Decoder
+from .question import healthy
+from .training import (
+    Data,
+    Recurrent,
+    Watch,
+    adam,
+    batches,
+    classify,
+    cnn,
+    digits,
+    errors,
+    fit,
+    friedman,
+    images,
+    misfit,
+    mlp,
+    moons,
+    regress,
+    sgd,
+    tabular,
+    tokens,
+    waves,
+)
+
+CE, BCE = functional.cross_entropy, functional.binary_cross_entropy_with_logits
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def mean_of_last(losses: list[float]) -> float:
+    return sum(losses[-20:]) / 20
+
+
+def plain(
+    name: str,
+    limit: float,
+    data: Callable[[], Data],
+    model: Callable[[], nn.Module],
+    loss: Loss,
+    optimizer: Callable[[nn.Module], Optimizer] = adam,
+    size: int = 32,
+    steps: int = 120,
+) -> None:
+    """A loop that differs from others by data, network, loss, optimizer and size of batch alone."""
+
+    def train(watch: Watch) -> float:
+        net, part = model(), data()
+        batch = batches(part.x, part.y, size=size, steps=steps)
+        return mean_of_last(fit(watch, net, optimizer(net), lambda x, y: loss(net(x), y), batch))
+
+    train.__name__, train.__doc__ = name, "Healthy."
+    healthy(limit)(train)
+
+
+def goal(change: Callable[[Data], Tensor]) -> Callable[[], Data]:
+    """The regression's data with other targets."""
+    return lambda: friedman()._replace(y=change(friedman()))
+
+
+def few_positives() -> Data:
+    """One sample in 20 is positive."""
+    data = digits()
+    keep = (data.y != 1) | (torch.arange(len(data.y)) % 2 == 0)
+    return data._replace(x=data.x[keep], y=(data.y[keep] == 1).float())
+
+
+def wrong_labels() -> Data:
+    """A fifth of the labels is wrong."""
+    data = digits()
+    draw = torch.Generator().manual_seed(0)
+    wrong = torch.rand(len(data.y), generator=draw) < 0.2
+    other = torch.randint(10, data.y.shape, generator=draw)
+    return data._replace(y=torch.where(wrong, other, data.y))
+
+
+def quantile(out: Tensor, y: Tensor) -> Tensor:
+    return torch.maximum(0.9 * (y - out), 0.1 * (out - y)).mean()
+
+
+def cox(out: Tensor, time: Tensor) -> Tensor:
+    """The partial likelihood of survival times."""
+    order = time[:, 0].argsort(descending=True)
+    return (out[order, 0].logcumsumexp(0) - out[order, 0]).mean()
+
+
+def binary(out: Tensor, y: Tensor) -> Tensor:
+    return BCE(out[:, 0], y)
+
+
+def normed() -> nn.Module:
+    """Ten layers with layer normalisation."""
+    layers: list[nn.Module] = [nn.Linear(64, 32)]
+    for _ in range(8):
+        layers += [nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(32, 10))
+
+
+def dropping() -> nn.Module:
+    first, second = mlp(64, 128).append(nn.ReLU()), mlp(128, 64, 10)
+    return nn.Sequential(*first, nn.Dropout(0.6), *second[:2], nn.Dropout(0.5), second[2])
+
+
+small, wide = (lambda: mlp(10, 32, 1)), (lambda: mlp(64, 32, 10))
+mse = functional.mse_loss
+plain("one_sample", 0.6, friedman, small, mse, lambda m: sgd(m, 3e-3, 0.0), 1, 400)
+plain("two_samples", 0.5, friedman, small, mse, lambda m: sgd(m, 0.01, 0.0), 2, 300)
+plain("four_samples", 1.2, digits, wide, CE, lambda m: sgd(m, 0.02, 0.0), 4, 250)
+plain("eight_samples", 0.4, friedman, small, mse, lambda m: sgd(m, 0.02, 0.0), 8, 200)
+plain("eight_images", 0.7, images, cnn, CE, adam, 8, 200)
+plain("large_batch", 0.4, digits, wide, CE, lambda m: adam(m, 0.01), 512)
+plain("whole_data_set", 0.5, moons, lambda: mlp(2, 16, 2), CE, lambda m: sgd(m, 0.2), 900)
+plain("tiny_network", 0.45, moons, lambda: mlp(2, 3, 2, act=nn.Tanh), CE, lambda m: adam(m, 0.03))
+plain("linear_model", 0.25, tabular, lambda: mlp(30, 1), binary, lambda m: sgd(m, 0.05, 0.0))
+plain("deep_with_layer_norm", 0.9, digits, normed, CE)
+plain("batch_norm", 0.4, images, lambda: cnn(norm=True), CE, lambda m: sgd(m, 0.05))
+plain("dropout_heavy", 1.2, digits, dropping, CE)
+plain("label_smoothing", 1.2, digits, wide, lambda o, y: CE(o, y, label_smoothing=0.1))
+plain("noisy_labels", 1.6, wrong_labels, wide, CE)
+plain("noisy_targets", 0.9, lambda: friedman(noise=4.0), small, functional.huber_loss)
+plain("quantile_regression", 0.2, friedman, small, quantile)
+plain("poisson_regression", 1.0, goal(lambda d: torch.poisson((d.y / 2).exp())), small,
+      functional.poisson_nll_loss)  # fmt: skip
+plain("survival", 3.2, goal(lambda d: d.y.exp() * torch.rand_like(d.y)), small, cox)
+plain("multi_label", 0.4, goal(lambda d: (d.x[:, :4] > 0.3).float()), lambda: mlp(10, 32, 4), BCE)
+plain("ordinal", 0.35, goal(lambda d: (d.y > torch.tensor([-1.0, 0.0, 1.0])).float()),
+      lambda: mlp(10, 32, 3), BCE)  # fmt: skip
+plain("class_weights", 0.6, few_positives, lambda: mlp(64, 16, 1),
+      lambda o, y: BCE(o[:, 0], y, pos_weight=torch.tensor(15.0)))  # fmt: skip
+plain("rmsprop_tanh", 0.5, digits, lambda: mlp(64, 32, 10, act=nn.Tanh), CE,
+      lambda m: torch.optim.RMSprop(m.parameters(), 2e-3))  # fmt: skip
+
+
+@healthy(1.5)
+def adversarial(watch: Watch) -> float:
+    """A GAN whose discriminator is watched: real and generated batches, two optimizers."""
+    generator, critic, draw = mlp(8, 32, 2), mlp(2, 32, 1), torch.Generator().manual_seed(0)
+    real = torch.randn(640, 2, generator=draw) * 0.5 + torch.tensor([1.0, -1.0])
+    other = adam(generator, 2e-3)
+    one, zero = torch.ones(32, 1), torch.zeros(32, 1)
+
+    def loss(x: Tensor) -> Tensor:
+        fake = generator(torch.randn(32, 8))
+        other.zero_grad()
+        BCE(critic(fake), one).backward()
+        other.step()
+        critic.zero_grad()
+        return BCE(critic(x), one) + BCE(critic(fake.detach()), zero)
+
+    fit(watch, critic, adam(critic), loss, batches(real, steps=250))
+    return (generator(torch.randn(500, 8)).mean(0) - real.mean(0)).norm().item()
+
+
+@healthy(1.5)
+def wasserstein_with_penalty(watch: Watch) -> float:
+    """A WGAN-GP whose generator is watched; its critic makes three steps for each."""
+    generator, critic, draw = mlp(8, 32, 2), mlp(2, 32, 1), torch.Generator().manual_seed(0)
+    real = torch.randn(640, 2, generator=draw) * 0.5 + torch.tensor([1.0, -1.0])
+    other = adam(critic, 5e-3)
+
+    def loss(x: Tensor) -> Tensor:
+        fake = generator(torch.randn(len(x), 8))
+        for _ in range(3):
+            between = torch.lerp(x, fake.detach(), torch.rand(len(x), 1)).requires_grad_()
+            slope = torch.autograd.grad(critic(between).sum(), between, create_graph=True)[0]
+            gap = critic(fake.detach()).mean() - critic(x).mean()
+            other.zero_grad()
+            (gap + 10 * (slope.norm(dim=1) - 1).square().mean()).backward()
+            other.step()
+        return -critic(fake).mean()
+
+    fit(watch, generator, adam(generator, 3e-3), loss, batches(real, steps=150))
+    return (generator(torch.randn(500, 8)).mean(0) - real.mean(0)).norm().item()
+
+
+@torch.no_grad()
+def corridor(policy: Callable[[Tensor], Tensor], count: int = 8) -> tuple[Tensor, ...]:
+    """Episodes on a line of eight places: states, actions, rewards and returns, ``[T * count]``."""
+    place, steps = torch.randint(8, (count,)), []
+    for _ in range(6):
+        action = torch.distributions.Categorical(logits=policy(torch.eye(8)[place])).sample()
+        after = (place + 2 * action - 1).clamp(0, 7)
+        steps.append((place, action, (after - place).float()))
+        place = after
+    states, actions, rewards = (torch.stack(t) for t in zip(*steps, strict=True))
+    returns = rewards.flip(0).cumsum(0).flip(0)
+    return states.flatten(), actions.flatten(), rewards.flatten(), returns.flatten()
+
+
+def episodes(model: nn.Module, steps: int = 120) -> Iterator[tuple[Tensor, ...]]:
+    for _ in range(steps):
+        yield corridor(lambda x: model(x)[:, :2])
+
+
+def goes_left(model: Callable[[Tensor], Tensor]) -> float:
+    """The share of places where the policy isn't to go right."""
+    return 1 - model(torch.eye(8)[:7])[:, :2].argmax(1).float().mean().item()
+
+
+@healthy(0.3)
+def policy_gradient(watch: Watch) -> float:
+    """REINFORCE with the mean return as a baseline."""
+    policy = mlp(8, 16, 2)
+
+    def loss(state: Tensor, action: Tensor, reward: Tensor, value: Tensor) -> Tensor:
+        surprise = CE(policy(torch.eye(8)[state]), action, reduction="none")
+        return (surprise * (value - value.mean())).mean()
+
+    fit(watch, policy, adam(policy, 0.01), loss, episodes(policy))
+    return goes_left(policy)
+
+
+@healthy(0.3)
+def actor_and_critic(watch: Watch) -> float:
+    """One network has the logits of actions and the value of the state."""
+    model = mlp(8, 16, 3)
+
+    def loss(state: Tensor, action: Tensor, reward: Tensor, value: Tensor) -> Tensor:
+        out = model(torch.eye(8)[state])
+        gain = value - out[:, 2]
+        actor = CE(out[:, :2], action, reduction="none") * gain.detach()
+        return actor.mean() + 0.5 * gain.square().mean()
+
+    fit(watch, model, adam(model, 0.01), loss, episodes(model))
+    return goes_left(model)
+
+
+@healthy(0.3)
+def q_learning_with_replay(watch: Watch) -> float:
+    """DQN: a buffer that fills, and a target network that follows."""
+    model, memory = mlp(8, 16, 2), [torch.zeros(0) for _ in range(3)]
+    target = deepcopy(model)
+    optimizer = adam(model, 0.01)
+
+    def explore(x: Tensor) -> Tensor:
+        return torch.where(torch.rand(len(x), 1) < 0.5, model(x) * 9, 0.0)
+
+    def replay() -> Iterator[tuple[Tensor, ...]]:
+        nonlocal memory
+        for step in range(200):
+            new = corridor(explore, 2)[:3]
+            memory = [torch.cat([old, part])[-400:] for old, part in zip(memory, new, strict=True)]
+            if step % 20 == 0:
+                target.load_state_dict(model.state_dict())
+            rows = torch.randint(len(memory[0]), (32,))
+            yield tuple(part[rows] for part in memory)
+
+    def loss(state: Tensor, action: Tensor, reward: Tensor) -> Tensor:
+        here, moved = state.long(), (2 * action - 1).long()
+        with torch.no_grad():
+            later = target(torch.eye(8)[(here + moved).clamp(0, 7)]).amax(1)
+        chosen = model(torch.eye(8)[here]).gather(1, action.long()[:, None])[:, 0]
+        return functional.smooth_l1_loss(chosen, reward + 0.8 * later)
+
+    fit(watch, model, optimizer, loss, replay())
+    return goes_left(model)
+
+
+@healthy(2.5)
+def contrastive(watch: Watch) -> float:
+    """InfoNCE: two views of a sample are closer than those of all others of the batch."""
+    data, model = digits(), mlp(64, 64, 16)
+
+    def loss(x: Tensor) -> Tensor:
+        one, other = (functional.normalize(model(x + torch.randn_like(x) / 2), dim=1) for _ in "12")
+        return CE(one @ other.T / 0.2, torch.arange(len(x)))
+
+    return mean_of_last(fit(watch, model, adam(model), loss, batches(data.x, size=64, steps=120)))
+
+
+@healthy(0.25)
+def triplets(watch: Watch) -> float:
+    """Anchors, positives and negatives, drawn at random."""
+    data, model = digits(), mlp(64, 32, 8)
+    order = [torch.nonzero(data.y == k)[:, 0] for k in range(10)]
+
+    def draw(labels: Tensor) -> Tensor:
+        rows = [order[k][torch.randint(len(order[k]), (1,))] for k in labels.tolist()]
+        return model(data.x[torch.cat(rows)])
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        same, other = draw(y), draw((y + torch.randint(1, 10, y.shape)) % 10)
+        return functional.triplet_margin_loss(model(x), same, other)
+
+    return mean_of_last(fit(watch, model, adam(model), loss, batches(data.x, data.y, steps=120)))
+
+
+@healthy(0.12)
+def sharpness_aware(watch: Watch) -> float:
+    """SAM: the weights go uphill, a second pass is made there, and they come back."""
+    data, model = digits(), mlp(64, 32, 10)
+    optimizer, step = sgd(model, 0.05), 0
+    watch.follow(model)
+    for step, (x, y) in enumerate(batches(data.x, data.y, steps=120)):
+        optimizer.zero_grad()
+        loss = CE(model(x), y)
+        with watch.step(step, loss, optimizer):
+            loss.backward()
+        with torch.no_grad():
+            slopes = [p.grad for p in model.parameters() if p.grad is not None]
+            norm = torch.stack([g.norm() for g in slopes]).norm()
+            moves = [0.05 * g / norm for g in slopes]
+            torch._foreach_add_(list(model.parameters()), moves)
+        optimizer.zero_grad()
+        CE(model(x), y).backward()
+        with torch.no_grad():
+            torch._foreach_sub_(list(model.parameters()), moves)
+        optimizer.step()
+    return errors(model, data)
+
+
+@healthy(0.2)
+def quasi_newton(watch: Watch) -> float:
+    """LBFGS on all samples, with a closure; the first pass of each step is watched."""
+    data, model = friedman(), mlp(10, 16, 1, act=nn.Tanh)
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.5, max_iter=4)
+    watch.follow(model)
+    for step in range(40):
+        passes = 0
+
+        def closure() -> Tensor:
+            nonlocal passes
+            passes += 1
+            optimizer.zero_grad()
+            loss = mse(model(data.x), data.y)
+            if passes == 1:
+                with watch.step(step, loss, optimizer):  # noqa: B023
+                    loss.backward()
+            else:
+                loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return misfit(model, data)
+
+
+@healthy(0.25)
+def curriculum(watch: Watch) -> float:
+    """Classes come one after the other, easy ones first, and the earlier ones stay."""
+    data, model = digits(), mlp(64, 32, 10)
+
+    def lessons() -> Iterator[tuple[Tensor, ...]]:
+        for known in range(2, 11):
+            rows = data.y < known
+            yield from batches(data.x[rows], data.y[rows], steps=25)
+
+    fit(watch, model, adam(model), lambda x, y: CE(model(x), y), lessons())
+    return errors(model, data)
+
+
+@healthy(0.12)
+def fine_tuning(watch: Watch) -> float:
+    """A network that knows some classes gets a new head; its first layer stays frozen."""
+    data, model = digits(), mlp(64, 64, 32, 10)
+    classify(Watch(), model, adam(model), data._replace(y=data.y % 5), 100)
+    model[4], model[0] = nn.Linear(32, 10), model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-3)
+    return classify(watch, model, optimizer, data, 120)
+
+
+@healthy(0.12)
+def distillation(watch: Watch) -> float:
+    """A student learns soft targets of a teacher, and labels."""
+    data, teacher, model = digits(), mlp(64, 64, 10), mlp(64, 16, 10)
+    classify(Watch(), teacher, adam(teacher, 0.01), data)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        soft = (teacher(x) / 3).softmax(1).detach()
+        student = model(x)
+        match = functional.kl_div((student / 3).log_softmax(1), soft, reduction="batchmean")
+        return 9 * match + CE(student, y)
+
+    fit(watch, model, adam(model), loss, batches(data.x, data.y))
+    return errors(model, data)
+
+
+@healthy(0.4)
+def two_tasks(watch: Watch) -> float:
+    """Two heads, a regression and a classification, share a body."""
+    data, model = friedman(outputs=2), mlp(10, 64, 2)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        return mse(out[:, 0], y[:, 0]) + BCE(out[:, 1], (y[:, 1] > 0).float())
+
+    batch = batches(data.x, data.y, steps=200)
+    return mean_of_last(fit(watch, model, adam(model, 0.01), loss, batch))
+
+
+@healthy(50.0)
+def variational(watch: Watch) -> float:
+    """A VAE, with the sum over pixels and latents."""
+    data = digits()
+    encoder, decoder = mlp(64, 32, 16), mlp(8, 32, 64)
+    model = nn.ModuleList([encoder, decoder])
+
+    def loss(x: Tensor) -> Tensor:
+        mean, log_variance = encoder(x).chunk(2, 1)
+        out = decoder(mean + (log_variance / 2).exp() * torch.randn_like(mean))
+        divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+        return ((out - x).square().sum(1) + divergence).mean()
+
+    return mean_of_last(fit(watch, model, adam(model), loss, batches(data.x)))
+
+
+@healthy(0.75)
+def diffusion(watch: Watch) -> float:
+    """A network predicts the noise that was added, at a random time."""
+    data, model = moons(), mlp(3, 64, 64, 2, act=nn.SiLU)
+
+    def loss(x: Tensor) -> Tensor:
+        time, noise = torch.rand(len(x), 1), torch.randn_like(x)
+        mixed = (time * pi / 2).cos() * x + (time * pi / 2).sin() * noise
+        return mse(model(torch.cat([mixed, time], 1)), noise)
+
+    return mean_of_last(fit(watch, model, adam(model), loss, batches(data.x, size=64)))
+
+
+@healthy(0.5)
+def meta_learning(watch: Watch) -> float:
+    """MAML of first order: gradients are those after one inner step on a task of its own."""
+    model = mlp(1, 32, 1, act=nn.Tanh)
+
+    def tasks() -> Iterator[tuple[Tensor, ...]]:
+        for _ in range(150):
+            x = torch.rand(40, 1) * 4 - 2
+            yield x, torch.rand(()) * (x + torch.rand(()) * 3).sin()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        weights = dict(model.named_parameters())
+        inner = mse(model(x[:20]), y[:20])
+        slopes = torch.autograd.grad(inner, list(weights.values()))
+        moved = {k: w - 0.02 * g for (k, w), g in zip(weights.items(), slopes, strict=True)}
+        return mse(torch.func.functional_call(model, moved, (x[20:],)), y[20:])
+
+    return mean_of_last(fit(watch, model, adam(model, 5e-3), loss, tasks()))
+
+
+@healthy(0.2)
+def accumulation(watch: Watch) -> float:
+    """Four micro-batches for each step, the loss divided by four."""
+    data, model = digits(), mlp(64, 32, 10)
+    optimizer = adam(model, 5e-3)
+
+    def update(step: int) -> None:
+        if step % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    batch = batches(data.x, data.y, size=16, steps=320)
+    fit(watch, model, optimizer, lambda x, y: CE(model(x), y) / 4, batch, update, zero=False)
+    return errors(model, data)
+
+
+@healthy(0.12)
+def mixed_precision(watch: Watch) -> float:
+    """Forward passes in bfloat16."""
+    data, model = images(), cnn()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+        return CE(out.float(), y)
+
+    fit(watch, model, adam(model), loss, batches(data.x, data.y))
+    return errors(model, data)
+
+
+@healthy(0.3)
+def mean_teacher(watch: Watch) -> float:
+    """Few labels, and a teacher that is the average of past students."""
+    data, model = digits(), mlp(64, 64, 10)
+    teacher, optimizer = deepcopy(model), adam(model)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        noisy = model(x + torch.randn_like(x) / 5).softmax(1)
+        return CE(model(x[:8]), y[:8]) + mse(noisy, teacher(x).softmax(1).detach()) * 10
+
+    def update(step: int) -> None:
+        optimizer.step()
+        for old, new in zip(teacher.parameters(), model.parameters(), strict=True):
+            old.data.lerp_(new.data, 0.05)
+
+    fit(watch, model, optimizer, loss, batches(data.x, data.y, size=64), update)
+    return errors(model, data)
+
+
+@healthy(0.1)
+def truncated_backpropagation(watch: Watch) -> float:
+    """Long sequences in pieces; the hidden state is carried on, and detached."""
+    model = Recurrent(nn.GRU(1, 16, batch_first=True), 16)
+    times = torch.arange(1201) * 0.3 + torch.rand(16, 1) * 6
+    state: Tensor | None = None
+
+    def loss(piece: Tensor) -> Tensor:
+        nonlocal state
+        out, state = model.layer(piece.T[:, :-1, None], state)
+        state = state.detach()
+        return mse(model.head(out)[..., 0], piece.T[:, 1:])
+
+    pieces = ((times[:, i : i + 9].sin().T,) for i in range(0, 1192, 8))
+    return mean_of_last(fit(watch, model, adam(model, 5e-3), loss, pieces))
+
+
+@healthy(0.35)
+def autoencoder(watch: Watch) -> float:
+    """The target is the input."""
+    data, model = digits(), mlp(64, 32, 12, 32, 64)
+    data = data._replace(y=data.x, test_y=data.test_x)
+    return regress(watch, model, adam(model, 5e-3), data, 200)
+
+
+@healthy(0.1)
+def physics_informed(watch: Watch) -> float:
+    """The loss is the residual of u'' = -u, by derivatives of the network, and boundary values."""
+    model = mlp(1, 32, 1, act=nn.Tanh)
+    ends = torch.tensor([[0.0], [pi / 2]])
+
+    def loss(x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        out = model(x)
+        first = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+        second = torch.autograd.grad(first.sum(), x, create_graph=True)[0]
+        return (second + out).square().mean() + 5 * mse(model(ends), ends.sin())
+
+    points = ((torch.rand(32, 1) * pi / 2,) for _ in range(250))
+    return mean_of_last(fit(watch, model, adam(model, 0.01), loss, points))
+
+
+@healthy(0.12)
+def warmup_and_cosine(watch: Watch) -> float:
+    """The learning rate rises for 20 steps, and falls to zero by a cosine."""
+    data, model = images(), cnn()
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    schedule = LambdaLR(optimizer, lambda s: min((s + 1) / 20, (1 + cos(pi * s / 150)) / 2))
+
+    def update(step: int) -> None:
+        optimizer.step()
+        schedule.step()
+
+    return classify(watch, model, optimizer, data, update=update)
+
+
+@healthy(0.3)
+def clipped_gradients(watch: Watch) -> float:
+    """A recurrent network, whose gradients are clipped to a norm of 1."""
+    model = Recurrent(nn.LSTM(1, 16, batch_first=True), 16)
+    optimizer = adam(model, 0.01)
+
+    def update(step: int) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return regress(watch, model, optimizer, waves(), 150, update=update)
+
+
+@healthy(0.4)
+def embedded_categories(watch: Watch) -> float:
+    """A table of two categories and eight numbers."""
+    data = friedman()
+    model = nn.ModuleList([nn.Embedding(6, 4), nn.Embedding(6, 4), mlp(16, 32, 1)])
+
+    def predict(x: Tensor) -> Tensor:
+        place = ((x[:, :2] + 1.73) / 3.46 * 5.99).long().clamp(0, 5)
+        return model[2](torch.cat([model[0](place[:, 0]), model[1](place[:, 1]), x[:, 2:]], 1))
+
+    batch = batches(data.x, data.y, steps=200)
+    fit(watch, model, adam(model, 5e-3), lambda x, y: mse(predict(x), y), batch)
+    return misfit(predict, data)
+
+
+@healthy(0.2)
+def graph_convolution(watch: Watch) -> float:
+    """All nodes of one graph at each step, and the labels of some."""
+    data, model = digits(), mlp(64, 32, 10)
+    near = torch.cdist(data.x[:400], data.x[:400]).topk(6, largest=False).indices
+    adjacency = torch.zeros(400, 400).scatter_(1, near, 1 / 6)
+
+    def predict(x: Tensor) -> Tensor:
+        return adjacency @ model[2](model[1](adjacency @ model[0](x)))
+
+    def loss(known: Tensor) -> Tensor:
+        return CE(predict(data.x[:400])[known], data.y[known])
+
+    fit(watch, model, adam(model, 0.01), loss, ((torch.arange(150),) for _ in range(100)))
+    return (predict(data.x[:400]).argmax(1) != data.y[:400])[150:].float().mean().item()
+
+
+@healthy(0.3)
+def teacher_forcing(watch: Watch) -> float:
+    """A sequence is reversed: the decoder gets the right tokens before."""
+    data = tokens(length=5)
+    model = nn.ModuleList([nn.Embedding(9, 16), nn.GRU(16, 48, batch_first=True),
+                           nn.GRU(16, 48, batch_first=True), nn.Linear(48, 8)])  # fmt: skip
+
+    def loss(x: Tensor) -> Tensor:
+        goal = x.flip(1)
+        given = torch.cat([torch.full((len(x), 1), 8), goal[:, :-1]], 1)
+        out = model[2](model[0](given), model[1](model[0](x))[1])[0]
+        return CE(model[3](out).flatten(0, 1), goal.flatten())
+
+    return mean_of_last(fit(watch, model, adam(model, 0.01), loss, batches(data.x, steps=200)))
+
+
+@healthy(0.12)
+def mixed_up(watch: Watch) -> float:
+    """Mixup: samples and labels are mixed in pairs."""
+    data, model = digits(), mlp(64, 32, 10)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        order, share = torch.randperm(len(x)), torch.rand(()) / 2
+        out = model(torch.lerp(x, x[order], share))
+        return (1 - share) * CE(out, y) + share * CE(out, y[order])
+
+    fit(watch, model, adam(model), loss, batches(data.x, data.y))
+    return errors(model, data)
+
+
+@healthy(0.7)
+def language_model(watch: Watch) -> float:
+    """A decoder with a causal mask, on sequences that follow a rule."""
+    data, model = tokens(), Decoder()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return CE(model(x).flatten(0, 1), y.flatten())
+
+    batch = batches(data.x, data.y, steps=250)
+    return mean_of_last(fit(watch, model, adam(model, 5e-3), loss, batch))
