@@ -133,6 +133,8 @@ class FactRecorder(Observer):
             strangers = self._strangers.numbers(graph[0].strangers)
             facts.of_layers = activation_shares(graph[0]) | strangers | dense_labels(graph[1])
         self._run.take_in(facts.step, "setup", setup)
+        if setup.groups and not any(name for group in setup.groups for name in group.parameters):
+            self._run.note(facts.step, OTHER_OPTIMIZER)
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Read the gradients; a step that an exception has left isn't recorded."""
@@ -240,3 +242,10 @@ def _samples(rows: Sequence[Rows], info: Mapping[str, Any]) -> int:
     losses = info.get("individual_losses")
     known = len(losses) if losses is not None and losses.dim() else 0
     return info.get("batch_size") or known or (len(rows[-1]) if rows else 0)
+
+
+OTHER_OPTIMIZER = (
+    "the optimizer that was passed has none of the cockpit's parameters, so that nothing is known "
+    "of its steps: pass the optimizer of the tracked model, made of the parameters that the model "
+    "has now, unless it updates copies"
+)
