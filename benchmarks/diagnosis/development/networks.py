@@ -29,6 +29,11 @@ def stack(*parts: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def repeat(times: int, build: Callable[[], nn.Module]) -> nn.Sequential:
+    """Several of a kind, one behind the other."""
+    return stack(*(build() for _ in range(times)))
+
+
 class Apply(nn.Module):
     """A function without parameters as a layer."""
 
