@@ -31,6 +31,7 @@ from benchmarks.zoo import (
     by_hand,
     diffusers_models,
     peft_methods,
+    problems,
     report,
     timm_families,
     tracked,
@@ -44,6 +45,7 @@ OUT = Path(__file__).parents[2] / "docs" / "zoo.csv"
 
 GROUPS: dict[str, Callable[[], Sequence[Network]]] = {
     "by-hand": by_hand.networks,
+    "problems": problems.networks,
     "transformers": transformers_families.networks,
     "peft": peft_methods.networks,
     "diffusers": diffusers_models.networks,

@@ -12,13 +12,11 @@ from torch.nn.functional import (
     conv2d,
     cross_entropy,
     grid_sample,
-    interpolate,
-    pixel_shuffle,
     relu,
     unfold,
 )
 
-from benchmarks.zoo.losses import CLASSES, classify, images, numbers, regress, targets
+from benchmarks.zoo.losses import CLASSES, classify, images
 from benchmarks.zoo.network import Batch, Network, also_told
 
 KIND = "by hand: images"
@@ -35,132 +33,6 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[N, ...]``."""
         return self.head(self.body(x).flatten(2).mean(2))
-
-
-def lenet() -> nn.Module:
-    """Convolutions, pooling and three layers."""
-    return nn.Sequential(
-        *(nn.Conv2d(2, C, 3), nn.Sigmoid(), nn.AvgPool2d(2), nn.Conv2d(C, C, 2)),
-        *(nn.Sigmoid(), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, CLASSES)),
-    )
-
-
-def vgg() -> nn.Module:
-    """Convolutions in pairs, batch normalisation and dropout."""
-    return nn.Sequential(
-        *(nn.Conv2d(2, C, 3, padding=1), nn.BatchNorm2d(C), nn.ReLU()),
-        *(nn.Conv2d(C, C, 3, padding=1), nn.BatchNorm2d(C), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(16 * C, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, CLASSES)),
-    )
-
-
-Norm = Callable[[int], nn.Module]
-
-
-class Residual(nn.Module):
-    """Two convolutions beside a shortcut."""
-
-    def __init__(self, norm: Norm, stride: int = 1) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(C, C, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(C, C, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList([norm(C), norm(C)])
-        self.shortcut = nn.Conv2d(C, C, 1, stride) if stride > 1 else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]``."""
-        inner = self.norms[1](self.second(relu(self.norms[0](self.first(x)))))
-        return relu(inner + self.shortcut(x))
-
-
-def resnet(norm: Norm) -> nn.Module:
-    """A stem and two blocks."""
-    return Pooled(nn.Conv2d(2, C, 3, 1, 1), norm(C), Residual(norm), Residual(norm, 2))
-
-
-class Dense(nn.Module):
-    """Each layer sees what all before it have found."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(2 + 3 * k), nn.ReLU(), nn.Conv2d(2 + 3 * k, 3, 3, 1, 1))
-            for k in range(3)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, H, W]``."""
-        for layer in self.layers:
-            x = torch.cat([x, layer(x)], 1)
-        return x
-
-
-class Inverted(nn.Module):
-    """Wide, depthwise, squeezed, narrow again (MobileNet)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = nn.Sequential(nn.Conv2d(2, 8, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish())
-        self.depth = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1, groups=8), nn.BatchNorm2d(8), nn.SiLU())
-        self.squeeze = nn.Sequential(nn.Conv2d(8, 2, 1), nn.ReLU(), nn.Conv2d(2, 8, 1))
-        self.narrow = nn.Conv2d(8, C, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, H, W]``."""
-        hidden = self.depth(self.wide(x))
-        return self.narrow(hidden * self.squeeze(hidden.mean((2, 3), keepdim=True)).sigmoid())
-
-
-class Shuffled(nn.Module):
-    """Grouped convolutions with channels that change groups between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(2, C, 3, groups=2)
-        self.second = nn.Conv2d(C, C, 3, groups=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, H, W]``."""
-        hidden = relu(self.first(x))
-        return self.second(hidden.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
-
-
-class Branches(nn.Module):
-    """Convolutions of several sizes side by side, joined along channels (Inception)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(nn.Conv2d(2, 2, k, padding=k // 2) for k in (1, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, H, W]``."""
-        return torch.cat([branch(x) for branch in self.branches], 1)
-
-
-class UNet(nn.Module):
-    """Down, up again by a transposed convolution, with what was there before."""
-
-    def __init__(self, outside: int = CLASSES) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(2, C, 3, padding=1)
-        self.down = nn.Conv2d(C, 2 * C, 3, 2, 1)
-        self.up = nn.ConvTranspose2d(2 * C, C, 2, 2)
-        self.last = nn.Conv2d(2 * C, outside, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, H, W]``."""
-        first = relu(self.first(x))
-        return self.last(torch.cat([first, relu(self.up(relu(self.down(first))))], 1))
-
-
-def segment(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of each pixel."""
-    return cross_entropy(model(batch["x"]), batch["pixels"])
-
-
-def segmented() -> Batch:
-    """Images whose pixels have labels."""
-    return {**images()(), "pixels": torch.randint(CLASSES, (4, 8, 8))}
 
 
 class Windows(nn.Module):
@@ -210,23 +82,6 @@ class Patches(nn.Module):
         tokens = self.patch(x).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1) + self.positions
         return self.head(self.layer(tokens)[:, 0])
-
-
-class Next(nn.Module):
-    """A depthwise convolution, a LayerNorm over channels, and a scale (ConvNeXt)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.depth = nn.Conv2d(2, C, 2, 2), nn.Conv2d(C, C, 3, 1, 1, groups=C)
-        self.norm, self.wide, self.narrow = nn.LayerNorm(C), nn.Linear(C, 8), nn.Linear(8, C)
-        self.scale = nn.Parameter(torch.full((C,), 0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, H, W]``."""
-        hidden = self.inside(x)
-        inner = self.norm(self.depth(hidden).permute(0, 2, 3, 1))
-        inner = self.scale * self.narrow(nn.functional.gelu(self.wide(inner)))
-        return hidden + inner.permute(0, 3, 1, 2)
 
 
 class Modulated(nn.Module):
@@ -327,52 +182,6 @@ def regions_count(batch: Batch) -> float:
     return float(len(batch["y"]))
 
 
-class Pyramid(nn.Module):
-    """The same head on features of two sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(2, C, 3, 2, 1), nn.Conv2d(C, C, 3, 2, 1)
-        self.side, self.head = nn.Conv2d(C, C, 1), nn.Conv2d(C, CLASSES, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, 8, 8]``."""
-        fine = relu(self.first(x))
-        coarse = relu(self.second(fine))
-        fine = self.side(fine) + interpolate(coarse, scale_factor=2)
-        return self.head(fine).mean((2, 3)) + self.head(coarse).mean((2, 3))
-
-
-class Upscaled(nn.Module):
-    """Twice the resolution by moving channels into space."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(2, 8, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, H, W]``."""
-        return pixel_shuffle(self.convolution(x), 2)
-
-
-class Noise(nn.Module):
-    """What noise was added to images, told the time (diffusion)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time, self.net = nn.Embedding(5, 2), UNet(2)
-
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """``[N, 2, H, W]`` and ``[N]``."""
-        return self.net(x * (1 + self.time(time)[..., None, None]))
-
-
-def denoise(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean squared error of the noise."""
-    x = batch["x"] + batch["noise"] * batch["time"][:, None, None, None]
-    return nn.functional.mse_loss(model(x, batch["time"]), batch["noise"])
-
-
 def noisy() -> Batch:
     """Images, noise and times."""
     batch = images()()
@@ -400,34 +209,16 @@ def evidence(model: nn.Module, batch: Batch) -> Tensor:
     return (error + divergence).mean()
 
 
-def groups(channels: int) -> nn.Module:
-    """Normalisation over two groups of channels."""
-    return nn.GroupNorm(2, channels)
-
-
 def _bodies() -> dict[str, Callable[[], nn.Module]]:
     """Networks of images ``[N, 2, 8, 8]``, by name."""
-    affine = partial(nn.InstanceNorm2d, affine=True)
     return {
-        "LeNet": lenet,
-        "VGG": vgg,
-        "ResNet, BatchNorm": partial(resnet, nn.BatchNorm2d),
-        "ResNet, GroupNorm": partial(resnet, groups),
-        "ResNet, InstanceNorm": partial(resnet, affine),
-        "DenseNet": lambda: Pooled(Dense(), width=11),
-        "MobileNet": lambda: Pooled(Inverted()),
-        "ShuffleNet": lambda: Pooled(Shuffled()),
-        "Inception": lambda: Pooled(Branches()),
         "Swin": lambda: Pooled(Windows()),
         "Swin, windows of 2": lambda: Pooled(Windows(2)),
-        "ViT": Patches,
         "ViT, T = N": partial(Patches, 8),
-        "ConvNeXt": lambda: Pooled(Next()),
         "modulated convolution": lambda: Pooled(Modulated()),
         "standardised weights": lambda: Pooled(Standardised(2, C, 3), nn.ReLU()),
         "spatial transformer": lambda: Pooled(Aligned()),
         "local kernels": lambda: Pooled(Local()),
-        "feature pyramid": Pyramid,
         "dilated, strided, without padding": lambda: Pooled(
             nn.Conv2d(2, C, 3, 2, 0, 2), nn.PReLU(C), nn.Conv2d(C, C, 2, bias=False)
         ),
@@ -446,21 +237,6 @@ def networks() -> list[Network]:
     found = [Network(name, KIND, build, images(), classify) for name, build in _bodies().items()]
     return [
         *found,
-        Network("UNet", KIND, UNet, segmented, segment),
-        Network(
-            "sound",
-            KIND,
-            lambda: Pooled(nn.Conv1d(2, C, 3, 2), nn.BatchNorm1d(C), nn.GLU(1), width=2),
-            numbers(4, 2, 12),
-            classify,
-        ),
-        Network(
-            "volumes",
-            KIND,
-            lambda: Pooled(nn.Conv3d(2, C, 2), nn.BatchNorm3d(C)),
-            numbers(4, 2, 4, 4, 4),
-            classify,
-        ),
         *also_told(
             Network(
                 "regions",
@@ -472,7 +248,5 @@ def networks() -> list[Network]:
                 one=one_regions,
             )
         ),
-        Network("super-resolution", KIND, Upscaled, targets(4, (2, 4, 4), (2, 8, 8)), regress),
-        Network("diffusion", KIND, Noise, noisy, denoise),
         Network("variational autoencoder", KIND, Variational, noisy, evidence),
     ]

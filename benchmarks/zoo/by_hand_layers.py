@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import linear, relu, softplus
-from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
+from torch.nn.functional import linear, relu
+from torch.nn.utils.parametrizations import orthogonal
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.zoo.by_hand_losses import ways
@@ -192,28 +192,6 @@ class Capsules(nn.Module):
         return output.square().sum(-1)
 
 
-class Differential(nn.Module):
-    """Four steps of Runge and Kutta with the same network."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.field = nn.Sequential(nn.Linear(D + 1, H), nn.Tanh(), nn.Linear(H, D))
-        self.head = nn.Linear(D, CLASSES)
-
-    def _slope(self, x: Tensor, time: float) -> Tensor:
-        return self.field(torch.cat([x, x.new_full((len(x), 1), time)], 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        for step in range(4):
-            time, h = step / 4, 0.25
-            a = self._slope(x, time)
-            b = self._slope(x + h / 2 * a, time + h / 2)
-            c = self._slope(x + h / 2 * b, time + h / 2)
-            x = x + h / 6 * (a + 2 * b + 2 * c + self._slope(x + h * c, time + h))
-        return self.head(x)
-
-
 class Equilibrium(nn.Module):
     """A layer applied until not much changes, and once with its gradient."""
 
@@ -230,29 +208,6 @@ class Equilibrium(nn.Module):
             for _ in range(8):
                 state = (inside + 0.5 * self.again(state)).tanh()
         return self.head((inside + 0.5 * self.again(state)).tanh())
-
-
-class Flow(nn.Module):
-    """Coupling layers that change one half of the features by the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(D // 2, D) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Minus the logarithm of each sample's likelihood, ``[N]``."""
-        likelihood = x.new_zeros(len(x))
-        for layer in self.layers:
-            a, b = x.chunk(2, 1)
-            scale, shift = layer(a).chunk(2, 1)
-            x = torch.cat([b * scale.tanh().exp() + shift, a], 1)
-            likelihood = likelihood + scale.tanh().sum(1)
-        return 0.5 * x.square().sum(1) - likelihood
-
-
-def likelihood(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean of what the model gives for each sample."""
-    return model(batch["x"]).mean()
 
 
 class Film(nn.Module):
@@ -301,40 +256,6 @@ class Tensorised(nn.Module):
         return self.head(torch.einsum("nij,iar,rjb->nab", x, self.a, self.b).flatten(1))
 
 
-class Splines(nn.Module):
-    """A learned function on each edge, as sums of bumps (Kolmogorov–Arnold)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.centres = (
-            nn.Parameter(torch.randn(D, CLASSES, 5)),
-            torch.linspace(-2, 2, 5),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        bumps = (-(x[..., None] - self.centres.to(x)).square()).exp()
-        return torch.einsum("nib,iob->no", bumps, self.weight)
-
-
-class Uncertain(nn.Module):
-    """A mean and a variance of each sample's target."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(D, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        return self.net(x)
-
-
-def gaussian(model: nn.Module, batch: Batch) -> Tensor:
-    """The negative likelihood of targets ``[N, 1]``."""
-    mean, spread = model(batch["x"]).split(1, 1)
-    return nn.functional.gaussian_nll_loss(mean, batch["y"], softplus(spread) + 0.1)
-
-
 class Energy(nn.Module):
     """Forces are the gradient of an energy by the inputs."""
 
@@ -372,20 +293,6 @@ class Mapped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[N, D]``."""
         return self.head(torch.vmap(lambda row: (self.weight @ row).tanh())(x))
-
-
-class Ensemble(nn.Module):
-    """Three networks at once, whose weights are stacked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Parameter(torch.randn(3, D, H) / 2)
-        self.second = nn.Parameter(torch.randn(3, H, CLASSES) / 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        hidden = (x.expand(3, -1, -1) @ self.first).tanh()
-        return torch.baddbmm(x.new_zeros(1, 1, 1), hidden, self.second).mean(0)
 
 
 class Bilinear(nn.Module):
@@ -461,26 +368,9 @@ def two_losses(model: nn.Module, batch: Batch) -> Tensor:
     return first + 0.3 * nn.functional.cross_entropy(second, 2 - batch["y"])
 
 
-def smoothed(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy with weights of classes would couple samples; smoothed labels don't."""
-    return nn.functional.cross_entropy(model(batch["x"]), batch["y"], label_smoothing=0.1)
-
-
-def focal(model: nn.Module, batch: Batch) -> Tensor:
-    """Per-sample losses weighted by how wrong they are."""
-    each = nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
-    return ((1 - (-each).exp()) ** 2 * each).mean()
-
-
 def margin(model: nn.Module, batch: Batch) -> Tensor:
     """The multi-class hinge loss."""
     return nn.functional.multi_margin_loss(model(batch["x"]), batch["y"])
-
-
-def rewarded(model: nn.Module, batch: Batch) -> Tensor:
-    """The gradient of an expected reward by the logarithm of what was done."""
-    logarithm = model(batch["x"]).log_softmax(1).gather(1, batch["y"][:, None])[:, 0]
-    return -(logarithm * batch["x"][:, 0]).mean()
 
 
 def penalised(model: nn.Module, batch: Batch) -> Tensor:
@@ -505,37 +395,26 @@ def networks() -> list[Network]:
         "own function without": _headed(inside, Squared),
         "scales and one number": _headed(inside, Scaled, nn.Tanh),
         "normalisation in float32": _headed(inside, LowNorm),
-        "LayerNorm": _headed(inside, partial(nn.LayerNorm, H)),
-        "RMSNorm": _headed(inside, partial(nn.RMSNorm, H)),
-        "PReLU": _headed(inside, nn.PReLU),
         "low rank": _headed(*low_rank, nn.Tanh),
-        "weight norm": _headed(lambda: weight_norm(inside()), nn.Tanh),
-        "spectral norm": _headed(lambda: spectral_norm(inside()), nn.Tanh),
         "orthogonal": _headed(lambda: orthogonal(inside()), nn.Tanh),
         "lists of parameters": Lists,
         "hypernetwork of each sample": Hyper,
         "hypernetwork of all": Generated,
         "functional call": Called,
         "capsules": Capsules,
-        "neural differential equation": Differential,
         "equilibrium": Equilibrium,
         "feature-wise modulation": Film,
         "block-diagonal matrices": Butterfly,
         "tensor network": Tensorised,
-        "splines": Splines,
         "checkpointed": Checkpointed,
         "vmap inside": Mapped,
-        "stacked ensemble": Ensemble,
         "bilinear": Bilinear,
         "in place and slices": InPlace,
         "complex weights": Complex,
     }
     net = _headed(inside, nn.Tanh)
     losses = {
-        "smoothed labels": smoothed,
-        "focal loss": focal,
         "hinge loss": margin,
-        "policy gradient": rewarded,
         "gradient penalty": penalised,
     }
     rows = numbers(4, D)
@@ -543,8 +422,6 @@ def networks() -> list[Network]:
         *(Network(name, KIND, build, rows, classify) for name, build in builds.items()),
         *(Network(name, KIND, net, rows, loss) for name, loss in losses.items()),
         *ways(Network("two losses, one reversed", KIND, Adversarial, rows, two_losses)),
-        Network("normalising flow", KIND, Flow, rows, likelihood),
         Network("tied autoencoder", KIND, TiedAutoencoder, targets(4, (D,), (D,)), regress),
         Network("forces of an energy", KIND, Energy, targets(4, (D,), (D,)), regress),
-        Network("mean and variance", KIND, Uncertain, targets(4, (D,), (1,)), gaussian),
     ]
