@@ -123,16 +123,6 @@ class Recorder:
         condition: Callable[[], bool] | None = None,
         reduction: Callable[[Any, Tensor], Any] | None = None,
     ) -> None:
-        if condition is not None and not callable(condition):
-            raise TypeError(
-                f"condition={condition!r} is not callable: pass a function without arguments that "
-                "says whether to record"
-            )
-        if reduction is not None and not callable(reduction):
-            raise TypeError(
-                f"reduction={reduction!r} is not callable: pass a function of what there is so far "
-                "and a tensor, such as torch.add"
-            )
         self.condition = condition
         self.reduction = reduction
         self._slots: list[_Slot] = []
@@ -190,7 +180,8 @@ class Recorder:
         types: type[nn.Module] | Iterable[type[nn.Module]] | None,
         indices: int | Iterable[int] | None,
     ) -> Self:
-        kinds, places = _kinds(types), _places(indices)
+        kinds = None if types is None else _several(types)
+        places = None if indices is None else {*_several(indices)}
         outside = sorted(place for place in places or () if not 0 <= place < len(found))
         if outside:
             raise ValueError(f"there is no module {outside[0]}: there are {len(found)} of them")
@@ -325,30 +316,6 @@ def _applied(function: Callable[[Any, int], Any], slot: _Slot) -> Any:
 def _several(values: Any) -> tuple[Any, ...]:
     several = isinstance(values, Iterable) and not isinstance(values, str)
     return tuple(values) if several else (values,)
-
-
-def _kinds(
-    types: type[nn.Module] | Iterable[type[nn.Module]] | None,
-) -> tuple[type[nn.Module], ...] | None:
-    if types is None:
-        return None
-    kinds = _several(types)
-    for kind in kinds:
-        if not isinstance(kind, type):
-            raise TypeError(
-                f"types={types!r}: {kind!r} is no class; recorder.layers(model, ...) takes names"
-            )
-    return kinds
-
-
-def _places(indices: int | Iterable[int] | None) -> frozenset[int] | None:
-    if indices is None:
-        return None
-    places = _several(indices)
-    for place in places:
-        if not isinstance(place, int) or isinstance(place, bool):
-            raise TypeError(f"indices={indices!r}: {place!r} is no index, such as 0")
-    return frozenset(places)
 
 
 @final

@@ -18,6 +18,7 @@ from gradlens.signals.axes import find_axes
 from gradlens.signals.recorded_calls import (
     Made,
     RecordedCall,
+    Recording,
     Requests,
     counted,
     needs_sample_axis,
@@ -54,11 +55,8 @@ INDEPENDENT = "the loss doesn't depend on the {}"
 NO_CALL = (
     "no layer was called before the backward pass, or all were called by compiled code or inside "
     "torch.func's transforms: call the model itself, which is given to the cockpit as it was "
-    "compiled, or run the forward pass inside `with cockpit.forward(step):`"
-)
-NO_CALL_OF_LAYERS = (
-    "no layer was called before the backward pass: call the layers themselves, instead of "
-    "functions of their weights; the model, which only holds them, has no forward method"
+    "compiled, or the layers that it holds, instead of functions of their weights, or run the "
+    "forward pass inside `with cockpit.forward(step):`"
 )
 OVER = (
     "backward went through a forward pass that ran before an earlier context was left, and that "
@@ -89,24 +87,14 @@ class SignalCapture(HookOwner):
         ``report`` is called with the exceptions of hooks.
         """
         self._report = report
-        is_called = type(model).forward is not nn.Module.forward
-        self._no_call = NO_CALL if is_called else NO_CALL_OF_LAYERS
-        self._over: set[str] = set()
-        self._failure = ""
+        self._recording = Recording()
         self.modules = dict(modules)
         axes = find_axes(model)
         self._axes = {name: axes[module] for name, module in self.modules.items()}
         self._wanted: Requests = {}
-        self._recorded_requests: Requests = {}
-        self._calls: list[RecordedCall] = []
-        self._open_calls: dict[str, list[RecordedCall]] = {}
-        self._without_gradients: set[str] = set()
         self._forward_passes = 0
         self._inside_model = False
-        self._in_backward = False
         self._scale = 1.0
-        self._sample_axes: dict[Made, int] = {}
-        self._evaluating = False
         handles = list(self._register(model, wanted))
         self._remove_hooks = removal(self, handles)
 
@@ -131,21 +119,16 @@ class SignalCapture(HookOwner):
 
     def expect(self, wanted: Requests) -> None:
         """Discard what was recorded, and record from now on what the next step needs."""
-        self._discard(self._calls)
-        self._calls, self._open_calls, self._without_gradients = [], {}, set()
-        self._over = set()
-        self._sample_axes = {}
-        self._in_backward = self._inside_model = False
-        self._recorded_requests = dict(wanted)
-        self._wanted = wanted
-        self._failure = ""
+        self._discard(self._recording.calls)
+        self._recording, self._wanted = Recording(wanted), wanted
+        self._inside_model = False
 
     def failed(self, error: Exception) -> None:
         """Nothing that was recorded counts for the step."""
         self._report("recording the signals of layers", error, self._fail)
 
     def _fail(self, reason: str) -> None:
-        self._failure = reason
+        self._recording.failure = reason
 
     def suspend(self) -> None:
         """Record nothing until the step begins."""
@@ -165,8 +148,8 @@ class SignalCapture(HookOwner):
 
     def discard_step(self) -> None:
         """Discard the calls that count so far, since their step is never finished."""
-        self._discard(counted(self._calls))
-        self._calls = [call for call in self._calls if not call.is_over]
+        self._discard(counted(self._recording.calls))
+        self._recording.calls = [call for call in self._recording.calls if not call.is_over]
 
     def begin(self, wanted: Requests, scale: float, find_axes: FindAxes) -> None:
         """Record what a step needs, from now on: its context is entered.
@@ -174,58 +157,52 @@ class SignalCapture(HookOwner):
         Gradients of the backward pass are ``scale`` times those to be recorded. ``find_axes`` is
         called where two axes of outputs may count the samples.
         """
-        made = {c.made: c.lengths for c in self._calls if c.by_axis and c.made is not None}
-        unknown = {each: made[each] for each in made.keys() - self._sample_axes.keys()}
+        recording = self._recording
+        made = {c.made: c.lengths for c in recording.calls if c.by_axis and c.made is not None}
+        unknown = {each: made[each] for each in made.keys() - recording.axes.keys()}
         if unknown:
-            self._sample_axes |= find_axes(unknown)
+            recording.axes |= find_axes(unknown)
         self._wanted = wanted
-        self._in_backward, self._scale = True, scale
+        recording.in_backward, self._scale = True, scale
 
     def end_part(self, wanted: Requests) -> None:
         """A context of the step is left, and another one of the same step follows."""
-        self._in_backward = False
-        self._recorded_requests = self._wanted = self._recorded_throughout(wanted)
+        self._recording.in_backward = False
+        self._recording.requests = self._wanted = self._recorded_throughout(wanted)
 
     def finish(self, global_step: int, wanted: Requests) -> LayerSignals:
         """The values of a step, after its backward pass."""
-        self._in_backward = False
-        if self._failure:
-            every = {layer: dict.fromkeys(each, self._failure) for layer, each in wanted.items()}
-            return signals_of([], wanted, self.modules, every, {})
-        calls, reasons = counted(self._calls), dict[str, dict[Request, str]]()
+        self._recording.in_backward = False
+        calls, reasons = counted(self._recording.calls), dict[str, dict[Request, str]]()
         not_recorded = NOT_RECORDED.format(step=global_step)
         for layer, requests in wanted.items():
-            late = requests - self._recorded_requests.get(layer, frozenset())
+            late = requests - self._recording.requests.get(layer, frozenset())
             reasons[layer] = self._why_uncounted(layer, requests, calls)
             reasons[layer] |= dict.fromkeys(late, not_recorded)
         for call in calls:
-            if call.made is not None and call.made in self._sample_axes:
-                axis = self._sample_axes[call.made]
+            if call.made is not None and call.made in self._recording.axes:
+                axis = self._recording.axes[call.made]
                 self._axes[call.layer] = replace(self._axes[call.layer], batch=axis)
-        signals = signals_of(calls, wanted, self.modules, reasons, self._sample_axes)
-        return self._noted(signals, self._no_call)
+        return self._signals(calls, wanted, reasons, NO_CALL)
 
     @contextmanager
     def evaluating(self, wanted: Requests) -> Iterator[list[LayerSignals]]:
         """Count all calls in this context; the list has their values once the context is left."""
-        before = self._wanted, self._calls, self._open_calls, self._without_gradients
-        state = self._evaluating, self._in_backward
-        self._wanted, self._calls, self._open_calls, self._without_gradients = wanted, [], {}, set()
-        self._evaluating, self._in_backward = True, False
+        before = self._recording, self._wanted
+        self._recording, self._wanted = Recording(wanted, is_evaluation=True), wanted
         found: list[LayerSignals] = []
         try:
             yield found
             with unseen():
-                signals = signals_of(self._calls, wanted, self.modules, {}, {})
-            found.append(self._noted(signals, NOTHING_EVALUATED))
+                calls = self._recording.calls
+                found.append(self._signals(calls, wanted, {}, NOTHING_EVALUATED))
         finally:
-            self._wanted, self._calls, self._open_calls, self._without_gradients = before
-            self._evaluating, self._in_backward = state
+            self._recording, self._wanted = before
 
     def _recorded_throughout(self, wanted: Requests) -> Requests:
         """What was recorded of all forward passes: values of a part would be none of the step."""
-        known = {layer: set(requests) for layer, requests in self._recorded_requests.items()}
-        for call in self._calls:
+        known = {layer: set(requests) for layer, requests in self._recording.requests.items()}
+        for call in self._recording.calls:
             known.setdefault(call.layer, set()).update(call.values)
         return {layer: requests & known.get(layer, set()) for layer, requests in wanted.items()}
 
@@ -235,16 +212,28 @@ class SignalCapture(HookOwner):
         """Why none of a layer's calls count, if it was called."""
         if any(call.layer == layer for call in calls):
             return {}
-        if layer in self._over:
+        if layer in self._recording.over:
             return dict.fromkeys(requests, OVER)
-        if any(call.layer == layer for call in self._calls):
+        if any(call.layer == layer for call in self._recording.calls):
             return dict.fromkeys(requests, UNREACHED)
-        without = layer in self._without_gradients
+        without = layer in self._recording.without_gradients
         return dict.fromkeys(requests, WITHOUT_GRADIENTS) if without else {}
 
-    def _noted(self, signals: LayerSignals, no_call: str) -> LayerSignals:
-        """With another note where no layer at all was called."""
-        return signals if self._calls or not signals.notes else replace(signals, notes=(no_call,))
+    def _signals(
+        self,
+        calls: Sequence[RecordedCall],
+        wanted: Requests,
+        reasons: Mapping[str, Mapping[Request, str]],
+        no_call: str,
+    ) -> LayerSignals:
+        """The values of calls, with another note where no layer at all was called."""
+        recording = self._recording
+        if recording.failure:
+            calls, why = (), recording.failure
+            reasons = {layer: dict.fromkeys(each, why) for layer, each in wanted.items()}
+        signals = signals_of(calls, wanted, self.modules, reasons, recording.axes)
+        nothing = signals.notes and not (recording.calls or recording.failure)
+        return replace(signals, notes=(no_call,)) if nothing else signals
 
     def _discard(self, calls: Iterable[RecordedCall]) -> None:
         for call in calls:
@@ -268,7 +257,7 @@ class SignalCapture(HookOwner):
         """A layer is about to be called, and may change its inputs in place."""
         if layer in self._wanted and self._may_count():
             call = self._new_call(layer)
-            self._open_calls.setdefault(layer, []).append(call)
+            self._recording.open.setdefault(layer, []).append(call)
             self._record(call, first_tensor((args, kwargs)), of_input=True)
 
     def _after_layer(self, module: nn.Module, args: Any, output: Any, *, layer: str) -> None:
@@ -276,27 +265,31 @@ class SignalCapture(HookOwner):
         if layer not in self._wanted:
             return
         if not self._may_count():
-            self._without_gradients.add(layer)
+            self._recording.without_gradients.add(layer)
             return
-        opened = self._open_calls.get(layer)
+        opened = self._recording.open.get(layer)
         call = opened.pop() if opened else self._new_call(layer)
-        self._calls.append(call)
+        self._recording.calls.append(call)
         tensor, axes = first_tensor(output), self._axes[layer]
         if tensor is not None and tensor.dim() > 1 and not axes.is_single(tensor):
             call.axis = axes.axis_of(tensor)
             is_open = tensor.dim() == 3 and not axes.known
             call.lengths = tuple(tensor.shape[:2]) if is_open else (tensor.shape[call.axis],)
             call.axis_known, call.made = axes.known, made_by(tensor)
-        alone = not (self._inside_model or in_backward_pass())
-        call.standalone = alone and tensor is not None and not tensor.requires_grad
+        call.standalone = self._is_alone and tensor is not None and not tensor.requires_grad
         self._record(call, tensor, of_input=False)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a layer is called by itself."""
+        return not (self._inside_model or in_backward_pass())
 
     def _may_count(self) -> bool:
         # What runs without gradients can't be part of a training step.
-        return self._evaluating or torch.is_grad_enabled()
+        return self._recording.is_evaluation or torch.is_grad_enabled()
 
     def _new_call(self, layer: str) -> RecordedCall:
-        if not (self._inside_model or in_backward_pass()):
+        if self._is_alone:
             # A layer that is called by itself may be called for any purpose.
             self._forward_passes += 1
         return RecordedCall(layer, (self._forward_passes, backward_pass_id()))
@@ -308,7 +301,7 @@ class SignalCapture(HookOwner):
         for request in requests:
             if not request.signal.needs_backward:
                 self._reduce(call, request, tensor)
-        if not self._evaluating:
+        if not self._recording.is_evaluation:
             self._record_on_backward(call, tensor, requests, of_input)
 
     def _record_on_backward(
@@ -322,7 +315,7 @@ class SignalCapture(HookOwner):
             return
 
         def receive(capture: SignalCapture, gradient: Tensor) -> None:
-            if capture._in_backward:
+            if capture._recording.in_backward:
                 capture._record_gradient(call, gradient, later, of_input)
 
         on_gradient(tensor, OwnedHook(self, receive))
@@ -331,13 +324,12 @@ class SignalCapture(HookOwner):
         self, call: RecordedCall, gradient: Tensor, requests: Sequence[Request], of_input: bool
     ) -> None:
         if call.is_over:
-            self._over.add(call.layer)
+            self._recording.over.add(call.layer)
             return
         if not of_input:
             call.reached = True
             # Calls from now on, such as those of the next checkpoint, belong to no earlier pass.
             self._forward_passes += 1
-        call.create_graph = call.create_graph or torch.is_grad_enabled()
         for request in requests:
             self._reduce(call, request, self._unscaled(gradient))
 

@@ -20,6 +20,28 @@ ForwardPass: TypeAlias = tuple[int, int]
 """The number of a forward pass, and the id of the backward pass in which it is recomputed by a
 checkpoint, ``NO_BACKWARD_PASS`` if it isn't."""
 
+
+@dataclass
+class Recording:
+    """What was recorded for a step, or in an evaluation, without backward passes.
+
+    ``requests`` are those of its first forward pass. Calls are ``open`` until the layer returns.
+    Some layers were called ``without_gradients``, or were reached by a backward pass of a call that
+    is ``over``. ``axes`` count the samples of outputs two axes of which may do so. It is
+    ``in_backward`` inside of the step's context. A ``failure`` is why none of it counts.
+    """
+
+    requests: Requests = field(default_factory=dict)
+    is_evaluation: bool = False
+    calls: list[RecordedCall] = field(default_factory=list)
+    open: dict[str, list[RecordedCall]] = field(default_factory=dict)
+    without_gradients: set[str] = field(default_factory=set)
+    over: set[str] = field(default_factory=set)
+    axes: dict[Made, int] = field(default_factory=dict)
+    in_backward: bool = False
+    failure: str = ""
+
+
 SEVERAL = (
     "several backward passes went through one call of the layer, whose gradient is their sum: "
     "call backward once, on the sum of the losses"
@@ -43,8 +65,7 @@ class RecordedCall:
 
     ``undefined`` are the reasons why signals have no value. ``reached`` says that the backward pass
     of the step has gone through the call. ``standalone``: the layer was called outside the model,
-    and its output needs no gradient, so that no backward pass can reach it. ``create_graph``: a
-    backward pass with ``create_graph=True`` has gone through it, perhaps only to make the loss.
+    and its output needs no gradient, so that no backward pass can reach it.
     ``lengths`` are those of the output's axes that may count samples, of which the layer itself
     defines one if ``axis_known``; if there are two, ``by_axis`` has what depends on them for each,
     and ``axis`` is the one that counts samples in the layers next to it. ``made`` says which node
@@ -57,7 +78,6 @@ class RecordedCall:
     undefined: dict[Signal, str] = field(default_factory=dict)
     reached: bool = False
     standalone: bool = False
-    create_graph: bool = False
     lengths: tuple[int, ...] = ()
     axis_known: bool = False
     axis: int = 0
@@ -66,14 +86,8 @@ class RecordedCall:
     is_over: bool = False
 
     def add(self, request: Request, value: Any) -> None:
-        """Store a value, or add it to that of an earlier backward pass."""
-        if request in self.values:
-            before, several = self.values[request], Undefined(SEVERAL)
-            if not (self.create_graph or isinstance(before, Undefined)):
-                total = request.reduction.add(before, value)
-                several = several if total is None else total
-            value = several
-        self.values[request] = value
+        """Store a value, the only one of its request."""
+        self.values[request] = Undefined(SEVERAL) if request in self.values else value
 
 
 def counted(calls: Sequence[RecordedCall]) -> list[RecordedCall]:

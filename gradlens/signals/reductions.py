@@ -43,13 +43,6 @@ class SignalReduction(ABC, Generic[Value]):
     def merge(self, values: Sequence[Value]) -> Value | Undefined:
         """One value for all calls of a layer in a step."""
 
-    def add(self, first: Value, second: Value) -> Value | None:
-        """The value for the sum of two tensors, from their values; ``None`` if it isn't determined.
-
-        For a call of a layer that two backward passes go through.
-        """
-        return None
-
 
 @dataclass(frozen=True)
 class Norms:
@@ -256,9 +249,6 @@ class Copies(SignalReduction[Tensor]):
 
     def merge(self, values: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(values))
-
-    def add(self, first: Tensor, second: Tensor) -> Tensor:
-        return first + second
 
 
 DIFFERENT_FEATURES = (

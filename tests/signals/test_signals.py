@@ -82,7 +82,7 @@ def count_calls(cockpit: Cockpit) -> dict[str, int]:
     finish, found = capture.finish, dict[str, int]()
 
     def count(*arguments: Any) -> Any:
-        calls = counted(capture._calls)
+        calls = counted(capture._recording.calls)
         found.update({call.layer: 0 for call in calls})
         for call in calls:
             found[call.layer] += 1
@@ -622,7 +622,7 @@ def test_layers_that_run_without_gradients_say_so() -> None:
     assert not cockpit.history.notes
 
 
-def test_several_backward_passes_through_one_call_add_up(model: nn.Sequential) -> None:
+def test_several_backward_passes_through_one_call_are_to_be_one(model: nn.Sequential) -> None:
     tracked = [
         OutputGradientGeometry(),
         OutputGradientGeometry(correlation=False, name="reduced at once"),
@@ -634,12 +634,8 @@ def test_several_backward_passes_through_one_call_add_up(model: nn.Sequential) -
     with cockpit(0, loss=first):
         first.backward(retain_graph=True)
         second.backward()
-    gradient = torch.autograd.grad(
-        (leaf := outputs.detach().requires_grad_()).square().mean() + leaf.sum(), leaf
-    )[0]
-    found = norms(cockpit.history, 0, "OutputGradientGeometry")["2"]["norm"]
-    assert found == pytest.approx(gradient.norm().item())
-    assert "sum of the losses" in norms(cockpit.history, 0, "reduced at once")["2"].reason
+    for name in ("OutputGradientGeometry", "reduced at once"):
+        assert "sum of the losses" in norms(cockpit.history, 0, name)["2"].reason
     assert norms(cockpit.history, 0)["2"] == pytest.approx(mean_norm(outputs))
 
 
@@ -1128,7 +1124,7 @@ def test_memory_does_not_grow_over_many_steps() -> None:
         if number in (200, 5000):  # as far from the last facts that were read, and of layers
             alive.append(tensors_alive())
     assert alive[0] == alive[1]
-    assert len(cockpit._tracking.forward_passes._capture._calls) == 0  # type: ignore[union-attr]
+    assert len(cockpit._tracking.forward_passes._capture._recording.calls) == 0  # type: ignore[union-attr]
 
 
 def test_nothing_is_reduced_on_other_steps(
@@ -1168,6 +1164,7 @@ def test_hooks_go_with_the_cockpit(model: nn.Sequential) -> None:
 
 def test_hooks_go_with_a_cockpit_that_refers_to_itself(model: nn.Sequential) -> None:
     gradlens.extend(model)
+    model(torch.randn(5, 4))  # hooks on its parts are for calls before this one
     before = hooks(model)
     cockpit = Cockpit(model, [OutputNorm(), InputNorm(), quantities.UpdateGeometry()])
     step(cockpit, 0, torch.randn(5, 4))
