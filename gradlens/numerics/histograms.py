@@ -213,22 +213,21 @@ def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tenso
             large, columns = part.flatten().index_select(0, places), places % part.shape[1]
             table += grid.joint_counts(large, cells.index_select(0, columns), size)
             opposite = torch.lt(part, 0, out=torch.empty_like(part)).sum(0)
-            opposite.index_add_(0, columns, (large < 0).to(part.dtype), alpha=-1)
-            near = len(part) - torch.bincount(columns, minlength=part.shape[1])
-            add_signs(table, cells, near, opposite, grid)
+            add_signs(table, cells, len(part), opposite, grid)
+            near = cells.index_select(0, columns)
+            add_signs(table, near, -1, -(large < 0).to(part.dtype), grid)
     return table
 
 
-def add_signs(
-    table: Tensor, companions: Tensor, near: Tensor, opposite: Tensor, grid: Grid
-) -> None:
+def add_signs(table: Tensor, companions: Tensor, number: int, opposite: Tensor, grid: Grid) -> None:
     """Add to joint counts what is smaller than ``grid.centre``, by the cells of its companions.
 
-    ``near`` are the numbers of these for each companion, of which ``opposite`` are negative.
+    There are a ``number`` of these for each companion, of which ``opposite`` are negative.
     """
-    cells = companions.flatten().long()
-    table[grid.negative].scatter_add_(0, cells, opposite.flatten().long())
-    table[grid.zero].scatter_add_(0, cells, (near - opposite).flatten().long())
+    cells, size = companions.flatten(), table.shape[1]
+    negative = torch.bincount(cells, opposite.flatten().double(), size).long()
+    table[grid.negative] += negative
+    table[grid.zero] += number * count(cells, size) - negative
 
 
 def number_below_zero(values: Tensor) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,13 +15,13 @@ from gradlens.numerics.deviations import (
     SampleDeviations,
     by_products,
 )
-from gradlens.numerics.histograms import CHUNK, Grid, add_signs, tally_1d
+from gradlens.numerics.histograms import CHUNK, Grid, add_signs, number_below_zero, tally_1d
 from gradlens.numerics.norms import norm, products_of_positions, scale_of, whole_range
 from gradlens.numerics.precision import SMALL, accumulable, double, widest
 from gradlens.operators.operator import GradientOperator, centred, slices
 
 MOST = 0.4
-"""The share of gradients' rows with large elements from which on all elements are binned."""
+"""The share of elements in rows and columns with large ones from which on all are binned."""
 
 PER_ELEMENT = 12
 """Products for each element of a gradient that take as long as a pass over the elements.
@@ -217,11 +219,14 @@ class OuterProducts(OfFactors):
         if far is None:
             return super()._tally_1d(grid, max_bytes)
         table = torch.zeros(grid.size, dtype=torch.int64, device="cpu")
-        for _, values in self._rows_at(far, max_bytes):
-            table += tally_1d(values, grid)
-        near = self._delta.masked_fill(far, 0)
-        opposite = _pairs(near > 0, self._inputs < 0) + _pairs(near < 0, self._inputs > 0)
-        table[grid.zero] += int((~far).sum()) * self._columns - opposite
+        near = self.batch_size * self._rows * self._columns
+        counts = ([double(each.sum(1)) for each in pair] for pair in self._signs())
+        opposite = sum(int(torch.dot(*pair)) for pair in counts)
+        for each in self._products(far, max_bytes):
+            table += tally_1d(each.values, grid)
+            near -= each.values.numel()
+            opposite -= number_below_zero(each.signs)
+        table[grid.zero] += near - opposite
         table[grid.negative] += opposite
         return table
 
@@ -230,23 +235,36 @@ class OuterProducts(OfFactors):
         if far is None:
             return super()._tally_2d(grid, companions, size, max_bytes)
         table = torch.zeros(grid.size, size, dtype=torch.int64, device="cpu")
-        for row, values in self._rows_at(far, max_bytes):
-            table += grid.joint_counts(values, companions[row], size)
-        near, inputs = self._delta.masked_fill(far, 0), self._inputs
-        opposite = _signs(near > 0, inputs < 0) + _signs(near < 0, inputs > 0)
-        number = (~far).sum(0)[:, None].expand(companions.shape)
-        add_signs(table, companions, number, opposite, grid)
+        opposite = self._delta.new_zeros(self._rows, self._columns)
+        for one, other in self._signs():
+            if bool(other.any()):  # as not among the outputs of a ReLU
+                opposite.addmm_(one.T, other)
+        add_signs(table, companions, self.batch_size, opposite, grid)
+        for each in self._products(far, max_bytes):
+            others = companions[each.rows[:, None], each.columns]
+            table += grid.joint_counts(each.values, others, size)
+            add_signs(table, others, -1, -(each.signs < 0).to(self.dtype), grid)
         return table
 
-    def _rows_at(self, marked: Tensor, max_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows of gradients at marked elements of δ ``[N, R]``: their numbers, and ``[n, K]``."""
-        at_once = min(max_bytes // self.dtype.itemsize, CHUNK) // self._columns
-        for places in marked.nonzero().split(max(at_once, 1)):
-            sample, row = places.unbind(1)
-            yield row, self._delta[sample, row, None] * self._inputs[sample]
+    def _signs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Where δ and x have opposite signs, as numbers, whose sums and products are fast."""
+        for one, other in ((torch.gt, torch.lt), (torch.lt, torch.gt)):
+            delta, inputs = (torch.empty_like(factor) for factor in self._tensors)
+            yield one(self._delta, 0, out=delta), other(self._inputs, 0, out=inputs)
 
-    def _far(self, grid: Grid) -> Tensor | None:
-        """Elements of δ ``[N, R]`` whose products with x aren't all smaller than ``grid.centre``.
+    def _products(self, far: _Far, max_bytes: int) -> Iterator[_Products]:
+        """All elements at some rows and columns, in parts that fit into a cache."""
+        inputs = self._inputs.gather(1, far.columns)
+        at_once = min(max_bytes // self.dtype.itemsize, CHUNK) // inputs.shape[1]
+        for places in far.places.split(max(at_once, 1)):
+            sample = places // self._rows
+            delta = self._delta.flatten().index_select(0, places)[:, None]
+            others, columns = (each.index_select(0, sample) for each in (inputs, far.columns))
+            signs = delta.sign() * others.sign()
+            yield _Products(delta * others, signs, places % self._rows, columns)
+
+    def _far(self, grid: Grid) -> _Far | None:
+        """Where elements of gradients may not be smaller than ``grid.centre``.
 
         Of the others, signs are enough, which follow from those of the factors. Where products
         underflow, they don't, so that these elements are among the first. ``None`` where binning
@@ -255,23 +273,41 @@ class OuterProducts(OfFactors):
         elements = self.batch_size * self._rows * self._columns
         if self._positions != 1 or self.device.type != "cpu" or elements <= self.few:
             return None
-        delta, inputs = self._delta.abs(), self._inputs.abs()
-        least = inputs.masked_fill(inputs == 0, torch.inf).amin(1, keepdim=True)
-        vanishing = (delta > 0) & (delta * least < torch.finfo(self.dtype).tiny)
-        near = (delta * inputs.amax(1, keepdim=True) < grid.centre) & ~vanishing
-        far = ~near  # as a NaN is
-        return far if int(far.sum()) < MOST * far.numel() else None
+        delta, inputs, limits = self._delta.abs(), self._inputs.abs(), torch.finfo(self.dtype)
+        are_zero = torch.eq(inputs, 0, out=torch.empty_like(inputs))
+        least = are_zero.mul_(limits.max).add_(inputs).amin(1, keepdim=True)
+        # By numpy, which compares several times as fast. Not "at least", as a NaN isn't.
+        vanishing = (delta.numpy() > 0) & ((delta * least).numpy() < limits.tiny)
+        small = (delta * inputs.amax(1, keepdim=True)).numpy() < grid.centre
+        places = np.flatnonzero(~small | vanishing)
+        small = (inputs * delta.amax(1, keepdim=True)).numpy() < grid.centre
+        columns = ~small | vanishing.any(1, keepdims=True)
+        most = max(int(np.count_nonzero(columns, axis=1).max()), 1)
+        if len(places) * most >= MOST * elements:
+            return None
+        chosen = torch.from_numpy(columns).byte().topk(most, dim=1, sorted=False).indices
+        return _Far(torch.from_numpy(places), chosen)
 
 
-def _signs(delta: Tensor, inputs: Tensor) -> Tensor:
-    """In how many samples both factors of an element are marked, ``[R, K]``."""
-    # As numbers, which have a fast product.
-    return delta.float().T @ inputs.float()
+@dataclass(frozen=True)
+class _Far:
+    """Rows of gradients, as places ``[n]`` in δ ``[N, R]``, and columns ``[N, k]`` by sample."""
+
+    places: Tensor
+    columns: Tensor
 
 
-def _pairs(delta: Tensor, inputs: Tensor) -> int:
-    """How many products have factors that are both marked, ``[N, R]`` and ``[N, K]``."""
-    return int(delta.sum(1) @ inputs.sum(1))
+@dataclass(frozen=True)
+class _Products:
+    """Elements ``[n, k]`` at ``rows`` ``[n]`` and ``columns`` ``[n, k]``.
+
+    ``signs`` are those of exact products: values may underflow.
+    """
+
+    values: Tensor
+    signs: Tensor
+    rows: Tensor
+    columns: Tensor
 
 
 def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
