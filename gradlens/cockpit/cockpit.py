@@ -32,7 +32,7 @@ from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forward_passes import ForwardPasses
 from gradlens.cockpit.run import Run
-from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, TrackedStep
+from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import IdleStep, Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
@@ -173,7 +173,6 @@ class Cockpit:
             sinks,
         )
         self._files = OwnFiles()
-        self._entry: Entry | None = None
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
@@ -279,7 +278,6 @@ class Cockpit:
         step = step_number(global_step)
         is_idle = False
         try:
-            self._note_missed_entry()
             if not (extensions or accumulating or debug):
                 is_idle = self._tracking.is_idle(step, info)
         except Exception as error:
@@ -297,14 +295,7 @@ class Cockpit:
         }
         with unseen():
             known = checked_info({} if info is None else info, given)
-        found = TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
-        self._entry = found.entry
-        return found
-
-    def _note_missed_entry(self) -> None:
-        entry, self._entry = self._entry, None
-        if entry is not None and not entry.is_entered:
-            self._run.note(entry.global_step, NOT_ENTERED)
+        return TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
 
     @contextmanager
     def forward(self, global_step: int) -> Iterator[None]:
@@ -439,8 +430,5 @@ class Cockpit:
 
     def close(self) -> None:
         """Record the last update, and close the run's file. The history can still be read."""
-        try:
-            self._note_missed_entry()
-        finally:
-            with unseen():
-                self._tracking.close()
+        with unseen():
+            self._tracking.close()

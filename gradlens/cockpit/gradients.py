@@ -17,7 +17,7 @@ from gradlens.observers.observer import Outcome, StepContext
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.assembly import BatchAssembly, Whole, need_gradients
 from gradlens.parts.part import BatchPart, Results, smaller
-from gradlens.quantities.step import REMOVED
+from gradlens.quantities.step import REMOVED, Step
 from gradlens.reductions import Reduction
 from gradlens.samples.planner import UNUSED
 
@@ -139,7 +139,7 @@ class StepGradients:
     def _frozen(self) -> tuple[str, ...]:
         return tuple(name for name, p in self._setting.parameters.items() if not p.requires_grad)
 
-    def outcome(self, error: BaseException | None) -> Outcome:
+    def outcome(self, error: BaseException | None, step: Step | None) -> Outcome:
         """What observers get of this backward pass, also if an ``error`` has come of it."""
         reducer = self.of_pass.reducer
         if self._own:
@@ -151,7 +151,7 @@ class StepGradients:
         if self._own:
             reasons = [failed[each] for each in self._own if each in failed]
             without = next(iter((*reasons, *self._missing().values())), "")
-        return Outcome(error, known, self.of_pass.batch.samples, without)
+        return Outcome(error, known, self.of_pass.batch.samples, without, step)
 
     def coverage(self, whole: BatchPart) -> Coverage:
         """Which parameters have per-sample gradients at this step."""

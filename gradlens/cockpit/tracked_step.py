@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -39,14 +40,6 @@ from gradlens.signals.recorded_calls import Made
 from gradlens.torch_private import uncompiled_backward
 
 
-@dataclass
-class Entry:
-    """Whether the context of a step was entered."""
-
-    global_step: int
-    is_entered: bool = False
-
-
 class TrackedStep:
     """One step's context, as ``Cockpit.__call__`` returns it.
 
@@ -64,12 +57,12 @@ class TrackedStep:
         accumulating: bool,
         debug: bool,
     ) -> None:
-        scale = GradientScale(info.get("scaler"), info.get("optimizer"))
         self._tracking = tracking
+        self._is_entered = False
+        scale = GradientScale(info.get("scaler"), info.get("optimizer"))
         self._context = StepContext(global_step, info, accumulating, scale)
         self._by_user = extensions
         self._debug = debug
-        self.entry = Entry(global_step)
         self._own: list[Reduction] = []
         self._is_tracked = False
         self._backpack: BackpackStep | None = None
@@ -79,7 +72,12 @@ class TrackedStep:
         self._start: Mapping[str, Tensor] | None = None
         self._step: Step | None = None
         self._add_up: Tensor | None = None
-        self._contexts = ExitStack()
+        self._contexts: ExitStack | None = None
+
+    def __del__(self) -> None:
+        """Say so if it was never entered."""
+        if not (self._is_entered or sys.is_finalizing()):
+            self._tracking.run.note(self._context.global_step, NOT_ENTERED)
 
     # On entering.
 
@@ -93,9 +91,9 @@ class TrackedStep:
     def _enter(self) -> None:
         tracking, step, info = self._tracking, self._context.global_step, self._context.info
         boundary, updates, assembly = tracking.boundary, tracking.updates, tracking.assembly
-        if self.entry.is_entered:
+        if self._is_entered:
             raise RuntimeError(ENTERED)
-        self.entry.is_entered = True
+        self._is_entered = True
         boundary.begin_step(step)
         self._values = StepValues(step, boundary)
         with boundary.contain("the beginning of a step", self._refuse_all):
@@ -233,7 +231,8 @@ class TrackedStep:
 
     def _abandon(self) -> None:
         """Undo what an exception of this context's own has left undone."""
-        self._contexts.close()
+        if self._contexts is not None:
+            self._contexts.close()
         self._tracking.assembly.interrupt()
         self._release()
 
@@ -241,25 +240,25 @@ class TrackedStep:
         tracking, boundary, context = self._tracking, self._tracking.boundary, self._context
         if tracking.budget is not None:
             tracking.budget.end_backward([each.name for each in self._values.active])
-        with boundary.contain("the end of a backward pass", self._refuse_all):
-            self._contexts.close()
+        if self._contexts is not None:
+            with boundary.contain("the end of a backward pass", self._refuse_all):
+                self._contexts.close()
         if error is not None:
             self._interrupt(error)
-        once = 0.0 if self._gradients is None else self._gradients.of_pass.planning_seconds
+        gradients = self._gradients
+        once = 0.0 if gradients is None else gradients.of_pass.planning_seconds
         try:
-            lacking = "" if self._backpack is None else self._backpack.lacking
-            if error is None and lacking:
-                tracking.run.note(context.global_step, lacking)
+            if error is None and self._backpack is not None and self._backpack.lacking:
+                tracking.run.note(context.global_step, self._backpack.lacking)
             if error is None and self._is_tracked:
                 self._finish()
             elif not context.accumulating:
                 tracking.assembly.drop()  # what an exception has left of an untracked step
         finally:
             with boundary.contain("the end of a step"):
-                outcome = Outcome(error)
-                if self._gradients is not None:
-                    outcome = self._gradients.outcome(error)
-                outcome = replace(outcome, step=self._step)
+                outcome = Outcome(error, step=self._step)
+                if gradients is not None:
+                    outcome = gradients.outcome(error, self._step)
                 boundary.tell(tracking.observers, lambda each: each.leave(context, outcome))
                 self._release()
                 tracking.end_step(context, outcome)

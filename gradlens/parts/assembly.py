@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -41,34 +41,11 @@ MEAN = "mean"
 """The key of the mean gradient among the results of parts."""
 
 
-@dataclass(frozen=True)
-class Remaining:
-    """Reductions that the values of parts don't give, by their keys.
-
-    ``merged`` are computed of each process's own samples, whose values are merged, and ``together``
-    of the samples of all processes. ``failed`` are the reasons why others can't be computed.
-    """
-
-    merged: Mapping[str, MergeableReduction]
-    together: Mapping[str, Reduction]
-    failed: Mapping[str, str]
-
-
-def remaining(
-    reductions: Mapping[str, Reduction], whole: BatchPart, max_bytes: int, processes: int
-) -> Remaining:
-    """What is to be computed; it is the same in all processes."""
-    done = {*whole.results.values, *whole.results.failed}
-    left = {key: each for key, each in reductions.items() if key not in done}
-    reasons = {k: _obstacle(each, whole, max_bytes, processes) for k, each in left.items()}
-    possible = {key: each for key, each in left.items() if not reasons[key]}
-    merged = {k: each for k, each in possible.items() if isinstance(each, MergeableReduction)}
-    together = {key: each for key, each in possible.items() if key not in merged}
-    return Remaining(merged, together, {key: reason for key, reason in reasons.items() if reason})
-
-
 def _obstacle(reduction: Reduction, whole: BatchPart, max_bytes: int, processes: int) -> str:
-    """The reason why a reduction can't be computed; empty if it can be."""
+    """The reason why a reduction can't be computed of what was kept; empty if it can be.
+
+    It is the same in all processes.
+    """
     why, known = TOGETHER, whole.are_kept
     if isinstance(reduction, ReductionAboutMean):
         if MEAN in whole.results.failed:
@@ -99,22 +76,14 @@ WEIGHTS = (
 )
 
 
-def _reduced(reduction: Reduction, gradients: ParameterGradients) -> Any:
-    return reduction.reduce(gradients)
-
-
 def second_phase(
     setting: Setting,
     whole: BatchPart,
     reductions: Mapping[str, Reduction],
     operators: Mapping[str, GradientOperator],
     contain: Contain,
-    value_of: Callable[[Reduction, ParameterGradients], Any] = _reduced,
 ) -> Results:
-    """Reductions of gradients that were kept until the ``whole`` batch is known.
-
-    ``value_of`` gives a reduction's value of a parameter.
-    """
+    """Reductions of gradients that were kept until the ``whole`` batch is known."""
     values: dict[str, dict[str, Any]] = {key: {} for key in reductions}
     failed: dict[str, str] = {}
 
@@ -134,10 +103,16 @@ def second_phase(
             continue
         gradients = ParameterGradients(name, parameter, operators[name], shared, buffer=buffer)
         with torch.no_grad():
-            for key in [key for key in reductions if key not in failed]:
-                work = f"{type(reductions[key]).__name__} of {name}"
+            for key, reduction in gathered.items():
+                work = f"{type(reduction).__name__} of {name}"
+                if key in failed:
+                    continue
                 with contain(work, partial(refuse, key=key)):
-                    values[key][name] = value_of(gathered[key], gradients)
+                    if isinstance(reduction, ReductionAboutMean):
+                        mean = whole.results.values[MEAN][name]
+                        values[key][name] = reduction.reduce_about(gradients, mean)
+                    else:
+                        values[key][name] = reduction.reduce(gradients)
     return Results(values, failed)
 
 
@@ -298,38 +273,36 @@ class BatchAssembly:
         operators, spreads = self._of_whole(own, kept, part)
         not_kept = "" if part.are_kept else _too_large(part, self._max_bytes, TOGETHER)
 
-        def own_value(reduction: Reduction, of_parameter: ParameterGradients) -> Any:
-            if not isinstance(reduction, ReductionAboutMean):
-                return _reduced(reduction, of_parameter)
-            return reduction.reduce_about(
-                of_parameter, part.results.values[MEAN][of_parameter.name]
-            )
-
-        left = remaining(by_key, part, self._max_bytes, self.processes.count)
-        found = [_of_whole(by_key, part), Results(failed=left.failed)]
+        results = _of_whole(by_key, part)
+        done, count = {*results.values, *results.failed}, self.processes.count
+        left = {key: each for key, each in by_key.items() if key not in done}
+        reasons = {k: _obstacle(each, part, self._max_bytes, count) for k, each in left.items()}
+        found = [results, Results(failed={key: why for key, why in reasons.items() if why})]
+        possible = {key: left[key] for key, why in reasons.items() if not why}
+        apart = {k: each for k, each in possible.items() if isinstance(each, MergeableReduction)}
+        together = {key: each for key, each in possible.items() if key not in apart}
         phase = partial(second_phase, self._setting, part, contain=contain)
-        if left.merged:
-            # Samples weigh the same from now on.
+        if apart:  # of each process's own samples, which weigh the same from now on
             size = own.samples or 0
             if kept.are_all:
-                results = phase(reductions=left.merged, operators=operators, value_of=own_value)
+                of_own = phase(reductions=apart, operators=operators)
             else:
                 mean = part.results.values[MEAN]
-                results = Results(
+                of_own = Results(
                     {
                         key: {
                             n: each.value_of_spread(s, mean[n], size, not_kept)
                             for n, s in spreads.items()
                         }
-                        for key, each in left.merged.items()
+                        for key, each in apart.items()
                         if isinstance(each, ReductionAboutMean)
                     }
                 )
-            mine = BatchPart(size, size, results=results)
-            found.append(self._exchanged(mine, left.merged).results)
-        if left.together:
+            mine = BatchPart(size, size, results=of_own)
+            found.append(self._exchanged(mine, apart).results)
+        if together:
             of_all = self.processes.joined_operators(operators)
-            found.append(phase(reductions=left.together, operators=of_all))
+            found.append(phase(reductions=together, operators=of_all))
         values = {by_key[k]: v for each in found for k, v in each.values.items() if k in by_key}
         failed = {by_key[k]: v for each in found for k, v in each.failed.items() if k in by_key}
         part = replace(part, weight=part.weight / self.processes.count)

@@ -417,7 +417,6 @@ NOT_SAVED = re.compile(
         (
             r"has_started$",  # of quantities without a state, which start at the next context
             r"\._ids",
-            r"cockpit\._entry",  # whether the last context was entered
             r"plans",  # found again
             r"\.history|\._file|has_recorded|is_continued",  # in the run's file
             r"\.boundary|\._boundary",  # the step of notes
