@@ -17,8 +17,8 @@ Schedule: TypeAlias = Callable[[int], bool]
 """Any callable from the global step to whether to track at this step."""
 
 KEPT_DECISIONS = 4
-"""Latest decisions that are kept: for the present step, the step before, and the two steps that may
-come next, for which schedules are called ahead of time."""
+"""Latest decisions that are kept: for the steps around the present one, since schedules are called
+ahead of time."""
 
 LARGEST_STEP = 2**62
 """Steps are stored as integers of 64 bits; rounding must not take a point beyond them."""

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,7 +71,7 @@ class ForwardPasses:
         self._budget = budget
         self._boundary = boundary
         self._run = run
-        self._past: deque[int] = deque(maxlen=3)
+        self._past: deque[int] = deque(maxlen=2)
         self._unfinished: int | None = None
         self._active: dict[int, tuple[Quantity, ...]] = {}
         if model is not None:  # from which the number of samples is read
@@ -108,8 +107,10 @@ class ForwardPasses:
 
     @property
     def next_steps(self) -> tuple[int, ...]:
-        """The steps that may come next; empty if that is unknown."""
-        return steps_after(self._past)
+        """The step that comes next, as far as is known: at the distance of the last two."""
+        if len(self._past) < 2 or self._past[0] >= self._past[1]:
+            return ()
+        return (2 * self._past[1] - self._past[0],)
 
     def begin_step(self, global_step: int) -> bool:
         """A step's context is entered; whether the last step has its number, or a larger one.
@@ -270,21 +271,6 @@ def _wanted(quantities: Iterable[Quantity]) -> Requests:
 
 def _needs_backward(quantity: Quantity) -> bool:
     return any(request.signal.needs_backward for request in quantity.layer_requests.values())
-
-
-def steps_after(past: Iterable[int]) -> tuple[int, ...]:
-    """The steps that may follow the last three; empty if that is unknown.
-
-    Steps follow each other as the last two did; where a step's number was repeated, it may be
-    repeated again.
-    """
-    steps = tuple(past)
-    gaps = [after - before for before, after in pairwise(steps)]
-    moves = [gap for gap in gaps if gap]
-    if not moves:
-        return ()
-    following = steps[-1] + moves[-1]
-    return (following,) if len(moves) == len(gaps) else (steps[-1], following)
 
 
 NOTHING_TO_RECORD = (
