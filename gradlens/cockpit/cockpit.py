@@ -301,9 +301,9 @@ class Cockpit:
     def forward(self, global_step: int) -> Iterator[None]:
         """A context for a step's forward pass, which says the number of the step.
 
-        Hooks on layers depend on the step. Without this context, the next step is assumed to have
-        the same distance from the last one as that from the one before. A step may have several
-        forward contexts. The backward pass needs its own context in any case.
+        Hooks on layers depend on the step. Without this context, the next step is assumed to come
+        at the distance of the last ones, if that was the same. A step may have several forward
+        contexts. The backward pass needs its own context in any case.
         """
         step = step_number(global_step)
         self._tracking.expect([step])

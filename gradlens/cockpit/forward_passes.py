@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ class ForwardPasses:
         self._budget = budget
         self._boundary = boundary
         self._run = run
-        self._past: deque[int] = deque(maxlen=2)
+        self._past: deque[int] = deque(maxlen=3)
         self._unfinished: int | None = None
         self._active: dict[int, tuple[Quantity, ...]] = {}
         if model is not None:  # from which the number of samples is read
@@ -107,10 +108,10 @@ class ForwardPasses:
 
     @property
     def next_steps(self) -> tuple[int, ...]:
-        """The step that comes next, as far as is known: at the distance of the last two."""
-        if len(self._past) < 2 or self._past[0] >= self._past[1]:
-            return ()
-        return (2 * self._past[1] - self._past[0],)
+        """The step that comes next, if the last ones follow each other at one distance."""
+        distances = {after - before for before, after in pairwise(self._past)}
+        is_known = len(distances) == 1 and 0 not in distances
+        return (self._past[-1] + distances.pop(),) if is_known else ()
 
     def begin_step(self, global_step: int) -> bool:
         """A step's context is entered; whether the last step has its number, or a larger one.

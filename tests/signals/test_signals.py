@@ -841,9 +841,10 @@ def test_a_table_may_end_with_the_training(model: nn.Sequential) -> None:
         ([5, 5], ()),
         ([0, 1], (2,)),
         ([0, 10, 20], (30,)),
-        ([0, 10, 11], (12,)),
+        ([0, 10, 11], ()),
         ([3, 4, 4], ()),
-        ([4, 4, 5], (6,)),
+        ([4, 4, 5], ()),
+        ([4, 5, 6, 7], (8,)),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*has had a context before")
