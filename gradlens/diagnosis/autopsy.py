@@ -102,12 +102,17 @@ def _of_broken(spike: Spike) -> Conclusion:
             "The loss is finite, and gradients have a NaN or an infinity: the backward pass has "
             f"made it, at {spike.place} or between there and the loss."
         )
+        if spike.hint:
+            text += f" Operations whose derivative may be infinite: {spike.hint}."
+        if not samples:
+            text += f" The sample isn't known: {spike.without_norms or 'all have one'}."
         return Conclusion("backward", "fact", text, samples, spike.place)
     place = f"first at {spike.place}" if spike.place else "in an operation that saves nothing"
+    term = f", in {spike.hint}" if spike.hint else ""
     whose = f", in {named}" if named else ""
     text = (
         f"The weights and the inputs are finite, and the forward pass has made a NaN or an "
-        f"infinity of them, {place}{whose}."
+        f"infinity of them, {place}{term}{whose}."
     )
     return Conclusion("forward", "fact", text, samples, spike.place)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.numbers import Truths, finite, largest, median, ratio
+from gradlens.diagnosis.numbers import NORMAL, Truths, finite, largest, median, ratio
 from gradlens.history.lines import Floats
 
 SETTLING = 5
@@ -31,10 +31,8 @@ LARGE_UPDATE = 0.03
 
 
 def rise(evidence: Evidence) -> float:
-    """The loss over that at the start, exceeded by three steps; ∞ if it ends as no number."""
-    if evidence.ends_badly:
-        return math.inf
-    found = np.sort(finite(evidence.loss.values[SETTLING:]))
+    """The loss over that at the start, exceeded by three steps; NaN if it isn't known."""
+    found = np.sort(finite(evidence.level[SETTLING:]))
     return float(found[-PERSISTENT]) / evidence.start if len(found) >= PERSISTENT else math.nan
 
 
@@ -65,12 +63,24 @@ def is_high(evidence: Evidence) -> bool:
     )
 
 
+def noise(values: Floats) -> float:
+    """How far neighbouring values are apart: a robust standard deviation of their logarithms.
+
+    0 if there are none. That of a loss says how much those of two batches differ.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = median(np.abs(np.diff(np.log(values))))
+    return NORMAL * found / math.sqrt(2) if math.isfinite(found) else 0.0
+
+
 # Jumps -----------------------------------------------------------------------------------------
 
 WINDOW = 12
 """Steps before a jump that it is compared with."""
 DEVIATIONS = 9.0
 """A jump is so many median absolute deviations above the median of the steps before."""
+SPREADS = 5.0
+"""And so many robust standard deviations of the logarithm of the loss of two batches."""
 OVER_CHANCE = 1.5
 """A jump is to so many times the loss by chance, which healthy runs don't come back to."""
 TWICE = 2.0
@@ -118,14 +128,15 @@ def jumps_of_one_sample(evidence: Evidence) -> tuple[Jump, ...]:
 
 
 def _jumps_among(evidence: Evidence, holds: Truths) -> tuple[Jump, ...]:
-    values, places = evidence.loss.values, np.flatnonzero(holds)
+    values, places = evidence.loss.values, np.flatnonzero(holds & evidence.loss.finite)
     if not places.size or len(places) > max(MOST_JUMPS * len(values), 1):
         return ()
+    factor = math.exp(SPREADS * noise(values))
     return tuple(
         Jump(place, int(evidence.loss.steps[place]), values[place] / evidence.start,
              largest_share(evidence, place))
         for place in map(int, places)
-        if _is_jump(values, place)
+        if _is_jump(values, place, factor)
     )  # fmt: skip
 
 
@@ -139,7 +150,7 @@ def _of_most_samples(evidence: Evidence) -> Truths:
     return found
 
 
-def _is_jump(values: Floats, place: int) -> bool:
+def _is_jump(values: Floats, place: int, factor: float) -> bool:
     before, after = values[max(place - WINDOW, 0) : place], finite(values[place + 1 :][:WINDOW])
     if len(before) < WINDOW:
         return False
@@ -148,7 +159,8 @@ def _is_jump(values: Floats, place: int) -> bool:
     height = values[place] - middle
     is_sudden = largest(before[-JUST_BEFORE:]) < middle + SUDDEN * height
     comes_back = not after.size or float(after.min()) < middle + height / 2
-    return is_sudden and comes_back and bool(height > DEVIATIONS * deviation)
+    least = max(DEVIATIONS * deviation, (factor - 1) * middle)
+    return is_sudden and comes_back and bool(height > least)
 
 
 SMALLEST = 8

@@ -53,6 +53,10 @@ LATE = 0.75
 SUMMED = 2.0
 """Times log C: a loss that never comes below is taken for a sum over several labels."""
 
+ENOUGH_SAMPLES, FEWEST_LEVELS = 32, 4
+"""The mean loss of so many samples has a standard deviation of a quarter, of squared errors;
+but a run has so many separate means at least."""
+
 FIRST_STEPS = 5
 """A median over so many steps doesn't depend on one or two of them."""
 
@@ -219,8 +223,11 @@ class Evidence:
     def start(self) -> float:
         """The loss that rises are compared with: the first one, or chance if that is more.
 
-        NaN if neither is known, or is positive.
+        NaN if neither is known, or is positive; or if others train parameters behind the loss,
+        such as an adversary's, which may make it rise.
         """
+        if self.has_adversary:
+            return math.nan
         known = [each for each in (self.first_loss, self.chance) if each > 0]
         return max(known) if known else math.nan
 
@@ -252,6 +259,8 @@ class Evidence:
         That is chance, or the first loss if chance isn't known; single batches vary.
         """
         reference = self.chance if math.isfinite(self.chance) else self.first_loss
+        if self.has_adversary:
+            return math.nan
         return self.late_loss / reference if reference > 0 else math.nan
 
     @cached_property
@@ -264,6 +273,17 @@ class Evidence:
         """Whether a sample had a NaN or infinite input."""
         return bool((self.column("bad_rows") > 0).any())
 
+    @cached_property
+    def has_adversary(self) -> bool:
+        """Whether others train weights behind the loss, as a discriminator's: they change."""
+        count, new, same = self.by_name("strangers").matrix(("all", "new", "same"))
+        return bool((count > np.nan_to_num(new) + np.nan_to_num(same)).any())
+
+    @cached_property
+    def is_origin_known(self) -> bool:
+        """Whether it is known where the first number came from that isn't finite."""
+        return self.has_bad_rows or any(not s.is_finite for s in self.history.spikes.values())
+
     def is_late(self, steps: NDArray[np.generic]) -> NDArray[np.bool_]:
         """Which steps are in the last quarter of those."""
         if not len(steps):
@@ -271,14 +291,30 @@ class Evidence:
         found: NDArray[np.bool_] = steps >= steps[0] + LATE * (steps[-1] - steps[0])
         return found
 
+    @cached_property
+    def level(self) -> Floats:
+        """The loss, averaged over as many of the latest steps as it takes for enough samples.
+
+        That of a few samples varies by half. Where a loss isn't finite, it isn't either.
+        """
+        samples = self.typical("samples")
+        width = math.ceil(ENOUGH_SAMPLES / samples) if samples >= 1 else 1
+        width = max(1, min(width, len(self.loss.values) // FEWEST_LEVELS))
+        known = self.loss.finite
+        sums, counts = (
+            np.convolve(each, np.ones(width))[: len(known)]
+            for each in (np.where(known, self.loss.values, 0.0), known)
+        )
+        return np.where(known, ratio(sums, counts), np.nan)
+
     def first_rise(self, low: float, high: float) -> int | None:
         """The first step of the rise that leads above ``high`` times the loss at the start.
 
         The rise is of steps above ``low`` times that loss. What isn't finite is above both.
         """
         with np.errstate(invalid="ignore"):
-            is_low = self.loss.finite & ~(self.loss.values > low * self.start)
-            place = first((self.loss.values > high * self.start) | ~self.loss.finite)
+            is_low = self.loss.finite & ~(self.level > low * self.start)
+            place = first((self.level > high * self.start) | ~self.loss.finite)
         if place is None:
             return None
         before = np.flatnonzero(is_low[:place])

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gradlens.diagnosis.diagnose import ordered
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.rule import Rule
 from gradlens.diagnosis.rules import RULES
-from gradlens.history.finding import Finding
+from gradlens.history.finding import Certainty, Finding
 from gradlens.history.history import History
 from gradlens.messages import GradlensWarning
 
 GROWTH, FEWEST = 1.1, 8
 """A run is diagnosed again when it has 10 % more steps, and at least 8 more: the rules' work per
 step stays the same however long it is."""
+WAITS: Mapping[Certainty, float] = {"fact": 1.0, "very likely": GROWTH, "consistent with": 1.5}
+"""Times as many steps as a run had when something was first found, and is found still, when it is
+told: what a run grows out of, such as a late start, isn't."""
 
 
 class LiveDiagnosis:
@@ -30,23 +33,41 @@ class LiveDiagnosis:
         self._steps = 0
         self._due = FEWEST
         self._known = {part for each in history.facts.findings for part in _parts(each)}
+        self._since: dict[str, int] = {}
+        """The steps of the run when a fault that is found still was first found."""
+        self._spikes = len(history.spikes)
 
     def after_step(self) -> list[Finding]:
-        """Called after each step; what is new, mostly nothing."""
+        """Called after each step; what is new, mostly nothing.
+
+        A number that isn't finite is told of at once.
+        """
         self._steps += 1
-        if self._steps < self._due:
+        spikes = [*self._history.spikes.values()][self._spikes :]
+        self._spikes += len(spikes)
+        if self._steps < self._due and all(each.is_finite for each in spikes):
             return []
         self._due = max(self._steps + FEWEST, int(GROWTH * self._steps))
-        return self.now()
+        return self._told([each for each in self._new() if self._is_settled(each)])
 
     def now(self) -> list[Finding]:
         """What is new, as at the end of a run."""
+        return self._told(self._new())
+
+    def _told(self, findings: list[Finding]) -> list[Finding]:
+        for finding in findings:
+            self._known |= _parts(finding)
+        return findings
+
+    def _is_settled(self, finding: Finding) -> bool:
+        return self._steps >= WAITS[finding.certainty] * self._since[finding.fault]
+
+    def _new(self) -> list[Finding]:
         evidence = Evidence(self._history)
         found = [each for rule in [*self._rules] for each in self._findings(rule, evidence)]
-        new = [each for each in ordered(found, self._rules) if not self._known >= _parts(each)]
-        for finding in new:
-            self._known |= _parts(finding)
-        return new
+        faults = {each.fault for each in found}
+        self._since = {fault: self._since.get(fault, self._steps) for fault in faults}
+        return [each for each in ordered(found, self._rules) if not self._known >= _parts(each)]
 
     def _findings(self, rule: Rule, evidence: Evidence) -> tuple[Finding, ...]:
         """What a rule finds; one that fails is left out from then on, and training goes on."""

@@ -48,6 +48,11 @@ CHANCE = Need(
     "a cross-entropy or squared error, which is passed to the context: cockpit(step, loss=loss)",
     lambda evidence: bool(np.isfinite(evidence.chance)),
 )
+COVERAGE = Need(
+    "a quantity of per-sample gradients, as in configuration('economy')",
+    lambda evidence: evidence.history.latest("coverage") is not None,
+)
+OUTPUTS = column("output_std", "the outputs that a loss such as a cross-entropy was called with")
 LABELS = Need(
     "a cross-entropy, which is passed to the context: cockpit(step, loss=loss)",
     lambda evidence: bool(evidence.labels.size) or bool(evidence.by_name("dense_labels")),
@@ -63,6 +68,10 @@ ROWS = column("row_rms_max", "the model's inputs, which the facts of a run have"
 BAD_ROWS = column("bad_rows", "the model's inputs, which the facts of a run have")
 UPDATES = column("updates", "the optimizer, passed to the context: cockpit(step, optimizer=...)")
 RATES = column("lr", "the optimizer, passed to the context: cockpit(step, optimizer=...)")
+STEPS_OF_WEIGHTS = Need(
+    "the weights at several steps, which the facts of a run have",
+    lambda evidence: len(evidence.by_name("weight_rms").steps) > 1,
+)
 STALE = column("stale", "the gradients at each step, which the facts of a run have")
 AT_STEP = column(
     "grad_norm_at_step", "the optimizer, passed to the context: cockpit(step, optimizer=...)"

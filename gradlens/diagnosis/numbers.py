@@ -9,6 +9,9 @@ from gradlens.history.lines import Floats
 
 Truths = NDArray[np.bool_]
 
+NORMAL = 1.4826
+"""Standard deviations of a normal distribution over its median absolute deviation."""
+
 
 def finite(values: ArrayLike) -> Floats:
     """Those that are neither NaN nor infinite."""

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradlens.diagnosis.numbers import NORMAL
 from gradlens.history.samples import Samples
 from gradlens.history.spikes import SampleId
-
-NORMAL = 1.4826
-"""Standard deviations of a normal distribution over its median absolute deviation."""
 
 
 @dataclass(frozen=True)

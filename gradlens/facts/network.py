@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,17 @@ from gradlens.facts.parameters import groups
 from gradlens.facts.rows import Rows
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF, called, kind_of
+from gradlens.graph.kinds import LEAF, Node, called, kind_of
 from gradlens.graph.loss import Loss
 from gradlens.history.setup import Layer, Setup
-from gradlens.torch_private import ChannelNorm, output_metadata, saved_by_name, saved_where_they_are
+from gradlens.torch_private import (
+    ChannelNorm,
+    output_metadata,
+    saved,
+    saved_by_name,
+    saved_where_they_are,
+    signed,
+)
 
 WITHIN = 64
 """Nodes of a loss function that are looked at, at most, from the loss on."""
@@ -172,7 +180,7 @@ class Network:
         """
         if loss.function is None:
             return False
-        number = self._graph.nodes.index(loss.function)
+        number = self._number(loss.function)
         below = self._graph.below([number]) - {number}
         kinds = (self._kinds[n] for n in below if self._graph.kinds[n] != LEAF)
         others = (kind for kind in kinds if not (kind.is_affine or kind.is_linear))
@@ -224,6 +232,57 @@ class Network:
         tensors = dict(saved_by_name(self._graph.nodes[number]))
         other = tensors.get("other" if is_first else "self")
         return other is not None and other.numel() == samples
+
+    def is_over_samples(self, samples: int) -> bool:
+        """Whether a softmax in front of the loss is over the samples ``[N, C]`` of a batch."""
+        shapes = ((axis, shape) for _, axis, shape in self._softmaxes_of_loss())
+        return any(
+            axis == 0 and len(shape) == 2 and shape[0] == samples != shape[1]
+            for axis, shape in shapes
+        )
+
+    @property
+    def of_one(self) -> str:
+        """What has one element alone to make probabilities of, or to normalise; usually empty."""
+        for number, axis, shape in self._softmaxes_of_loss():
+            if shape and shape[axis] == 1:
+                return called(self._graph.kinds[number])
+        for number, kind in enumerate(self._graph.kinds):
+            if kind.startswith("NativeLayerNorm"):
+                shape = saved(self._graph.nodes[number], "normalized_shape", ())
+                if shape and math.prod(shape) == 1:
+                    return next(iter(map(layer_of, self._weights.get(number, ()))), "layer_norm")
+        return ""
+
+    def _softmaxes_of_loss(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Nodes of a softmax between the loss and the last layers, each with its axis and shape."""
+        for number in self._of_loss():
+            if called(self._graph.kinds[number]) in ("softmax", "log_softmax"):
+                shape = self._graph.shape((number, 0))
+                axis = signed(saved(self._graph.nodes[number], "dim"))
+                yield number, axis % max(len(shape), 1), shape
+
+    def is_bootstrapped(self, loss: Loss) -> bool:
+        """Whether a target that needs a gradient adds a constant to the network's own prediction.
+
+        So does that of a value function, which is a reward and the value of the next state.
+        """
+        if loss.function is None or not self._kinds[self._number(loss.function)].is_difference:
+            return False
+        edges = self._graph.children[self._number(loss.function)]
+        if len(edges) < 2 or edges[1] is None:
+            return False
+        number: int | None = edges[1][0]
+        for _ in range(NEARBY):
+            if number is None or self._kinds[number].is_affine:
+                return False
+            if self._graph.kinds[number].startswith("Add") and None in self._graph.children[number]:
+                return True
+            number = next(self._data_of(number), None)
+        return False
+
+    def _number(self, node: Node) -> int:
+        return self._graph.nodes.index(node)
 
     def _of_loss(self) -> Iterator[int]:
         """The nodes between the loss and the network's last layers."""
@@ -356,6 +415,9 @@ def setup_of(
         activations={each.layer: each.kind for each in network.activations},
         order=network.order,
         transformed=network.transformed,
+        over_samples=network.is_over_samples(loss.samples),
+        of_one=network.of_one,
+        bootstrapped=network.is_bootstrapped(loss),
         before_loss=network.before_loss,
         target_trained=loss.target_needs_gradient,
         unregistered=() if model is None else holders_of(network.strangers, model),

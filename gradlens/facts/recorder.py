@@ -24,13 +24,13 @@ from gradlens.facts.parameters import (
     unscaled_norm,
     update_numbers,
 )
-from gradlens.facts.rows import Rows, dense_labels, loss_rows, rows_of
+from gradlens.facts.rows import Rows, dense_labels, loss_rows, output_columns, rows_of
 from gradlens.facts.step_facts import StepFacts, columns
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Loss, read_loss
-from gradlens.graph.model_calls import ModelCall, latest_call
+from gradlens.graph.model_calls import ModelCall, calls_behind, latest_call
 from gradlens.history.facts import Rows as RowsOfFacts
 from gradlens.history.facts import TableName
 from gradlens.observers.autopsy import learning_rate
@@ -76,6 +76,8 @@ class FactRecorder(Observer):
         self._goes_on = False
         self._call: Callable[[], ModelCall | None] = lambda: None
         """The call of the model whose inputs were read last, which isn't kept alive."""
+        self._calls = 1
+        """How many calls of the model there are behind a loss: the first has the batch's inputs."""
         self._steps = 0
         self._before: dict[str, Tensor] = {}
 
@@ -92,13 +94,18 @@ class FactRecorder(Observer):
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
             self._present = StepFacts(step, of_layers={} if is_layer_step else None)
             self._steps += 1
-        call = latest_call(self._setting.model)
+        given = info.get("loss")
+        graph = None
+        is_first = self._present.of_layers is not None and not self._goes_on
+        if is_first and given is not None and given.grad_fn is not None:
+            graph = Graph(given)
+            self._calls = max(len(calls_behind(graph, self._setting.model)), 1)
+        call = latest_call(self._setting.model, self._calls)
         if call is not None and call is not self._call():
             self._call = weakref.ref(call)
             rows = rows_of(call)
             self._present.rows += [] if rows is None else [rows]
         self._present.ids += info.get("ids", ())
-        given = info.get("loss")
         loss = None
         if given is not None and given.grad_fn is not None:
             loss = read_loss(given, _samples(self._present.rows, info), loss_scale(info))
@@ -107,8 +114,10 @@ class FactRecorder(Observer):
         if optimizer is not None:
             self._present.numbers["lr"] = learning_rate(optimizer)
             self._present.numbers["stateless"] = float(not optimizer.state)
-        if self._present.of_layers is not None and not self._goes_on:
-            self._read_network(self._present, loss, info)
+        if is_first and loss is not None:
+            self._present.numbers |= output_columns(loss)
+        if is_first:
+            self._read_network(self._present, graph, loss, info)
 
     def skip(self) -> None:
         """The last update is over."""
@@ -126,12 +135,15 @@ class FactRecorder(Observer):
         if found.variance is not None:
             facts.numbers["target_variance"] = found.variance
 
-    def _read_network(self, facts: StepFacts, loss: Loss | None, info: Mapping[str, Any]) -> None:
-        graph = None if loss is None else (Network(Graph(loss.value), self._setting.names), loss)
-        setup = setup_of(self._setting, info, graph, facts.rows)
-        if graph is not None:
-            strangers = self._strangers.numbers(graph[0].strangers)
-            facts.of_layers = activation_shares(graph[0]) | strangers | dense_labels(graph[1])
+    def _read_network(
+        self, facts: StepFacts, graph: Graph | None, loss: Loss | None, info: Mapping[str, Any]
+    ) -> None:
+        network = None
+        if graph is not None and loss is not None:
+            network = Network(graph, self._setting.names), loss
+            strangers = self._strangers.numbers(network[0].strangers)
+            facts.of_layers = activation_shares(network[0]) | strangers | dense_labels(network[1])
+        setup = setup_of(self._setting, info, network, facts.rows)
         self._run.take_in(facts.step, "setup", setup)
         if setup.groups and not any(name for group in setup.groups for name in group.parameters):
             self._run.note(facts.step, OTHER_OPTIMIZER)

@@ -24,9 +24,10 @@ Floats = NDArray[np.float64]
 
 
 class RowNumbers(NamedTuple):
-    """The norm of each row ``[N]``, its mean and a hash ``[N, 2]``, and the norm of the mean row.
+    """The norm of each row ``[N]``, half its mean and a hash ``[N, 2]``, and the mean row's norm.
 
-    Rows with the same elements have the same hash, up to rounding.
+    Rows with the same elements have the same hash, up to rounding. Half the mean of finite elements
+    is finite, however large they are.
     """
 
     norms: Tensor
@@ -65,22 +66,25 @@ def rows_of(call: ModelCall) -> Rows | None:
 
 def row_numbers(rows: Tensor) -> RowNumbers:
     """The numbers of the rows of a tensor."""
-    flat = rows.detach().reshape(len(rows), -1).float()
+    flat = rows.detach().reshape(len(rows), -1)
+    flat = flat if flat.dtype == torch.float64 else flat.float()
+    # Squares of numbers such as 1e20, which data sets are filled with, overflow in float32.
+    dtype = None if flat.device.type == "mps" else torch.float64
     return RowNumbers(
-        torch.linalg.vector_norm(flat, dim=1),
-        flat @ _weights(flat.shape[1], flat.device),
-        torch.linalg.vector_norm(flat.mean(0)),
+        torch.linalg.vector_norm(flat, dim=1, dtype=dtype),
+        flat @ _weights(flat.shape[1], flat.device).to(flat.dtype),
+        torch.linalg.vector_norm(flat.mean(0), dtype=dtype),
     )
 
 
 @cache
 def _weights(elements: int, device: torch.device) -> Tensor:
-    """``[F, 2]``: those of the mean, and numbers without a pattern."""
+    """``[F, 2]``: those of half the mean, and numbers without a pattern."""
     with torch.inference_mode(False):
         places = torch.arange(elements, dtype=torch.float64, device="cpu")
         # The fractions of a fast sine, as in hash functions of shaders.
         mixed = torch.frac(torch.sin(12.9898 * (places + 1)) * 43758.5453)
-        mean = torch.full((elements,), 1 / elements, dtype=torch.float64, device="cpu")
+        mean = torch.full((elements,), 0.5 / elements, dtype=torch.float64, device="cpu")
         return on_device(torch.stack([mean, mixed / math.sqrt(elements)], 1).float(), device)
 
 
@@ -100,9 +104,9 @@ def batch_columns(numbers: Floats, elements: int) -> dict[str, Floats]:
 
     A batch with rows that aren't finite has NaN in the other columns.
     """
-    norms, means, hashes, centres = np.moveaxis(numbers, 1, 0)
+    norms, halves, hashes, centres = np.moveaxis(numbers, 1, 0)
     steps, rows = norms.shape
-    finite = np.isfinite(norms)
+    finite, means = np.isfinite(halves), 2 * halves
     whole = finite.all(axis=1)
     bad_row = np.where(whole, np.nan, finite.argmin(axis=1))
     counts = {
@@ -228,6 +232,18 @@ def _classes(outputs: Tensor, of: str) -> int:
     return 2 if of == "probabilities" else 0
 
 
+@torch.no_grad()
+def output_columns(loss: Loss) -> dict[str, Tensor]:
+    """Columns of the steps' table, of what a loss function has compared with its targets.
+
+    ``output_std`` is the standard deviation of the outputs over the rows.
+    """
+    outputs = loss.outputs
+    if outputs is None or not outputs.dim() or len(outputs) < 2 or outputs.is_complex():
+        return {}
+    return {"output_std": accumulable(outputs).var(0, correction=0).mean().sqrt()}
+
+
 def known_rows(losses: Floats, labels: Floats, ignored: int | None) -> tuple[Floats, Floats]:
     """The same with NaN as the loss of ignored rows, and −1 as their label."""
     if ignored is None or len(losses) != len(labels):
@@ -258,8 +274,10 @@ def label_columns(counts: NDArray[np.int64]) -> dict[str, Floats]:
     """Columns of the steps' table, from how often each class is a label ``[K, C]``."""
     sums = counts.sum(axis=1, keepdims=True)
     shares = counts / np.maximum(sums, 1)
+    means = shares @ np.arange(counts.shape[1])
     entropies = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1)
-    return {"label_entropy": np.where(sums[:, 0] > 0, entropies, np.nan)}
+    found = {"label_entropy": entropies, "label_mean": means}
+    return {name: np.where(sums[:, 0] > 0, each, np.nan) for name, each in found.items()}
 
 
 def counts_of(labels: Floats) -> NDArray[np.int64]:

@@ -495,7 +495,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("BinaryCrossEntropyWithLogits LogSigmoid LogSoftmax", {"takes_scores": True}),
     (
         "AdaptiveAvgPool2D AdaptiveAvgPool3D AvgPool2D AvgPool3D LogSigmoid MaxPool2D "
-        "MaxPool2DWithIndices MaxPool3DWithIndices Mean NativeDropout",
+        "MaxPool2DWithIndices MaxPool3DWithIndices Mean NativeDropout Neg",
         {"stays_finite": True},
     ),
     ("Log", {"is_logarithm": True}),

@@ -98,6 +98,11 @@ class Loss:
         """What the loss function compares the outputs with."""
         return None if self.function is None else saved(self.function, "target").detach()
 
+    @cached_property
+    def outputs(self) -> Tensor | None:
+        """What the loss function compares the targets with."""
+        return None if self.function is None else saved(self.function, "self").detach()
+
     @property
     def target_needs_gradient(self) -> bool:
         """Whether the loss function's target is computed from parameters, too."""

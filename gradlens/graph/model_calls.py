@@ -254,10 +254,13 @@ def _hook_of(model: nn.Module | None) -> ModelCalls | None:
     return next((hook for hook in hooks if isinstance(hook, ModelCalls)), None)
 
 
-def latest_call(model: nn.Module | None) -> ModelCall | None:
-    """The latest call of a model as a whole, if its calls are kept and there was one."""
+def latest_call(model: nn.Module | None, back: int = 1) -> ModelCall | None:
+    """The latest call of a model as a whole, if its calls are kept and there was one.
+
+    With ``back``, it is the first of so many latest calls.
+    """
     hook = _hook_of(model)
-    return hook.whole[-1] if hook is not None and hook.whole else None
+    return hook.whole[-back] if hook is not None and len(hook.whole) >= back else None
 
 
 def keep_outputs(model: nn.Module | None, user: Hashable, needed: bool) -> None:

@@ -58,5 +58,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """What was found, where, and what to do."""
+        """What was found, where, and what to do, which may be to mend its cause."""
+        if self.explained_by:
+            return f"{self.headline}. This follows from {self.explained_by}."
         return f"{self.headline}. {self.advice}".strip()

@@ -49,10 +49,12 @@ class Spike:
 
     Of the losses before, ``median`` and ``deviation`` are the median and the median absolute
     deviation, and ``start`` is the median at the start of the run. ``part`` is the number of the
-    micro-batch, and ``samples`` is N; 0 if it isn't known. ``suspects`` are the samples with the
-    largest ‖gₙ‖², or whose numbers aren't finite, and ``without_norms`` is the reason why there are
-    no norms. ``layers`` gives Σₙ‖gₙ‖² by layer, and ``layers_before`` its median at the last
-    tracked steps. ``place`` is the first layer or operation with a number that isn't finite.
+    micro-batch from one on, 0 where a step has one alone, and ``samples`` is N; 0 if it isn't
+    known. ``suspects`` are the samples with the largest ‖gₙ‖², or whose numbers aren't finite, and
+    ``without_norms`` is the reason why there are no norms. ``place`` is the first layer or
+    operation with a number that isn't finite; ``hint`` is the term of the loss that it is in, or
+    the operations that may have made it in the backward pass. ``layers`` gives Σₙ‖gₙ‖² by layer,
+    and ``layers_before`` its median at the last tracked steps.
     ``rate`` is the largest learning rate, and ``rate_before`` its median at the steps before.
     ``sharpness`` is the largest eigenvalue of the Hessian that was recorded last, at
     ``sharpness_step``, and ``threshold`` what it must stay below. ``back`` is the number of steps
@@ -65,6 +67,7 @@ class Spike:
     start: float = math.nan
     origin: Origin = "jump"
     place: str = ""
+    hint: str = ""
     part: Count = 0
     samples: Count = 0
     suspects: tuple[Suspect, ...] = ()

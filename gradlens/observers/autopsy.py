@@ -20,7 +20,14 @@ from gradlens.graph.loss import read_loss
 from gradlens.graph.model_calls import calls_behind
 from gradlens.history.history import History
 from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
-from gradlens.observers.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
+from gradlens.observers.not_finite import (
+    bad_gradients,
+    bad_parameters,
+    bad_rows,
+    first_place,
+    steep_places,
+    term_of,
+)
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
 from gradlens.observers.spike_trigger import Jump, SpikeTrigger
 from gradlens.reductions import Deviations, SquaredNorms
@@ -30,6 +37,8 @@ SUSPECTS = 4
 """Samples that are named at most."""
 TRACKED = 8
 """Latest tracked steps whose median a layer's Σₙ‖gₙ‖² is compared with."""
+STEEP = 3
+"""Operations that may have made a NaN in the backward pass, of which no more are named."""
 RATES = 12
 """Latest learning rates whose median the present one is compared with."""
 
@@ -56,7 +65,9 @@ class Autopsies(Observer):
         self._front = _smallest_in_front(setting.parameters)
         self._step: int | None = None
         self._part = 0
-        """The number of the micro-batch in its step."""
+        """The number of the micro-batch in its step, from one on."""
+        self._before: Tensor | None = None
+        """The sum of the gradient in front that the backward pass adds to."""
         self._jump: Jump | None = None
         self._evidence = Evidence()
         self.measures = (self._sum_in_front,)
@@ -64,8 +75,9 @@ class Autopsies(Observer):
     def enter(self, context: StepContext) -> None:
         """Read the loss; if it has jumped, look at the graph while it is whole."""
         self._jump, self.reductions = None, ()
-        self._part = self._part + 1 if context.global_step == self._step else 0
+        self._part = self._part + 1 if context.global_step == self._step else 1
         self._step = context.global_step
+        self._before = self._sum_in_front(None)
         passed: Tensor | None = context.info.get("loss")
         if passed is None:
             return
@@ -92,7 +104,7 @@ class Autopsies(Observer):
         if outcome.error is not None and not isinstance(outcome.error, Exception):
             return  # an interrupt
         if self._jump is not None:
-            self._add(context.global_step, self._spike(self._jump, context.info, outcome))
+            self._add(context.global_step, self._spike(self._jump, context, outcome))
             return
         self._look_at_gradient(context, outcome)
         found = next((each for r in _OF_NORMS if (each := outcome.values.get(r))), None)
@@ -100,12 +112,19 @@ class Autopsies(Observer):
             self._tracked.append(found)
 
     def _add(self, global_step: int, spike: Spike) -> None:
-        self._latest = (global_step, spike)
-        self._records.take_in(global_step, "spike", spike)
+        """Record it; of several micro-batches of a step, the first culprit stays.
 
-    def _spike(self, jump: Jump, info: Mapping[str, Any], outcome: Outcome) -> Spike:
+        One with a number that isn't finite is worse than one whose loss has jumped.
+        """
+        known = self._records.history.spikes.get(global_step)
+        is_worse = known is not None and known.is_finite and not spike.is_finite
+        if known is None or known.part == spike.part or is_worse:
+            self._latest = (global_step, spike)
+            self._records.take_in(global_step, "spike", spike)
+
+    def _spike(self, jump: Jump, context: StepContext, outcome: Outcome) -> Spike:
         """What was found, after the backward pass."""
-        evidence, is_finite = self._evidence, math.isfinite(jump.loss)
+        evidence, is_finite, info = self._evidence, math.isfinite(jump.loss), context.info
         found = outcome.values.get(SquaredNorms(), {}) if is_finite else {}
         norms = {name: squared_norms(value) for name, value in found.items()}
         total = torch.stack([*norms.values()]).sum(0) if norms else None
@@ -118,7 +137,7 @@ class Autopsies(Observer):
             jump.median,
             jump.deviation,
             jump.start,
-            part=self._part,
+            part=self._part if self._part > 1 or context.accumulating else 0,
             samples=samples,
             suspects=evidence.suspects(total, samples, info.get("ids")),
             without_norms="" if norms else why if is_finite else NOT_FINITE,
@@ -126,6 +145,7 @@ class Autopsies(Observer):
             layers_before=self._layers_before(),
             origin=evidence.origin or ("jump" if is_finite else "forward"),
             place=evidence.place,
+            hint=evidence.hint,
             rate_before=median(self._rates) if self._rates else math.nan,
             **_rates(info, self._records.history),
         )
@@ -140,7 +160,8 @@ class Autopsies(Observer):
     def _look_at_gradient(self, context: StepContext, outcome: Outcome) -> None:
         """Look at one gradient, in which those of all layers meet.
 
-        A gradient scaler's steps have infinite ones, which it leaves out.
+        A gradient scaler's steps have infinite ones, which it leaves out. What an earlier
+        micro-batch, or a step that was skipped, has left in it isn't this pass's.
         """
         info, step = context.info, outcome.step
         total = self._sum_in_front(step) if step is None else step.measured(self._sum_in_front)
@@ -150,12 +171,15 @@ class Autopsies(Observer):
         was_finite, self._gradient_was_finite = self._gradient_was_finite, is_finite
         if is_finite or not was_finite or info.get("scaler") is not None or "loss" not in info:
             return
+        if self._before is not None and not math.isfinite(abs(self._before.item())):
+            return
         loss = info["loss"].item() / loss_scale(info)
         bad = bad_gradients(self._setting.parameters) if math.isfinite(loss) else []
         if bad:
             self._trigger.expect_not_finite()
-            self._evidence = Evidence(origin="backward", place=layer_of(bad[-1]))
-            self._add(context.global_step, self._spike(Jump(loss), info, outcome))
+            hint = ", ".join(steep_places(Graph(info["loss"]), self._setting.names)[:STEEP])
+            self._evidence = Evidence(origin="backward", place=layer_of(bad[-1]), hint=hint)
+            self._add(context.global_step, self._spike(Jump(loss), context, outcome))
 
     def _layers_before(self) -> dict[str, float]:
         """The median over the latest tracked steps of each layer's Σₙ‖gₙ‖²."""
@@ -188,7 +212,7 @@ class Evidence:
 
     ``losses``, ``inputs`` and ``targets`` are by row: ℓₙ, and the root mean squares of the input's
     and of real targets. ``bad`` are the rows that aren't finite where ``origin`` says, at the layer
-    ``place``; ``origin`` is empty if the loss is finite.
+    ``place``; ``origin`` is empty if the loss is finite. ``hint`` is that of ``Spike``.
     """
 
     losses: Tensor | None = None
@@ -197,6 +221,7 @@ class Evidence:
     bad: Tensor | None = None
     origin: Origin | None = None
     place: str = ""
+    hint: str = ""
 
     @property
     def samples(self) -> int:
@@ -281,8 +306,10 @@ def _evidence(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> Evi
     bad = place.bad if place is not None else None
     if bad is None and found.losses is not None:
         bad = ~found.losses.isfinite()
+    term = term_of(graph, None if place is None else place.node)
+    bad = None if bad is None else bad.cpu()
     name = "" if place is None else place.name
-    return replace(found, origin="forward", place=name, bad=None if bad is None else bad.cpu())
+    return replace(found, origin="forward", place=name, hint=term, bad=bad)
 
 
 def _inputs(graph: Graph, setting: Setting, samples: int) -> Tensor | None:

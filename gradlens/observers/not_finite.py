@@ -11,17 +11,25 @@ from torch import Tensor, nn
 from gradlens.gradients.gradients import layer_of
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, kind_of, plain_name
-from gradlens.torch_private import saved_by_name, sequence_number
+from gradlens.torch_private import saved, saved_by_name, sequence_number
 
 _RESULTS = ("result", "result0", "output", "out", "logsumexp")
 """Names under which nodes save what they have computed, and not what they compute with."""
 
 
+_STEEP = ("Sqrt", "Rsqrt", "Log", "Log2", "Log10", "Pow", "Acos", "Asin", "Atan2")
+"""Operations whose derivative is infinite somewhere, as that of the square root at 0."""
+
+
 class Place(NamedTuple):
-    """A layer or operation, and the rows of its output with numbers that aren't finite."""
+    """A layer or operation, and the rows of its output with numbers that aren't finite.
+
+    ``node`` is its number in the graph.
+    """
 
     name: str
     bad: Tensor | None
+    node: int
 
 
 def bad_rows(tensor: Tensor) -> Tensor:
@@ -51,6 +59,8 @@ def first_place(graph: Graph, names: Mapping[int, str], samples: int) -> Place |
     """
     inner = [number for number, each in enumerate(graph.kinds) if each != LEAF]
     for number in sorted(inner, key=lambda each: sequence_number(graph.nodes[each])):
+        if _is_of_nothing(graph, number):
+            return Place(f"{plain_name(graph.kinds[number])} of no elements", None, number)
         for name, tensor in saved_by_name(graph.nodes[number]):
             if not tensor.is_floating_point() or bool(tensor.detach().isfinite().all()):
                 continue
@@ -61,8 +71,81 @@ def first_place(graph: Graph, names: Mapping[int, str], samples: int) -> Place |
             while kind_of(graph.kinds[at]).stays_finite and _source(graph, at) != at:
                 at = _source(graph, at)
             has_rows = tensor.dim() > 0 and len(tensor) == samples
-            return Place(_place(graph, at, names), bad_rows(tensor) if has_rows else None)
-    return None
+            name = _place(graph, at, names, _cause(graph, at))
+            return Place(name, bad_rows(tensor) if has_rows else None, at)
+    poles = ((n, why) for n in inner if (why := _cause(graph, n)))
+    return next((Place(_place(graph, n, names, why), None, n) for n, why in poles), None)
+
+
+def _is_of_nothing(graph: Graph, number: int) -> bool:
+    """Whether a mean or loss is over no elements, as where a mask is empty or all is ignored."""
+    node, kind = graph.nodes[number], graph.kinds[number]
+    if kind.startswith("Mean"):
+        return bool(0 in saved(node, "self_sym_sizes", (1,)))
+    weights = dict(saved_by_name(node)).get("total_weight")
+    is_mean = kind.startswith("NllLoss") and saved(node, "reduction", 0) == 1
+    return is_mean and weights is not None and not bool(weights)
+
+
+def _cause(graph: Graph, number: int) -> str:
+    """What an operation has been applied to where it has no finite value, in words."""
+    kind, tensors = plain_name(graph.kinds[number]), dict(saved_by_name(graph.nodes[number]))
+    of = tensors.get("other" if kind == "Div" else "self")
+    if of is None or not of.is_floating_point() or kind not in ("Div", "Log", "Log2", "Log10"):
+        return ""
+    if kind != "Div" and bool((of < 0).any()):
+        return " of a negative number"
+    if not bool((of == 0).any()):
+        return ""
+    return " by 0" if kind == "Div" else " of 0"
+
+
+def steep_places(graph: Graph, names: Mapping[int, str]) -> list[str]:
+    """The operations whose derivative may have been infinite, the last of the forward pass first.
+
+    Their values are gone after the backward pass.
+    """
+    found = [n for n, kind in enumerate(graph.kinds) if plain_name(kind) in _STEEP]
+    return list(dict.fromkeys(_place(graph, number, names) for number in reversed(found)))
+
+
+def term_of(graph: Graph, number: int | None) -> str:
+    """Which term of the loss depends on a node, if it is a sum of which one alone does.
+
+    Without a node, it is the term that needs no gradient and so isn't in the graph, if there is
+    one.
+    """
+    terms = [*_terms(graph, graph.root)]
+    if len(terms) < 2:
+        return ""
+    which = [
+        place
+        for place, edge in enumerate(terms)
+        if (edge is None if number is None else edge and number in graph.below([edge[0]]))
+    ]
+    if len(which) != 1:
+        return ""
+    edge = terms[which[0]]
+    words = f"term {which[0] + 1} of {len(terms)} of the loss"
+    if edge is None:
+        return f"{words}, perhaps, which needs no gradient"
+    return f"{words} ({plain_name(graph.kinds[edge[0]])})"
+
+
+def _terms(graph: Graph, edge: Edge) -> Iterator[Edge | None]:
+    """The terms of a sum of single numbers, as they were written; ``None`` is a constant tensor."""
+    number = edge[0]
+    kind, below = plain_name(graph.kinds[number]), graph.children[number]
+    is_number = graph.shape(edge) == ()
+    if is_number and kind in ("Add", "Sub") and len(below) == 2:
+        for each in below:
+            yield from [None] if each is None else _terms(graph, each)
+        return
+    factors = [each for each in below if each is not None]
+    if is_number and kind in ("Mul", "Div", "Neg") and len(factors) == 1:
+        yield from _terms(graph, factors[0])
+    else:
+        yield edge
 
 
 def _source(graph: Graph, number: int) -> int:
@@ -85,12 +168,15 @@ def _leaf(graph: Graph, edge: Edge | None) -> int | None:
     return None if edge is None else edge[0]
 
 
-def _place(graph: Graph, number: int, names: Mapping[int, str]) -> str:
-    """The layer of an operation; of one without parameters, its kind and the layer before it."""
+def _place(graph: Graph, number: int, names: Mapping[int, str], why: str = "") -> str:
+    """The layer of an operation; of one without parameters, its kind and the layer before it.
+
+    ``why`` says after the kind what the operation was applied to.
+    """
     own = next(_own_names(graph, number, names), "")
     if own:
         return layer_of(own)
-    kind = plain_name(graph.kinds[number])
+    kind = plain_name(graph.kinds[number]) + why
     before = sorted(graph.below([number]) - {number}, reverse=True)
     layer = next((n for each in before for n in _own_names(graph, each, names)), "")
     return f"{kind} behind {layer_of(layer)}" if layer else kind

@@ -327,7 +327,7 @@ def test_micro_batches() -> None:
         if wanted:
             assert [*cockpit.history.spikes] == [15]
             spike = cockpit.history.spikes[15]
-            assert spike.part == 1
+            assert spike.part == 2
             assert spike.suspects[0].index == 5
             assert spike.suspects[0].id == 96 * 15 % 400 + 8 + 5
             assert spike.suspects[0].share > 0.9

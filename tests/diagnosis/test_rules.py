@@ -10,11 +10,12 @@ import pytest
 
 from gradlens.diagnosis.diagnose import diagnose, unasked
 from gradlens.diagnosis.rules import RULES
+from gradlens.history.coverage import Coverage
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.plain_data import from_plain, plain
 from gradlens.history.setup import Layer, ParameterGroup
-from gradlens.history.spikes import Spike, Suspect
+from gradlens.history.spikes import Origin, Spike, Suspect
 from tests.diagnosis.runs import (
     SETUP,
     SHAPES,
@@ -156,6 +157,37 @@ def dense_labels(most: float = 0.3, padding: float = 0.0) -> dict[str, np.ndarra
 
 
 SQUARED = replace(SETUP, loss="MseLossBackward")
+UNCHANGED = changed(
+    L, **{f"update_rms/{n}": 0.0 for n in SHAPES}, **{f"weight_rms/{n}": 0.1 for n in SHAPES}
+)
+ADVERSARY = {
+    f"strangers/{n}": np.r_[first, np.full(ROWS - 1, later)]
+    for n, first, later in (("all", 4, 4), ("new", 4, 0), ("same", 0, 0))
+}
+AMBIGUOUS = "the number of samples isn't certain, since more than one agrees with the network"
+
+
+def still_ones(name: str) -> dict[str, float]:
+    return {f"update_rms/{name}": 0.0, f"weight_rms/{name}": 0.05}
+
+
+def gradients_of(*names: str) -> dict[str, np.ndarray]:
+    return {f"gradient_rms/{name}": np.zeros(ROWS) for name in names}
+
+
+def covered(reason: str, columns: dict[str, np.ndarray] | None = None) -> History:
+    history = run(changed(S, loss=STUCK) if columns is None else columns)
+    history.coverages[0] = Coverage({"0.weight": reason})
+    return history
+
+
+def broken(origin: Origin) -> History:
+    """The loss isn't finite from step 50 on, which comes from there."""
+    history = run(changed(S, loss=np.where(np.arange(STEPS) >= 50, np.nan, S["loss"])))
+    history.spikes[50] = Spike(math.nan, origin=origin, suspects=(Suspect(3, "cat.png"),))
+    return history
+
+
 SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
 TANH_ALONE = {"saturated/0": np.full(ROWS, 0.95)}
 TANH = {**L, **TANH_ALONE}
@@ -167,7 +199,22 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, stale=1.0)),
         run(changed(S, stale=(np.arange(STEPS) % 4 > 0).astype(float))),
     ],
-    "no_step": [run(changed(S, updates=0.0)), run(changed(S, lr=0.0))],
+    "no_step": [
+        run(changed(S, updates=0.0), UNCHANGED),
+        run(changed(S, lr=0.0), UNCHANGED),
+        run(layers=UNCHANGED),
+    ],
+    "no_gradient": [
+        run(layers=UNCHANGED | gradients_of(*SHAPES)),
+        run(layers=changed(L, **still_ones("0.weight")) | gradients_of("0.weight")),
+    ],
+    "softmax_axis": [run(setup=replace(SETUP, over_samples=True))],
+    "one_element": [run(setup=replace(SETUP, of_one="softmax"))],
+    "samples_mixed": [
+        covered(reason)
+        for reason in ("samples meet between it and 4, as far as can be seen", AMBIGUOUS)
+    ],
+    "constant_output": [run(changed(S, loss=STUCK) | {"output_std": 1e-9 * np.ones(STEPS)})],
     "loss_broadcast": [run(setup=replace(SETUP, broadcast="[20, 1] and [20]"))],
     "softmax_twice": [
         run(setup=replace(SETUP, before_loss=kind)) for kind in ("softmax", "sigmoid")
@@ -200,6 +247,21 @@ FAULTY: dict[str, list[History]] = {
     "clipping_always": [run(changed(S, grad_norm_at_step=kept)) for kept in (0.05, 0.005, 0.0005)],
     "loss_sum": [run(changed(S, loss=32 * loss), setup=SUM) for loss in (RISE, STUCK)],
     "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
+    **{
+        fault: [broken(origin)]
+        for fault, origin in (
+            ("nonfinite_target", "target"),
+            ("nonfinite_gradient", "backward"),
+            ("nonfinite_weights", "weights"),
+        )
+    },
+    "nonfinite_loss": [
+        broken("forward"),
+        *(
+            run(changed(S, loss=np.where(np.arange(STEPS) > 60, end, S["loss"])))
+            for end in (np.nan, np.inf)
+        ),
+    ],
     "input_constant": [
         *(run(changed(S, input_rms=0.01, loss=loss)) for loss in (STUCK, EARLY_PLATEAU)),
         *(run(changed(S, input_spread=spread)) for spread in (4e-4, 0.0)),
@@ -209,7 +271,10 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, input_rms=10.0), TANH),
     ],
     "input_offset": [run(changed(S, input_mean=m)) for m in (10.0, -30.0)],
-    "batch_repeated": [run(changed(S, checksum=0.25))],
+    "batch_repeated": [
+        run(changed(S, checksum=np.arange(STEPS) // 10)),
+        validated(1.0, changed(S, checksum=0.25)),
+    ],
     "samples_duplicated": [run(changed(S, distinct_rows=d)) for d in (1.0, 4.0, 14.0)],
     "class_imbalance": [
         run(layers=labels(900.0, *[100.0] * 9)),
@@ -219,8 +284,8 @@ FAULTY: dict[str, list[History]] = {
     "padding_in_loss": [run(layers=dense_labels(padding=share)) for share in (0.2, 0.9)],
     "data_order": [
         *(run(changed(S, label_entropy=e)) for e in (0.0, 0.5, 0.9)),
-        unlabelled(input_mean=DRIFT),
-        unlabelled(checksum=32 * DRIFT),
+        unlabelled(input_mean=np.tile(DRIFT[:80], 2), checksum=np.tile(S["checksum"][:80], 2)),
+        unlabelled(checksum=np.tile(32 * DRIFT[:80], 2)),
     ],
     "outlier_sample": [
         *(run(changed(S, row_rms_max=at(70, size))) for size in (40.0, 100.0)),
@@ -282,8 +347,7 @@ FAULTY: dict[str, list[History]] = {
     ],
     "lr_too_high": [
         run(changed(S, loss=RISE)),
-        run(changed(S, loss=np.where(np.arange(STEPS) > 60, np.nan, S["loss"]))),
-        run(changed(S, loss=np.where(np.arange(STEPS) > 60, np.inf, S["loss"]))),
+        run(changed(S, loss=np.where(np.arange(STEPS) > 60, np.nan, np.minimum(RISE, 5.0)))),
         run(
             changed(S, loss=STUCK),
             {
@@ -337,6 +401,10 @@ FAULTY: dict[str, list[History]] = {
 
 NOTICED: dict[str, list[History]] = {
     "frozen_layer": [run(setup=replace(SETUP, frozen=("0.weight",)))],
+    "batch_repeated": [run(changed(S, checksum=0.25))],
+    "data_order": [unlabelled(input_mean=DRIFT)],
+    "samples_mixed": [covered("samples meet in the loss", S)],
+    "no_gradient": [run(layers=changed(L, **still_ones("4.bias")) | gradients_of("4.bias"))],
     "no_nonlinearity": [run(setup=replace(SETUP, linear_pairs=(("0", "2"),)))],
     "softmax_twice": [run(setup=replace(SETUP, before_loss="log_softmax"))],
     "batchnorm_eval": [
@@ -426,6 +494,14 @@ HEALTHY: dict[str, History] = {
     "an expert that is used once": experts(0.01, 0.02, AT_LAST * 0.01, 0.01),
     "weights that grow": run(layers=first_updates(growth=3.0)),
     "a large first update": run(changed(S, loss=at(2, 6.0)), first_updates(growth=1.5)),
+    "a small space of states": run(
+        changed(S, distinct_rows=12.0, row_rms_median=np.arange(STEPS) % 12.0 + 1)
+    ),
+    "batches of one class in turn": run(
+        changed(S, label_entropy=0.0) | {"label_mean": np.arange(STEPS) % 2.0}
+    ),
+    "updates by another method": run(changed(S, updates=0.0)),
+    "an adversary": run(changed(S, loss=RISE), {**L, **ADVERSARY}),
     "warm-up": run(
         changed(S, loss=STUCK - 0.15, lr=np.linspace(0, 1e-3, STEPS)),
         by_weight("update_rms", *[1e-6] * 3),
@@ -461,7 +537,7 @@ def alarms(history: History) -> list[Finding]:
 
 def test_every_rule_has_runs() -> None:
     assert {rule.fault for rule in RULES} == FAULTY.keys() | NOTICED.keys()
-    assert len(RULES) == 45
+    assert len(RULES) == 54
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -533,7 +609,9 @@ def test_layers(fault: str) -> None:
         ("corrupt_batch", 0, 70),
         ("corrupt_batch", 1, 100),
         ("lr_too_high", 0, 4),
-        ("lr_too_high", 1, 61),
+        ("lr_too_high", 1, 4),
+        ("nonfinite_target", 0, 50),
+        ("nonfinite_loss", 1, 61),
         ("zero_grad_missing", 0, 1),
     ],
 )
@@ -581,7 +659,13 @@ def test_what_is_needed() -> None:
     assert lacking.keys() == {rule.fault for rule in RULES}
     assert "optimizer" in lacking["optimizer_misses"][0]
     known = unasked(run())
-    expected = {"overfitting", "adam_epsilon", "saturated_units", "padding_in_loss"}
+    expected = {
+        "overfitting",
+        "samples_mixed",
+        "constant_output",
+        "saturated_units",
+        "padding_in_loss",
+    }
     assert known.keys() == expected
     assert "valid_loss" in known["overfitting"][0]
 

@@ -39,5 +39,5 @@ RULE = Rule(
     find=find,
     advice="Call model.train() before training, and again after each evaluation. In fine-tuning, "
     "statistics may be frozen on purpose.",
-    explains=("lr_too_high", "lr_edge", "dead_units", "labels_random"),
+    explains=("lr_too_high", "lr_edge", "dead_units", "constant_output", "labels_random"),
 )

@@ -32,7 +32,28 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if high - low > VARIES * high:
         numbers = (below("share of the gradient's norm that is kept", median(kept), KEPT),)
         harmless = "" if not evidence.is_adaptive else HARMLESS
-        yield Sign(int(evidence.steps[known][0]), numbers, is_alarm=not harmless, advice=harmless)
+        step = int(evidence.steps[known][0])
+        is_scaled = evidence.setup.scaler and _is_limit(evidence)
+        if is_scaled:
+            yield Sign(step, numbers, title=SCALED, advice=UNSCALE)
+        else:
+            yield Sign(step, numbers, is_alarm=not harmless, advice=harmless)
+
+
+def _is_limit(evidence: Evidence) -> bool:
+    """Whether gradients are clipped to a norm that is constant but for the scaler's changes."""
+    norms = evidence.column("grad_norm_at_step")
+    norms = np.sort(norms[np.isfinite(norms)])
+    return len(np.unique(np.round(np.log2(norms), 1))) <= FEW_NORMS
+
+
+FEW_NORMS = 4
+"""Distinct norms at the steps, of gradients that are clipped while they are scaled."""
+SCALED = "Gradients are clipped before the scaler has unscaled them"
+UNSCALE = (
+    "Call scaler.unscale_(optimizer) before clip_grad_norm_: otherwise, the limit is compared with "
+    "gradients that are thousands of times as large as they are."
+)
 
 
 HARMLESS = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import MOST, OVER_CHANCE, jumps
+from gradlens.diagnosis.course import MOST, OVER_CHANCE, is_stuck, jumps
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
 from gradlens.diagnosis.numbers import first
@@ -33,7 +33,7 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
 
 def _of_losses(evidence: Evidence) -> Iterator[Sign]:
     found = [jump for jump in jumps(evidence) if jump.share < MOST]
-    if not found:
+    if not found or is_stuck(evidence):  # without learning, an instability is more likely
         return
     highest = max(found, key=lambda jump: jump.height)
     usual = evidence.column("loss_median")[highest.place] / evidence.chance

@@ -59,5 +59,11 @@ RULE = Rule(
     advice="Start with biases of zero and He initialisation; if units die while training, use a "
     "lower learning rate; or use GELU or leaky ReLU.",
     others=("lr_too_high", "input_offset", "symmetric_init"),
-    explains=("vanishing_gradients", "lr_too_low", "label_noise", "labels_random"),
+    explains=(
+        "vanishing_gradients",
+        "lr_too_low",
+        "label_noise",
+        "constant_output",
+        "labels_random",
+    ),
 )

@@ -68,6 +68,9 @@ RULE = Rule(
     "gradients from layer to layer; clip gradients in recurrent networks.",
     others=("input_scale", "lr_too_high"),
     explains=(
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_weights",
         "clipping_always",
         "saturated_units",
         "dead_units",
@@ -77,6 +80,7 @@ RULE = Rule(
         "lr_edge",
         "lr_too_low",
         "label_noise",
+        "constant_output",
         "labels_random",
     ),
     sources=("Glorot and Bengio (2010)", "He et al. (2015), arXiv:1502.01852"),

@@ -52,6 +52,7 @@ RULE = Rule(
         "dead_units",
         "symmetric_init",
         "lr_too_low",
+        "constant_output",
         "labels_random",
     ),
 )

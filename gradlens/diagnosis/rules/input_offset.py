@@ -31,6 +31,9 @@ RULE = Rule(
     find=find,
     advice="Subtract the mean of the training set from the inputs.",
     explains=(
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_weights",
         "input_scale",
         "loss_sum",
         "clipping_always",
@@ -41,6 +44,7 @@ RULE = Rule(
         "lr_too_high",
         "lr_edge",
         "lr_too_low",
+        "constant_output",
         "labels_random",
     ),
     sources=("LeCun et al. (1998), Efficient BackProp, Sec. 4.3",),

@@ -27,6 +27,9 @@ RULE = Rule(
     find=find,
     advice="Normalise inputs to mean 0 and variance 1; divide pixels by 255 at least.",
     explains=(
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_weights",
         "loss_sum",
         "clipping_always",
         "saturated_units",
@@ -36,6 +39,7 @@ RULE = Rule(
         "lr_too_high",
         "lr_edge",
         "lr_too_low",
+        "constant_output",
         "labels_random",
     ),
     sources=("LeCun et al. (1998), Efficient BackProp, Sec. 4.3",),

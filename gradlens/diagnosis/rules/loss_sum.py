@@ -28,12 +28,16 @@ RULE = Rule(
     "like it makes no difference.",
     others=("lr_too_high",),
     explains=(
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_weights",
         "clipping_always",
         "saturated_units",
         "dead_units",
         "lr_too_high",
         "lr_edge",
         "corrupt_batch",
+        "constant_output",
         "labels_random",
     ),
 )

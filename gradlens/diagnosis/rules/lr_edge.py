@@ -57,14 +57,17 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     numbers = [*_rises(evidence)]
     if numbers:
-        step = evidence.first_rise(RISE, min(numbers[0].limit, PEAK))
-        start = int(evidence.loss.steps[0])
-        yield Sign(start if step is None else step, (*numbers, *_sharp(evidence)), "very likely")
+        updates, start = evidence.update_ratio, int(evidence.loss.steps[0])
+        risen = evidence.first_rise(RISE, min(numbers[0].limit, PEAK))
+        with np.errstate(invalid="ignore"):
+            large = updates.steps[updates.values > ANY_UPDATE].astype(int).tolist()
+        step = min([*large[:1], start if risen is None else risen])
+        yield Sign(step, (*numbers, *_sharp(evidence)), "very likely")
 
 
 def _rises(evidence: Evidence) -> Iterator[Measured]:
     highest, update = rise(evidence), update_ratio(evidence)
-    peak = largest(evidence.loss.values) / evidence.start
+    peak = largest(evidence.level) / evidence.start
     is_sharp = bool([*_sharp(evidence)])
     has_large_update = largest(evidence.update_ratio.values) > ANY_UPDATE
     if highest > RISE and (update > LARGE_UPDATE or is_sharp):
@@ -148,7 +151,7 @@ def _early_rise(evidence: Evidence) -> float:
 def _early(evidence: Evidence) -> Floats:
     """The losses of the first steps."""
     steps = evidence.loss.steps
-    return evidence.loss.values[steps <= steps[:1].sum() + FIRST_STEPS]
+    return evidence.level[steps <= steps[:1].sum() + FIRST_STEPS]
 
 
 def first_growth(evidence: Evidence) -> float:
@@ -174,6 +177,9 @@ RULE = Rule(
     advice="Divide the learning rate by 3.",
     others=("momentum_high", "zero_grad_missing", "batch_too_small"),
     explains=(
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_weights",
         "corrupt_batch",
         "outlier_sample",
         "dead_units",
@@ -181,6 +187,7 @@ RULE = Rule(
         "vanishing_gradients",
         "label_noise",
         "overfitting",
+        "constant_output",
         "labels_random",
     ),
     sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),

@@ -9,7 +9,7 @@ import numpy as np
 from gradlens.diagnosis.course import is_stuck, update_ratio
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
-from gradlens.diagnosis.numbers import largest, median, ratio, share
+from gradlens.diagnosis.numbers import first, largest, median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 from gradlens.history.finding import Measured
 
@@ -21,8 +21,11 @@ GROWTH = 20.0
 faulty ones."""
 UPDATE = 0.1
 """‖update‖/‖θ‖. It says nothing by itself: after the loss has blown up, weights are huge."""
-SEEN = 1.5
-"""A rise over the start that can be seen."""
+SEEN, LATEST = 1.5, 20
+"""A rise over the start that can be seen, and in how many of the steps before a loss that isn't
+finite."""
+OVERWRITES = 1.0
+"""‖update‖/‖θ‖ of a weight that consists mostly of the update afterwards."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -35,14 +38,14 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 
 def signs(evidence: Evidence) -> tuple[Measured, ...]:
     """The numbers that show it; none if nothing does."""
-    losses = evidence.loss.values / evidence.start
+    losses = evidence.level / evidence.start
     found = []
     with np.errstate(invalid="ignore"):
         high = losses > HIGH
         peak = largest(losses)
     if peak > PEAK and high.sum() >= FEWEST and share(high) >= SHARE:
         found.append(above("loss at its peak, over that at the start", peak, PEAK))
-    if evidence.ends_badly and np.isfinite(evidence.start) and not evidence.has_bad_rows:
+    if evidence.ends_badly and _grows_before_the_end(evidence):
         found.append(
             above("steps at which the loss is not finite", (~evidence.loss.finite).sum(), 0)
         )
@@ -53,6 +56,24 @@ def signs(evidence: Evidence) -> tuple[Measured, ...]:
         if update > UPDATE:
             found.append(above("size of updates, over that of weights", update, UPDATE))
     return tuple(found)
+
+
+def _grows_before_the_end(evidence: Evidence) -> bool:
+    """Whether the loss or the weights have blown up before the loss was no number any more.
+
+    Without that, the NaN has another origin, such as a sample or a logarithm.
+    """
+    place = first(~evidence.loss.finite) or 0
+    with np.errstate(invalid="ignore"):
+        rises = bool((evidence.level[max(place - LATEST, 0) : place] > SEEN * evidence.start).any())
+    updates, weights = evidence.by_name("update_rms"), evidence.by_name("weight_rms")
+    names = tuple(name for name in evidence.trained if name in updates.values)
+    before = updates.steps < evidence.loss.steps[place]
+    if not names or updates.steps.shape != weights.steps.shape or not before.any():
+        return rises
+    ours, theirs = (each.matrix(names)[:, before] for each in (updates, weights))
+    with np.errstate(invalid="ignore"):  # an update of weights to infinity is infinite
+        return rises or bool((ours > OVERWRITES * theirs).any(axis=0).any())
 
 
 def _growth(evidence: Evidence) -> float:
@@ -70,7 +91,8 @@ RULE = Rule(
     find=find,
     advice="Divide the learning rate by 10.",
     others=("loss_sum", "momentum_high", "exploding_gradients"),
-    explains=("clipping_always", "saturated_units", "dead_units", "vanishing_gradients",
-              "corrupt_batch", "weight_decay_high", "lr_edge", "label_noise", "overfitting",
+    explains=("nonfinite_loss", "nonfinite_gradient", "nonfinite_weights", "clipping_always",
+              "saturated_units", "dead_units", "vanishing_gradients", "corrupt_batch",
+              "weight_decay_high", "lr_edge", "label_noise", "overfitting", "constant_output",
               "labels_random"),
 )  # fmt: skip

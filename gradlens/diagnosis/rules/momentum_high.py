@@ -46,11 +46,15 @@ RULE = Rule(
     "times as long.",
     others=("lr_edge", "zero_grad_missing"),
     explains=(
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_weights",
         "saturated_units",
         "dead_units",
         "lr_too_high",
         "lr_edge",
         "overfitting",
+        "constant_output",
         "labels_random",
     ),
 )

@@ -44,5 +44,14 @@ RULE = Rule(
     advice="Scale the loss with torch.amp.GradScaler, and pass it to the context by scaler=scaler; "
     "or use bfloat16, which has the range of float32.",
     others=("vanishing_gradients", "dead_units"),
-    explains=("vanishing_gradients", "lr_edge", "lr_too_low", "overfitting", "labels_random"),
+    explains=(
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_weights",
+        "vanishing_gradients",
+        "lr_edge",
+        "lr_too_low",
+        "overfitting",
+        "labels_random",
+    ),
 )

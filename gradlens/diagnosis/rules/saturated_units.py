@@ -26,6 +26,6 @@ RULE = Rule(
     find=find,
     advice="Use smaller weights at the start (Glorot), or smaller inputs.",
     others=("exploding_gradients", "input_scale", "lr_too_high"),
-    explains=("vanishing_gradients", "lr_edge", "lr_too_low", "labels_random"),
+    explains=("vanishing_gradients", "lr_edge", "lr_too_low", "constant_output", "labels_random"),
     sources=("Glorot and Bengio (2010)",),
 )

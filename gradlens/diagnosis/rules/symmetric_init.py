@@ -67,6 +67,7 @@ RULE = Rule(
         "vanishing_gradients",
         "lr_edge",
         "lr_too_low",
+        "constant_output",
         "labels_random",
     ),
 )

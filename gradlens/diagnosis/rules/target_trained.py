@@ -12,7 +12,7 @@ from gradlens.diagnosis.rule import Rule, Sign
 def find(evidence: Evidence) -> Iterator[Sign]:
     step = evidence.since(lambda setup: setup.target_trained)
     if step is not None:
-        yield Sign(step, is_alarm=False)
+        yield Sign(step, is_alarm=evidence.setup.bootstrapped)
 
 
 RULE = Rule(

@@ -102,6 +102,6 @@ RULE = Rule(
     find=find,
     advice=ADVICE,
     others=("precision_underflow", "saturated_units"),
-    explains=("lr_edge", "lr_too_low", "labels_random"),
+    explains=("lr_edge", "lr_too_low", "constant_output", "labels_random"),
     sources=("Glorot and Bengio (2010)",),
 )

@@ -54,6 +54,12 @@ RULE = Rule(
     find=find,
     advice="Divide weight_decay by 10 or more, so that 1/(learning rate x decay) is more than "
     "the number of steps.",
-    explains=("vanishing_gradients", "dead_units", "lr_too_low", "labels_random"),
+    explains=(
+        "vanishing_gradients",
+        "dead_units",
+        "lr_too_low",
+        "constant_output",
+        "labels_random",
+    ),
     sources=("Wang and Aitchison (2024), arXiv:2405.13698: decay as a time scale",),
 )

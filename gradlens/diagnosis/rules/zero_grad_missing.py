@@ -41,6 +41,9 @@ RULE = Rule(
     "purpose, call the optimizer's step after the last of them only.",
     others=("momentum_high", "lr_edge"),
     explains=(
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_weights",
         "clipping_always",
         "saturated_units",
         "dead_units",
@@ -48,6 +51,7 @@ RULE = Rule(
         "lr_too_high",
         "lr_edge",
         "corrupt_batch",
+        "constant_output",
         "labels_random",
     ),
 )

@@ -1,0 +1,94 @@
+"""Samples that the network doesn't tell apart, or that it mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import COVERAGE, OUTPUTS
+from gradlens.diagnosis.numbers import largest
+from gradlens.diagnosis.rule import Rule, Sign, above, below
+
+MEETING = "samples meet"
+"""How a reason begins for which parameters have no per-sample gradients: it is in the network, and
+not in the loss, if it says between which layers."""
+BETWEEN = "between it and"
+UNCERTAIN = "more than one agrees"
+"""Part of the reason where it isn't certain which axis counts the samples."""
+
+
+def mixed(evidence: Evidence) -> Iterator[Sign]:
+    """Samples that meet in the network, aside from normalisations over the batch."""
+    found = evidence.history.latest("coverage")
+    if found is None or found.coupled:
+        return
+    for reason, names in found.by_reason().items():
+        is_meeting = reason.startswith(MEETING)
+        if not (is_meeting or UNCERTAIN in reason):
+            continue
+        where = tuple(names)
+        number = above("parameters without per-sample gradients", len(where), 0)
+        is_certain = is_meeting and BETWEEN in reason
+        yield Sign(
+            int(evidence.loss.steps[0]) if evidence.loss.steps.size else 0,
+            (number,),
+            "very likely" if is_certain else "consistent with",
+            is_stuck(evidence),
+            where,
+            title="" if is_meeting else "It isn't certain which rows belong to which sample",
+        )
+        return
+
+
+SAME = 1e-3
+"""The standard deviation of the outputs over the samples: of logits, and of predictions over
+that of the targets. Networks of the usual initialisations have 0.1 to 1."""
+RECORDS = 3
+"""Records at the end, at all of which outputs are the same."""
+SMALLEST = 4
+"""Samples of a batch; of smaller ones, nothing is said."""
+
+
+def constant(evidence: Evidence) -> Iterator[Sign]:
+    """The same output for every input, at the end of a run that learns nothing."""
+    spreads = evidence.column("output_std")
+    variance = evidence.typical("target_variance")
+    spreads = spreads / np.sqrt(variance) if variance > 0 else spreads
+    known = np.isfinite(spreads)
+    late = spreads[known][-RECORDS:]
+    is_enough = evidence.typical("samples") >= SMALLEST and evidence.length >= LONG_ENOUGH
+    if known.sum() > RECORDS and is_enough and largest(late) < SAME and is_stuck(evidence):
+        is_same = known & (spreads < SAME)
+        numbers = (below("spread of the outputs over the samples", largest(late), SAME),)
+        since = evidence.steps[known][np.flatnonzero(~is_same[known])[-1:] + 1]
+        step = since[0] if since.size else evidence.steps[known][0]
+        yield Sign(int(step), numbers, "very likely")
+
+
+RULES = (
+    Rule(
+        fault="samples_mixed",
+        title="Samples of the batch are mixed in the network",
+        needs=(COVERAGE,),
+        find=mixed,
+        advice="Look at permute, view, reshape and transpose: reshape(n, -1) after a permute mixes "
+        "samples, and recurrent layers take [steps, samples, features] unless batch_first=True. "
+        "Layers that compare samples on purpose, as in contrastive learning, are right.",
+        others=("labels_random",),
+        explains=("lr_edge", "lr_too_low", "constant_output", "labels_random"),
+    ),
+    Rule(
+        fault="constant_output",
+        title="The network has the same output for every input",
+        needs=(OUTPUTS,),
+        find=constant,
+        advice="Compare the outputs of each layer for two inputs: where they become the same, "
+        "units are dead, inputs are out of scale, or a rate that was too high has left only the "
+        "last bias. Start anew with a lower rate.",
+        others=("lr_too_high", "dead_units", "vanishing_gradients"),
+        explains=("label_noise", "labels_random"),
+    ),
+)

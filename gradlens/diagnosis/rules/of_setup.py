@@ -1,0 +1,166 @@
+"""Faults that are read off what a run consists of: its layers, its optimizer, its loss's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gradlens.diagnosis.course import is_stuck
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import GRAPH, OPTIMIZER, SETUP
+from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.history.setup import Setup
+
+ATTENTION = "MultiheadAttention"
+HALF = 0.5
+"""Share of the parameters' elements that are frozen, above which a run that learns nothing is
+explained by that."""
+
+
+def since(
+    entry: Callable[[Setup], object], sign: Callable[[Evidence, int], Sign | None]
+) -> Callable[[Evidence], Iterator[Sign]]:
+    """Finds that an entry of the setup isn't empty, from the first step on at which it wasn't."""
+
+    def find(evidence: Evidence) -> Iterator[Sign]:
+        step = evidence.since(lambda setup: bool(entry(setup)))
+        found = None if step is None else sign(evidence, step)
+        if found is not None:
+            yield found
+
+    return find
+
+
+def _counted(name: str, where: Sequence[str], step: int, is_alarm: bool = True) -> Sign:
+    return Sign(step, (above(name, len(where), 0),), is_alarm=is_alarm, where=tuple(where))
+
+
+def missed(evidence: Evidence, step: int) -> Sign:
+    """Parameters that the optimizer doesn't have."""
+    return _counted("trainable parameters in no group", evidence.setup.missed, step)
+
+
+def frozen(evidence: Evidence, step: int) -> Sign:
+    """Parameters that need no gradient: intended or not, by what becomes of the run."""
+    names, trained = evidence.setup.frozen, {*evidence.history.parameters}
+    kept = len({*names} - trained) > HALF * len({*names} | trained)
+    is_alarm = kept and is_stuck(evidence)
+    return _counted("parameters with requires_grad=False", names, step, is_alarm)
+
+
+def softmax_twice(evidence: Evidence, step: int) -> Sign:
+    """Probabilities that the loss makes probabilities of."""
+    kind = evidence.setup.before_loss
+    if kind != "log_softmax":
+        return Sign(step, title=f"The loss gets the output of a {kind}, and applies another one")
+    advice = "This changes nothing but the time it takes: pass the scores before log_softmax."
+    title = "The loss gets the output of a log_softmax and computes it once more"
+    return Sign(step, is_alarm=False, title=title, advice=advice)
+
+
+def broadcast(evidence: Evidence, step: int) -> Sign:
+    """Predictions and targets whose shapes are broadcast to all pairs."""
+    title = f"The loss compares each prediction with all targets: {evidence.setup.broadcast}"
+    return Sign(step, certainty="very likely", title=title)
+
+
+def linear(evidence: Evidence, step: int) -> Sign | None:
+    """Linear layers in a row; a projection in front of attention is one on purpose."""
+    layers = evidence.setup.layers
+    is_linear = evidence.setup.is_linear
+    pairs = [
+        pair
+        for pair in evidence.setup.linear_pairs
+        if is_linear or not (pair[1] in layers and ATTENTION in layers[pair[1]].classes)
+    ]
+    if not pairs:
+        return None
+    return Sign(
+        step,
+        (above("pairs of layers with nothing nonlinear between", len(pairs), 0),),
+        is_alarm=is_linear,
+        where=tuple(dict.fromkeys(name for pair in pairs for name in pair)),
+        title="The whole network is linear" if is_linear else "",
+    )
+
+
+def over_samples(evidence: Evidence, step: int) -> Sign:
+    """A softmax along the axis of the samples."""
+    return Sign(step)
+
+
+def of_one(evidence: Evidence, step: int) -> Sign:
+    """A softmax or a normalisation of a single element, whose result is constant."""
+    return Sign(step, where=(evidence.setup.of_one,))
+
+
+NOTHING = ("lr_edge", "lr_too_low", "vanishing_gradients", "label_noise", "labels_random")
+"""What follows where the loss can't be learnt from."""
+
+RULES = (
+    Rule(
+        fault="optimizer_misses",
+        title="The optimizer lacks trainable parameters",
+        needs=(OPTIMIZER,),
+        find=since(lambda setup: setup.missed, missed),
+        advice="Pass them to the optimizer: they have gradients and are never updated. Often a "
+        "layer was added or replaced after the optimizer had been made.",
+        explains=("symmetric_init", "dead_units", "lr_too_low", "labels_random"),
+    ),
+    Rule(
+        fault="frozen_layer",
+        title="Parameters of the model are frozen",
+        needs=(SETUP,),
+        find=since(lambda setup: setup.frozen, frozen),
+        advice="If this isn't on purpose (in fine-tuning it often is), set requires_grad to True "
+        "before the optimizer and the cockpit are created. What is frozen must have been trained.",
+        explains=("lr_too_low", "labels_random"),
+    ),
+    Rule(
+        fault="softmax_twice",
+        title="Softmax or sigmoid is applied twice",
+        needs=(GRAPH,),
+        find=since(lambda setup: setup.before_loss, softmax_twice),
+        advice="Pass logits, the scores before the softmax or sigmoid: CrossEntropyLoss and "
+        "BCEWithLogitsLoss apply it themselves. Applied twice, it keeps the loss high and "
+        "gradients small.",
+        explains=("vanishing_gradients", "lr_too_low", "labels_random"),
+    ),
+    Rule(
+        fault="softmax_axis",
+        title="The softmax is over the samples of the batch, not over the classes",
+        needs=(GRAPH,),
+        find=since(lambda setup: setup.over_samples, over_samples),
+        advice="Use dim=1, the axis of the classes: with dim=0, the probabilities of one class add "
+        "up to 1 over the samples.",
+        explains=("samples_mixed", *NOTHING),
+    ),
+    Rule(
+        fault="one_element",
+        title="A softmax or normalisation has a single element, so that its result is constant",
+        needs=(GRAPH,),
+        find=since(lambda setup: setup.of_one, of_one),
+        advice="With one output, use a sigmoid and BCEWithLogitsLoss, or two outputs for "
+        "CrossEntropyLoss; normalise over more than one feature: the softmax of one number is 1, "
+        "and its normalisation 0, whatever the network computes.",
+        explains=("exploding_gradients", "no_gradient", "no_step", "dead_units", "constant_output",
+                  *NOTHING),
+    ),
+    Rule(
+        fault="loss_broadcast",
+        title="The loss compares each prediction with all targets",
+        needs=(GRAPH,),
+        find=since(lambda setup: setup.broadcast, broadcast),
+        advice="Give predictions and targets the same shape, by outputs.squeeze(1) or "
+        "targets.unsqueeze(1). As it is, the best that a network can learn is the mean target.",
+        explains=("constant_output", "samples_mixed", *NOTHING),
+    ),
+    Rule(
+        fault="no_nonlinearity",
+        title="Layers follow each other without a nonlinearity between",
+        needs=(GRAPH,),
+        find=since(lambda setup: setup.linear_pairs, linear),
+        advice="Put an activation between them: together they are one linear layer. In "
+        "low-rank factors and depthwise-separable convolutions, this is on purpose.",
+        explains=("labels_random",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""Weights that don't change: without an optimizer's step, or without a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gradlens.diagnosis.course import is_stuck
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import STEPS_OF_WEIGHTS
+from gradlens.diagnosis.numbers import Truths
+from gradlens.diagnosis.rule import Rule, Sign, above
+
+FEWEST = 10
+"""Steps without a change; more than micro-batches usually have."""
+SHARE = 0.1
+"""Share of the run that has no change at its end."""
+
+
+def no_step(evidence: Evidence) -> Iterator[Sign]:
+    """All weights are what they were, although they have gradients."""
+    steps = evidence.by_name("weight_rms").steps
+    names = tuple(evidence.by_name("weight_rms").values)
+    idle = np.asarray(still(evidence, names).all(axis=0))
+    count = _at_the_end(idle)
+    since = int(steps[max(len(steps) - 1 - count, 0)])
+    length = int(steps[-1]) - since
+    is_without = bool(names) and all(_without_gradient(evidence, name) for name in names)
+    if length < max(FEWEST, SHARE * evidence.length) or is_without:
+        return
+    rates, updates = (evidence.column(n)[evidence.steps >= since] for n in ("lr", "updates"))
+    no_rate = bool((rates == 0).all()) and rates.size > 0
+    numbers = [above("steps in a row that change no weight", length, FEWEST - 1)]
+    if np.nansum(updates) > 0:
+        numbers.append(above("steps of the optimizer in this time", np.nansum(updates), 0))
+    yield Sign(
+        since,
+        tuple(numbers),
+        title=NO_RATE if no_rate else "",
+        advice=SET_RATE if no_rate else "" if not np.nansum(updates) else TINY,
+    )
+
+
+def no_gradient(evidence: Evidence) -> Iterator[Sign]:
+    """Weights that the optimizer has, and that neither have a gradient nor ever change."""
+    steps = evidence.by_name("weight_rms").steps
+    if len(steps) < RECORDS or steps[-1] - steps[0] < FEWEST:
+        return
+    held = {*evidence.by_name("weight_rms").values} - {*evidence.setup.missed}
+    names = tuple(name for name in evidence.history.parameters if name in held)
+    idle = np.asarray(still(evidence, names).all(axis=1))
+    where = tuple(
+        name
+        for name, is_still in zip(names, idle, strict=True)
+        if is_still and _without_gradient(evidence, name)
+    )
+    if not where:
+        return
+    is_all = len(where) == len(names)
+    # What comes behind others may be left out on purpose, as a pretrained network's old head.
+    is_in_front = where[:1] == names[:1]
+    is_used = bool({*where} & {*evidence.setup.order})
+    number = above("parameters without a gradient that never change", len(where), 0)
+    yield Sign(
+        int(steps[0]),
+        (number,),
+        is_alarm=is_all or is_in_front or (is_used and is_stuck(evidence)),
+        where=() if is_all else where,
+        title="The loss doesn't depend on any parameter" if is_all else "",
+        advice=DETACHED if is_all else "",
+    )
+
+
+RECORDS = 3
+"""Records of the parameters; with fewer, nothing is said."""
+
+
+def still(evidence: Evidence, names: Sequence[str]) -> Truths:
+    """Whether parameters are what they were at the record before ``[M, K - 1]``.
+
+    Neither has the update at that record changed any element, nor is its size another one.
+    """
+    sizes = evidence.by_name("weight_rms").matrix(tuple(names))
+    updates = evidence.by_name("update_rms").matrix(tuple(names))
+    if updates.shape != sizes.shape:
+        updates = np.full(sizes.shape, np.nan)
+    with np.errstate(invalid="ignore"):
+        is_same = (sizes[:, 1:] == sizes[:, :-1]) & ~(updates[:, :-1] > 0)
+    return np.asarray(is_same & ~np.isnan(sizes[:, 1:]))
+
+
+def _without_gradient(evidence: Evidence, name: str) -> bool:
+    found = evidence.by_name("gradient_rms").values.get(name, np.zeros(0))
+    return not (found != 0)[~np.isnan(found)].any()
+
+
+def _at_the_end(holds: Truths) -> int:
+    """The number of places up to the last one at which it holds without a gap."""
+    return int(np.argmin(np.append(holds[::-1], False)))
+
+
+NO_RATE = "The learning rate is zero"
+SET_RATE = "Set the learning rate, or look at the schedule that has set it to zero."
+TINY = (
+    "The optimizer steps, but no weight changes: it has other parameters than the model, or "
+    "updates are lost since they are smaller than the weights' precision, as in bfloat16."
+)
+DETACHED = (
+    "Compute the loss from the model's outputs themselves: detach(), item(), numpy(), "
+    "torch.tensor(...), argmax and no_grad() cut the graph, so that backward reaches no parameter."
+)
+
+RULES = (
+    Rule(
+        fault="no_step",
+        title="No weight changes: the optimizer makes no step",
+        needs=(STEPS_OF_WEIGHTS,),
+        find=no_step,
+        advice="Call optimizer.step() after backward, on the optimizer that has the model's "
+        "parameters. A GradScaler skips steps as long as gradients are not finite.",
+        explains=("symmetric_init", "dead_units", "lr_edge", "lr_too_high", "lr_too_low",
+                  "constant_output", "labels_random"),
+    ),
+    Rule(
+        fault="no_gradient",
+        title="Parameters have no gradient and never change",
+        needs=(STEPS_OF_WEIGHTS,),
+        find=no_gradient,
+        advice="See whether forward uses these layers, and whether something cuts the graph behind "
+        "them, such as detach(), item() or no_grad(). Of layers that are left out on purpose, "
+        "nothing is wrong.",
+        explains=("symmetric_init", "dead_units", "vanishing_gradients", "lr_edge", "lr_too_high",
+                  "lr_too_low", "constant_output",
+                  "labels_random"),
+    ),
+)  # fmt: skip
