@@ -54,7 +54,7 @@ def test_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     text = " ".join(capsys.readouterr().out.split())
     assert "nothing wrong was found in 160 steps" in text
     assert "Looked for: nonfinite_input," in text
-    assert "Could not be looked for: padding_in_loss, adam_epsilon," in text
+    assert "Could not be looked for: padding_in_loss, saturated_units," in text
     assert main(["diagnose", run, "--all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "overfitting needs a validation loss: cockpit.log(step, valid_loss=...)" in text
