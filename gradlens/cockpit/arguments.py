@@ -42,12 +42,7 @@ def checked_quantities(
     found = list[Quantity | Aggregate]()
     for each in every:
         one = named(each) if isinstance(each, str) and not is_dict else each
-        if not isinstance(one, (Quantity, Aggregate)):
-            raise TypeError(
-                f"{_short(one)} is not a quantity: pass a list of instances or of names, such as "
-                '[gradlens.quantities.Loss()], or the name of a preset, such as "economy"'
-            )
-        found.append(one)
+        found.append(_of_kind(one, (Quantity, Aggregate), "", "quantity", QUANTITIES))
     return tuple(found)
 
 
@@ -73,11 +68,8 @@ def check_probes(quantities: Iterable[Quantity], model: nn.Module | None) -> Non
     for quantity in quantities:
         if quantity.on is None:
             continue
-        if not isinstance(quantity.on, Probe):
-            raise TypeError(
-                f"{quantity.name}: on={_short(quantity.on)} is not a probe: pass "
-                "on=gradlens.curvature.Probe(data, loss_function)"
-            )
+        instead = "on=gradlens.curvature.Probe(data, loss_function)"
+        _of_kind(quantity.on, Probe, f"{quantity.name}: on=", "probe", instead)
         if model is None:
             raise ValueError(
                 f"{quantity.name} has a probe, whose outputs the model computes: pass the model, "
@@ -89,12 +81,7 @@ def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> No
     """``TypeError`` unless it is a module, ``ValueError`` if it contradicts the reduction."""
     if loss_function is None:
         return
-    if not isinstance(loss_function, nn.Module):
-        raise TypeError(
-            f"loss_function={_short(loss_function)} is not a module: pass one such as "
-            "nn.CrossEntropyLoss(); losses of single samples that are found in another way can be "
-            "passed to the context, as info={'individual_losses': ...}"
-        )
+    _of_kind(loss_function, nn.Module, "loss_function=", "module", LOSS_FUNCTION)
     own = _own_reduction(loss_function)
     if own not in (None, loss_reduction):
         raise ValueError(
@@ -147,11 +134,7 @@ def checked_sinks(
     modules = () if model is None else (name for name, _ in model.named_modules())
     known = {*parameters, *modules}
     for sink in found:
-        if not isinstance(sink, Sink):
-            raise TypeError(
-                f"{_short(sink)} is not a sink: pass a list of instances, such as "
-                "sinks=[gradlens.sinks.TensorBoard(writer)]"
-            )
+        _of_kind(sink, Sink, "", "sink", SINKS)
         for name in sink.layers:
             if name not in known:
                 raise ValueError(
@@ -260,11 +243,7 @@ def step_number(global_step: Any) -> int:
 def check_extensions(extensions: Sequence[Any]) -> None:
     """``TypeError`` names what is no extension of BackPACK's."""
     for extension in extensions:
-        if not isinstance(extension, BackpropExtension):
-            raise TypeError(
-                f"{_short(extension)} is no BackpropExtension: pass instances of BackPACK's "
-                "extensions, and all else by name, as in cockpit(global_step, loss=loss)"
-            )
+        _of_kind(extension, BackpropExtension, "", "BackpropExtension", EXTENSIONS)
 
 
 def checked_info(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,11 +281,8 @@ def _loss_scale(scale: Any) -> float:
 
 def _optimizer(optimizer: Any) -> Optimizer:
     """The optimizer; that of Accelerate's wrapper, which has no hooks, is its ``optimizer``."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer={_short(optimizer)} is no torch.optim.Optimizer: pass the instance whose "
-            "step() updates the parameters"
-        )
+    instead = "the instance whose step() updates the parameters"
+    _of_kind(optimizer, Optimizer, "optimizer=", "torch.optim.Optimizer", instead)
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
 
@@ -335,6 +311,25 @@ _CHECKED = {
 
 READ = {*_CHECKED, "scaler", "outputs"}
 """What gradlens itself reads from ``info``."""
+
+
+def _of_kind(value: object, kind: Any, name: str, noun: str, instead: str) -> Any:
+    """An instance of a class; ``TypeError`` says what to pass ``instead`` of anything else."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}{_short(value)} is not a {noun}: pass {instead}")
+    return value
+
+
+QUANTITIES = (
+    "a list of instances or of names, such as [gradlens.quantities.Loss()], or the name of a "
+    'preset, such as "economy"'
+)
+LOSS_FUNCTION = (
+    "one such as nn.CrossEntropyLoss(); losses of single samples that are found in another way can "
+    "be passed to the context, as info={'individual_losses': ...}"
+)
+SINKS = "a list of instances, such as sinks=[gradlens.sinks.TensorBoard(writer)]"
+EXTENSIONS = "BackPACK's extensions, and all else by name, as in cockpit(global_step, loss=loss)"
 
 
 def _short(value: object) -> str:

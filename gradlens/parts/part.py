@@ -268,24 +268,16 @@ def _merged_results(
         if reduction.degree is None and any(abs(f - 1) > OF_LOSSES for f in factors):
             unscaled |= {key}
             continue
-        pair = (one.values[key], other.values[key])
         with contain(f"merging {type(reduction).__name__}", partial(refuse, key=key)):
-            values[key] = _merged_values(reduction, pair, sizes, factors)
+            first = _scaled(reduction, one.values[key], factors[0])
+            second = _scaled(reduction, other.values[key], factors[1])
+            names = [name for name in first if name in second]
+            values[key] = {n: reduction.merge(first[n], second[n], sizes) for n in names}
     return Results(values, failed, unscaled)
 
 
 OF_LOSSES = 1e-6
 """The most by which a factor of 1 is off, computed from the weights of losses in float32."""
-
-
-def _merged_values(
-    reduction: MergeableReduction,
-    pair: tuple[Values, Values],
-    sizes: tuple[int, int],
-    factors: tuple[float, float],
-) -> Values:
-    one, other = (_scaled(reduction, *each) for each in zip(pair, factors, strict=True))
-    return {name: reduction.merge(one[name], other[name], sizes) for name in one if name in other}
 
 
 def _scaled(reduction: MergeableReduction, values: Values, factor: float) -> Values:
