@@ -374,25 +374,6 @@ def keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-@contextmanager
-def without_exchange(model: nn.parallel.DistributedDataParallel) -> Iterator[None]:
-    """A context for backward passes after which the model's gradients aren't exchanged.
-
-    With ``static_graph=True``, the end of the first backward pass that reaches the model's outputs
-    exchanges the gradients of all processes, and no other pass does. ``no_sync`` is public, but
-    must surround the forward pass.
-    """
-    if not model.static_graph:
-        yield
-        return
-    before = model._static_graph_delay_allreduce_enqueued
-    model._static_graph_delay_allreduce_enqueued = True
-    try:
-        yield
-    finally:
-        model._static_graph_delay_allreduce_enqueued = before
-
-
 def is_joined(model: nn.parallel.DistributedDataParallel) -> bool:
     """Whether the model's ``join`` was entered last with ``enable=True``.
 

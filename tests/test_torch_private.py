@@ -354,30 +354,6 @@ def one_process(tmp_path: Path) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("is_without", [False, True])
-def test_the_first_pass_through_a_static_graph_exchanges(
-    one_process: None, is_without: bool
-) -> None:
-    exchanged: list[Tensor] = []
-
-    def exchange(_: Any, bucket: Any) -> torch.futures.Future[Tensor]:
-        exchanged.append(bucket.buffer())
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    model, x = nn.parallel.DistributedDataParallel(nn.Linear(3, 1), static_graph=True), leaf(2, 3)
-    exchange.__annotations__.clear()  # torch compares them with classes
-    model.register_comm_hook(None, exchange)
-    loss = model(x).sum()
-    with private.without_exchange(model) if is_without else nullcontext():
-        torch.autograd.grad(loss, x, retain_graph=True)
-    assert bool(exchanged) != is_without
-    exchanged.clear()
-    loss.backward()
-    assert bool(exchanged) == is_without
-
-
 def test_a_model_is_joined_inside_of_join(one_process: None) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
     assert not private.is_joined(model)

@@ -96,12 +96,8 @@ def _compute_on_probe(
 
 @contextmanager
 def _own_passes(setting: Setting, parameters: Iterable[Tensor] = ()) -> Iterator[None]:
-    """A context for passes of gradlens's own, which leave no trace in the training.
-
-    Nothing is exchanged with other processes.
-    """
+    """A context for passes of gradlens's own, which leave no trace in the training."""
     with (
-        setting.own_passes(),
         undisturbed(setting.model),
         training_kept(parameters),
         torch.enable_grad(),

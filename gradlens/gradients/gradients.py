@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -38,7 +38,7 @@ from gradlens.samples.model_inputs import places_of_inputs
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of, why_failed
 from gradlens.samples.rows import LabelledEdge
-from gradlens.torch_private import BatchNorm, sequence_number, without_exchange
+from gradlens.torch_private import BatchNorm, sequence_number
 
 Replica: TypeAlias = nn.parallel.DistributedDataParallel
 """A module by which several processes train one model, each with samples of its own."""
@@ -85,14 +85,6 @@ class Setting:
     def names(self) -> dict[int, str]:
         """Names of parameters by the ``id`` of their leaves."""
         return {id(leaf): name for name, leaf in self.leaves.items()}
-
-    @contextmanager
-    def own_passes(self) -> Iterator[None]:
-        """A context for calls of the model besides the user's own."""
-        with ExitStack() as stack:
-            for each in self.replicas:
-                stack.enter_context(without_exchange(each))
-            yield
 
 
 class Gradients(LossFactor):

@@ -84,14 +84,13 @@ class Given(NamedTuple):
 class ModelCall:
     """The tensors of a call, and the sequence numbers of the nodes that computed its outputs.
 
-    ``made`` are those of the outputs themselves, each with the number of the node's output.
-    ``is_first`` says that no input was computed by layers with parameters. No graph is kept alive.
+    ``made`` are those of the outputs themselves, each with the number of the node's output. No
+    graph is kept alive.
     """
 
     inputs: tuple[Given, ...]
     outputs: frozenset[int]
     made: tuple[tuple[int, int], ...] = ()
-    is_first: bool = True
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -142,7 +141,7 @@ class ModelCalls(HookOwner, UnscriptedHook):
 
     def _record_part(self, part: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Of a part of a model, calls with data as input are enough."""
-        if torch.is_grad_enabled() and not any(map(_is_computed, args)):
+        if torch.is_grad_enabled() and not any(map(_is_computed, _given(args, kwargs))):
             outputs = [each for each in tensors_of(output) if each.grad_fn is not None]
             self.parts.append(_call(args, kwargs, outputs))
 
@@ -154,11 +153,7 @@ class ModelCalls(HookOwner, UnscriptedHook):
 
 
 def _call(args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> ModelCall:
-    # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
-    plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
-    leaves = args if plain else tree_leaves((args, kwargs), is_leaf=_is_packed)
-    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
+    tensors = [each for each in _given(args, kwargs) if each.dim() and each.layout == torch.strided]
     data = [t for t in tensors if t.grad_fn is None and t.numel() <= MAX_ELEMENTS]
     if outputs and data:
         keep_until_backward(outputs[0].grad_fn, _INPUTS, data)
@@ -166,15 +161,19 @@ def _call(args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> ModelCall:
         tuple([Given.of(tensor) for tensor in tensors]),
         frozenset([number for tensor in outputs for number in _numbers(tensor.grad_fn)]),
         tuple([each for each in map(made_by, outputs) if each is not None]),
-        not any(map(_is_computed, given)),
     )
 
 
-def _is_computed(argument: Any) -> bool:
+def _given(args: Any, kwargs: Any) -> list[Tensor]:
+    # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
+    plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
+    leaves = args if plain else tree_leaves((args, kwargs), is_leaf=_is_packed)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _is_computed(tensor: Tensor) -> bool:
     """Whether layers with parameters have computed a tensor."""
-    if not isinstance(argument, Tensor) or not argument.requires_grad:
-        return False
-    return argument.dim() > 0 and argument.layout == torch.strided
+    return tensor.requires_grad and tensor.dim() > 0 and tensor.layout == torch.strided
 
 
 def made_by(tensor: Tensor) -> tuple[int, int] | None:
@@ -220,7 +219,7 @@ def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:
     whole = _behind(graph, hook.whole)
     if whole or not all(part in hook.watched for part in _parts_of(model)):
         return whole
-    return [call for call in _behind(graph, hook.parts) if call.is_first and call.shapes]
+    return [call for call in _behind(graph, hook.parts) if call.shapes]
 
 
 def _behind(graph: Graph, calls: Iterable[ModelCall]) -> list[ModelCall]:
