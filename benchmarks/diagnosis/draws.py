@@ -30,11 +30,6 @@ def fixed(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def random_state() -> int:
-    """A seed for scikit-learn's generators, drawn from torch's random numbers."""
-    return int(torch.randint(2**31 - 1, ()))
-
-
 def uniform(low: float, high: float, *shape: int) -> Tensor:
     """Numbers between ``low`` and ``high``."""
     return low + (high - low) * torch.rand(shape)
