@@ -37,7 +37,7 @@ from gradlens.parts.part import BatchPart
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
 from gradlens.signals.recorded_calls import Made
-from gradlens.torch_private import uncompiled_backward
+from gradlens.torch_private import compiler_is_imported, uncompiled_backward
 
 
 class TrackedStep:
@@ -131,7 +131,7 @@ class TrackedStep:
                 step, self._by_user, self._values, setting, tracking.boundary
             )
         with ExitStack() as stack:
-            if self._needs_graph():
+            if compiler_is_imported() and self._needs_graph():
                 self._run_uncompiled(stack)
             if self._values.before_backward:
                 compute_curvature(tracking, context, self._values)
