@@ -186,14 +186,9 @@ class OuterProducts(OfFactors):
 
     def _dot(self, direction: Tensor) -> Tensor:
         size = scale_of(direction)
-        products = self._zeros(self.batch_size * self._positions, self._columns)
-        # In parts, since a copy of the matrix can be large.
-        bytes_per_row = max(self._columns * self.dtype.itemsize, 1)
-        for rows in slices(self._rows, self._piece_bytes // bytes_per_row):
-            part = (direction[rows] / size).to(self.dtype)
-            products.addmm_(self._delta[..., rows].flatten(0, -2), part)
-        by_sample = products.view(self.batch_size, self._positions * self._columns)
-        return double(torch.linalg.vecdot(by_sample, self._inputs.flatten(1))) * size
+        delta = self._delta.flatten(0, -2) / size  # in place of the direction, which is larger
+        products = (delta @ direction.to(self.dtype)).view(self.batch_size, -1)
+        return double(torch.linalg.vecdot(products, self._inputs.flatten(1))) * size
 
     def sum(self) -> Tensor:
         return self._delta.flatten(0, -2).T @ self._inputs.flatten(0, -2)
