@@ -12,16 +12,13 @@ from .training import (
     Watch,
     adam,
     batches,
-    classify,
     cnn,
     digits,
-    errors,
     fit,
     friedman,
     images,
-    misfit,
+    learn,
     mlp,
-    regress,
     sgd,
     tabular,
     tokens,
@@ -35,7 +32,7 @@ def pixels_truncated(fixed: bool, watch: Watch) -> float:
     data, model = digits(scale=False), mlp(64, 32, 10)
     x = data.x / 255 if fixed else (data.x.int() // 256).float()
     data = data._replace(x=x, test_x=data.test_x / 255)
-    return classify(watch, model, adam(model, 5e-3), data)
+    return learn(watch, model, adam(model, 5e-3), data)
 
 
 @question(github("DeepRank/deeprank#16"), 0.25)
@@ -44,33 +41,31 @@ def targets_not_scaled(fixed: bool, watch: Watch) -> float:
     data, model = friedman(), mlp(10, 32, 32, 1)
     if not fixed:
         data = data._replace(y=data.y * 60 + 300, test_y=data.test_y * 60 + 300)
-    return regress(watch, model, sgd(model, 0.02), data, 200)
+    return learn(watch, model, sgd(model, 0.02), data, 200)
 
 
 @question(github("MAC-AutoML/rethinking_performance_estimation_in_NAS#17"), 0.12)
 def sorted_by_class(fixed: bool, watch: Watch) -> float:
     """The loader doesn't shuffle, and the files are sorted by class."""
-    data = images()
-    order, model = data.y.argsort(), cnn()
-    batch = batches(data.x[order], data.y[order], steps=168, shuffle=fixed)
-    fit(watch, model, sgd(model, 0.02), lambda x, y: functional.cross_entropy(model(x), y), batch)
-    return errors(model, data)
+    data, model = images(), cnn()
+    order = data.y.argsort()
+    data = data._replace(x=data.x[order], y=data.y[order])
+    return learn(watch, model, sgd(model, 0.02), data, 168, shuffle=fixed)
 
 
 @question("https://github.com/Borda/kaggle_image-classify/pull/12", 0.12)
 def labels_before_shuffle(fixed: bool, watch: Watch) -> float:
     """Images are shuffled after their labels were taken: the pairs don't belong together."""
-    data = images()
-    order = torch.randperm(len(data.x))
-    y = data.y[order] if fixed else data.y
-    return classify(watch, model := cnn(), adam(model), data._replace(x=data.x[order], y=y))
+    data, order = images(), torch.randperm(len(images().x))
+    data, model = data._replace(x=data.x[order], y=data.y[order] if fixed else data.y), cnn()
+    return learn(watch, model, adam(model), data)
 
 
 @question(github("BrainJS/brain.js#278"), 0.12)
 def raw_features(fixed: bool, watch: Watch) -> float:
     """Features aren't normalised: some are a thousand times as large as others."""
     model = mlp(30, 32, 1)
-    return classify(watch, model, sgd(model, 0.01), tabular(scale=fixed))
+    return learn(watch, model, sgd(model, 0.01), tabular(scale=fixed))
 
 
 @question(github("NNReasoning/What-Can-Neural-Networks-Reason-About#1"), 0.4)
@@ -79,18 +74,16 @@ def mixed_scales(fixed: bool, watch: Watch) -> float:
     data, model = friedman(), mlp(10, 32, 1)
     scale = torch.ones(10) if fixed else torch.tensor([20.0, 20.0, 100.0, 0.1, 0.1] * 2)
     data = data._replace(x=data.x * scale, test_x=data.test_x * scale)
-    return regress(watch, model, adam(model, 5e-3), data)
+    return learn(watch, model, adam(model, 5e-3), data)
 
 
 @question(github("leohsuofnthu/Pytorch-IterativeFCN#7"), 0.15)
 def iterator_made_anew(fixed: bool, watch: Watch) -> float:
     """``next(iter(loader))`` at each step of an unshuffled loader returns the first batch."""
-    data = images()
-    x, y = (data.x, data.y) if fixed else (data.x[:32], data.y[:32])
-    model = cnn()
-    batch = batches(x, y, shuffle=fixed)
-    fit(watch, model, adam(model), lambda x, y: functional.cross_entropy(model(x), y), batch)
-    return errors(model, data)
+    data, model = images(), cnn()
+    if not fixed:
+        data = data._replace(x=data.x[:32], y=data.y[:32])
+    return learn(watch, model, adam(model), data, shuffle=fixed)
 
 
 @question(github("lyhue1991/eat_tensorflow2_in_30_days#23"), 0.12)
@@ -98,22 +91,19 @@ def one_label_for_all(fixed: bool, watch: Watch) -> float:
     """The label is read from the path with the wrong separator: all are 0, the loss is too."""
     data, model = tabular(), mlp(30, 16, 1)
     y = data.y if fixed else torch.zeros_like(data.y)
-    return classify(watch, model, adam(model), data._replace(y=y))
+    return learn(watch, model, adam(model), data._replace(y=y))
 
 
 @question(github("Jingkang50/OpenPSG#56"), 0.2)
 def samples_mixed_by_view(fixed: bool, watch: Watch) -> float:
     """Batch and time are swapped by ``view``: each sequence has steps of several samples."""
-    data = waves()
     model = Recurrent(nn.GRU(1, 16), 16)
 
     def predict(x: Tensor) -> Tensor:
         by_time = x.transpose(0, 1) if fixed else x.reshape(x.shape[1], x.shape[0], 1)
         return model.head(model.layer(by_time)[0][-1])
 
-    batch = batches(data.x, data.y, size=40, steps=200)
-    fit(watch, model, adam(model, 0.01), lambda x, y: (predict(x) - y).square().mean(), batch)
-    return misfit(predict, data)
+    return learn(watch, model, adam(model, 0.01), waves(), 200, 40, predict=predict)
 
 
 class Decoder(nn.Module):

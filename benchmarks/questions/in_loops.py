@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import StepLR
 
@@ -12,16 +12,15 @@ from .training import (
     Watch,
     adam,
     batches,
-    classify,
     cnn,
     digits,
     errors,
     fit,
     friedman,
     images,
+    learn,
     mlp,
     moons,
-    regress,
     sgd,
     tabular,
 )
@@ -33,7 +32,7 @@ CE = nn.CrossEntropyLoss()
 def gradients_kept(fixed: bool, watch: Watch) -> float:
     """Gradients are never set to zero: the loss falls, rises, and falls again."""
     model, data = mlp(10, 32, 1), friedman()
-    return regress(watch, model, sgd(model, 0.05, 0.0), data, 200, zero=fixed)
+    return learn(watch, model, sgd(model, 0.05, 0.0), data, 200, zero=fixed)
 
 
 @question(github("ClementPinard/SfmLearner-Pytorch#5"), 0.12)
@@ -48,7 +47,7 @@ def scheduler_instead_of_step(fixed: bool, watch: Watch) -> float:
             optimizer.step()
         scheduler.step()
 
-    return classify(watch, model, optimizer, data, update=update)
+    return learn(watch, model, optimizer, data, update=update)
 
 
 @question(github("LINCellularNeuroscience/VAME#26"), 0.35)
@@ -62,7 +61,7 @@ def schedule_to_zero(fixed: bool, watch: Watch) -> float:
         optimizer.step()
         scheduler.step()
 
-    return regress(watch, model, optimizer, data, 250, update=update)
+    return learn(watch, model, optimizer, data, 250, update=update)
 
 
 @question(github("leftthomas/SRGAN#94"), 0.15)
@@ -77,7 +76,7 @@ def schedule_by_batch(fixed: bool, watch: Watch) -> float:
         if not fixed or step % 42 == 41:
             scheduler.step()
 
-    return classify(watch, model, optimizer, data, 200, update=update)
+    return learn(watch, model, optimizer, data, 200, update=update)
 
 
 @question(github("Lightning-AI/litgpt#779"), 0.12)
@@ -93,7 +92,7 @@ def warmup_never_counts(fixed: bool, watch: Watch) -> float:
         optimizer.step()
         counted += fixed
 
-    return classify(watch, model, optimizer, data, update=update)
+    return learn(watch, model, optimizer, data, update=update)
 
 
 @question(github("google-deepmind/learning-to-learn#18"), 0.3)
@@ -110,7 +109,7 @@ def reset_each_epoch(fixed: bool, watch: Watch) -> float:
                 if isinstance(layer, nn.Linear):
                     layer.reset_parameters()
 
-    return regress(watch, model, optimizer, data, 228, update=update)
+    return learn(watch, model, optimizer, data, 228, update=update)
 
 
 @question(github("ivanvovk/WaveGrad#3"), 0.12)
@@ -118,14 +117,14 @@ def rate_too_high(fixed: bool, watch: Watch) -> float:
     """The learning rate is too high; a lower one ends the explosion of the loss."""
     model, data = mlp(10, 64, 64, 1), friedman()
     optimizer = sgd(model, 0.02 if fixed else 0.4)
-    return regress(watch, model, optimizer, data, 250)
+    return learn(watch, model, optimizer, data, 250)
 
 
 @question(github("lxg2015/faceboxes#5"), 0.12)
 def adam_rate_too_high(fixed: bool, watch: Watch) -> float:
     """The loss of a convolutional network blows up until the learning rate is lowered."""
     model = cnn()
-    return classify(watch, model, adam(model, 3e-3 if fixed else 0.3), images())
+    return learn(watch, model, adam(model, 3e-3 if fixed else 0.3), images())
 
 
 @question("https://discuss.pytorch.org/t/simple-linear-sigmoid-network-not-learning/98714", 0.15)
@@ -136,7 +135,7 @@ def sigmoid_at_small_rate(fixed: bool, watch: Watch) -> float:
     model = mlp(2, 16, 16, 1, act=nn.ReLU) if fixed else mlp(2, 4, 1, act=nn.Sigmoid)
     optimizer = adam(model, 0.01) if fixed else sgd(model, 0.01, 0.0)
 
-    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
         out = model(x)
         if fixed:
             return functional.binary_cross_entropy_with_logits(out, y)
@@ -157,13 +156,13 @@ def layers_in_a_list(fixed: bool, watch: Watch) -> float:
             self.hidden = nn.ModuleList(layers) if fixed else layers
             self.head = nn.Linear(8, 2)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             for layer in self.hidden:
                 x = layer(x).tanh()
             return self.head(x)
 
     model = Net()
-    return classify(watch, model, adam(model, 0.03), moons(0.05), 300)
+    return learn(watch, model, adam(model, 0.03), moons(0.05), 300)
 
 
 @question(github("pytorch/tutorials#1624"), 0.15)
@@ -198,11 +197,13 @@ def norm_of_one_sample(fixed: bool, watch: Watch) -> float:
 @question(github("afiaka87/glide-finetune#5"), 0.15)
 def half_adam_epsilon(fixed: bool, watch: Watch) -> float:
     """In half precision, Adam's epsilon of 1e-8 is zero: NaN after the first step."""
-    model, data = mlp(64, 32, 10).half(), digits()
+    model = mlp(64, 32, 10).half()
     optimizer = adam(model, 3e-3, eps=1e-4 if fixed else 1e-8)
-    batch = batches(data.x.half(), data.y)
-    fit(watch, model, optimizer, lambda x, y: CE(model(x).float(), y), batch)
-    return errors(lambda x: model(x.half()).float(), data)
+
+    def predict(x: Tensor) -> Tensor:
+        return model(x.half()).float()
+
+    return learn(watch, model, optimizer, digits(), predict=predict)
 
 
 @question(github("davharris/mistnet#87"), 0.12)
@@ -212,7 +213,7 @@ def all_weights_zero(fixed: bool, watch: Watch) -> float:
     if not fixed:
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
-    return classify(watch, model, sgd(model, 0.05), digits())
+    return learn(watch, model, sgd(model, 0.05), digits())
 
 
 @question(github("yz93/LAVT-RIS#25"), 0.15)
@@ -223,7 +224,7 @@ def two_layers_zero(fixed: bool, watch: Watch) -> float:
         for layer in (model[2], model[4]):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
-    return classify(watch, model, adam(model), tabular())
+    return learn(watch, model, adam(model), tabular())
 
 
 @question(github("kaonashi-tyc/zi2zi#81"), 0.2)
@@ -234,4 +235,4 @@ def weights_too_large(fixed: bool, watch: Watch) -> float:
         for layer in model:
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=2.0)
-    return regress(watch, model, adam(model), data, 200)
+    return learn(watch, model, adam(model), data, 200)

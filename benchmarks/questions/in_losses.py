@@ -12,45 +12,41 @@ from .training import (
     Watch,
     adam,
     batches,
-    classify,
     cnn,
     digits,
     errors,
     fit,
     friedman,
     images,
+    learn,
     misfit,
     mlp,
-    regress,
     sgd,
     tabular,
+    usual_loss,
 )
 
 
 @question(github("DeepReinforcementLearning/DeepReinforcementLearningInAction#32"), 0.12)
 def softmax_over_batch(fixed: bool, watch: Watch) -> float:
     """``Softmax(dim=0)`` normalises over the samples of the batch, not over the classes."""
-    model, data = mlp(64, 32, 10), digits()
-    soft = nn.Softmax(dim=1 if fixed else 0)
+    model, soft = mlp(64, 32, 10), nn.Softmax(dim=1 if fixed else 0)
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return functional.nll_loss((soft(model(x)) + 1e-8).log(), y)
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return functional.nll_loss((soft(out) + 1e-8).log(), y)
 
-    fit(watch, model, adam(model), loss, batches(data.x, data.y, steps=100, size=10))
-    return errors(model, data)
+    return learn(watch, model, adam(model), digits(), 100, 10, loss=loss)
 
 
 @question(github("nothinglo/Deep-Photo-Enhancer#57"), 0.2)
 def maximised(fixed: bool, watch: Watch) -> float:
     """The loss has a minus sign, so it is maximised."""
-    model, data = mlp(10, 32, 1), friedman()
-    sign = 1.0 if fixed else -1.0
+    model, sign = mlp(10, 32, 1), 1.0 if fixed else -1.0
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return sign * (model(x) - y).square().mean()
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return sign * (out - y).square().mean()
 
-    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y))
-    return misfit(model, data)
+    return learn(watch, model, adam(model, 5e-3), friedman(), loss=loss)
 
 
 @question(github("tom-roddick/oft#6"), 0.35)
@@ -69,13 +65,12 @@ def one_term_left(fixed: bool, watch: Watch) -> float:
 @question(github("deepset-ai/FARM#229"), 0.2)
 def targets_broadcast(fixed: bool, watch: Watch) -> float:
     """Predictions are ``[N]`` and targets ``[N, 1]``: the loss compares all with all."""
-    model, data = mlp(10, 32, 1), friedman()
+    model = mlp(10, 32, 1)
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return functional.mse_loss(model(x) if fixed else model(x).squeeze(1), y)
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(out if fixed else out.squeeze(1), y)
 
-    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y))
-    return misfit(model, data)
+    return learn(watch, model, adam(model, 5e-3), friedman(), loss=loss)
 
 
 @question("https://discuss.pytorch.org/t/cross-entropy-loss-is-not-decreasing/43814", 0.1)
@@ -84,7 +79,7 @@ def softmax_before_cross_entropy(fixed: bool, watch: Watch) -> float:
     model, data = cnn(), images()
     if not fixed:
         model.append(nn.Softmax(1))
-    return classify(watch, model, sgd(model, 0.02), data, 120)
+    return learn(watch, model, sgd(model, 0.02), data, 120)
 
 
 @question(github("soumith/ganhacks#67"), 0.3)
@@ -95,7 +90,7 @@ def sigmoid_before_logits_loss(fixed: bool, watch: Watch) -> float:
         model.append(nn.Sigmoid())
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        return functional.binary_cross_entropy_with_logits(model(x)[:, 0], y)
+        return usual_loss(model(x), y)
 
     losses = fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y))
     return sum(losses[-20:]) / 20
@@ -104,27 +99,19 @@ def sigmoid_before_logits_loss(fixed: bool, watch: Watch) -> float:
 @question(github("AnubhavGupta3377/Text-Classification-Models-Pytorch#9"), 0.12)
 def nll_of_probabilities(fixed: bool, watch: Watch) -> float:
     """``NLLLoss`` gets probabilities, not their logarithms: the loss is negative."""
-    model, data = mlp(64, 32, 10), digits()
+    model = mlp(64, 32, 10)
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        score = model(x)
-        return functional.nll_loss(score.log_softmax(1) if fixed else score.softmax(1), y)
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return functional.nll_loss(out.log_softmax(1) if fixed else out.softmax(1), y)
 
-    fit(watch, model, sgd(model, 0.02), loss, batches(data.x, data.y, steps=100))
-    return errors(model, data)
+    return learn(watch, model, sgd(model, 0.02), digits(), 100, loss=loss)
 
 
 @question(github("sebastian-hofstaetter/matchmaker#18"), 0.15)
 def divergence_of_probabilities(fixed: bool, watch: Watch) -> float:
     """``KLDivLoss`` of a student gets probabilities where it expects their logarithms."""
     teacher, data = mlp(64, 32, 10), digits()
-    fit(
-        Watch(),
-        teacher,
-        adam(teacher, 0.01),
-        lambda x, y: functional.cross_entropy(teacher(x), y),
-        batches(data.x, data.y),
-    )
+    learn(Watch(), teacher, adam(teacher, 0.01), data)
     model = mlp(64, 16, 10)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -294,7 +281,7 @@ def no_activation(fixed: bool, watch: Watch) -> float:
     y = (x[:, :1] != x[:, 1:]).float()
     model = mlp(2, 16, 1, act=nn.ReLU if fixed else nn.Identity)
     model.append(nn.Sigmoid())
-    return regress(watch, model, adam(model, 0.02), Data(x, y, x, y), 200)
+    return learn(watch, model, adam(model, 0.02), Data(x, y, x, y), 200)
 
 
 @question(github("ProteomicsML/ProteomicsML#203"), 0.3)
@@ -304,4 +291,4 @@ def relu_at_the_end(fixed: bool, watch: Watch) -> float:
     if not fixed:
         model.append(nn.ReLU())
         nn.init.constant_(model[2].bias, -1.0)
-    return regress(watch, model, adam(model, 5e-3), data)
+    return learn(watch, model, adam(model, 5e-3), data)

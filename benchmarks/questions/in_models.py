@@ -11,16 +11,13 @@ from .training import (
     Watch,
     adam,
     batches,
-    classify,
     digits,
-    errors,
     fit,
     friedman,
     images,
-    misfit,
+    learn,
     mlp,
     moons,
-    regress,
     sgd,
 )
 
@@ -28,16 +25,13 @@ from .training import (
 @question(github("speechbrain/speechbrain#1396"), 0.35)
 def features_detached(fixed: bool, watch: Watch) -> float:
     """The encoder gets ``feats.detach()``, so nothing before it has a gradient."""
-    data = friedman()
     model = nn.ModuleDict({"features": mlp(10, 3), "encoder": mlp(3, 32, 1)})
 
     def predict(x: Tensor) -> Tensor:
         features = model["features"](x)
         return model["encoder"](features if fixed else features.detach())
 
-    batch = batches(data.x, data.y, steps=250)
-    fit(watch, model, adam(model, 5e-3), lambda x, y: (predict(x) - y).square().mean(), batch)
-    return misfit(predict, data)
+    return learn(watch, model, adam(model, 5e-3), friedman(), 250, predict=predict)
 
 
 @question(github("ihciah/deep-fashion-retrieval#1"), 0.2)
@@ -48,7 +42,7 @@ def convolutions_frozen(fixed: bool, watch: Watch) -> float:
     )
     nn.init.normal_(model[0].weight, std=0.02)
     model[0].requires_grad_(fixed)
-    return classify(watch, model, adam(model, 0.01), images())
+    return learn(watch, model, adam(model, 0.01), images())
 
 
 @question(github("wannabeOG/MAS-PyTorch#1"), 0.15)
@@ -57,16 +51,9 @@ def frozen_the_wrong_ones(fixed: bool, watch: Watch) -> float:
     data = digits()
     model = nn.ModuleDict({"base": mlp(64, 32, 10), "head": nn.Linear(10, 10)})
     base = model["base"]
-    fit(
-        Watch(),
-        base,
-        adam(base, 0.01),
-        lambda x, y: functional.cross_entropy(base(x), y),
-        batches(data.x, data.y),
-    )
+    learn(Watch(), base, adam(base, 0.01), data)
     model["base" if fixed else "head"].requires_grad_(False)
     base[-1].requires_grad_(False)
-    y, test_y = (data.y * 3 + 1) % 10, (data.test_y * 3 + 1) % 10
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, 0.03 if fixed else 3e-3)
     nn.init.normal_(model["head"].weight, std=0.05)
@@ -74,9 +61,8 @@ def frozen_the_wrong_ones(fixed: bool, watch: Watch) -> float:
     def predict(x: Tensor) -> Tensor:
         return model["head"](base(x))
 
-    batch = batches(data.x, y, steps=60)
-    fit(watch, model, optimizer, lambda x, y: functional.cross_entropy(predict(x), y), batch)
-    return errors(predict, data._replace(test_y=test_y))
+    other = data._replace(y=(data.y * 3 + 1) % 10, test_y=(data.test_y * 3 + 1) % 10)
+    return learn(watch, model, optimizer, other, 60, predict=predict)
 
 
 @question(github("zdebruine/MMVAE#39"), 0.4)
@@ -88,9 +74,9 @@ def decoder_not_in_optimizer(fixed: bool, watch: Watch) -> float:
     def predict(x: Tensor) -> Tensor:
         return model["decoder"](model["encoder"](x))
 
-    optimizer, batch = adam(model if fixed else model["encoder"], 5e-3), batches(data.x, steps=200)
-    fit(watch, model, optimizer, lambda x: (predict(x) - x).square().mean(), batch)
-    return misfit(predict, data._replace(test_y=data.test_x))
+    optimizer = adam(model if fixed else model["encoder"], 5e-3)
+    data = data._replace(y=data.x, test_y=data.test_x)
+    return learn(watch, model, optimizer, data, 200, predict=predict)
 
 
 @question(github("zjunlp/HVPNeT#5"), 0.12)
@@ -101,13 +87,13 @@ def head_not_appended(fixed: bool, watch: Watch) -> float:
     groups = [{"params": model[0].parameters(), "lr": 5e-3}]
     if fixed:
         groups.append({"params": [*model[2].parameters(), *model[4].parameters()]})
-    return classify(watch, model, torch.optim.Adam(groups, 0.01), digits())
+    return learn(watch, model, torch.optim.Adam(groups, 0.01), digits())
 
 
 @question(github("hirofumi0810/neural_sp#168"), 0.2)
 def accumulated_not_divided(fixed: bool, watch: Watch) -> float:
     """Gradients of 16 micro-batches are added up, and the loss isn't divided by 16."""
-    model, data = mlp(10, 64, 1), friedman()
+    model = mlp(10, 64, 1)
     optimizer = sgd(model, 0.1)
 
     def update(step: int) -> None:
@@ -115,12 +101,10 @@ def accumulated_not_divided(fixed: bool, watch: Watch) -> float:
             optimizer.step()
             optimizer.zero_grad()
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return (model(x) - y).square().mean() / (16 if fixed else 1)
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return (out - y).square().mean() / (16 if fixed else 1)
 
-    batch = batches(data.x, data.y, size=16, steps=960)
-    fit(watch, model, optimizer, loss, batch, update, zero=False)
-    return misfit(model, data)
+    return learn(watch, model, optimizer, friedman(), 960, 16, loss=loss, update=update, zero=False)
 
 
 @question(github("BVLC/caffe#1396"), 0.2)
@@ -128,7 +112,7 @@ def decay_too_strong(fixed: bool, watch: Watch) -> float:
     """A weight decay of 0.5 draws all weights to zero: any input has the same output."""
     model, data = mlp(10, 32, 1), friedman()
     optimizer = sgd(model, 0.05, weight_decay=5e-4 if fixed else 0.5)
-    return regress(watch, model, optimizer, data, 200)
+    return learn(watch, model, optimizer, data, 200)
 
 
 @question(github("twtygqyy/pytorch-vdsr#2"), 0.2)
@@ -141,7 +125,7 @@ def clipped_to_nothing(fixed: bool, watch: Watch) -> float:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0 if fixed else 1e-4)
         optimizer.step()
 
-    return regress(watch, model, optimizer, data, 200, update=update)
+    return learn(watch, model, optimizer, data, 200, update=update)
 
 
 @question(github("jsyoon0823/Time-series-prediction#3"), 0.2)
@@ -150,7 +134,7 @@ def sigmoid_bounds_outputs(fixed: bool, watch: Watch) -> float:
     model, data = mlp(10, 32, 1), friedman()
     if not fixed:
         model.append(nn.Sigmoid())
-    return regress(watch, model, adam(model, 5e-3), data, 200)
+    return learn(watch, model, adam(model, 5e-3), data, 200)
 
 
 @question(github("lightly-ai/lightly#559"), 0.5)
@@ -199,16 +183,13 @@ def penalty_of_argmax(fixed: bool, watch: Watch) -> float:
 @question(github("guojunq/lsgan#3"), 0.1)
 def sigmoid_with_squares(fixed: bool, watch: Watch) -> float:
     """The squared error of a saturated sigmoid has next to no gradient; a linear output has."""
-    data = moons()
     model = mlp(2, 32, 1)
-    nn.init.constant_(model[2].bias, -8.0 if not fixed else 0.0)
+    nn.init.constant_(model[2].bias, 0.0 if fixed else -8.0)
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        out = model(x)[:, 0]
-        return ((out + 0.5 if fixed else out.sigmoid()) - y).square().mean()
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return ((out + 0.5 if fixed else out.sigmoid())[:, 0] - y).square().mean()
 
-    fit(watch, model, sgd(model, 0.1), loss, batches(data.x, data.y, steps=200))
-    return errors(model, data)
+    return learn(watch, model, sgd(model, 0.1), moons(), 200, loss=loss)
 
 
 @question(github("motokimura/PyTorch_Gaussian_YOLOv3#23"), 0.2)
@@ -281,4 +262,4 @@ def weights_too_small_for_depth(fixed: bool, watch: Watch) -> float:
             else:
                 nn.init.normal_(layer.weight, std=0.01)
             nn.init.zeros_(layer.bias)
-    return classify(watch, model, adam(model, 2e-3), digits(), 200)
+    return learn(watch, model, adam(model, 2e-3), digits(), 200)

@@ -20,17 +20,16 @@ from .training import (
     Watch,
     adam,
     batches,
-    classify,
     cnn,
     digits,
     errors,
     fit,
     friedman,
     images,
+    learn,
     misfit,
     mlp,
     moons,
-    regress,
     sgd,
     tabular,
     tokens,
@@ -365,17 +364,17 @@ def curriculum(watch: Watch) -> float:
 def fine_tuning(watch: Watch) -> float:
     """A network that knows some classes gets a new head; its first layer stays frozen."""
     data, model = digits(), mlp(64, 64, 32, 10)
-    classify(Watch(), model, adam(model), data._replace(y=data.y % 5), 100)
+    learn(Watch(), model, adam(model), data._replace(y=data.y % 5), 100)
     model[4], model[0] = nn.Linear(32, 10), model[0].requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-3)
-    return classify(watch, model, optimizer, data, 120)
+    return learn(watch, model, optimizer, data, 120)
 
 
 @healthy(0.12)
 def distillation(watch: Watch) -> float:
     """A student learns soft targets of a teacher, and labels."""
     data, teacher, model = digits(), mlp(64, 64, 10), mlp(64, 16, 10)
-    classify(Watch(), teacher, adam(teacher, 0.01), data)
+    learn(Watch(), teacher, adam(teacher, 0.01), data)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         soft = (teacher(x) / 3).softmax(1).detach()
@@ -452,7 +451,7 @@ def meta_learning(watch: Watch) -> float:
 @healthy(0.2)
 def accumulation(watch: Watch) -> float:
     """Four micro-batches for each step, the loss divided by four."""
-    data, model = digits(), mlp(64, 32, 10)
+    model = mlp(64, 32, 10)
     optimizer = adam(model, 5e-3)
 
     def update(step: int) -> None:
@@ -460,23 +459,22 @@ def accumulation(watch: Watch) -> float:
             optimizer.step()
             optimizer.zero_grad()
 
-    batch = batches(data.x, data.y, size=16, steps=320)
-    fit(watch, model, optimizer, lambda x, y: CE(model(x), y) / 4, batch, update, zero=False)
-    return errors(model, data)
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return CE(out, y) / 4
+
+    return learn(watch, model, optimizer, digits(), 320, 16, loss=loss, update=update, zero=False)
 
 
 @healthy(0.12)
 def mixed_precision(watch: Watch) -> float:
     """Forward passes in bfloat16."""
-    data, model = images(), cnn()
+    model = cnn()
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
+    def predict(x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            out = model(x)
-        return CE(out.float(), y)
+            return model(x).float()
 
-    fit(watch, model, adam(model), loss, batches(data.x, data.y))
-    return errors(model, data)
+    return learn(watch, model, adam(model), images(), predict=predict)
 
 
 @healthy(0.3)
@@ -520,7 +518,7 @@ def autoencoder(watch: Watch) -> float:
     """The target is the input."""
     data, model = digits(), mlp(64, 32, 12, 32, 64)
     data = data._replace(y=data.x, test_y=data.test_x)
-    return regress(watch, model, adam(model, 5e-3), data, 200)
+    return learn(watch, model, adam(model, 5e-3), data, 200)
 
 
 @healthy(0.1)
@@ -551,7 +549,7 @@ def warmup_and_cosine(watch: Watch) -> float:
         optimizer.step()
         schedule.step()
 
-    return classify(watch, model, optimizer, data, update=update)
+    return learn(watch, model, optimizer, data, update=update)
 
 
 @healthy(0.3)
@@ -564,22 +562,19 @@ def clipped_gradients(watch: Watch) -> float:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return regress(watch, model, optimizer, waves(), 150, update=update)
+    return learn(watch, model, optimizer, waves(), 150, update=update)
 
 
 @healthy(0.4)
 def embedded_categories(watch: Watch) -> float:
     """A table of two categories and eight numbers."""
-    data = friedman()
     model = nn.ModuleList([nn.Embedding(6, 4), nn.Embedding(6, 4), mlp(16, 32, 1)])
 
     def predict(x: Tensor) -> Tensor:
         place = ((x[:, :2] + 1.73) / 3.46 * 5.99).long().clamp(0, 5)
         return model[2](torch.cat([model[0](place[:, 0]), model[1](place[:, 1]), x[:, 2:]], 1))
 
-    batch = batches(data.x, data.y, steps=200)
-    fit(watch, model, adam(model, 5e-3), lambda x, y: mse(predict(x), y), batch)
-    return misfit(predict, data)
+    return learn(watch, model, adam(model, 5e-3), friedman(), 200, predict=predict)
 
 
 @healthy(0.2)

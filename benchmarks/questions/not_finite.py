@@ -11,13 +11,12 @@ from .training import (
     Watch,
     adam,
     batches,
-    classify,
     cnn,
     digits,
-    errors,
     fit,
     friedman,
     images,
+    learn,
     misfit,
     mlp,
     sgd,
@@ -42,14 +41,13 @@ def empty_mask(fixed: bool, watch: Watch) -> float:
 @question("https://whosebug.com/question/6301115/Weird-behaviour-of-loss-function-in-pytorch", 0.2)
 def exponential_of_loss(fixed: bool, watch: Watch) -> float:
     """The loss is the exponential of the cross-entropy, which a few wrong samples overflow."""
-    model, data = mlp(64, 32, 10), digits()
+    model = mlp(64, 32, 10)
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        value = functional.cross_entropy(model(x), y)
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        value = functional.cross_entropy(out, y)
         return value if fixed else (value / 0.5).exp()
 
-    fit(watch, model, sgd(model, 0.05), loss, batches(data.x, data.y, size=16))
-    return errors(model, data)
+    return learn(watch, model, sgd(model, 0.05), digits(), size=16, loss=loss)
 
 
 @question("https://discuss.pytorch.org/t/94875", 0.3)
@@ -104,28 +102,24 @@ def fourth_root(fixed: bool, watch: Watch) -> float:
 @question(github("avalonstrel/GatedConvolution_pytorch#27"), 0.15)
 def constant_image(fixed: bool, watch: Watch) -> float:
     """Images are scaled by their minimum and maximum, which are equal in an empty image."""
-    data = images()
+    data, model = images(), cnn()
     x = data.x.clone()
     x[700] = 0.5
     low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
     x = (x - low) / ((high - low).clamp(min=1e-6) if fixed else high - low) * 2 - 1
-    model = cnn()
-    batch = batches(x, data.y)
-    fit(watch, model, adam(model), lambda x, y: functional.cross_entropy(model(x), y), batch)
-    return errors(model, data)
+    return learn(watch, model, adam(model), data._replace(x=x))
 
 
 @question(github("NRCan/geo-deep-learning#68"), 0.15)
 def pixels_without_data(fixed: bool, watch: Watch) -> float:
     """Satellite images have NaN where there is no data, and infinite values."""
-    data = images()
+    data, model = images(), cnn()
     x = data.x.clone()
     x[5::200, :, 0, :2] = torch.inf
     x[9::200, :, 5:, 6:] = torch.nan
     if fixed:
         x = x.nan_to_num(0.0, 0.0, 0.0)
-    model = cnn()
-    return classify(watch, model, sgd(model, 0.02), data._replace(x=x))
+    return learn(watch, model, sgd(model, 0.02), data._replace(x=x))
 
 
 @question(github("prs-eth/Marigold#111"), 0.3)
@@ -135,12 +129,11 @@ def depth_missing(fixed: bool, watch: Watch) -> float:
     target = data.y.clone()
     target[11::150] = torch.nan
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
         known = y.isfinite() if fixed else torch.ones_like(y, dtype=torch.bool)
-        return (model(x) - y)[known].square().mean()
+        return (out - y)[known].square().mean()
 
-    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, target))
-    return misfit(model, data)
+    return learn(watch, model, adam(model, 5e-3), data._replace(y=target), loss=loss)
 
 
 @question(github("pytorch/pytorch#41508"), 0.25)
@@ -170,18 +163,12 @@ def attention_all_masked(fixed: bool, watch: Watch) -> float:
 @question(github("ziwei-jiang/PGGAN-PyTorch#1"), 0.15)
 def deviation_of_one_sample(fixed: bool, watch: Watch) -> float:
     """A feature is the standard deviation over the batch, and the last batch has one sample."""
-    data = digits()
-    model = mlp(65, 32, 10)
-    count = 321
-    x, y = data.x[:count], data.y[:count]
+    data, model = digits(), mlp(65, 32, 10)
+    count = 320 if fixed else 321
 
     def predict(x: Tensor) -> Tensor:
         spread = x.std(0).mean().expand(len(x), 1)
         return model(torch.cat([x, spread], 1))
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(predict(x), y)
-
-    keep = count - 1 if fixed else count
-    fit(watch, model, adam(model, 5e-3), loss, batches(x[:keep], y[:keep]))
-    return errors(predict, data)
+    part = data._replace(x=data.x[:count], y=data.y[:count])
+    return learn(watch, model, adam(model, 5e-3), part, predict=predict)

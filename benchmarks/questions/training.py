@@ -177,45 +177,34 @@ def fit(
     return losses
 
 
-def classify(
+def usual_loss(out: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy for classes, binary or not, and the squared error for numbers."""
+    if y.ndim > 1:
+        return (out - y).square().mean()
+    if y.is_floating_point():
+        return functional.binary_cross_entropy_with_logits(out[:, 0], y)
+    return functional.cross_entropy(out, y)
+
+
+def learn(
     watch: Watch,
     model: nn.Module,
     optimizer: Optimizer,
     data: Data,
     steps: int = 150,
     size: int = 32,
-    update: Callable[[int], object] | None = None,
-) -> float:
-    """Trains with the cross-entropy, and returns the share of wrong classes."""
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        if y.is_floating_point():
-            return functional.binary_cross_entropy_with_logits(model(x)[:, 0], y)
-        return functional.cross_entropy(model(x), y)
-
-    fit(watch, model, optimizer, loss, batches(data.x, data.y, size=size, steps=steps), update)
-    return errors(model, data)
-
-
-def regress(
-    watch: Watch,
-    model: nn.Module,
-    optimizer: Optimizer,
-    data: Data,
-    steps: int = 150,
-    size: int = 32,
+    *,
+    predict: Callable[[Tensor], Tensor] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = usual_loss,
     update: Callable[[int], object] | None = None,
     zero: bool = True,
+    shuffle: bool = True,
 ) -> float:
-    """Trains with the squared error, and returns the misfit."""
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return (model(x) - y).square().mean()
-
-    fit(
-        watch, model, optimizer, loss, batches(data.x, data.y, size=size, steps=steps), update, zero
-    )
-    return misfit(model, data)
+    """Trains, and returns the share of wrong classes, or the misfit where targets are numbers."""
+    outputs = predict or model
+    batch = batches(data.x, data.y, size=size, steps=steps, shuffle=shuffle)
+    fit(watch, model, optimizer, lambda x, y: loss(outputs(x), y), batch, update, zero)
+    return misfit(outputs, data) if data.test_y.ndim > 1 else errors(outputs, data)
 
 
 @torch.no_grad()
