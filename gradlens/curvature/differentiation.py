@@ -22,7 +22,6 @@ from gradlens.graph.checkpoints import read_again
 from gradlens.graph.graph import Graph, nodes_below
 from gradlens.graph.kinds import Node
 from gradlens.graph.passes import Gradients, Instead, call, derivatives
-from gradlens.graph.uncompiled import ran_compiled
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.planner import FREED, FREED_GRAPH
 from gradlens.torch_private import saved
@@ -34,11 +33,6 @@ _REMEDY = (
     "it uses cuDNN's recurrent layers, `with torch.backends.cudnn.flags(enabled=False): ...`. A "
     "custom autograd.Function must not be once_differentiable, a "
     "checkpoint not reentrant."
-)
-COMPILED = (
-    "torch can't differentiate what torch.compile has made twice: pass the compiled model to the "
-    "cockpit, and a compiled loss module as loss_function=..., or run the forward pass, with the "
-    "loss, inside `with cockpit.forward(step):`"
 )
 _TORCH_SAYS = (
     "is not implemented",
@@ -58,10 +52,8 @@ def differentiable_gradient(
     An entry is None where the gradient is zero or constant, so has no derivative of its own.
     Raises ``UnavailableError`` for an operation without second derivative, such as a function that
     is declared to be differentiable only once: torch would leave out its derivative silently. The
-    same holds for compiled code, and where the output depends on none of the inputs.
+    same holds where the output depends on none of the inputs.
     """
-    if ran_compiled(output):
-        raise UnavailableError(COMPILED)
     if cotangent is None:
         cotangent = torch.ones_like(output)
     if not cotangent.requires_grad:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from gradlens.graph.checkpoints import read_again, recomputing, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, is_python_function
-from gradlens.graph.kinds import HIDING, LEAF, Node, kind
+from gradlens.graph.kinds import COMPILED, LEAF, REENTRANT_CHECKPOINT, Node, kind
 from gradlens.graph.python_functions import Watched, why_not_to_run
+from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.torch_private import (
     hands_gradients_on,
@@ -101,6 +102,8 @@ def nodes_above(graph: Graph, numbers: Collection[int]) -> set[int]:
 def reason_not_to_run(node: Node) -> str:
     """Why a node can't be run once more without a trace; empty if it can."""
     if is_python_function(node) and not hands_gradients_on(node):
+        if kind(node) == COMPILED:
+            return RAN_COMPILED
         what = why_not_to_run(node)
         if what:
             return RUNS_CODE.format(kind=kind(node), what=what)
@@ -110,12 +113,13 @@ def reason_not_to_run(node: Node) -> str:
 def why_not_to_pass(tensor: Tensor) -> str:
     """Why the graph behind a loss can't be passed without a trace; usually empty.
 
-    Checkpoints count, too: computing a region again runs the user's own code. What hides its graph
-    has a reason of its own.
+    Checkpoints count, too: computing a region again runs the user's own code. A reentrant one has a
+    reason of its own.
     """
     graph = Graph(tensor)
     pairs = zip(graph.nodes, graph.kinds, strict=True)
-    return next(filter(None, (reason_not_to_run(n) for n, k in pairs if k not in HIDING)), "")
+    reasons = (reason_not_to_run(node) for node, k in pairs if k != REENTRANT_CHECKPOINT)
+    return next(filter(None, reasons), "")
 
 
 RUNS_CODE = (
