@@ -137,7 +137,7 @@ def _separated(by_path: Mapping[Path, RunningStatistics]) -> dict[Path, RunningS
     return {
         (*path, "") if path in inner else path: statistics
         for path, statistics in by_path.items()
-        if path not in inner or statistics.moments.count
+        if path not in inner or statistics.numbers
     }
 
 

@@ -1,18 +1,18 @@
-"""Statistics of numbers that come one at a time, in constant memory."""
+"""Statistics of samples and numbers that come one at a time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.quantile_sketch import QuantileSketch
-from gradlens.stateful import State, load_state, state_of
+from gradlens.stateful import State
 
 
 class RunningMean:
@@ -43,113 +43,92 @@ class RunningMean:
         return (self._squares / (self.samples * (self.samples - 1))).sqrt()
 
 
-@dataclass(frozen=True)
-class RunningMoments:
-    """Count, mean, sum of squared deviations, minimum and maximum of some numbers.
-
-    If infinities are among them, the sum of squared deviations is NaN, and the mean is the
-    infinity, or NaN if there are infinities of both signs.
-    """
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the population; NaN if there is no number."""
-        return math.sqrt(self.squares / self.count) if self.count else math.nan
-
-    def add(self, value: float) -> RunningMoments:
-        """The moments with one number more (Welford, 1962)."""
-        count, low, high = self.count + 1, min(self.low, value), max(self.high, value)
-        if math.isinf(low) or math.isinf(high):
-            return RunningMoments(count, low + high, math.nan, low, high)
-        apart = value - self.mean
-        squares = self.squares + self.count / count * apart * apart
-        return RunningMoments(count, self.mean + apart / count, squares, low, high)
-
-
 Statistic: TypeAlias = Literal["mean", "std", "min", "q1", "median", "q3", "max", "iqr"]
 
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
-_QUANTILES: Mapping[str, float] = {"q1": 0.25, "median": 0.5, "q3": 0.75}
-
 INFINITE = "there are infinities among the numbers"
 TOO_LARGE = "the numbers, or their squares, are too large to be added up"
 
 
 class RunningStatistics:
-    """Statistics of a stream of numbers; those that are NaN are left out and counted."""
+    """Statistics of numbers that come one at a time; those that are NaN are left out and counted.
+
+    The numbers are kept, as the history keeps those of other quantities: 8 bytes each.
+    """
 
     def __init__(self, statistics: Sequence[Statistic] = STATISTICS) -> None:
         self.statistics = tuple(statistics)
-        self.moments = RunningMoments()
+        self.numbers: list[float] = []
         self.undefined = 0
         self.reason = ""
-        needs_order = {*self.statistics} & {*_QUANTILES, "iqr"}
-        self._sketch = QuantileSketch() if needs_order else None
 
     def add(self, value: float) -> None:
         """Add a number."""
         if math.isnan(value):
             self.undefined += 1
             self.reason = value.reason if isinstance(value, Undefined) else self.reason
-            return
-        self.moments = self.moments.add(value)
-        if self._sketch is not None:
-            self._sketch.add(value)
+        else:
+            self.numbers.append(float(value))
 
     def state_dict(self) -> State:
-        """The statistics so far."""
-        return {
-            "moments": asdict(self.moments),
-            "undefined": self.undefined,
-            "reason": self.reason,
-            "sketch": state_of(self._sketch),
-        }
+        """The numbers so far."""
+        return {"numbers": [*self.numbers], "undefined": self.undefined, "reason": self.reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        self.moments = RunningMoments(**state["moments"])
+        self.numbers = [*state["numbers"]]
         self.undefined, self.reason = state["undefined"], state["reason"]
-        load_state(self._sketch, state["sketch"])
 
     def record(self) -> dict[str, float]:
         """The statistics by name, and the ``"count"`` of the numbers.
 
         ``"undefined"`` is the count of those that are NaN, if there are any.
         """
-        counts = {"count": self.moments.count}
+        counts = {"count": len(self.numbers)}
         if self.undefined:
             counts["undefined"] = self.undefined
-        if not self.moments.count:
+        if not self.numbers:
             why = "all numbers were NaN" if self.undefined else "there was no number"
             nothing = Undefined(self.reason or why)
             return {**dict.fromkeys(self.statistics, nothing), **counts}
-        return {
-            **{name: self._explained(self._statistic(name)) for name in self.statistics},
-            **counts,
-        }
+        found = _statistics(np.sort(np.array(self.numbers, dtype=np.float64)))
+        infinite = not np.isfinite(self.numbers).all()
+        return {**{name: _explained(found[name], infinite) for name in self.statistics}, **counts}
 
-    def _explained(self, value: float) -> float:
-        """The value; a NaN with the reason if it overflows, or is NaN because of infinities."""
-        infinite = math.isinf(self.moments.low) or math.isinf(self.moments.high)
-        if math.isnan(value):
-            return Undefined(INFINITE if infinite else TOO_LARGE)
-        return Undefined(TOO_LARGE) if math.isinf(value) and not infinite else value
 
-    def _statistic(self, name: Statistic) -> float:
-        if name in _QUANTILES:
-            return self._quantile(_QUANTILES[name])
-        if name == "iqr":
-            return self._quantile(0.75) - self._quantile(0.25)
-        moments = self.moments
-        return {"mean": moments.mean, "std": moments.std, "min": moments.low,
-                "max": moments.high}[name]  # fmt: skip
+def _statistics(ordered: NDArray[np.float64]) -> dict[Statistic, float]:
+    """All statistics of numbers in ascending order, the standard deviation of the population.
 
-    def _quantile(self, share: float) -> float:
-        assert self._sketch is not None  # made in __init__ if the statistics need it
-        return self._sketch.quantile(share)
+    With infinities, the mean is the infinity, or NaN if there are infinities of both signs.
+    """
+    low, high = float(ordered[0]), float(ordered[-1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        # From the first on: the mean of equal numbers is exactly that number.
+        is_finite = math.isfinite(low) and math.isfinite(high)
+        mean = low + float((ordered - low).mean()) if is_finite else low + high
+        std = float(np.sqrt(np.square(ordered - mean).mean()))
+        q1, median, q3 = (_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
+    return {"mean": mean, "std": std, "min": low, "q1": q1, "median": median, "q3": q3,
+            "max": high, "iqr": q3 - q1}  # fmt: skip
+
+
+def _explained(value: float, infinite: bool) -> float:
+    """The value; a NaN with the reason if it overflows, or is NaN because of infinities."""
+    if math.isnan(value):
+        return Undefined(INFINITE if infinite else TOO_LARGE)
+    return Undefined(TOO_LARGE) if math.isinf(value) and not infinite else value
+
+
+def _quantile(ordered: NDArray[np.float64], share: float) -> float:
+    """The number below which a share is, interpolated linearly.
+
+    It is infinite next to an infinity, and NaN between infinities of both signs.
+    """
+    part, place = math.modf(share * (len(ordered) - 1))
+    low, high = map(float, ordered[[int(place), math.ceil(place + part)]])
+    if low == high or not part:
+        return low
+    if math.isinf(low) or math.isinf(high):
+        return low + high
+    # Either form overflows where the other one doesn't.
+    return low * (1 - part) + high * part if low < 0 < high else low + part * (high - low)
