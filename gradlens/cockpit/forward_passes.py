@@ -29,7 +29,7 @@ from gradlens.signals.capture import FindAxes, SignalCapture
 from gradlens.signals.recorded_calls import Requests
 from gradlens.signals.signal import LayerSignals, Request
 from gradlens.stateful import State
-from gradlens.torch_private import unseen
+from gradlens.torch_private import compiled_modules, unseen
 
 
 class ForwardPasses:
@@ -75,8 +75,10 @@ class ForwardPasses:
         self._past: deque[int] = deque(maxlen=3)
         self._unfinished: int | None = None
         self._active: dict[int, tuple[Quantity, ...]] = {}
-        if model is not None:  # from which the number of samples is read
-            keep_calls(model, user=self)
+        # Compiled code is made anew where hooks come and go.
+        self._is_compiled = wrapped is not None and any(compiled_modules(wrapped))
+        self._keeps_calls = False
+        self._keep_calls_if(True)
 
     # Which steps come, and what is active at them.
 
@@ -105,6 +107,11 @@ class ForwardPasses:
         """Whether something is tracked at a step, or facts alone where they are all there is."""
         has_means = self.has_means(global_step)
         return has_means and (not self._quantities or bool(self.active_at(global_step)))
+
+    @property
+    def begins(self) -> bool:
+        """Whether there are quantities whose first step is still to come."""
+        return bool([quantity for quantity in self._quantities if not quantity.has_started])
 
     @property
     def next_steps(self) -> tuple[int, ...]:
@@ -169,8 +176,18 @@ class ForwardPasses:
         self._active = {step: self._active[step] for step in steps if step in self._active}
         active = self._possible(steps)
         self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
+        # Without means, hooks would take a tenth of a plain step of a small network for nothing.
+        may_be_tracked = needs_next_step or not steps or any(map(self.has_means, steps))
+        may_be_tracked |= self.begins
+        self._keep_calls_if(may_be_tracked or self._is_compiled)
         if self._of_outputs:
             keep_outputs(self._model, self, not self._of_outputs.isdisjoint(active))
+
+    def _keep_calls_if(self, needed: bool) -> None:
+        """Keep what the model is called with, from which the number of samples is read."""
+        if self._model is not None and needed != self._keeps_calls:
+            self._keeps_calls = needed
+            (keep_calls if needed else forget_calls)(self._model, user=self)
 
     def _possible(self, steps: Sequence[int]) -> Sequence[Quantity]:
         """The quantities that may be active at one of these steps: all of them without any step.

@@ -54,8 +54,7 @@ class Tracking:
         if is_watched and self.forward_passes.has_means(global_step):
             return False
         waits = self.updates.is_waiting or self.assembly.has_own_parts
-        started = all(quantity.has_started for quantity in self.quantities)
-        if waits or not started or self.assembly.processes.count > 1:
+        if waits or self.forward_passes.begins or self.assembly.processes.count > 1:
             return False
         self.boundary.begin_step(global_step)
         return not self.forward_passes.active_at(global_step, self.boundary)
