@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -58,7 +59,7 @@ class RunningStatistics:
 
     def __init__(self, statistics: Sequence[Statistic] = STATISTICS) -> None:
         self.statistics = tuple(statistics)
-        self.numbers: list[float] = []
+        self.numbers = array("d")
         self.undefined = 0
         self.reason = ""
 
@@ -68,7 +69,7 @@ class RunningStatistics:
             self.undefined += 1
             self.reason = value.reason if isinstance(value, Undefined) else self.reason
         else:
-            self.numbers.append(float(value))
+            self.numbers.append(value)
 
     def state_dict(self) -> State:
         """The numbers so far."""
@@ -76,7 +77,7 @@ class RunningStatistics:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        self.numbers = [*state["numbers"]]
+        self.numbers = array("d", state["numbers"])
         self.undefined, self.reason = state["undefined"], state["reason"]
 
     def record(self) -> dict[str, float]:
@@ -91,7 +92,7 @@ class RunningStatistics:
             why = "all numbers were NaN" if self.undefined else "there was no number"
             nothing = Undefined(self.reason or why)
             return {**dict.fromkeys(self.statistics, nothing), **counts}
-        found = _statistics(np.sort(np.array(self.numbers, dtype=np.float64)))
+        found = _statistics(np.sort(np.array(self.numbers)))
         infinite = not np.isfinite(self.numbers).all()
         return {**{name: _explained(found[name], infinite) for name in self.statistics}, **counts}
 
