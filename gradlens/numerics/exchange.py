@@ -1,32 +1,26 @@
-"""Objects that the processes of a training exchange, as JSON and the bytes of tensors.
+"""Objects that the processes of a training exchange, as ``torch.save`` writes them.
 
-Pickle isn't used, since what it reads may run any code. Of what is received, nothing is made but
-tensors, plain values, and objects of the classes that the receiver names.
+Of what is received, nothing is made but tensors, plain values, and objects of the classes that the
+receiver names: what pickle reads may run any code.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import io
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+from gradlens.history.undefined import Undefined
 
 T = TypeVar("T")
 
-LENGTH = 8
-"""Bytes of the number in front of a message, which is the length of its JSON."""
-
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
-        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    )
-}  # fmt: skip
+PLAIN = (frozenset, Undefined)
+"""Plain classes that ``torch.load`` doesn't read of its own accord."""
 
 
 def all_gathered(
@@ -123,17 +117,21 @@ def _as_tensor(content: bytes) -> Tensor:
 
 def to_bytes(value: Any, classes: Sequence[type[Any]]) -> bytes:
     """A message; ``TypeError`` for what is neither plain, nor a tensor, nor of ``classes``."""
-    tensors: dict[int, tuple[int, Tensor]] = {}
-    plan = json.dumps(_encode(value, {*classes}, tensors)).encode()
-    contents = (_bytes_of(tensor) for _, tensor in tensors.values())
-    return b"".join([len(plan).to_bytes(LENGTH, "big"), plan, *contents])
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    with safe_globals([*PLAIN, *classes]):
+        others = get_unsafe_globals_in_checkpoint(file)
+    if others:
+        name = others[0].rpartition(".")[2]
+        raise TypeError(f"a {name} can't be sent to other processes")
+    return file.getvalue()
 
 
 def from_bytes(message: bytes, classes: Sequence[type[Any]], device: torch.device) -> Any:
     """What ``to_bytes`` was given, with all tensors on ``device``."""
-    start = LENGTH + int.from_bytes(message[:LENGTH], "big")
-    plan = json.loads(message[LENGTH:start])
-    return _Decoder(message[start:], classes, device).decode(plan)
+    with safe_globals([*PLAIN, *classes]):
+        return torch.load(io.BytesIO(message), device, weights_only=True)
 
 
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:
@@ -148,83 +146,3 @@ def _device_of(group: dist.ProcessGroup | None) -> torch.device:
 def _bytes_of(tensor: Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes()
-
-
-def _encode(value: Any, classes: set[type[Any]], tensors: dict[int, tuple[int, Tensor]]) -> Any:
-    """The plan of a value; ``tensors`` gets its tensors, numbered, by their identities."""
-
-    def inner(values: Iterable[Any]) -> list[Any]:
-        return [_encode(entry, classes, tensors) for entry in values]
-
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Tensor):
-        # A tensor with several uses is sent once.
-        number, _ = tensors.setdefault(id(value), (len(tensors), value))
-        dtype = str(value.dtype).removeprefix("torch.")
-        return {"tensor": [number, dtype, list(value.shape)]}
-    if isinstance(value, torch.Size):
-        return {"size": list(value)}
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"device": None}
-    for kind in SEQUENCES.values():
-        if isinstance(value, kind):
-            return {kind.__name__: inner(value)}
-    if isinstance(value, Mapping):
-        return {"dict": [inner(pair) for pair in value.items()]}
-    if type(value) in classes:
-        return {"object": [type(value).__name__, inner(vars(value)), inner(vars(value).values())]}
-    raise TypeError(f"a {type(value).__name__} can't be sent to other processes")
-
-
-SEQUENCES: Mapping[str, type[Any]] = {"list": list, "tuple": tuple, "frozenset": frozenset}
-
-
-class _Decoder:
-    """Makes values of the plan of a message and the bytes of its tensors."""
-
-    def __init__(self, content: bytes, classes: Sequence[type[Any]], device: torch.device) -> None:
-        self._content = bytearray(content)
-        self._classes = {each.__name__: each for each in classes}
-        self._device = device
-        self._tensors: list[Tensor] = []
-        self._start = 0
-
-    def decode(self, plan: Any) -> Any:
-        """The value that a part of the plan describes."""
-        if not isinstance(plan, dict):
-            return plan
-        ((kind, found),) = plan.items()
-        if kind == "tensor":
-            return self._tensor(*found)
-        if kind == "size":
-            return torch.Size(found)
-        if kind == "dtype":
-            return DTYPES[found]
-        if kind == "device":
-            return self._device
-        if kind == "dict":
-            return {self.decode(key): self.decode(value) for key, value in found}
-        if kind == "object":
-            return self._instance(*found)
-        return SEQUENCES[kind](map(self.decode, found))
-
-    def _tensor(self, number: int, dtype: str, shape: list[int]) -> Tensor:
-        if number == len(self._tensors):
-            self._tensors.append(self._next_tensor(DTYPES[dtype], shape))
-        return self._tensors[number]
-
-    def _next_tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
-        count, start = math.prod(shape), self._start
-        if not count:
-            return torch.empty(shape, dtype=dtype, device=self._device)
-        self._start += count * dtype.itemsize
-        part = self._content[start : self._start]  # a copy, whose memory is aligned
-        return torch.frombuffer(part, dtype=dtype).reshape(shape).to(self._device)
-
-    def _instance(self, name: str, names: list[str], values: list[Any]) -> Any:
-        found = object.__new__(self._classes[name])
-        vars(found).update(zip(names, map(self.decode, values), strict=True))
-        return found

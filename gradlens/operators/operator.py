@@ -100,7 +100,6 @@ class GradientOperator(ABC):
         self.shape = torch.Size(shape)
         self.dtype = dtype
         self.eps = torch.finfo(dtype).eps if eps is None else eps
-        self.device = device
         self._piece_bytes = PIECE_BYTES if device.type == "cpu" else DEVICE_PIECE_BYTES
         self._held: tuple[Tensor | None, ...] = ()
         self._seen: list[int] = []
@@ -110,6 +109,11 @@ class GradientOperator(ABC):
         self._noise = (ROUNDINGS * self.eps) ** 2
         """Bound for ‖gₙ − ḡ‖²/‖ḡ‖² that comes from rounding alone."""
         self.bytes_of_elements = batch_size * self._rows * self._columns * dtype.itemsize
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are, also after another process has sent them."""
+        return self._tensors[0].device
 
     def __repr__(self) -> str:
         shape = [self.batch_size, *self.shape]
@@ -281,7 +285,7 @@ class GradientOperator(ABC):
     @final
     def _element_deviations(self, mean: Tensor, squares: Tensor) -> ElementDeviations:
         """Of a mean and squares with as many elements as the parameter."""
-        mean = mean.to(self.dtype).reshape(self.shape)
+        mean = mean.reshape(self.shape)
         noise = max(self._noise, ROUNDINGS * torch.finfo(mean.dtype).eps)
         return ElementDeviations(mean, squares.reshape(self.shape), noise)
 
@@ -290,7 +294,7 @@ class GradientOperator(ABC):
         """From Σₙgₙ in float64 ``[R, K]``, and Σₙgₙ²."""
         squares = self.sum_of_squares()
         squares.addcmul_(total, total, value=-1 / max(self.batch_size, 1)).clamp_(min=0)
-        return self._element_deviations(total / self.batch_size, squares)
+        return self._element_deviations(total.div_(self.batch_size), squares)
 
     @final
     def _squares_about(self, centre: Tensor) -> Tensor:

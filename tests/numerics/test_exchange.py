@@ -7,13 +7,14 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
 import torch
 
 import gradlens
-from gradlens.numerics.exchange import DTYPES, from_bytes, to_bytes
+from gradlens.numerics.exchange import from_bytes, to_bytes
 from gradlens.operators.composed import Composed, Grouped, Joined, Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense
@@ -40,6 +41,12 @@ PLAIN: list[Any] = [
 ]
 
 
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_values(value: Any) -> None:
     found = from_bytes(to_bytes(value, ()), (), CPU)
@@ -47,7 +54,7 @@ def test_plain_values(value: Any) -> None:
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (4, 3)], ids=str)
 def test_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     odd = torch.ones(3, dtype=torch.uint8)
@@ -115,7 +122,7 @@ def test_other_classes_are_refused() -> None:
     with pytest.raises(TypeError, match="a Other can't be sent to other processes"):
         to_bytes([Other()], OPERATOR_CLASSES)
     message = to_bytes([Other()], [Other])
-    with pytest.raises(KeyError, match="Other"):
+    with pytest.raises(UnpicklingError, match="Other"):
         from_bytes(message, OPERATOR_CLASSES, CPU)
 
 
