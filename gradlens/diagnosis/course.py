@@ -32,8 +32,8 @@ LARGE_UPDATE = 0.03
 
 def rise(evidence: Evidence) -> float:
     """The loss over that at the start, exceeded by three steps; NaN if it isn't known."""
-    found = np.sort(finite(evidence.level[SETTLING:]))
-    return float(found[-PERSISTENT]) / evidence.start if len(found) >= PERSISTENT else math.nan
+    found, count = np.sort(finite(evidence.level[SETTLING:])), PERSISTENT * evidence.width
+    return float(found[-count]) / evidence.start if len(found) >= count else math.nan
 
 
 def is_stuck(evidence: Evidence) -> bool:

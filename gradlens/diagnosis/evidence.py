@@ -292,15 +292,20 @@ class Evidence:
         return found
 
     @cached_property
-    def level(self) -> Floats:
-        """The loss, averaged over as many of the latest steps as it takes for enough samples.
-
-        That of a few samples varies by half. Where a loss isn't finite, it isn't either.
-        """
+    def width(self) -> int:
+        """How many steps have enough samples for a mean loss."""
         samples = self.typical("samples")
         width = math.ceil(ENOUGH_SAMPLES / samples) if samples >= 1 else 1
-        width = max(1, min(width, len(self.loss.values) // FEWEST_LEVELS))
-        known = self.loss.finite
+        return max(1, min(width, len(self.loss.values) // FEWEST_LEVELS))
+
+    @cached_property
+    def level(self) -> Floats:
+        """The loss, averaged over so many of the latest steps.
+
+        That of a few samples varies by half. Where a loss isn't finite, it isn't either. A single
+        loss is in as many neighbouring means, so that rises must last longer.
+        """
+        known, width = self.loss.finite, self.width
         sums, counts = (
             np.convolve(each, np.ones(width))[: len(known)]
             for each in (np.where(known, self.loss.values, 0.0), known)

@@ -144,8 +144,8 @@ def first_peak(evidence: Evidence) -> float:
 
 def _early_rise(evidence: Evidence) -> float:
     """The loss over that at the start, exceeded by three of the first steps; NaN if unknown."""
-    found = np.sort(finite(_early(evidence)))
-    return float(found[-PERSISTENT]) / evidence.start if len(found) >= PERSISTENT else math.nan
+    found, count = np.sort(finite(_early(evidence))), PERSISTENT * evidence.width
+    return float(found[-count]) / evidence.start if len(found) >= count else math.nan
 
 
 def _early(evidence: Evidence) -> Floats:

@@ -43,7 +43,7 @@ def signs(evidence: Evidence) -> tuple[Measured, ...]:
     with np.errstate(invalid="ignore"):
         high = losses > HIGH
         peak = largest(losses)
-    if peak > PEAK and high.sum() >= FEWEST and share(high) >= SHARE:
+    if peak > PEAK and high.sum() >= FEWEST * evidence.width and share(high) >= SHARE:
         found.append(above("loss at its peak, over that at the start", peak, PEAK))
     if evidence.ends_badly and _grows_before_the_end(evidence):
         found.append(

@@ -44,8 +44,8 @@ def mixed(evidence: Evidence) -> Iterator[Sign]:
 
 
 SAME = 1e-3
-"""The standard deviation of the outputs over the samples: of logits, and of predictions over
-that of the targets. Networks of the usual initialisations have 0.1 to 1."""
+"""The standard deviation of the outputs over the samples, or that over the targets' if these have a
+smaller one than 1. Networks of the usual initialisations have 0.1 to 1."""
 RECORDS = 3
 """Records at the end, at all of which outputs are the same."""
 SMALLEST = 4
@@ -56,7 +56,7 @@ def constant(evidence: Evidence) -> Iterator[Sign]:
     """The same output for every input, at the end of a run that learns nothing."""
     spreads = evidence.column("output_std")
     variance = evidence.typical("target_variance")
-    spreads = spreads / np.sqrt(variance) if variance > 0 else spreads
+    spreads = spreads / np.sqrt(variance) if 0 < variance < 1 else spreads
     known = np.isfinite(spreads)
     late = spreads[known][-RECORDS:]
     is_enough = evidence.typical("samples") >= SMALLEST and evidence.length >= LONG_ENOUGH

@@ -23,6 +23,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     if evidence.setup.optimizer == "SGD" and not evidence.option("momentum") > 0:
         return
+    if not any((found > 0).any() for found in evidence.by_name("gradient_rms").values.values()):
+        return  # of parameters without a gradient, an optimizer has no state
     is_after = np.append(False, evidence.column("updates")[:-1] > 0)
     is_empty = is_after & (evidence.column("stateless") > 0)
     if is_after.sum() >= FEWEST and is_empty.sum() > MOST * is_after.sum():
