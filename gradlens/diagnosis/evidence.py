@@ -53,9 +53,9 @@ LATE = 0.75
 SUMMED = 2.0
 """Times log C: a loss that never comes below is taken for a sum over several labels."""
 
-ENOUGH_SAMPLES, FEWEST_LEVELS = 32, 4
-"""The mean loss of so many samples has a standard deviation of a quarter, of squared errors;
-but a run has so many separate means at least."""
+FEW_SAMPLES, ENOUGH_SAMPLES, FEWEST_LEVELS = 32, 64, 4
+"""Batches of fewer samples are averaged until there are so many as the second, whose mean squared
+error has a standard deviation of a fifth; but a run has so many separate means at least."""
 
 FIRST_STEPS = 5
 """A median over so many steps doesn't depend on one or two of them."""
@@ -295,7 +295,7 @@ class Evidence:
     def width(self) -> int:
         """How many steps have enough samples for a mean loss."""
         samples = self.typical("samples")
-        width = math.ceil(ENOUGH_SAMPLES / samples) if samples >= 1 else 1
+        width = math.ceil(ENOUGH_SAMPLES / samples) if 1 <= samples < FEW_SAMPLES else 1
         return max(1, min(width, len(self.loss.values) // FEWEST_LEVELS))
 
     @cached_property

@@ -250,7 +250,7 @@ def test_a_generator_whose_samples_are_detached() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("samples", [32])
+@pytest.mark.parametrize("samples", [8, 32])
 def test_small_batches_of_a_healthy_regression(samples: int) -> None:
     for seed in range(3):
         torch.manual_seed(seed)
