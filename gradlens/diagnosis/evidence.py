@@ -224,9 +224,10 @@ class Evidence:
         """The loss that rises are compared with: the first one, or chance if that is more.
 
         NaN if neither is known, or is positive; or if others train parameters behind the loss,
-        such as an adversary's, which may make it rise.
+        such as an adversary's, which may make it rise. A loss that is negative at times, as one
+        that is weighted by rewards, has no size that others could be compared with.
         """
-        if self.has_adversary:
+        if self.has_adversary or smallest(self.loss.values) < 0:
             return math.nan
         known = [each for each in (self.first_loss, self.chance) if each > 0]
         return max(known) if known else math.nan

@@ -181,9 +181,11 @@ def loss_rows(loss: Loss) -> LossRows:
     is_single = targets.numel() == len(targets)  # several labels of a row are none
     count = len(targets) if of == "numbers" else targets.numel()
     is_known = count <= MOST_LABELS and (of != "classes" or targets.dim() == 1)
+    # With weights of their own, they may be actions, whose losses are multiplied by rewards.
+    are_labels = of != "numbers" and not loss.weighs_rows
     return LossRows(
         loss.values(weighted=False) if is_known else None,
-        targets.reshape(-1).clone() if is_known and is_single and of != "numbers" else None,
+        targets.reshape(-1).clone() if is_known and is_single and are_labels else None,
         signed(saved(loss.function, "ignore_index")) if of == "classes" else None,
         _classes(saved(loss.function, "self"), of),
         count,

@@ -69,7 +69,8 @@ class Loss:
 
     ``functions`` are the nodes of these. ``samples`` is N, 0 if it isn't known. ``reduction`` is
     ``"mean"`` or ``"sum"`` if all terms are reduced so over the batch, else empty. If it
-    ``is_multiple``, the values of a single function add up to a multiple of the loss.
+    ``is_multiple``, the values of a single function add up to a multiple of the loss. If it
+    ``weighs_rows``, these are multiplied by numbers of their own, such as rewards or a mask.
     """
 
     value: Tensor
@@ -77,6 +78,7 @@ class Loss:
     functions: tuple[Node, ...]
     reduction: str
     is_multiple: bool
+    weighs_rows: bool = False
 
     @cached_property
     def function(self) -> Node | None:
@@ -186,7 +188,15 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
     passed = (way.node for way in ways if way.node is not ends[0])
     is_multiple = is_alone and all(map(_is_multiplied, passed))
     how = reductions.pop() if len(reductions) == 1 else ""
-    return Loss(loss, samples, functions, how, is_multiple)
+    rows = _rows_of(functions[0]) if len(functions) == 1 else ()
+    weights = (way.node for way in ways if kind_of(kind(way.node)).is_product)
+    weighs_rows = bool(rows) and any(_rows_of(node) == rows for node in weights)
+    return Loss(loss, samples, functions, how, is_multiple, weighs_rows)
+
+
+def _rows_of(node: Node) -> tuple[int, ...]:
+    """The length of the first axis of what a node has made, if there is one."""
+    return tuple(output_metadata(node)[0].shape[:1])
 
 
 def _is_passed(its: Kind) -> bool:

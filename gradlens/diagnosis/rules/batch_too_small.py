@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import is_high, is_stuck
+from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES
 from gradlens.diagnosis.numbers import median
 from gradlens.diagnosis.rule import Rule, Sign, above, below
 
 SMALL = 4
-"""Samples of a small batch. It is an alarm if there is one sample, or if training is unstable."""
+"""Samples of a small batch. It is an alarm if nothing is learnt."""
 LABELS = 64
 """Labels of a batch of texts that isn't small, with one for each word. Those of the pixels of an
 image depend on each other."""
@@ -32,8 +32,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     if typical <= SMALL:
         numbers = (below("samples in a batch", typical, SMALL + 1),)
-        is_alarm = typical == 1 or is_high(evidence) or is_stuck(evidence)
-        yield Sign(int(evidence.steps[samples <= SMALL][0]), numbers, is_alarm=is_alarm)
+        first = int(evidence.steps[samples <= SMALL][0])
+        yield Sign(first, numbers, is_alarm=is_stuck(evidence))
         return
     noise = evidence.series("GradNoiseScale")
     early = noise.steps <= noise.steps.mean() if noise.steps.size else np.zeros(0, dtype=np.bool_)

@@ -115,7 +115,7 @@ RULES = (
     ),
     Rule(
         fault="nonfinite_loss",
-        title="The forward pass makes a NaN or an infinity of finite numbers",
+        title="A NaN or an infinity first appears in the forward pass",
         needs=(LOSS,),
         find=losses,
         advice=ADVICE["forward"],
