@@ -19,7 +19,7 @@ from torch import Tensor
 from gradlens.graph.checkpoints import read_again, recomputing, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import COMPILED, LEAF, REENTRANT_CHECKPOINT, Node, kind
-from gradlens.graph.python_functions import Watched, why_not_to_run
+from gradlens.graph.python_functions import existing_tensors_kept, why_not_to_run
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.torch_private import (
@@ -248,7 +248,7 @@ def _call_function(
         with (
             torch.set_grad_enabled(create_graph),
             read_again(node),
-            Watched(zeros) as watched,
+            existing_tensors_kept(zeros) as watched,
         ):
             found = node.apply(*zeros)
     except Exception as error:

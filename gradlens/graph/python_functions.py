@@ -1,9 +1,9 @@
 """Whether a backward function in Python leaves everything as it was, so that it may run once more.
 
 The backward function of a ``torch.autograd.Function`` can do anything: overwrite what it has saved,
-take something out of a list, count. It is run by gradlens only if its bytecode shows that it
-computes with numbers, tensors and torch's functions alone, and calls no function of others. While
-it runs, no tensor that was there before may be changed, and no random number drawn.
+take something out of a list, count. It is run by gradlens only if its bytecode, and that of the
+functions that it calls, shows that it computes with numbers, tensors and torch's functions alone.
+While it runs, no tensor that was there before may be changed, and no random number drawn.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import builtins
 import dis
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
-from inspect import getattr_static, unwrap
+from inspect import getattr_static
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function
 
 from gradlens.graph.kinds import Node
 from gradlens.numerics.unavailable import UnavailableError
@@ -68,22 +70,28 @@ _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 
 def why_not_to_run(node: Node) -> str:
     """What a Python function's backward may change, in words; empty if it changes nothing."""
-    for name, value in vars(node).items():
+    attributes = vars(node)
+    for name, value in attributes.items():
         if not _is_constant(value):
             return f"it has {type(value).__name__} {name!r} on ctx"
-    backward: Any = backward_function(node)
-    while hasattr(backward, "__wrapped__"):  # as by once_differentiable
-        if not _is_of_torch(backward):
-            code = getattr(backward, "__code__", None)  # the name of a wrapper is another's, too
-            return f"it is wrapped by {getattr(code, 'co_name', type(backward).__name__)!r}"
-        backward = backward.__wrapped__
-    if not isinstance(backward, FunctionType):
+    backward = backward_function(node)
+    if backward is None:
         return "it isn't written in Python"
-    unknown = [
-        *(name for name in _attribute_names(backward.__code__) if not _is_known(name, node)),
-        *(name for name, value in _reached(backward).items() if not _is_harmless(value)),
-    ]
-    return _why_not_code(backward.__code__) or (f"it uses {unknown[0]!r}" if unknown else "")
+    return _why_not(backward, ()) or _unknown_attribute(backward, {*attributes, *dir(node)})
+
+
+def _unknown_attribute(function: Any, known: set[str]) -> str:
+    """Which attribute a function uses that neither torch nor its ``known`` context has.
+
+    One that others have put on tensors, or on torch, may hold anything.
+    """
+    for each in _with_callees(function):
+        classes = [value for value in _reached(each).values() if isinstance(value, type)]
+        own = known.union(*map(dir, classes))
+        for name in _attribute_names(each.__code__):
+            if name not in own and not _is_own(name):
+                return f"it uses {name!r}"
+    return ""
 
 
 _PLACES = (
@@ -96,15 +104,12 @@ _NAMES = frozenset(name for place in _PLACES for name in dir(place))
 """Attributes that a harmless function may use: those of torch, of its results, and of Python."""
 
 
-def _is_known(name: str, node: Node) -> bool:
-    """Whether an attribute is one of the context, of torch or of Python.
-
-    One that others have put on tensors, or on torch, may hold anything.
-    """
+def _is_own(name: str) -> bool:
+    """Whether an attribute is one of torch or of Python, which nobody has put there."""
     if name not in _NAMES:
-        return name in dir(node)
-    places = (Tensor, torch, torch.nn.functional)
-    return not any(_is_of_others(getattr_static(place, name, None)) for place in places)
+        return False
+    of_modules = (vars(module).get(name) for module in (torch, torch.nn.functional))
+    return not any(map(_is_of_others, (getattr_static(Tensor, name, None), *of_modules)))
 
 
 def _is_of_others(value: Any) -> bool:
@@ -114,26 +119,73 @@ def _is_of_others(value: Any) -> bool:
     return isinstance(function, list | dict | set)
 
 
+def _with_callees(function: Any) -> Iterator[FunctionType]:
+    """A function and those of others that it calls."""
+    waiting, visited = [function], set[int]()
+    while waiting:
+        each = waiting.pop()
+        while hasattr(each, "__wrapped__"):
+            each = each.__wrapped__
+        if isinstance(each, FunctionType) and not (id(each) in visited or _is_of_torch(each)):
+            visited.add(id(each))
+            yield each
+            waiting += (getattr(value, "__func__", value) for value in _used(each).values())
+
+
+def _why_not(function: Any, callers: tuple[Any, ...]) -> str:
+    """What a function may change, or what of it can't be seen; empty if it changes nothing.
+
+    ``callers`` are the functions and classes that are being looked at, and that it may call back.
+    """
+    original = function
+    while hasattr(original, "__wrapped__"):  # as by once_differentiable
+        if not _is_of_torch(original):
+            code = getattr(original, "__code__", None)  # the name of a wrapper is another's, too
+            return f"it is wrapped by {getattr(code, 'co_name', type(original).__name__)!r}"
+        original = original.__wrapped__
+    if not isinstance(original, FunctionType):
+        return f"it calls {getattr(original, '__name__', type(original).__name__)!r}"
+    reason = _why_not_code(original.__code__)
+    if reason:
+        return reason
+    for name in _global_names(original.__code__):
+        is_built_in = name in _BUILTINS and hasattr(builtins, name)
+        if name not in original.__globals__ and not is_built_in:
+            return f"it calls {name!r}"
+    attributes = _attribute_names(original.__code__)
+    for name, value in _reached(original).items():
+        if not _is_harmless(value, attributes, (*callers, original)):
+            return f"it uses {name!r}"
+    return ""
+
+
 def _reached(function: FunctionType) -> dict[Any, Any]:
     """What a function uses from outside: variables, defaults and globals, by their names."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: cell.cell_contents for name, cell in cells}
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    known = {name: getattr(builtins, name) for name in _BUILTINS} | function.__globals__
-    used = {name: known.get(name, _MISSING) for name in _global_names(function.__code__)}
-    return closure | dict(enumerate(defaults)) | used
+    names, known = _global_names(function.__code__), function.__globals__
+    return closure | dict(enumerate(defaults)) | {n: known[n] for n in names if n in known}
 
 
-_MISSING = object()
+def _used(function: FunctionType) -> dict[Any, Any]:
+    """What a function reaches, and what it uses of the ``torch.autograd.Function`` among that."""
+    found = _reached(function)
+    classes = [each for each in found.values() if isinstance(each, type)]
+    attributes = _attribute_names(function.__code__)
+    return found | {
+        f"{each.__qualname__}.{name}": getattr_static(each, name, None)
+        for each in classes
+        if issubclass(each, Function)
+        for name in attributes
+    }
 
 
 def constants_of(node: Node) -> str:
     """The numbers and texts that a harmless backward function depends on, wherever they are."""
     found = [*vars(node).items()]
-    function: Any = backward_function(node)
-    backward = unwrap(function)
-    if isinstance(backward, FunctionType):
-        found += _reached(backward).items()
+    for function in _with_callees(backward_function(node)):
+        found += _used(function).items()
     return " ".join(f"{name}={value!r}" for name, value in found if _is_number(value))
 
 
@@ -144,19 +196,41 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, _CONSTANTS)
 
 
-def _is_harmless(value: Any) -> bool:
-    """Whether a backward function may use a value from outside: no function of others is one."""
-    if _is_constant(value) or value is Tensor:
+def _is_harmless(value: Any, names: Iterable[str], callers: tuple[Any, ...]) -> bool:
+    """Whether a backward function may use a value from outside, and its attributes ``names``."""
+    if _is_constant(value) or value is math or _is_torch_module(value):
         return True
-    name = getattr(value, "__name__", "")
-    if name in _BUILTINS and value is getattr(builtins, name):
+    if isinstance(value, type):
+        built_in = value is getattr(builtins, value.__name__, None)
+        if issubclass(value, Function):
+            return value in callers or all(
+                _is_harmless_attribute(value, name, names, callers) for name in names
+            )
+        return (built_in and value.__name__ in _BUILTINS) or value in (Tensor, nn.Parameter)
+    if isinstance(value, BuiltinFunctionType | MethodType) or not isinstance(value, FunctionType):
+        name = getattr(value, "__name__", "")
+        return value is getattr(torch, name, None) or value is getattr(math, name, None)
+    functional = value.__module__.startswith("torch.nn.functional") and _is_of_torch(value)
+    if value in callers or functional:
         return True
-    if isinstance(value, ModuleType):
-        return value in (math, torch, torch.nn, torch.nn.functional)
-    if isinstance(value, FunctionType):
-        return value.__module__.startswith("torch.nn.functional") and _is_of_torch(value)
-    of_torch = any(value is getattr(place, name, None) for place in (torch, math))
-    return of_torch and not isinstance(value, type)
+    return not _why_not(value, callers)
+
+
+def _is_harmless_attribute(
+    function: type[Function], name: str, names: Iterable[str], callers: tuple[Any, ...]
+) -> bool:
+    """Whether what a ``torch.autograd.Function`` has under a name, if anything, may be used.
+
+    The attributes ``names`` may be those of another function that it has.
+    """
+    if name == "apply" and function.setup_context is not Function.setup_context:
+        return False
+    found = getattr_static(function, "forward" if name == "apply" else name, None)
+    if found is not None and found is getattr_static(Function, name, None):
+        return True  # of torch
+    if isinstance(found, staticmethod | classmethod):
+        found = found.__func__
+    return _is_constant(found) or _is_harmless(found, names, (*callers, function))
 
 
 def _is_of_torch(function: Any) -> bool:
@@ -166,6 +240,10 @@ def _is_of_torch(function: Any) -> bool:
 
 
 _TORCH = str(Path(torch.__file__).parent)
+
+
+def _is_torch_module(value: Any) -> bool:
+    return isinstance(value, ModuleType) and value in (torch, torch.nn, torch.nn.functional)
 
 
 def _is_constant(value: Any) -> bool:
@@ -218,16 +296,26 @@ def _attribute_names(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-class Watched(DispatchMode):
-    """Lets operations change only memory that was made in the context, and its ``own`` tensors.
+@contextmanager
+def existing_tensors_kept(own: Iterable[Tensor]) -> Iterator[Watched]:
+    """Refuse operations that change tensors from before the context, but for ``own`` ones.
 
-    Nor may they draw random numbers: ``UnavailableError`` comes before anything is changed.
+    The same for operations that draw random numbers. ``UnavailableError`` comes in place of either,
+    before anything is changed.
+    """
+    with Watched(map(storage_number, own)) as watched:
+        yield watched
+
+
+class Watched(DispatchMode):
+    """Lets operations change only memory that was made in the context, and what it was given.
+
     ``is_elementwise`` says that all of them have computed elements from those at the same place.
     """
 
-    def __init__(self, own: Iterable[Tensor]) -> None:
+    def __init__(self, storages: Iterable[int]) -> None:
         super().__init__()
-        self._own = set(map(storage_number, own))
+        self._own = set(storages)
         self.is_elementwise = True
 
     def __torch_dispatch__(

@@ -155,7 +155,7 @@ class Pure(torch.autograd.Function):
 
 
 class OfEachOther(Pure):
-    """Its functions call each other, and aren't looked into."""
+    """Its functions call each other, and change nothing."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -303,7 +303,7 @@ CHANGING = [
 PROGRAMS: dict[str, Program] = {
     **{kind.__name__: Program(by_function(kind)) for kind in CHANGING},
     "a pure function": Program(by_function(Pure), True),
-    "functions that call each other": Program(by_function(OfEachOther)),
+    "functions that call each other": Program(by_function(OfEachOther), True),
     "a function of transforms": Program(by_function(OfTransforms), True),
     "gradient reversal": Program(by_function(Reversal, 0.5), True),
     "a hook with a running norm": Program(with_hook(normalised)),
