@@ -213,9 +213,9 @@ class Budget:
 
     @property
     def without_turns(self) -> str:
-        """Which quantities had no turn, and why; empty if all had one."""
+        """Which quantities had no turn, and why; empty if all had one, or there were no steps."""
         names = [name for name in self._names if not self._turns[name]]
-        if not names:
+        if not names or not self._steps:
             return ""
         first = WARM_UP + PLAIN
         why = SHORT.format(first=first) if self._steps <= first + 1 else RARE

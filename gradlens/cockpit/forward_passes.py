@@ -76,7 +76,7 @@ class ForwardPasses:
         self._unfinished: int | None = None
         self._active: dict[int, tuple[Quantity, ...]] = {}
         # Compiled code is made anew where hooks come and go.
-        self._is_compiled = wrapped is not None and any(compiled_modules(wrapped))
+        self._is_compiled = wrapped is not None and bool(compiled_modules(wrapped))
         self._keeps_calls = False
         self._keep_calls_if(True)
 

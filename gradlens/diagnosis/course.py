@@ -131,7 +131,7 @@ def _jumps_among(evidence: Evidence, holds: Truths) -> tuple[Jump, ...]:
     values, places = evidence.loss.values, np.flatnonzero(holds & evidence.loss.finite)
     if not places.size or len(places) > max(MOST_JUMPS * len(values), 1):
         return ()
-    factor = math.exp(SPREADS * noise(values))
+    factor = float(np.exp(SPREADS * noise(values)))
     return tuple(
         Jump(place, int(evidence.loss.steps[place]), values[place] / evidence.start,
              largest_share(evidence, place))

@@ -63,9 +63,8 @@ class Autopsies(Observer):
         self._latest: tuple[int, Spike] | None = None
         self._gradient_was_finite = True
         self._front = _smallest_in_front(setting.parameters)
-        self._step: int | None = None
         self._part = 0
-        """The number of the micro-batch in its step, from one on."""
+        """The number of the micro-batch in its step, from one on; 0 between steps."""
         self._before: Tensor | None = None
         """The sum of the gradient in front that the backward pass adds to."""
         self._jump: Jump | None = None
@@ -75,8 +74,7 @@ class Autopsies(Observer):
     def enter(self, context: StepContext) -> None:
         """Read the loss; if it has jumped, look at the graph while it is whole."""
         self._jump, self.reductions = None, ()
-        self._part = self._part + 1 if context.global_step == self._step else 1
-        self._step = context.global_step
+        self._part += 1
         self._before = self._sum_in_front(None)
         passed: Tensor | None = context.info.get("loss")
         if passed is None:
@@ -99,8 +97,13 @@ class Autopsies(Observer):
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Record what is behind a jump of the loss, also if an exception has come of it."""
-        if outcome.error is not None or not context.accumulating:
-            self._step = None
+        try:
+            self._look_back(context, outcome)
+        finally:
+            if outcome.error is not None or not context.accumulating:
+                self._part = 0
+
+    def _look_back(self, context: StepContext, outcome: Outcome) -> None:
         if outcome.error is not None and not isinstance(outcome.error, Exception):
             return  # an interrupt
         if self._jump is not None:

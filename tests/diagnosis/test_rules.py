@@ -224,7 +224,7 @@ FAULTY: dict[str, list[History]] = {
     ],
     "batchnorm_eval": [batchnorm(training=False)],
     "batch_of_one": [batchnorm(training=True, samples=1)],
-    "batch_too_small": [run(changed(S, samples=1.0, labels=1.0))],
+    "batch_too_small": [run(changed(S, samples=1.0, labels=1.0, loss=STUCK))],
     "adam_epsilon": [
         run(layers=moments(1e-3), setup=adam(eps=epsilon)) for epsilon in (0.1, 1.0, 10.0)
     ],
@@ -446,7 +446,7 @@ NOTICED: dict[str, list[History]] = {
         )
     ],
     "batch_too_small": [
-        run(changed(S, samples=4.0, labels=4.0, distinct_rows=4.0)),
+        *(run(changed(S, samples=n, labels=n, distinct_rows=n)) for n in (1.0, 4.0)),
         run(series={"GradNoiseScale": dict.fromkeys(range(STEPS), 1e4)}),
     ],
 }
