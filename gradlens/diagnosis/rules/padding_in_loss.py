@@ -26,7 +26,7 @@ RULE = Rule(
     title="The loss counts padding: many rows of labels end in one label that is nowhere else",
     needs=(DENSE_LABELS,),
     find=find,
-    advice="Pass ignore_index=, the label of padding, to the cross-entropy, or multiply the losses "
-    "by a mask before their mean.",
+    advice="Pass ignore_index to the cross-entropy, which is the label of padding, or multiply the "
+    "losses by a mask before their mean.",
     explains=("class_imbalance",),
 )
