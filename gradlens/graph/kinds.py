@@ -54,7 +54,6 @@ SYNCHRONISED = "torch.nn.modules._functions.SyncBatchNorm"
 """Normalisation with the statistics of all processes."""
 
 
-@cache
 def plain_name(kind_: str) -> str:
     """The name of an operation, such as ``"Addmm"``, from that of its kind."""
     return kind_.rstrip(digits).removesuffix("Backward")

@@ -25,23 +25,19 @@ from gradlens.samples.labels import (
     are_known,
     axes_of,
     counted,
+    differ,
     distinct,
     only,
 )
-from gradlens.samples.model_inputs import (
-    LOSSES,
-    PASSED,
-    ModelInputs,
-    Reading,
-    counting_axes,
-    lengths_of,
-    rows_of,
-)
+from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
 from gradlens.torch_private import sequence_number
 
+PASSED = "batch_size="
+LOSSES = "the per-sample losses"
 CALLED = "the rows that the model was called with"
 TOGETHER = "the rows of all calls of the model together"
+OF_EACH_CALL = "the rows of each call of the model"
 OUTPUTS = "the rows of the outputs"
 
 
@@ -70,6 +66,27 @@ class BatchEvidence:
         return [rows_of(shapes) for shapes in self.calls]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A number of samples, how it is known, and the axis of the model's inputs that counts them.
+
+    ``in_turn`` says that each call of the model got other samples. N ``is_given`` by the user, or
+    follows from the model's inputs alone; it ``needs_names`` of the loss's rows if the inputs have
+    other lengths, too.
+    """
+
+    samples: int
+    known_by: str
+    axis: int = 0
+    in_turn: bool = False
+    needs_names: bool = False
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user says what N is."""
+        return self.known_by in (PASSED, LOSSES)
+
+
 def readings(evidence: BatchEvidence) -> list[Reading]:
     """What the number of samples may be; the graph decides which of them it is.
 
@@ -91,24 +108,25 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
     if not evidence.calls:
         raise UnavailableError(NO_CALLS)
     if several:
-        return [Reading(sum(evidence.rows_of_calls), TOGETHER, in_turn=True)]
+        found = [Reading(sum(evidence.rows_of_calls), TOGETHER, in_turn=True)]
+        for axis in axes:
+            of_calls = [lengths_of([shapes], axis)[:1] for shapes in evidence.calls]
+            if of_calls[0] and all(each == of_calls[0] for each in of_calls):
+                found.append(Reading(of_calls[0][0], OF_EACH_CALL, axis))
+        return found
     found = []
     for axis in axes:
         lengths = lengths_of(evidence.calls, axis)
-        has_tensors = any(len(shape) > 1 for shape in evidence.shapes)
-        needs_names = has_tensors and len({*lengths} - {1}) > 1
-        found += [Reading(n, CALLED, axis, needs_names=needs_names) for n in lengths[:1]]
+        # A tensor of one row behind others is the same for all samples.
+        rows = [shape[0] for shapes in evidence.calls for shape in shapes]
+        others = [n for n in (rows if lengths[:1] == [1] else lengths[1:]) if n != 1]
+        every = dict.fromkeys([*lengths[:1], *others])
+        has_tensors = any(len(shape) > 1 for shapes in evidence.calls for shape in shapes)
+        doubtful = len(every) > 1 and has_tensors
+        found += [Reading(n, CALLED, axis, needs_names=doubtful) for n in every]
     if not found:
         raise UnavailableError(NO_ROWS)
     return found
-
-
-def uncertain(every: Sequence[Reading]) -> str:
-    """Why none of several readings is taken."""
-    numbers = dict.fromkeys(each.samples for each in every)
-    if len(numbers) == 1:
-        return EITHER_AXIS.format(samples=every[0].samples)
-    return AMBIGUOUS.format(numbers=" or ".join(map(str, numbers)), known_by=every[0].known_by)
 
 
 def _given(evidence: BatchEvidence) -> int | None:
@@ -230,6 +248,7 @@ def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[S
 
 def loss_rows(
     names: Names,
+    reading: Reading,
     graph: Graph,
     alone: Sequence[bool],
     evidence: BatchEvidence,
@@ -241,7 +260,7 @@ def loss_rows(
     called with.
     """
     found: dict[Edge, Labels] = {}
-    reading, samples = inputs.reading, inputs.reading.samples
+    samples = reading.samples
 
     def are_rows(edge: Edge) -> bool:
         shape = graph.shape(edge)
@@ -257,15 +276,11 @@ def loss_rows(
         raise UnavailableError("the loss isn't computed from any rows of samples")
     labels = {edge: found[edge] for edge in edges}
     named = {edge: each for edge, each in labels.items() if are_known(each)}
+    meeting = meeting_edges(graph, named) if samples > 1 else []
+    if meeting:
+        raise UnavailableError(_not_followed(graph, meeting, names, reading, meet=True))
     unnamed = [e for e in labels if e not in named and not names.are_behind(e)]
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
-    if reading.known_by == TOGETHER and not any(
-        not are_known(names.at(edge)) or len(distinct(names.at(edge))) == samples
-        for edge in as_many
-    ):
-        counts = evidence.rows_of_calls
-        rows = " and ".join(map(str, dict.fromkeys(counts)))
-        raise UnavailableError(SEVERAL.format(count=len(counts), rows=rows))
     by_place = [edge for edge in named if not are_known(names.at(edge))]
     own = set[int]().union(*map(distinct, named.values()))
     unclear = [] if reading.is_given else unnamed
@@ -279,11 +294,28 @@ def loss_rows(
     if unclear:
         raise UnavailableError(_not_followed(graph, unclear, names, reading))
     if len(own) < samples:
-        _check_left_out(inputs, names, [graph.shape(edge) for edge in edges])
+        _check_left_out(reading, inputs, names, [graph.shape(edge) for edge in edges])
     known = [*named.values()]
     if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
         raise UnavailableError(UNSURE.format(samples=samples))
     return LossRows(labels, bool(by_place) and samples > 1, bool(as_many))
+
+
+def meeting_edges(graph: Graph, labels: Mapping[Edge, Labels]) -> list[Edge]:
+    """The edges of which one node combines rows of different samples, as squared errors do."""
+    for number in {consumer for edge in labels for consumer, _, _ in graph.consumers[edge[0]]}:
+        both = [edge for edge in graph.descend((number, 0)) if edge in labels]
+        if len(both) > 1 and not is_linear(graph.nodes[number]):
+            first, *others = (labels[edge] for edge in both)
+            if any(not _agree(first, other) for other in others):
+                return both
+    return []
+
+
+def _agree(one: Labels, other: Labels) -> bool:
+    """Whether rows that are combined have the same samples, where both have one."""
+    pairs = zip(reversed(one.shape), reversed(other.shape), strict=False)
+    return all(n == m or 1 in (n, m) for n, m in pairs) and not differ(one, other)
 
 
 def _by_place(shape: Shape, reading: Reading) -> Labels | None:
@@ -306,9 +338,14 @@ def _are_equal_parts(labels: Sequence[Labels], samples: int) -> bool:
     return len(own) > 1 and len(sizes) == 1 and apart
 
 
-def _check_left_out(inputs: ModelInputs, names: Names, shapes: Sequence[Shape]) -> None:
+def _check_left_out(
+    reading: Reading,
+    inputs: ModelInputs,
+    names: Names,
+    shapes: Sequence[Shape],
+) -> None:
     """``UnavailableError`` if the rows that the loss leaves out may be positions."""
-    reading, samples = inputs.reading, inputs.reading.samples
+    samples = reading.samples
     given = [each for call in inputs.calls for each in call.inputs]
     square = any(each.shape[:2] == (samples, samples) for each in given)
     by_second = reading.is_given and reading.axis == 1 and not names.selects
@@ -323,9 +360,11 @@ def _check_left_out(inputs: ModelInputs, names: Names, shapes: Sequence[Shape]) 
         raise UnavailableError(UNSURE.format(samples=samples))
 
 
-def _not_followed(graph: Graph, edges: Sequence[Edge], names: Names, reading: Reading) -> str:
-    """Why none of the loss's rows has a sample of its own."""
-    meeting = [edge for edge in edges if names.meet_behind(edge)]
+def _not_followed(
+    graph: Graph, edges: Sequence[Edge], names: Names, reading: Reading, meet: bool = False
+) -> str:
+    """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there."""
+    meeting = [edge for edge in edges if meet or names.meet_behind(edge)]
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     reason = MEET if meeting else EITHER_AXIS if square else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
@@ -360,7 +399,10 @@ MEET = (
     "several of the {samples} samples, as a loss of pairs is"
 )
 OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
-AMBIGUOUS = "the number of samples isn't certain: it may be {numbers}, by {known_by}: " + PASS
+AMBIGUOUS = (
+    "the number of samples isn't certain, since more than one agrees with the network ({numbers}): "
+    + PASS
+)
 UNSURE = (
     "the model was called with {samples} rows, but these may be no samples: the loss leaves out "
     "some of them, is computed from equal parts of them, or can't be followed to all of them: "
@@ -372,6 +414,7 @@ EITHER_AXIS = (
     "loss from a tensor with one row for each sample"
 )
 SEVERAL = (
-    "the model was called {count} times, with {rows} rows each, and the loss isn't computed from a "
-    "tensor with all of these, so that they may be parts of the batch or the same samples: " + PASS
+    "the model was called {count} times, with {rows} rows each, and the loss neither has all of "
+    "these in one tensor nor combines those of each call, so that they may be parts of the batch "
+    "or the same samples: " + PASS
 )

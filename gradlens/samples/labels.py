@@ -92,32 +92,19 @@ def moved(labels: Labels, places: Mapping[int, int], dims: int) -> Labels:
 
 
 def reshaped(labels: Labels, given: Shape, shape: Shape) -> Labels:
-    """Labels of the same elements in the same order, in another shape.
-
-    Where the first of some axes are those of others with as many entries, both can be reshaped by
-    themselves, and labels that are the same for all of these needn't be written out.
-    """
-    if given[:1] == shape[:1] and labels.size == max(labels.shape[:1], default=1):
-        return labels.reshape([*labels.shape[:1], *[1] * (len(shape) - 1)])  # most are such
-    before: list[int] = []
-    after: list[int] = []
-    while len(before) < len(given) or len(after) < len(shape):
-        start, own, others = len(before), 1, 1
-        axes = [0, 0]
-        while not any(axes) or own != others:
-            is_given = own <= others and start + axes[0] < len(given)
-            if is_given or len(after) + axes[1] == len(shape):
-                own *= given[start + axes[0]]
-                axes[0] += 1
-            else:
-                others *= shape[len(after) + axes[1]]
-                axes[1] += 1
-        are_alike = all(n == 1 for n in labels.shape[start : start + axes[0]])
-        before += [1] * axes[0] if are_alike else given[start : start + axes[0]]
-        after += [1] * axes[1] if are_alike else shape[len(after) : len(after) + axes[1]]
-    found = np.broadcast_to(labels, before).reshape(after)
-    lengths = [[n for n in sizes if n > 1] for sizes in (labels.shape, after)]
-    return found if lengths[0] == lengths[1] else labels_of(found)
+    """Labels of the same elements in the same order, in another shape."""
+    if labels.size == 1:
+        return labels.reshape([1] * len(shape))
+    behind = 0
+    while (
+        behind < min(len(given), len(shape)) - 1
+        and given[-1 - behind] == shape[-1 - behind]
+        and labels.shape[-1 - behind] == 1
+    ):
+        behind += 1
+    ends = len(given) - behind, len(shape) - behind
+    kept = np.broadcast_to(labels.reshape(labels.shape[: ends[0]]), given[: ends[0]])
+    return labels_of(kept.reshape(*shape[: ends[1]], *[1] * behind))
 
 
 def replaced(labels: Labels, label: int, other: int) -> Labels:
@@ -149,10 +136,10 @@ def joined(
 
 def combined(one: Labels, other: Labels) -> Labels:
     """Labels by both of two, entry by entry; ``UNREADABLE`` if they are too many."""
-    if are_none(one):
-        return other
     if one is other or are_none(other) or np.array_equal(one, other):
         return one
+    if are_none(one):
+        return other
     if prod(map(max, one.shape, other.shape)) > MOST_LABELS:
         return only(UNREADABLE, one.ndim)
     several = (one != NO_SAMPLE) & (other != NO_SAMPLE) & (one != other)
@@ -165,7 +152,7 @@ def without_gaps(labels: Labels, samples: int) -> Labels:
 
     They do if there is just one axis along which these are all samples.
     """
-    if labels.size == 1 or not (labels == NO_SAMPLE).any():
+    if not (labels == NO_SAMPLE).any():
         return labels
     whole: list[Labels] = []
     for axis in axes_of(labels):

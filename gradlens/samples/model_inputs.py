@@ -18,10 +18,6 @@ from gradlens.graph.model_calls import MAX_ELEMENTS, Given, ModelCall
 from gradlens.samples.labels import NO_SAMPLE, Labels, counted, labels_of, only, reshaped
 from gradlens.samples.rows import as_tensor
 
-PASSED = "batch_size="
-LOSSES = "the per-sample losses"
-"""How N is known if the user says what it is."""
-
 MOST_ORDERED = 2**9
 """Samples among which orders are looked for, which takes a time that grows with their cube."""
 
@@ -43,33 +39,17 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A number of samples, how it is known, and the axis of the model's inputs that counts them.
+class ModelInputs:
+    """The tensors that a model was called with for ``samples``, and the axis that counts these.
 
-    ``in_turn`` says that each call of the model got other samples, in the order of the calls; as
-    many calls as there are samples got one each. N ``is_given`` by the user, or follows from the
-    model's inputs alone; it ``needs_names`` of the loss's rows if the inputs have other lengths,
-    too.
+    They are those of several ``calls``. If the calls are ``in_turn``, each of them got other
+    samples, in the order of the calls; as many calls as there are samples got one each.
     """
 
-    samples: int
-    known_by: str
-    axis: int = 0
-    in_turn: bool = False
-    needs_names: bool = False
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the user says what N is."""
-        return self.known_by in (PASSED, LOSSES)
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """The tensors that a model was called with, by a ``reading`` of the batch."""
-
     calls: Sequence[ModelCall]
-    reading: Reading
+    axis: int
+    samples: int
+    in_turn: bool = False
 
     def named(
         self, graph: Graph, alone: Sequence[bool], reading_data: Set[int]
@@ -82,7 +62,7 @@ class ModelInputs:
         for given, own in self._of_samples:
             edge = _edge(graph, given)
             if edge is not None and not alone[edge[0]] and graph.shape(edge) == given.shape:
-                found[edge] = Named(_along(given.shape, own, self.reading.axis))
+                found[edge] = Named(_along(given.shape, own, self.axis))
         by_order: dict[Edge, Labels] = {}
         for number in first_nodes(graph, alone):
             kind, whole = kind_of(graph.kinds[number]), graph.shape((number, 0))
@@ -92,11 +72,9 @@ class ModelInputs:
             if read is not None:
                 names = reshaped(read.names, (prod(rows),), tuple(rows))
                 found[number, 0] = replace(read, names=names)
-            elif kind.data and number in reading_data and rows.count(self.reading.samples) == 1:
-                by_order[number, 0] = _along(
-                    whole, range(self.reading.samples), rows.index(self.reading.samples)
-                )
-        if not found and self.is_one_axis and not self.reading.in_turn:
+            elif kind.data and number in reading_data and rows.count(self.samples) == 1:
+                by_order[number, 0] = _along(whole, range(self.samples), rows.index(self.samples))
+        if not found and self.is_one_axis and not self.in_turn:
             found = {edge: Named(names, by_order=True) for edge, names in by_order.items()}
         return found
 
@@ -107,7 +85,7 @@ class ModelInputs:
             for made, output in call.made:
                 edge = (graph.by_sequence_number.get(made, -1), output)
                 shape = graph.shape(edge) if edge[0] >= 0 and not alone[edge[0]] else ()
-                axis = self.reading.axis if _has_rows(shape, own, self.reading.axis) else 0
+                axis = self.axis if _has_rows(shape, own, self.axis) else 0
                 is_one_axis = counting_axes(shape).count(len(own)) < 2 or len(own) == 1
                 if _has_rows(shape, own, axis) and is_one_axis:
                     found[edge] = _along(shape, own, axis)
@@ -118,7 +96,7 @@ class ModelInputs:
         """Whether no other axis of what the model was called with may have N entries, too."""
         given = [given for call in self.calls for given in call.inputs]
         shapes = [counting_axes(each.shape, each.is_real) for each in given]
-        return all(shape.count(self.reading.samples) < 2 for shape in shapes)
+        return all(shape.count(self.samples) < 2 for shape in shapes)
 
     @cached_property
     def _of_samples(self) -> list[tuple[Given, range]]:
@@ -130,23 +108,23 @@ class ModelInputs:
             (given, own)
             for call, own in zip(self.calls, self._samples_of_calls, strict=True)
             for given in call.inputs
-            if _has_rows(given.shape, own, self.reading.axis)
+            if _has_rows(given.shape, own, self.axis)
         ]
         inputs = self.calls[0].inputs if len(self.calls) == 1 else ()
         items = [given for given in inputs if len(given.shape) > 1]
         alike = {(given.shape[1:], given.is_real) for given in items}
-        is_list = len(items) == self.reading.samples and len(alike) == 1
-        if not is_list or {given.shape[:1] for given in items} == {(self.reading.samples,)}:
+        is_list = len(items) == self.samples and len(alike) == 1
+        if not is_list or {given.shape[:1] for given in items} == {(self.samples,)}:
             return found
         others = [each for each in found if each[0] not in items]
         return [*others, *((given, range(n, n + 1)) for n, given in enumerate(items))]
 
     @cached_property
     def _samples_of_calls(self) -> list[range]:
-        if not self.reading.in_turn:
-            return [range(self.reading.samples)] * len(self.calls)
-        if len(self.calls) == self.reading.samples:
-            return [range(n, n + 1) for n in range(self.reading.samples)]
+        if not self.in_turn:
+            return [range(self.samples)] * len(self.calls)
+        if len(self.calls) == self.samples:
+            return [range(n, n + 1) for n in range(self.samples)]
         found: list[range] = []
         for call in self.calls:
             start = found[-1].stop if found else 0
@@ -167,7 +145,7 @@ class ModelInputs:
         if not rows or not read.numel() or read.numel() % rows:
             return None
         for given, own in self._of_samples:
-            found = _by_memory(read, given, _written(given.shape, own, self.reading.axis))
+            found = _by_memory(read, given, _written(given.shape, own, self.axis))
             rows_of = None if found is None else found.reshape(rows, -1)
             if rows_of is not None and bool((rows_of == rows_of[:, :1]).all()):
                 return Named(labels_of(rows_of[:, 0].numpy()))
@@ -184,13 +162,13 @@ class ModelInputs:
         if not by_chance:
             given = self._rows_of(rows)
             for changed in (torch.Tensor.clone, _sorted):
-                found = _matched(rows, changed, given, self.reading.samples) if given else None
+                found = _matched(rows, changed, given, self.samples) if given else None
                 if found is not None:
                     return found
         for given_, own in self._of_samples:
             tensor, order = given_.reference(), self._order(given_, len(rows), own)
             if tensor is not None and order is not None and _is_comparable(tensor, len(rows)):
-                found = _computed(rows, tensor.detach(), order, self.reading.axis)
+                found = _computed(rows, tensor.detach(), order, self.axis)
                 if found is not None:
                     return found
         return None
@@ -202,11 +180,11 @@ class ModelInputs:
             tensor = given.reference()
             if tensor is None or tensor.dtype != rows.dtype or not _is_comparable(tensor, 1):
                 continue
-            axis = _axis(given.shape, self.reading.axis) if len(own) > 1 else 0
+            axis = _axis(given.shape, self.axis) if len(own) > 1 else 0
             leading = range(axis + 1, tensor.dim() + 1)
             split = next((n for n in leading if prod(given.shape[n:]) == rows.shape[1]), None)
             if split is not None:
-                samples = _written(given.shape[:split], own, self.reading.axis)
+                samples = _written(given.shape[:split], own, self.axis)
                 order = self._order(given, len(rows), own)
                 values = tensor.detach().reshape(-1, rows.shape[1])
                 found.append(_GivenRows(values, samples.flatten(), order))
@@ -214,21 +192,17 @@ class ModelInputs:
 
     def _order(self, given: Given, rows: int, own: range) -> Tensor | None:
         """The sample of each row, if there are as many as a tensor with several of them has."""
-        return (
-            None
-            if len(own) == 1 < self.reading.samples
-            else self._samples_of(given.shape, rows, own)
-        )
+        return None if len(own) == 1 < self.samples else self._samples_of(given.shape, rows, own)
 
     def _samples_of(self, shape: tuple[int, ...], rows: int, own: range) -> Tensor | None:
         """The sample of each row, if the rows are those of the leading axes."""
         if len(own) == 1:
             return torch.full([rows], own.start, device="cpu")
-        fitting = range(_axis(shape, self.reading.axis) + 1, len(shape) + 1)
+        fitting = range(_axis(shape, self.axis) + 1, len(shape) + 1)
         axes = next((n for n in fitting if prod(shape[:n]) == rows), None)
         if axes is None:
             return None
-        return _written(shape[:axes], own, self.reading.axis)
+        return _written(shape[:axes], own, self.axis)
 
 
 def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
@@ -251,11 +225,10 @@ def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
 def lengths_of(calls: Sequence[Sequence[tuple[int, ...]]], axis: int) -> list[int]:
     """The lengths of an axis of the tensors of calls, each once.
 
-    Vectors count only if there is nothing else, the shortest first: they may be the elements of all
-    samples in a list, and where those of each begin.
+    Vectors count only if there is nothing else: they may be the elements of all samples in a list.
     """
     shapes = [shape for shapes in calls for shape in shapes]
-    tensors = [shape for shape in shapes if len(shape) > 1] or sorted(shapes)
+    tensors = [shape for shape in shapes if len(shape) > 1] or shapes
     return list(dict.fromkeys(shape[axis] for shape in tensors if len(shape) > axis))
 
 

@@ -7,7 +7,7 @@ selected in the same way, by what the node has saved, such as the indices of a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,7 +30,7 @@ from gradlens.samples.labels import (
     only,
     reshaped,
 )
-from gradlens.samples.picks import PICKING, PUTTING, Between, Pick, SavedIndices, Selection
+from gradlens.samples.picks import PICKING, PUTTING, Between, Pick, SavedIndices, Selection, whole
 from gradlens.torch_private import hands_gradients_on, saved
 
 
@@ -58,10 +58,10 @@ class Passages:
             edge = graph.children[number][place]
             assert edge is not None
             shapes = graph.shape((number, output)), graph.shape(edge)
-            puts = place > 0 and plain_name(graph.kinds[number]) in PUTTING
             is_elementwise = number in self.elementwise
-            step = graph.nodes[number], place, output, *shapes
-            found = Passage(*step, number, self._indices, puts, is_elementwise)
+            found = Passage(
+                graph.nodes[number], place, output, *shapes, number, self._indices, is_elementwise
+            )
             self._found[number, output, place] = found
         return found
 
@@ -78,9 +78,14 @@ class Passage(Between):
         return kind_of(self.indices.graph.kinds[self.number])
 
     @cached_property
-    def picks(self) -> bool:
-        """Whether the output has entries of the input, picked by what the node has saved."""
-        return plain_name(self.indices.graph.kinds[self.number]) in PICKING
+    def picks(self) -> Callable[[Between], Pick | None] | None:
+        """How the output has entries of the input, picked by what the node has saved."""
+        return PICKING.get(plain_name(self.indices.graph.kinds[self.number]))
+
+    @cached_property
+    def puts(self) -> Callable[[Between], Pick] | None:
+        """How the node puts entries of its inputs into the first one."""
+        return PUTTING.get(plain_name(self.indices.graph.kinds[self.number]))
 
     @cached_property
     def pick(self) -> Pick | None:
@@ -88,8 +93,9 @@ class Passage(Between):
 
         ``UnavailableError`` if what the node has saved can't be read now.
         """
-        kinds = PUTTING if self.puts else PICKING
-        return kinds[plain_name(self.indices.graph.kinds[self.number])](self)
+        if self.picks is not None:
+            return self.picks(self)
+        return self.puts(self) if self.puts is not None and self.place else whole(self)
 
     @cached_property
     def _axes(self) -> tuple[int | None, ...]:
@@ -109,12 +115,9 @@ class Passage(Between):
 
     @property
     def _is_same(self) -> bool:
-        """Whether each entry is computed from the one at the same place, or others put there."""
-        if self.above != self.below:
-            return False
-        if self.is_elementwise or self.kind.axes is from_the_right:
-            return True
-        return not self.place and plain_name(self.indices.graph.kinds[self.number]) in PUTTING
+        """Whether each entry is computed from the one at the same place."""
+        is_elementwise = self.is_elementwise or self.kind.axes is from_the_right
+        return is_elementwise and self.above == self.below
 
     @property
     def _is_known(self) -> bool:
@@ -151,10 +154,10 @@ class Passage(Between):
         if pick is None:
             return only(UNREADABLE, dims)
         if self.picks:
-            return pick.pulled(names)
-        if axes_of(names) and pick.are_beside(names):
-            return pick.unpicked(names)
-        found = pick.put(names)
+            return pick.pulled(names, dims)
+        if axes_of(names) and pick.are_beside(names, self.above):
+            return pick.unpicked(names, dims)
+        found = pick.put(names, self.above, pick.axes)
         if found is None:  # several are added up
             return only(UNREADABLE if names.min() == UNREADABLE else NO_SAMPLE, dims)
         return found
@@ -210,19 +213,24 @@ class Passage(Between):
         """Labels of an input that entries are picked from, or put from.
 
         Where other axes tell all samples apart, entries beside the picked ones belong to the same
-        sample.
+        sample. So do those along an axis of which each index picks entries of one sample.
         """
         pick, below = self.pick, self.below
         if pick is None:
             return None
         if self.puts:
-            found = pick.pulled(labels)
-            return (
-                found if all(below[axis] == found.shape[axis] for axis in axes_of(found)) else None
-            )
-        if pick.are_beside(labels) and are_all(labels, samples):
-            return pick.unpicked(labels)
-        return pick.put(labels)
+            found = pick.pulled(labels, len(below))
+            fits = found.ndim == len(below)
+            fits = fits and all(below[axis] == found.shape[axis] for axis in axes_of(found))
+            return found if fits else None
+        if pick.are_beside(labels, below) and are_all(labels, samples):
+            return pick.unpicked(labels, len(below))
+        if pick.apart and len(pick.axes) > 1:
+            for axis in pick.axes:
+                put = pick.put(labels, below, [axis])
+                if put is not None and are_all(put, samples):
+                    return put
+        return pick.put(labels, below, pick.axes)
 
 
 def _at(

@@ -1,12 +1,13 @@
 """Kinds of nodes that cut tensors, pick entries of them, or put them together.
 
 What such a node does to a tensor's entries it does to their labels. So each kind is described by
-the numbers of the entries that it picks. By these, labels follow up the graph and down.
+one function of a tensor, which follows labels up the graph; down the graph it is applied to the
+numbers of entries, which tells where the labels belong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,7 +22,16 @@ from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import Node, Step, positive
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.labels import MOST_LABELS, NO_SAMPLE, Labels, Shape, axes_of, labels_of, moved
+from gradlens.samples.labels import (
+    MOST_LABELS,
+    NO_SAMPLE,
+    Labels,
+    Shape,
+    axes_of,
+    labels_of,
+    moved,
+    only,
+)
 from gradlens.torch_private import saved, signed
 
 
@@ -67,25 +77,10 @@ class SavedIndices:
 
 @dataclass(frozen=True, eq=False)
 class Between(Step):
-    """A step to an input of the node with a ``number``, and which entries it picks.
-
-    Those of the input are in the output, or, if it ``puts`` some into its first one, the other way
-    round.
-    """
+    """A step to an input of the node with a ``number``, and which entries it picks."""
 
     number: int
     indices: SavedIndices
-    puts: bool
-
-    @property
-    def given(self) -> Shape:
-        """The shape of the tensor of which entries are picked."""
-        return self.above if self.puts else self.below
-
-    @property
-    def made(self) -> Shape:
-        """The shape of the one that has them."""
-        return self.below if self.puts else self.above
 
     @property
     def all_sizes(self) -> list[Shape | None]:
@@ -105,120 +100,97 @@ class Between(Step):
 
 @dataclass(frozen=True)
 class Pick:
-    """Which entries of a ``given`` tensor those of one that is ``made`` of it are, by their shapes.
+    """Which entries of a tensor those of another one are, as a function of the first.
 
-    Entries are picked along some ``axes``: ``numbers`` count them among these, and -1 is an entry
-    from elsewhere. They have as many axes as what is made, of length 1 where each number is for all
-    entries. They are called only where labels depend on them, since indices are read then. Other
-    axes are ``kept`` whole, at some place in what is made. If an axis is among both, the index
-    along another one depends on the place along it.
+    ``apply`` may get a tensor with an axis of length 1 where all entries are the same, and may
+    return one; -1 is an entry of neither. ``axes`` are those along which entries are picked;
+    ``kept`` has the other ones, with their places in what is returned. If entries are picked
+    ``one_by_one``, they depend on all axes. ``fills`` says that what is returned has entries that
+    come from elsewhere, and ``apart`` that each of the axes has an index of its own.
     """
 
-    given: Shape
-    made: Shape
+    apply: Callable[[Labels], Labels]
     axes: tuple[int, ...]
-    kept: Mapping[int, int]
-    numbers: Callable[[], Labels]
+    kept: dict[int, int]
+    one_by_one: bool = False
     fills: bool = False
+    apart: bool = False
 
-    @property
-    def _free(self) -> dict[int, int]:
-        return {axis: place for axis, place in self.kept.items() if axis not in self.axes}
-
-    @property
-    def _order(self) -> tuple[list[int], list[int]]:
-        """The axes of what is given, and of what is made, those that are picked along first."""
-        free = self._free
-        picked = [place for place in range(len(self.made)) if place not in free.values()]
-        return [*self.axes, *free], [*picked, *free.values()]
-
-    def pulled(self, labels: Labels) -> Labels:
-        """Labels of what is made, by those of what is given."""
+    def pulled(self, labels: Labels, dims: int) -> Labels:
+        """Labels of what is returned, of ``dims`` axes, by those of what is given."""
         if not self.fills and all(axis in self.kept for axis in axes_of(labels)):
-            return moved(labels, self.kept, len(self.made))
-        before, after = self._order
-        sizes = [
-            n if axis in self.axes else labels.shape[axis] for axis, n in enumerate(self.given)
-        ]
-        free = [labels.shape[axis] for axis in self._free]
-        rows = np.broadcast_to(labels, sizes).transpose(before).reshape(-1, *free)
-        numbers = self.numbers().transpose(after)
-        found = np.where(
-            (numbers < 0).reshape(-1, *[1] * len(free)), NO_SAMPLE, rows[numbers.ravel()]
-        )
-        picked = numbers.shape[: numbers.ndim - len(free)]
-        return labels_of(found.reshape([*picked, *free]).transpose(np.argsort(after)))
+            return moved(labels, self.kept, dims)
+        return labels_of(self.apply(labels))
 
-    def are_beside(self, labels: Labels) -> bool:
-        """Whether labels of what is made vary only along axes that are kept whole.
+    def are_beside(self, labels: Labels, shape: Shape) -> bool:
+        """Whether labels of what is returned vary only along axes that are kept whole.
 
-        They are then those of what is given, too, whichever entries are picked.
+        They are then those of what is given, too, of this shape, whichever entries are picked.
         """
-        given = {place: self.given[axis] for axis, place in self.kept.items()}
+        given = {place: shape[axis] for axis, place in self.kept.items()}
         return all(labels.shape[place] == given.get(place) for place in axes_of(labels))
 
-    def unpicked(self, labels: Labels) -> Labels:
-        """Labels of what is given, by those that are beside picked entries."""
-        return moved(labels, {place: axis for axis, place in self.kept.items()}, len(self.given))
+    def unpicked(self, labels: Labels, dims: int) -> Labels:
+        """Labels of what is given, of ``dims`` axes, by those that are beside picked entries."""
+        return moved(labels, {place: axis for axis, place in self.kept.items()}, dims)
 
-    def put(self, labels: Labels) -> Labels | None:
-        """Labels of what is given, by those of what is made.
+    def put(self, labels: Labels, shape: Shape, axes: Sequence[int]) -> Labels | None:
+        """Labels of what is given, by those of what is returned, picked along some of the axes.
 
         ``None`` if an entry would get several labels, or there would be too many.
         """
-        before, after = self._order
-        free = [labels.shape[place] for place in self._free.values()]
-        picked = [self.given[axis] for axis in self.axes]
-        if prod(picked) * prod(free) > MOST_LABELS:
+        places = {place: axis for axis, place in self.kept.items()}
+        along = {places[place] for place in places if labels.shape[place] > 1}
+        full = range(len(shape)) if self.one_by_one else {*axes, *along}
+        own = [length if axis in full else 1 for axis, length in enumerate(shape)]
+        if prod(own) > MOST_LABELS:
             return None
-        numbers, labels = self.numbers().transpose(after), labels.transpose(after)
-        sizes = [max(pair) for pair in zip(numbers.shape, labels.shape, strict=True)]
+        numbers = self.apply(np.arange(prod(own)).reshape(own))
+        pairs = [*zip(numbers.shape, labels.shape, strict=False)]
+        if numbers.ndim != labels.ndim or any(n != m and 1 not in (n, m) for n, m in pairs):
+            return None
+        sizes = [max(pair) for pair in pairs]
         if prod(sizes) > MOST_LABELS:
             return None
-        values = np.broadcast_to(labels, sizes).reshape(-1, *free)
-        numbers = np.broadcast_to(
-            numbers, [*sizes[: len(sizes) - len(free)], *[1] * len(free)]
-        ).ravel()
-        found = np.full([prod(picked), *free], NO_SAMPLE)
-        known = (numbers >= 0).reshape(-1, *[1] * len(free)) & (values != NO_SAMPLE)
-        rows, *others = known.nonzero()
-        places = (numbers[rows], *others)
-        found[places] = values[known]
-        if (found[places] != values[known]).any():
-            return None
-        return labels_of(found.reshape([*picked, *free]).transpose(np.argsort(before)))
+        numbers, values = np.broadcast_to(numbers, sizes), np.broadcast_to(labels, sizes)
+        known = (numbers >= 0) & (values != NO_SAMPLE)
+        numbers, values = numbers[known], values[known]
+        found = np.full(prod(own), NO_SAMPLE)
+        found[numbers] = values
+        return labels_of(found.reshape(own)) if (found[numbers] == values).all() else None
 
 
 # Along one axis ---------------------------------------------------------------------------------
 
 
-def _along(of: Between, numbers: Callable[[], Labels], fills: bool = False) -> Pick:
-    """The entries of one axis with these numbers; what is made may lack the axis.
+def _kept(of: Between, dim: int) -> dict[int, int]:
+    """The other axes of the input, with their places in the output."""
+    shift = len(of.above) - len(of.below)
+    if shift > 0:  # the output has one more
+        return {axis: axis + (axis >= dim) for axis in range(len(of.below))}
+    return {axis: axis - (axis > dim) * (shift < 0) for axis in _beside(of.below, dim)}
 
-    If it has one more, the numbers say where the whole tensor is along that.
+
+def _along(of: Between, places: slice, start: int | None = None) -> Pick:
+    """Entries at these places of the input's axis.
+
+    If they ``start`` behind those of another input, these are -1.
     """
-    dim, given, made = of.dim, of.given, of.made
-    shift = len(made) - len(given)
-    others = [axis for axis in range(len(given)) if shift > 0 or axis != dim]
-    kept = {axis: axis + shift * (axis >= dim) for axis in others}
-    sizes = [1 if axis != dim or shift < 0 else -1 for axis in range(len(made))]
-    axes = () if shift > 0 else (dim,)
-    return Pick(given, made, axes, kept, lambda: numbers().reshape(sizes), fills)
+    dim = of.dim
+    joined = len(of.above) > len(of.below)
+    length = 1 if joined else of.below[dim]
 
+    def apply(given: Labels) -> Labels:
+        x = np.expand_dims(given, dim) if joined else given
+        if x.shape[dim] > 1 or length == 1:
+            x = x[(*[slice(None)] * dim, places)]
+        if start is not None:
+            whole = np.full([*x.shape[:dim], of.above[dim], *x.shape[dim + 1 :]], NO_SAMPLE)
+            whole[(*[slice(None)] * dim, slice(start, start + length))] = x
+            return whole
+        return x.squeeze(dim) if len(of.above) < len(of.below) else x
 
-def _cut(of: Between, places: slice) -> Pick:
-    return _along(of, lambda: np.arange(of.below[of.dim])[places])
-
-
-def _filled(of: Between, start: int, length: int) -> Pick:
-    """A tensor that is a part of the output along an axis."""
-
-    def numbers() -> Labels:
-        found = np.full(of.above[of.dim], NO_SAMPLE)
-        found[start : start + length] = np.arange(length)
-        return found
-
-    return _along(of, numbers, fills=True)
+    return Pick(apply, () if joined else (dim,), _kept(of, dim), fills=start is not None)
 
 
 def _end(number: int, length: int) -> int:
@@ -228,31 +200,65 @@ def _end(number: int, length: int) -> int:
 
 def _slice(of: Between) -> Pick:
     start, end = (_end(of.saved(name), of.below[of.dim]) for name in ("start", "end"))
-    return _cut(of, slice(start, end, of.saved("step")))
+    return _along(of, slice(start, end, of.saved("step")))
 
 
 def _select(of: Between) -> Pick:
     place = _end(of.saved("index"), of.below[of.dim])
-    return _cut(of, slice(place, place + 1))
+    return _along(of, slice(place, place + 1))
 
 
 def _unbind(of: Between) -> Pick:
-    return _cut(of, slice(of.output, of.output + 1))
+    return _along(of, slice(of.output, of.output + 1))
 
 
 def _split(of: Between) -> Pick:
     size = of.saved("split_size")
-    return _cut(of, slice(of.output * size, (of.output + 1) * size))
+    return _along(of, slice(of.output * size, (of.output + 1) * size))
 
 
 def _split_with_sizes(of: Between) -> Pick:
     sizes = saved(of.node, "split_sizes")
     start = sum(sizes[: of.output])
-    return _cut(of, slice(start, start + sizes[of.output]))
+    return _along(of, slice(start, start + sizes[of.output]))
 
 
-def _by_index(of: Between) -> Pick:
-    return _along(of, lambda: of.read("index").reshape(-1))
+def _index_select(of: Between) -> Pick:
+    dim = of.dim
+
+    def apply(x: Labels) -> Labels:
+        is_whole = x.shape[dim] == of.below[dim]
+        return x.take(of.read("index").reshape(-1), dim) if is_whole else x
+
+    return Pick(apply, (dim,), _kept(of, dim))
+
+
+def _by_indices(of: Between, name: str) -> Pick:
+    """Each entry is picked by an index of its own."""
+    dim = of.dim
+
+    def apply(x: Labels) -> Labels:
+        index = of.read(name)
+        index = np.expand_dims(index, dim) if index.ndim < len(of.below) else index
+        found = _gathered(x, index, dim, of.below)
+        return found.squeeze(dim) if len(of.above) < len(of.below) else found
+
+    return Pick(apply, (dim,), _kept(of, dim), one_by_one=True)
+
+
+def _gathered(x: Labels, index: NDArray[Any], dim: int, shape: Shape) -> Labels:
+    """What ``torch.gather`` takes from a tensor of this shape."""
+    sizes = [n if axis == dim else index.shape[axis] for axis, n in enumerate(shape)]
+    x = x[tuple(map(slice, sizes))]
+    return np.take_along_axis(np.broadcast_to(x, sizes), index, dim)
+
+
+def _sorted(of: Between) -> Pick:
+    return _by_indices(of, "indices")
+
+
+def _gather(of: Between) -> Pick | None:
+    return _by_indices(of, "index") if of.place == 0 else None
 
 
 def _cat(of: Between) -> Pick | None:
@@ -266,63 +272,43 @@ def _cat(of: Between) -> Pick | None:
         start = of.above[dim] - rest - of.below[dim]
     else:
         return None
-    return _filled(of, start, of.below[dim])
+    return _along(of, slice(None), start)
 
 
 def _stack(of: Between) -> Pick:
-    return _filled(of, of.place, 1)
+    return _along(of, slice(None), of.place)
+
+
+def _beside(shape: Shape, *axes: int) -> dict[int, int]:
+    """The other axes of a tensor, which stay where they are."""
+    return {axis: axis for axis in range(len(shape)) if axis not in axes}
+
+
+def _each(apply: Callable[[Labels], Labels], shape: Shape) -> Pick:
+    """Each entry of a tensor of this shape is picked by itself."""
+    return Pick(apply, tuple(range(len(shape))), {}, one_by_one=True)
 
 
 # Along several axes -----------------------------------------------------------------------------
 
 
-def _gathered(of: Between, name: str) -> Pick:
-    """Each entry is picked by an index of its own, as by ``torch.gather``."""
-    dim, given = of.dim, of.given
-
-    def numbers() -> Labels:
-        index = of.read(name)
-        index = np.expand_dims(index, dim) if index.ndim < len(given) else index
-        places: list[NDArray[Any]] = [*np.indices(index.shape, sparse=True)]
-        places[dim] = index
-        return np.ravel_multi_index(places, given).reshape(of.made)
-
-    kept = _along(of, numbers).kept
-    whole = {axis: place for axis, place in kept.items() if given[axis] == of.made[place]}
-    return Pick(given, of.made, tuple(range(len(given))), whole, numbers)
-
-
-def _sorted(of: Between) -> Pick:
-    return _gathered(of, "indices")
-
-
-def _gather(of: Between) -> Pick | None:
-    return _gathered(of, "index") if of.place == 0 else None
-
-
-def _scatter(of: Between) -> Pick:
-    if tuple(of.seen("index")[0].shape) != of.below:  # type: ignore[union-attr]
-        raise UnavailableError("some entries of what is scattered are left out")
-    return _gathered(of, "index")
-
-
 def _turned(of: Between, turn: Callable[[Labels, list[int]], Labels]) -> Pick:
-    """Entries change places along some axes, or along all as if they were one."""
     dims = positive(saved(of.node, "dims"), len(of.below))
-    axes = sorted(dims) or range(len(of.below))
-    sizes = [n if axis in axes else 1 for axis, n in enumerate(of.below)]
-    kept = {axis: axis for axis in range(len(of.below)) if axis not in axes}
-    numbers = np.arange(prod(sizes)).reshape(sizes)
-    return Pick(of.below, of.above, tuple(axes), kept, lambda: turn(numbers, dims))
+    axes = tuple(dims or range(len(of.below)))
+    return Pick(lambda x: turn(x, dims), axes, _beside(of.below, *axes))
 
 
 def _flip(of: Between) -> Pick:
-    return _turned(of, lambda numbers, dims: np.flip(numbers, tuple(dims)))
+    return _turned(of, lambda x, dims: np.flip(x, tuple(dims)))
 
 
 def _roll(of: Between) -> Pick:
     shifts = [signed(shift) for shift in saved(of.node, "shifts")]
-    return _turned(of, lambda numbers, dims: np.roll(numbers, shifts, dims or None))
+
+    def roll(x: Labels, dims: list[int]) -> Labels:
+        return np.roll(x, shifts, dims) if dims else np.roll(np.broadcast_to(x, of.below), shifts)
+
+    return _turned(of, roll)
 
 
 class _Indices:
@@ -345,8 +331,14 @@ class _Indices:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes along which entries are picked."""
-        return tuple(self._places)
+        """The axes along which entries are picked: first those whose index counts from 0 on."""
+        axes = tuple(self._places)
+        return axes if len(axes) < 2 else tuple(sorted(axes, key=lambda n: not self._counts(n)))
+
+    def _counts(self, axis: int) -> bool:
+        index = self._given[self._places[axis][0]]
+        assert index is not None
+        return torch.equal(index.flatten().cpu(), torch.arange(index.numel(), device="cpu"))
 
     @cached_property
     def dims(self) -> int:
@@ -356,88 +348,111 @@ class _Indices:
         pairs = zip(given, masks, strict=True)
         return max(1 if is_mask else each.dim() for each, is_mask in pairs if each is not None)
 
-    @property
-    def front(self) -> int:
-        """Where these are in what is selected: in place of axes that are next to each other."""
-        first, last = min(self.axes), max(self.axes)
-        return first if last - first + 1 == len(self.axes) else 0
+    def of_axis(self, axis: int) -> NDArray[Any]:
+        """The index along an axis."""
+        place, own = self._places[axis]
+        read = self._of.read("indices", place)
+        return read if own < 0 else read.nonzero()[own]
 
-    @property
-    def whole(self) -> dict[int, int]:
-        """Axes whose index counts all entries, with the axis of the indices along which it does."""
-        found: dict[int, int] = {}
-        for axis, (place, own) in self._places.items():
-            index, length = self._given[place], self._of.given[axis]
-            assert index is not None
-            is_one_axis = own < 0 and max(index.shape, default=1) == index.numel() == length > 1
-            if is_one_axis and index.flatten().tolist() == [*range(length)]:
-                self._of.read("indices", place)
-                found[axis] = self.dims - index.dim() + tuple(index.shape).index(length)
-        return found
+    def select(self, x: Labels, shape: Shape) -> Labels:
+        """Entries of a tensor of this shape, some of whose axes may have length 1."""
+        index: list[Any] = [slice(None)] * x.ndim
+        for axis in self._places:
+            is_whole = x.shape[axis] == shape[axis]
+            index[axis] = self.of_axis(axis) if is_whole else only(0, self.dims)
+        return x[tuple(index)]
 
-    def numbers(self) -> Labels:
-        """The numbers of entries among those of the axes, of the shape of all indices."""
-        sizes = [self._of.given[axis] for axis in self.axes]
-        found: list[NDArray[Any]] = []
-        for place, own in self._places.values():
-            read = self._of.read("indices", place)
-            found.append(read if own < 0 else read.nonzero()[own])
-        pairs = zip(found, sizes, strict=True)
-        inside = np.broadcast_arrays(*(index % max(length, 1) for index, length in pairs))
-        return np.ravel_multi_index(inside, sizes)
+    def kept(self, dims: int) -> dict[int, int]:
+        """The other axes of a tensor, with their places in what is selected."""
+        first, last = min(self._places), max(self._places)
+        adjacent = last - first + 1 == len(self._places)
+        front = first if adjacent else 0
+        free = [axis for axis in range(dims) if axis not in self._places]
+        return {axis: n + (self.dims if n >= front else 0) for n, axis in enumerate(free)}
 
 
 def _index(of: Between) -> Pick:
     """Rows that are selected by tensors of indices or masks, as ``x[rows, places]``."""
-    indices, given = _Indices(of), of.given
-    front, dims = indices.front, indices.dims
-    free = [axis for axis in range(len(given)) if axis not in indices.axes]
-    # Axes of length 1 in front may be missing in what is put.
-    missing = len(free) + dims - len(of.made)
-    kept = {axis: n + (dims if n >= front else 0) - missing for n, axis in enumerate(free)}
-    places = range(len(of.made))
-    if any(n not in places or given[axis] != of.made[n] for axis, n in kept.items()):
-        raise UnavailableError(REPEATED)
-    kept |= {axis: front + place - missing for axis, place in indices.whole.items()}
+    indices = _Indices(of)
 
-    def numbers() -> Labels:
-        found = indices.numbers()
-        sizes = [*[1] * front, *found.shape, *[1] * (len(free) - front)]
-        if prod(sizes[:missing]) > 1:
-            raise UnavailableError(REPEATED)
-        return found.reshape(sizes[missing:])
+    def apply(x: Labels) -> Labels:
+        return indices.select(x, of.below)
 
-    return Pick(given, of.made, indices.axes, kept, numbers)
-
-
-def _single(of: Between, numbers: Callable[[], Labels]) -> Pick:
-    """Each entry of a tensor is picked by itself."""
-    return Pick(of.given, of.made, tuple(range(len(of.given))), {}, numbers)
-
-
-def _masked(of: Between) -> Labels:
-    return np.flatnonzero(np.broadcast_to(of.read("mask"), of.given))
+    return Pick(apply, indices.axes, indices.kept(len(of.below)), apart=True)
 
 
 def _masked_select(of: Between) -> Pick:
-    return _single(of, lambda: _masked(of))
+    def apply(x: Labels) -> Labels:
+        return np.broadcast_to(x, of.below)[np.broadcast_to(of.read("mask"), of.below)]
+
+    return _each(apply, of.below)
 
 
 def _take(of: Between) -> Pick:
-    return _single(of, lambda: of.read("index").reshape(of.made))
+    def apply(x: Labels) -> Labels:
+        return np.broadcast_to(x, of.below).flatten()[of.read("index")]
+
+    return _each(apply, of.below)
+
+
+# Kinds that put entries of an input into the output: picks of the output ------------------------
+
+
+def whole(of: Between) -> Pick:
+    """The first input, which others are put into or added to, entry by entry."""
+    return Pick(lambda x: x, (), _beside(of.above))
+
+
+def _index_add(of: Between) -> Pick:
+    dim = of.dim
+
+    def apply(x: Labels) -> Labels:
+        return x if x.shape[dim] == 1 else x.take(of.read("index").reshape(-1), dim)
+
+    return Pick(apply, (dim,), _beside(of.above, dim))
+
+
+def _scatter_add(of: Between) -> Pick:
+    dim = of.dim
+
+    def apply(x: Labels) -> Labels:
+        index = of.read("index")
+        if tuple(index.shape) != of.below:
+            raise UnavailableError("some entries of what is scattered are left out")
+        return _gathered(x, index, dim, of.above)
+
+    return Pick(apply, (dim,), _beside(of.above, dim), one_by_one=True)
+
+
+def _index_put(of: Between) -> Pick:
+    indices = _Indices(of)
+
+    def apply(x: Labels) -> Labels:
+        return indices.select(x, of.above)
+
+    kept = indices.kept(len(of.above))
+    if len(kept) + indices.dims == len(of.below):
+        return Pick(apply, indices.axes, kept)
+
+    def without_axes(x: Labels) -> Labels:
+        found = apply(np.broadcast_to(x, of.above))
+        if found.size != prod(of.below):
+            raise UnavailableError("what is put is repeated")
+        return found.reshape(of.below)
+
+    return _each(without_axes, of.above)
 
 
 def _masked_scatter(of: Between) -> Pick:
 
-    def numbers() -> Labels:
-        found, taken = np.full(prod(of.made), NO_SAMPLE), _masked(of)
+    def apply(x: Labels) -> Labels:
+        taken = np.broadcast_to(x, of.above)[np.broadcast_to(of.read("mask"), of.above)]
+        found = np.full(prod(of.below), NO_SAMPLE)
         found[: len(taken)] = taken
-        return found.reshape(of.made)
+        return found.reshape(of.below)
 
-    return _single(of, numbers)
+    return _each(apply, of.above)
 
-
-REPEATED = "what is put is repeated"
 
 PICKING: dict[str, Callable[[Between], Pick | None]] = {
     "Slice": _slice,
@@ -447,7 +462,7 @@ PICKING: dict[str, Callable[[Between], Pick | None]] = {
     **dict.fromkeys(("SplitWithSizes", "UnsafeSplitWithSizes"), _split_with_sizes),
     "Flip": _flip,
     "Roll": _roll,
-    "IndexSelect": _by_index,
+    "IndexSelect": _index_select,
     **dict.fromkeys(("Sort", "Topk", "Kthvalue", "Mode"), _sorted),
     "Gather": _gather,
     "Cat": _cat,
@@ -458,10 +473,10 @@ PICKING: dict[str, Callable[[Between], Pick | None]] = {
 }
 """Kinds whose output has entries of their inputs, picked by what they have saved."""
 
-PUTTING: dict[str, Callable[[Between], Pick | None]] = {
-    **dict.fromkeys(("IndexAdd", "IndexCopy"), _by_index),
-    **dict.fromkeys(("ScatterAdd", "Scatter"), _scatter),
-    "IndexPut": _index,
+PUTTING: dict[str, Callable[[Between], Pick]] = {
+    **dict.fromkeys(("IndexAdd", "IndexCopy"), _index_add),
+    **dict.fromkeys(("ScatterAdd", "Scatter"), _scatter_add),
+    "IndexPut": _index_put,
     "MaskedScatter": _masked_scatter,
 }
 """Kinds whose inputs but the first have entries of their output, as far as gradients go."""

@@ -6,9 +6,11 @@ gradients of samples are still apart, and the sample of each of their rows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -19,26 +21,32 @@ from gradlens.graph.kinds import (
     COMPILED,
     HIDING,
     REENTRANT_CHECKPOINT,
+    SYNCHRONISED,
     kind_of,
 )
 from gradlens.graph.loss import terms
 from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.passes import is_elementwise
 from gradlens.graph.uncompiled import RAN_COMPILED
+from gradlens.history.coverage import FEW, few
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.batchnorm import in_front_of, normalising
 from gradlens.samples.count import (
+    AMBIGUOUS,
     CALLED,
     EITHER_AXIS,
     OTHER_N,
     OUTPUTS,
+    PASSED,
+    SEVERAL,
+    TOGETHER,
     UNSURE,
     BatchEvidence,
     LossRows,
+    Reading,
     loss_edges,
     loss_rows,
     readings,
-    uncertain,
 )
 from gradlens.samples.labels import (
     MIXED,
@@ -47,15 +55,13 @@ from gradlens.samples.labels import (
     Labels,
     are_known,
     differ,
+    distinct,
     replaced,
 )
 from gradlens.samples.model_inputs import (
-    PASSED,
     ModelInputs,
     Named,
-    Reading,
     first_nodes,
-    lengths_of,
     nodes_reading_data,
     reads_data,
 )
@@ -112,6 +118,10 @@ class _LossGraph:
             if is_elementwise(self.graph, number)
         )
 
+    def model_inputs(self, reading: Reading) -> ModelInputs:
+        """What the model was called with, by a reading of the batch."""
+        return ModelInputs(self.calls, reading.axis, reading.samples, reading.in_turn)
+
     @property
     def passages(self) -> Passages:
         """How labels go through the graph, of which nothing has been read yet."""
@@ -119,7 +129,7 @@ class _LossGraph:
 
     def names(self, passages: Passages, reading: Reading, rows: LossRows | None = None) -> Names:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
-        inputs = ModelInputs(self.calls, reading)
+        inputs = self.model_inputs(reading)
         known = inputs.named(self.graph, self.alone, self.reading_data)
         if rows is not None:
             sources = {edge: each for edge, each in rows.sources.items() if are_known(each)}
@@ -169,11 +179,15 @@ def plan_of(
 
 
 class _Attempt(NamedTuple):
-    """The plan for a reading of the batch, and the loss's rows."""
+    """The plan for a reading of the batch, and the loss's rows.
+
+    Some of these may be known by their order alone.
+    """
 
     reading: Reading
     rows: LossRows
     plan: Plan
+    by_order: bool
 
 
 def _chosen(loss: _LossGraph) -> Plan:
@@ -182,30 +196,35 @@ def _chosen(loss: _LossGraph) -> Plan:
     shapes = [graph.shape(edge) for edge in loss_edges(graph, loss.alone, evidence.shapes)]
     if shapes and all(shape and not shape[0] for shape in shapes):
         return replace(_nothing(loss.parameters, EMPTY), samples=0, known_by=OF_LOSS)
-    first, *others = readings(evidence)
-    rows = sorted({n for shape in evidence.shapes for n in shape[: 1 + len(others)]})
-    if first.samples == 1 and not first.is_given and rows != [1]:
-        # What has one row may be the same for all samples, and any graph agrees with one sample.
-        if any(shape[:1] != (1,) for shape in shapes):
-            raise UnavailableError(uncertain([Reading(n, CALLED) for n in rows]))
-        others = []
-    attempts, reasons = _attempts(loss, [first, *others])
+    every = readings(evidence)
+    if every[0].known_by == TOGETHER:
+        every = _of_several_calls(loss, every)
+    single = [each for each in every if each.samples == 1]
+    if single and len(single) < len(every):
+        # The only row of the loss may have been selected among those of several samples.
+        selects = single[0].axis and any(kind_of(kind).selects for kind in graph.kinds)
+        if selects or any(shape[:1] != (1,) for shape in shapes):
+            raise UnavailableError(_uncertain(every))
+        every = single
+    attempts, reasons = _attempts(loss, every)
     if not attempts:
         raise reasons[0]
-    unmixed = [each for each in attempts if not each.plan.mixed]
-    if not unmixed and not first.is_given:
-        if not others and first.axis == 0 and not first.in_turn:
-            # Samples may seem to meet if they are along the second axis.
-            second = lengths_of(evidence.calls, 1)[:1]
-            along, _ = _attempts(loss, [Reading(n, CALLED, axis=1) for n in second])
-            others = [each.reading for each in along if not each.plan.mixed]
-        if others:
-            raise UnavailableError(uncertain([first, *others]))
+    first = attempts[0].reading
+    doubtful = len(every) > 1 and all(each.by_order and each.plan.mixed for each in attempts)
+    if doubtful and not first.is_given:
+        raise UnavailableError(_uncertain(every))
+    if len(attempts) == 1 and attempts[0].plan.mixed and not first.is_given and first.axis == 0:
+        # Samples may seem to meet if they are along the second axis.
+        second = [shape[1] for shapes in evidence.calls for shape in shapes if len(shape) > 1]
+        others = [Reading(n, CALLED, axis=1) for n in dict.fromkeys(second)]
+        unmixed = [each.reading for each in _attempts(loss, others)[0] if not each.plan.mixed]
+        if unmixed:
+            raise UnavailableError(_uncertain([first, *unmixed]))
     # Under the right reading, samples don't meet, and the loss may have a row for each.
-    attempts = unmixed or attempts
-    attempts = [each for each in attempts if each.rows.has_row_for_each] or attempts
+    for is_likelier in (lambda each: not each.plan.mixed, lambda each: each.rows.has_row_for_each):
+        attempts = [each for each in attempts if is_likelier(each)] or attempts
     if len(attempts) > 1:
-        raise UnavailableError(uncertain([each.reading for each in attempts]))
+        raise UnavailableError(_uncertain([each.reading for each in attempts]))
     return attempts[0].plan
 
 
@@ -232,15 +251,76 @@ def why_failed(error: Exception) -> str:
     return FREED if FREED_GRAPH in str(error) else FAILED.format(first_line(error))
 
 
+def _uncertain(every: Sequence[Reading]) -> str:
+    """Why none of several readings is taken."""
+    numbers = {each.samples: each.known_by for each in every}
+    if len(numbers) == 1:
+        return EITHER_AXIS.format(samples=next(iter(numbers)))
+    listed = " or ".join(f"{n}, by {known_by}" for n, known_by in numbers.items())
+    return AMBIGUOUS.format(numbers=listed)
+
+
+def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Reading]:
+    """Calls on parts of the batch whose outputs are put together, or each of them on all samples.
+
+    In the second case, the loss has rows of one call alone, or combines those of all calls.
+    """
+    names = loss.names(loss.passages, every[0])
+    edges = loss_edges(
+        loss.graph, loss.alone, loss.evidence.shapes, lambda edge: are_known(names.at(edge))
+    )
+    together = every[0].samples
+    for edge in edges:
+        has_all = not are_known(names.at(edge)) or len(distinct(names.at(edge))) == together
+        if has_all and loss.graph.shape(edge)[:1] == (together,):
+            return [every[0]]
+    rows = loss.evidence.rows_of_calls
+    ends = [*accumulate(rows)]
+    calls = _calls_of((each for edge in edges for each in names.behind(edge)), ends)
+    found = [each for each in every[1:] if calls <= _combined(loss, names, each, ends)]
+    if len(calls) == 1 or found:
+        return found or [*every[1:]]
+    lengths = " and ".join(map(str, dict.fromkeys(rows)))
+    raise UnavailableError(SEVERAL.format(count=len(rows), rows=lengths))
+
+
+def _combined(loss: _LossGraph, names: Names, reading: Reading, ends: Sequence[int]) -> set[int]:
+    """The calls that have the same samples, since their rows are combined with each other's.
+
+    That is where nothing but tensors with N rows is computed from them: a tensor of more rows may
+    have those of parts of the batch, one after another.
+    """
+    graph, calls = loss.graph, dict[Edge, set[int]]()
+    groups: list[set[int]] = []
+    for number in range(len(graph.nodes)):  # inputs come first
+        for edge in ((number, output) for output in graph.outputs_of(number)):
+            if reading.samples not in graph.shape(edge)[: reading.axis + 1]:
+                continue
+            below = (calls.get(each, ()) for each in graph.descend(edge))
+            found = _calls_of([names.at(edge)], ends).union(*below)
+            if found:
+                calls[edge] = found
+                near = [each for each in groups if not each.isdisjoint(found)]
+                apart = [each for each in groups if each.isdisjoint(found)]
+                groups = [*apart, found.union(*near)]
+    return max(groups, key=len, default=set())
+
+
+def _calls_of(names: Iterable[Labels], ends: Sequence[int]) -> set[int]:
+    """The calls that rows are of, by the numbers that end the calls' rows."""
+    rows = {row for labels in names for row in distinct(labels) if row >= 0}
+    return {bisect_right(ends, row) for row in rows}
+
+
 def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
-    known = loss.graph, loss.alone, loss.evidence, ModelInputs(loss.calls, reading)
+    known = loss.graph, loss.alone, loss.evidence, loss.model_inputs(reading)
     passages = loss.passages
     names = loss.names(passages, reading)
-    rows = loss_rows(names, *known)
+    rows = loss_rows(names, reading, *known)
     if not all(map(are_known, rows.sources.values())):
         names = loss.names(passages, reading, rows)
-        rows = loss_rows(names, *known)
+        rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
     if by_order and reading.needs_names:
         raise UnavailableError(UNSURE.format(samples=reading.samples))
@@ -256,7 +336,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         raise UnavailableError(UNKNOWN_ORDER)
     holds = plan.holds and names.are_in_order
     plan = replace(plan, selections=passages.selections, holds=holds)
-    return _Attempt(reading, rows, plan)
+    return _Attempt(reading, rows, plan, by_order)
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:
@@ -323,7 +403,7 @@ class _Planner:
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
         apart = {each.use.node: name for name, way in unmixed for each in way.uses}
         unreadable = labels.unreadable
-        behind = self._first_behind(apart) if len(unmixed) < len(ways) else []
+        behind = self._names_behind(apart) if len(unmixed) < len(ways) else []
         unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *labels.refused.values())
         reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in loss.parameters}
         uses = {name: tuple(ways[name].uses) for name, reason in reasons.items() if not reason}
@@ -404,7 +484,7 @@ class _Planner:
         self,
         name: str,
         way: Ways | None,
-        behind: Sequence[str],
+        names_behind: Sequence[tuple[str, ...]],
         unreadable: Set[int],
     ) -> str:
         """Why a parameter has no per-sample gradients; empty if it has."""
@@ -420,14 +500,17 @@ class _Planner:
         refused = self._why_refused(way.mixed)
         if refused or way.reason:
             return refused or way.reason
+        if SYNCHRONISED in self._kinds:
+            return ACROSS_PROCESSES
         unknown = [self._graph.shape(e) for e, each in self._sources.items() if not are_known(each)]
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._reading.samples)
         if unreadable & set(way.mixed):
             return NOT_READABLE
+        behind = names_behind[way.mixed[0]]
         samples, is_passed = self._reading.samples, self._reading.known_by == PASSED
-        reason = MEETING if is_passed else MEETING + OTHER_N
-        return reason.format(behind=behind[way.mixed[0]] or "the loss", samples=samples)
+        where = WHERE.format(behind=few(behind) or "the loss", samples=samples)
+        return MEETING + where + ("" if is_passed else OTHER_N.format(samples=samples))
 
     def _why_refused(self, nodes: Sequence[int]) -> str:
         """Why a node in front of others couldn't be asked what it does to rows; usually empty."""
@@ -435,12 +518,20 @@ class _Planner:
         reasons = (why for n, why in refused if not self._graph.below([n]).isdisjoint(nodes))
         return next(reasons, "")
 
-    def _first_behind(self, apart: Mapping[int, str]) -> list[str]:
-        """A parameter of the first nodes towards the loss at which samples are apart, by node."""
-        found = [""] * len(self._graph)
+    def _names_behind(self, apart: Mapping[int, str]) -> list[tuple[str, ...]]:
+        """Some parameters of the first nodes towards the loss at which samples are apart, by node.
+
+        ``FEW`` of them and one more are enough for a message.
+        """
+        found: list[tuple[str, ...]] = [()] * len(self._graph)
         for number in reversed(range(len(self._graph))):
-            above = (consumer for consumer, _, _ in self._graph.consumers[number])
-            found[number] = next(filter(None, (apart.get(n, found[n]) for n in above)), "")
+            names: dict[str, None] = {}
+            for consumer, _, _ in self._graph.consumers[number]:
+                if len(names) > FEW:
+                    break
+                own = (apart[consumer],) if consumer in apart else found[consumer]
+                names.update(dict.fromkeys(own))
+            found[number] = tuple(names)[: FEW + 1]
         return found
 
 
@@ -479,10 +570,15 @@ NOT_READABLE = (
     "the gradient in front of it has NaN, infinities, or numbers too small for its precision, so "
     "that the samples that they belong to can't be read off"
 )
-MEETING = (
-    "samples meet between it and {behind}, as far as can be seen: its gradient comes from rows "
-    "that several of the {samples} samples depend on (they are normalised together, compared with "
-    "each other, or attend to each other, say)"
+ACROSS_PROCESSES = (
+    "it is in front of a normalisation with the statistics of all processes: use BatchNorm, or "
+    "eval mode"
+)
+MEETING = "samples meet "
+WHERE = (
+    "between it and {behind}, as far as can be seen: its gradient comes from rows that several of "
+    "the {samples} samples depend on (they are normalised together, compared with each other, or "
+    "attend to each other, say)"
 )
 MEETING_IN_LOSS = (
     "samples meet in the loss, whose values are computed by {kind}, so that single samples have no "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -24,9 +24,16 @@ from gradlens.samples.plan import LabelledUse
 from gradlens.samples.rows import LabelledEdge, RowIndex
 from gradlens.samples.structure import Structure
 
-MAX_PATHS = 2**13
-"""Paths from a parameter to the nodes at which samples are apart; there are some for each step of a
-recurrent network."""
+MAX_CHAIN = 32
+"""Nodes between a parameter and the one at which samples are apart; more are not followed."""
+
+MAX_NODES = 2**13
+"""Nodes that are passed on all paths of a parameter, which takes some tenths of a second; there are
+some for each step of a recurrent network, and no more are followed."""
+
+MIXED_NODES = 2**7
+"""Nodes after which no more are followed where samples have met on one of the paths: what is left
+are further edges whose labels might tell the samples apart, which are near."""
 
 SHARED_WORK = 4
 """Bound on N times the elements of a node that all samples share, over those of the node at which
@@ -38,7 +45,7 @@ Computed weights may be larger: their per-sample gradients take N times their me
 FINE_ELEMENTS = 2**20
 """Elements of a node's output up to which each one may be labelled: 4 MiB in float32."""
 
-TOO_MANY = f"more than {MAX_PATHS} paths lead from it to nodes at which samples are apart"
+TOO_MANY = f"more than {MAX_NODES} nodes lie between it and those at which samples are apart"
 BESIDE_OUTPUT = (
     "a layer with a rule computes something besides its output with it: return all that the loss "
     "depends on as one tensor, or remove the layer's rule"
@@ -55,41 +62,35 @@ ROWS_OF_SEVERAL = (
 
 @dataclass
 class Ways:
-    """The paths of one parameter to the loss, or those of a node.
+    """The paths of one parameter to the loss.
 
     ``uses`` are at nodes whose rows belong to one sample each, and ``mixed`` those at which samples
     have met already, for a ``reason`` if it is known. ``beside`` means that the loss depends on the
-    parameter beside the samples, as by a regulariser. ``outputs`` are those of the node at which
-    the paths to the uses begin.
+    parameter beside the samples, as by a regulariser.
+    ``uses_of_met`` says that some of the uses are behind nodes at which samples have met, and
+    ``is_cut`` that some path was too long to be followed to its end.
     """
 
     uses: list[LabelledUse] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     beside: bool = False
     reason: str = ""
-    outputs: list[int] = field(default_factory=list)
-
-    def add(self, use: LabelledUse, output: int) -> None:
-        """Add a use on a path that begins at an output."""
-        self.uses.append(use)
-        self.outputs.append(output)
-
-    def add_mixed(self, node: int, reason: str = "") -> None:
-        """Samples have met at a node."""
-        self.mixed.append(node)
-        self.reason = reason or self.reason
+    uses_of_met: bool = False
+    is_cut: bool = False
 
 
-class _Passed(NamedTuple):
-    """A node on a path that is passed, and the number of its input by which it is reached.
+class _Step(NamedTuple):
+    """A node on a path, how it was reached, and what was passed.
 
-    ``output`` is that of the node in front of it; ``have_met`` says that samples have.
+    ``largest`` is the number of elements of the largest node that may compute with data, 0 if there
+    was none; ``met`` is the first node that was passed because samples have met there.
     """
 
     node: int
-    place: int
-    output: int
-    have_met: bool
+    place: int | None = None
+    chain: tuple[Link, ...] = ()
+    largest: int = 0
+    met: int | None = None
 
 
 class Finder:
@@ -112,6 +113,7 @@ class Finder:
         self._alone = alone
         self._reads_data = reads_data
         self._is_normalised = is_normalised
+        self._futile: dict[int, int] = {}
         self._filled: dict[RowIndex, RowIndex] = {}
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
@@ -124,49 +126,49 @@ class Finder:
         }
 
     def all_ways(self, parameters: Mapping[str, Tensor]) -> dict[str, Ways]:
-        """All paths of parameters."""
-        leaves = {name: self._graph.leaves[id(each)] for name, each in parameters.items()}
-        found: dict[int, Ways] = {leaf: Ways() for leaf in leaves.values()}
-        ruled = {leaf: self._follow_in_ruled_calls(leaf, ways) for leaf, ways in found.items()}
-        passed: dict[int, list[_Passed]] = {}
-        # The elements of the largest node up to one that may compute with data, 0 without any.
-        largest = dict.fromkeys(found, 0)
-        for number in range(len(self._graph)):  # inputs come first
-            if number in largest:
-                ways = found.setdefault(number, Ways())
-                passed[number] = self._passed(number, largest, ways, ruled.get(number, set()))
-        for number in sorted(passed, reverse=True):
-            for step in passed[number]:
-                _extend(found[number], step, found[step.node])
-        return {name: found[leaf] for name, leaf in leaves.items()}
+        """All paths of parameters.
 
-    def _passed(
-        self, number: int, largest: dict[int, int], found: Ways, ruled: set[int]
-    ) -> list[_Passed]:
-        """The nodes behind which the paths of a node go on; others end there."""
-        passed: list[_Passed] = []
-        for consumer, place, output in self._graph.consumers[number]:
-            if consumer in ruled:
-                continue
-            kind = kind_of(self._graph.kinds[consumer])
-            size = largest[number]
-            if consumer in self._above:
-                found.beside = True
-                continue
-            if self._graph.kinds[consumer] in HIDING:
-                found.add_mixed(consumer)
-                continue
-            is_judged = not self._alone[consumer] and not kind.is_view
-            if is_judged:
-                use = Use(consumer, place, self._graph.shape((number, output)), ())
-                if self._ends(use, number, output, size, found):
+        Those next to the loss come first, and what they have found to be futile isn't tried again.
+        """
+        leaves = self._graph.leaves
+        numbers = {name: leaves[id(parameter)] for name, parameter in parameters.items()}
+        first = sorted(numbers, key=lambda name: self._graph.consumers[numbers[name]], reverse=True)
+        found = {name: self._ways(numbers[name]) for name in first}
+        return {name: found[name] for name in parameters}
+
+    def _ways(self, leaf: int) -> Ways:
+        found = Ways()
+        ruled = self._follow_in_ruled_calls(leaf, found)
+        stack = [_Step(leaf)]
+        passed = 0
+        tried: dict[int, int] = {}
+        while stack:
+            step = stack.pop()
+            passed += 1
+            if step.met is not None:
+                if step.largest >= self._futile.get(step.node, math.inf):
+                    found.mixed.append(step.met)
                     continue
-                elements = self._elements(consumer)
-                grows = elements > math.prod(use.shape) or kind.is_layer or kind.brings_data
-                size = max(size, elements if grows else 0)
-            largest[consumer] = max(size, largest.get(consumer, 0))
-            passed.append(_Passed(consumer, place, output, is_judged))
-        return passed
+                tried[step.node] = min(step.largest, tried.get(step.node, step.largest))
+            for consumer, place, output in self._graph.consumers[step.node]:
+                if step.node == leaf and consumer in ruled:
+                    continue
+                if consumer in self._above:
+                    found.beside |= step.met is None
+                    found.mixed += [] if step.met is None else [step.met]
+                    continue
+                following = self._follow(step, consumer, place, output, found)
+                if following is not None:
+                    stack.append(following)
+            if found.mixed and passed > MIXED_NODES:
+                return found
+            if passed > MAX_NODES:
+                found.mixed.append(step.node)
+                found.reason = TOO_MANY
+                return found
+        if not found.uses_of_met and not found.is_cut:
+            self._futile |= tried
+        return found
 
     def _follow_in_ruled_calls(self, leaf: int, found: Ways) -> set[int]:
         """Add the uses of a parameter by layers that have a rule; returns these calls' nodes."""
@@ -181,7 +183,8 @@ class Finder:
             node = waiting.pop()
             consumers = {consumer for consumer, _, _ in self._graph.consumers[node]}
             if node != leaf and not consumers <= inner:
-                found.add_mixed(node, BESIDE_OUTPUT)
+                found.mixed.append(node)
+                found.reason = BESIDE_OUTPUT
             new = (consumers & inner) - reached
             reached |= new
             waiting += new - names.keys()
@@ -189,27 +192,59 @@ class Finder:
             use = Use(node, 0, self._graph.shape((leaf, 0)), (), names[node])
             labelled = self._labelled(use)
             if labelled is not None:
-                found.add(labelled, 0)
+                found.uses.append(labelled)
             else:
-                found.add_mixed(node, ROWS_OF_SEVERAL)
+                found.mixed.append(node)
+                found.reason = ROWS_OF_SEVERAL
         return inner
 
-    def _ends(self, use: Use, number: int, output: int, largest: int, found: Ways) -> bool:
-        """Whether a path ends at a node at which samples are apart."""
-        shared = self._labels.samples * largest
-        is_affordable = not shared or shared <= SHARED_WORK * self._elements(use.node)
-        is_computed = self._is_computed_weight(use, number)
-        labelled = self._labelled(use) if is_affordable or is_computed else None
-        if labelled is None:
-            return False
-        if largest and not self._is_shared(labelled, is_computed):
-            is_in_place = self._graph.kinds[use.node] == IN_PLACE
-            found.add_mixed(use.node, CHANGED_IN_PLACE if is_in_place else "")
-        else:
-            found.add(labelled, output)
-        return True
+    def _follow(
+        self,
+        step: _Step,
+        consumer: int,
+        place: int,
+        output: int,
+        found: Ways,
+    ) -> _Step | None:
+        """The next step of a path behind a consumer; ``None`` if it ends there."""
+        chain = step.chain
+        if step.place is not None:
+            chain = (Link(step.node, output, step.place), *chain)
+        if self._graph.kinds[consumer] in HIDING:
+            found.mixed.append(consumer)
+            return None
+        if self._alone[consumer] or kind_of(self._graph.kinds[consumer]).is_view:
+            return _Step(consumer, place, chain, step.largest, step.met)
+        use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
+        return self._judge(use, step, found)
 
-    def _is_shared(self, labelled: LabelledUse, is_computed: bool) -> bool:
+    def _judge(self, use: Use, step: _Step, found: Ways) -> _Step | None:
+        node, its = use.node, kind_of(self._graph.kinds[use.node])
+        met = node if step.met is None else step.met
+        shared = self._labels.samples * step.largest
+        affordable = not shared or shared <= SHARED_WORK * self._elements(node)
+        labelled = None
+        if affordable or self._is_computed_weight(use):
+            labelled = self._labelled(use)
+        if labelled is not None and step.largest and not self._is_shared(labelled):
+            found.mixed.append(met)
+            if self._graph.kinds[node] == IN_PLACE:
+                found.reason = CHANGED_IN_PLACE
+            return None
+        if labelled is not None:
+            found.uses.append(labelled)
+            found.uses_of_met |= step.met is not None
+            return None
+        if len(use.chain) < MAX_CHAIN:
+            elements = self._elements(node)
+            grows = elements > math.prod(use.shape) or its.is_layer or its.brings_data
+            largest = max(step.largest, elements if grows else 0)
+            return _Step(node, use.index, use.chain, largest, met)
+        found.is_cut = True
+        found.mixed.append(met)
+        return None
+
+    def _is_shared(self, labelled: LabelledUse) -> bool:
         """Whether a use's input is the same for all samples, rather than made of them.
 
         It is the same if it is repeated along all axes that count samples, or multiplied by the
@@ -217,7 +252,7 @@ class Finder:
         """
         use, kind = labelled.use, self._graph.kinds[labelled.use.node]
         if use.index in kind_of(kind).weights:
-            return is_computed
+            return self._is_computed_weight(use)
         if not kind_of(kind).repeats:
             return False
         missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
@@ -228,10 +263,10 @@ class Finder:
         counting = [axis for axis in axes_of(labels) if joined(labels, axis) is None]
         return all(own[axis] == 1 for axis in counting)
 
-    def _is_computed_weight(self, use: Use, number: int) -> bool:
-        """Whether a use's input, made by a node, is a weight that is computed without samples."""
+    def _is_computed_weight(self, use: Use) -> bool:
+        """Whether a use's input is a weight that is computed without samples."""
         is_weight = use.index in kind_of(self._graph.kinds[use.node]).weights
-        return is_weight and not self._reads_data[number]
+        return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 
     def _labelled(self, use: Use) -> LabelledUse | None:
         """A use with the samples of its rows; ``None`` if samples have met there."""
@@ -269,20 +304,3 @@ class Finder:
     def _elements(self, node: int) -> int:
         shapes = [self._graph.shape((node, output)) for output in self._graph.outputs_of(node)]
         return max(math.prod(shape) for shape in shapes)
-
-
-def _extend(found: Ways, step: _Passed, behind: Ways) -> None:
-    """Add the paths behind a node that is passed."""
-    if step.have_met and (behind.mixed or behind.beside):
-        found.add_mixed(step.node, behind.reason)
-        return
-    found.mixed += behind.mixed
-    found.reason = found.reason or behind.reason
-    found.beside |= behind.beside
-    if found.mixed:
-        return
-    for labelled, output in zip(behind.uses, behind.outputs, strict=True):
-        chain = (*labelled.use.chain, Link(step.node, output, step.place))
-        found.add(replace(labelled, use=replace(labelled.use, chain=chain)), step.output)
-    if len(found.uses) > MAX_PATHS:
-        found.add_mixed(step.node, TOO_MANY)

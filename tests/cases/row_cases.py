@@ -1054,9 +1054,7 @@ COUNTED = {
         of_exits,
         batch_size=N,
     ),
-    "passes": RowCase(
-        mlp, vectors, of_passes, refused=("",), reason="called 2 times, with 4 rows.*batch_size="
-    ),
+    "passes": RowCase(mlp, vectors, of_passes),
     "passes, batch size passed": RowCase(mlp, vectors, of_passes, batch_size=N),
     "losses of halves, stacked": RowCase(
         mlp,
@@ -1091,7 +1089,7 @@ COUNTED = {
         mlp, lambda: (randn(1, D), randn(1, D)), two_calls, samples=1, batch_size=1
     ),
     "two calls, one sample of which has a loss": RowCase(
-        mlp, lambda: (randn(N, D), randn(N, D), torch.eye(N)[1]), of_far_pairs, batch_size=N
+        mlp, lambda: (randn(N, D), randn(N, D), torch.eye(N)[1]), of_far_pairs
     ),
     "values of states [T, N] but the last": RowCase(
         linears(critic),
@@ -1125,12 +1123,7 @@ COUNTED = {
         reason="entries of several of the 4 samples",
     ),
     "two calls on pairs, of which one is longer": RowCase(
-        own_steps,
-        lambda: (randn(2, T, D), randn(2, T, D)),
-        of_uneven_pairs,
-        of_one_pair,
-        samples=2,
-        batch_size=2,
+        own_steps, lambda: (randn(2, T, D), randn(2, T, D)), of_uneven_pairs, of_one_pair, samples=2
     ),
     "crops first, as many as samples": RowCase(
         mlp,
