@@ -234,10 +234,14 @@ class Network:
         return other is not None and other.numel() == samples
 
     def is_over_samples(self, samples: int) -> bool:
-        """Whether a softmax in front of the loss is over the samples ``[N, C]`` of a batch."""
+        """Whether a softmax in front of the loss is over the samples ``[N, C]`` of a batch.
+
+        Of scores ``[N, N]``, it may compare the samples, and those ``[N, 1]`` may be the weights of
+        the members of a set.
+        """
         shapes = ((axis, shape) for _, axis, shape in self._softmaxes_of_loss())
         return any(
-            axis == 0 and len(shape) == 2 and shape[0] == samples != shape[1]
+            axis == 0 and len(shape) == 2 and shape[0] == samples and shape[1] not in (1, samples)
             for axis, shape in shapes
         )
 
@@ -443,10 +447,9 @@ def holders_of(parameters: Sequence[nn.Parameter], model: nn.Module) -> tuple[st
 
 def _layers_in(value: object) -> list[nn.Module]:
     """The modules in a list, tuple or dict."""
-    found = [*value.values()] if isinstance(value, dict) else value
-    return (
-        [m for m in found if isinstance(m, nn.Module)] if isinstance(found, (list, tuple)) else []
-    )
+    held = tuple(value.values()) if isinstance(value, dict) else value
+    items = held if isinstance(held, (list, tuple)) else ()
+    return [each for each in items if isinstance(each, nn.Module)]
 
 
 def _layers(model: nn.Module) -> dict[str, Layer]:

@@ -135,6 +135,10 @@ WITH_DECAY = (
     "backward was called on a multiple of the loss, and the optimizer adds weight decay to its "
     "gradients: pass that multiple to the context"
 )
+DECAY_ALONE = (
+    "weight decay alone is unstable, since its product with the learning rate is 2 or more: lower "
+    "one of them"
+)
 COMMON = ("momentum", "dampening", "nesterov", "betas", "eps")
 """Settings that are the same in all groups where a threshold is known."""
 
@@ -153,8 +157,11 @@ def stability_limit(
     if problem:
         raise UnavailableError(problem)
     first, *others = optimizer.param_groups
-    if any(other.get(key) != first.get(key) for other in others for key in COMMON):
-        raise UnavailableError("parameter groups with different momentum have no common threshold")
+    for key in COMMON:
+        if any(other.get(key) != first.get(key) for other in others):
+            raise UnavailableError(
+                f"parameter groups with different {key} have no common threshold"
+            )
     if any(group.get("maximize") for group in optimizer.param_groups):
         raise UnavailableError("maximising is never stable on a quadratic with a minimum")
     rate = max(float(group["lr"]) for group in optimizer.param_groups)
@@ -175,7 +182,7 @@ def stability_limit(
         own, decay = float(group["lr"]), float(group["weight_decay"])
         is_decoupled = type(optimizer) is AdamW or bool(group.get("decoupled_weight_decay"))
         if is_decoupled and own * decay >= 2:
-            raise UnavailableError("weight decay alone is unstable: its product with the rate is 2")
+            raise UnavailableError(DECAY_ALONE)
         share = (own / rate if rate else 1.0) / (1 - own * decay / 2 if is_decoupled else 1.0)
         of_gradient = 0.0 if is_decoupled else decay / loss_factor
         inverse = _preconditioner(optimizer, group, parameter, loss_factor)

@@ -63,6 +63,11 @@ def broadcast(evidence: Evidence, step: int) -> Sign:
     return Sign(step, certainty="very likely", title=title)
 
 
+def trained_target(evidence: Evidence, step: int) -> Sign:
+    """A target through which a gradient flows, as where two outputs are meant to be alike."""
+    return Sign(step, is_alarm=evidence.setup.bootstrapped)
+
+
 def linear(evidence: Evidence, step: int) -> Sign | None:
     """Linear layers in a row; a projection in front of attention is one on purpose."""
     layers = evidence.setup.layers
@@ -153,6 +158,14 @@ RULES = (
         advice="Give predictions and targets the same shape, by outputs.squeeze(1) or "
         "targets.unsqueeze(1). As it is, the best that a network can learn is the mean target.",
         explains=("constant_output", "samples_mixed", *NOTHING),
+    ),
+    Rule(
+        fault="target_trained",
+        title="The target of the loss needs a gradient, so that it is moved towards the prediction",
+        needs=(GRAPH,),
+        find=since(lambda setup: setup.target_trained, trained_target),
+        advice="Compute targets under torch.no_grad(), or detach() them, as those of a value "
+        "function or a teacher. Where two outputs are meant to approach each other, all is well.",
     ),
     Rule(
         fault="no_nonlinearity",
