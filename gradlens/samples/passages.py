@@ -37,11 +37,12 @@ from gradlens.torch_private import hands_gradients_on, saved
 class Passages:
     """Between the outputs and the inputs of a graph's nodes, each of which is looked at once.
 
-    Functions in Python that are ``elementwise`` don't move rows.
+    There are N ``samples``. Functions in Python that are ``elementwise`` don't move rows.
     """
 
-    def __init__(self, graph: Graph, elementwise: Set[int] = frozenset()) -> None:
+    def __init__(self, graph: Graph, samples: int, elementwise: Set[int] = frozenset()) -> None:
         self.graph = graph
+        self.samples = samples
         self.elementwise = elementwise
         self._found: dict[tuple[int, int, int], Passage] = {}
         self._indices = SavedIndices(graph)
@@ -60,7 +61,14 @@ class Passages:
             shapes = graph.shape((number, output)), graph.shape(edge)
             is_elementwise = number in self.elementwise
             found = Passage(
-                graph.nodes[number], place, output, *shapes, number, self._indices, is_elementwise
+                graph.nodes[number],
+                place,
+                output,
+                *shapes,
+                number,
+                self._indices,
+                self.samples,
+                is_elementwise,
             )
             self._found[number, output, place] = found
         return found
@@ -70,6 +78,7 @@ class Passages:
 class Passage(Between):
     """Between an output of a node and one of its inputs; ``is_elementwise`` doesn't move rows."""
 
+    samples: int
     is_elementwise: bool = False
 
     @cached_property
@@ -114,6 +123,11 @@ class Passage(Between):
         return tuple([1 if along is None else self.below[along] for along in self._axes])
 
     @property
+    def is_repeated_for_samples(self) -> bool:
+        """Whether the output's first axis has N entries, for which the input is repeated."""
+        return self.above[:1] == (self.samples,) and self.sizes[0] == 1 < self.samples
+
+    @property
     def _is_same(self) -> bool:
         """Whether each entry is computed from the one at the same place."""
         is_elementwise = self.is_elementwise or self.kind.axes is from_the_right
@@ -155,7 +169,7 @@ class Passage(Between):
             return only(UNREADABLE, dims)
         if self.picks:
             return pick.pulled(names, dims)
-        if axes_of(names) and pick.are_beside(names, self.above):
+        if pick.are_beside(names, self.above) and are_all(names, self.samples):
             return pick.unpicked(names, dims)
         found = pick.put(names, self.above, pick.axes)
         if found is None:  # several are added up
@@ -187,7 +201,7 @@ class Passage(Between):
         """Whether it is a convolution of groups of channels, each by itself."""
         return self.kind.is_layer and saved(self.node, "groups", 1) > 1
 
-    def down(self, labels: Labels, samples: int) -> Labels | None:
+    def down(self, labels: Labels) -> Labels | None:
         """Labels of the input, from those of the output; ``None`` if the kind doesn't tell."""
         straight = self._straight(labels, self.above, self.below)
         if straight is not None:
@@ -195,7 +209,7 @@ class Passage(Between):
         if not self._is_known and is_python_function(self.node):
             return None  # it may do anything
         try:
-            found = self._picked_down(labels, samples) if self.picks or self.puts else None
+            found = self._picked_down(labels) if self.picks or self.puts else None
         except UnavailableError:  # of indices that can't be read now
             return None
         if found is not None:
@@ -209,7 +223,7 @@ class Passage(Between):
         is_sum = self.kind.repeats and self.kind.is_linear
         return _at(labels, self._places, self.below, MIXED if is_sum else None)
 
-    def _picked_down(self, labels: Labels, samples: int) -> Labels | None:
+    def _picked_down(self, labels: Labels) -> Labels | None:
         """Labels of an input that entries are picked from, or put from.
 
         Where other axes tell all samples apart, entries beside the picked ones belong to the same
@@ -223,12 +237,12 @@ class Passage(Between):
             fits = found.ndim == len(below)
             fits = fits and all(below[axis] == found.shape[axis] for axis in axes_of(found))
             return found if fits else None
-        if pick.are_beside(labels, below) and are_all(labels, samples):
+        if pick.are_beside(labels, below) and are_all(labels, self.samples):
             return pick.unpicked(labels, len(below))
         if pick.apart and len(pick.axes) > 1:
             for axis in pick.axes:
                 put = pick.put(labels, below, [axis])
-                if put is not None and are_all(put, samples):
+                if put is not None and are_all(put, self.samples):
                     return put
         return pick.put(labels, below, pick.axes)
 

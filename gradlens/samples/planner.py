@@ -122,10 +122,9 @@ class _LossGraph:
         """What the model was called with, by a reading of the batch."""
         return ModelInputs(self.calls, reading.axis, reading.samples, reading.in_turn)
 
-    @property
-    def passages(self) -> Passages:
+    def passages(self, reading: Reading) -> Passages:
         """How labels go through the graph, of which nothing has been read yet."""
-        return Passages(self.graph, self.elementwise)
+        return Passages(self.graph, reading.samples, self.elementwise)
 
     def names(self, passages: Passages, reading: Reading, rows: LossRows | None = None) -> Names:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
@@ -133,7 +132,7 @@ class _LossGraph:
         known = inputs.named(self.graph, self.alone, self.reading_data)
         if rows is not None:
             sources = {edge: each for edge, each in rows.sources.items() if are_known(each)}
-            structure = Structure(passages, sources, reading.samples, self.alone)
+            structure = Structure(passages, sources, self.alone)
             known = self._of_data(structure) | known
         returned = inputs.returned(self.graph, self.alone)
         return Names(passages, self.alone, self.reading_data, known, returned)
@@ -265,7 +264,7 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
 
     In the second case, the loss has rows of one call alone, or combines those of all calls.
     """
-    names = loss.names(loss.passages, every[0])
+    names = loss.names(loss.passages(every[0]), every[0])
     edges = loss_edges(
         loss.graph, loss.alone, loss.evidence.shapes, lambda edge: are_known(names.at(edge))
     )
@@ -315,7 +314,7 @@ def _calls_of(names: Iterable[Labels], ends: Sequence[int]) -> set[int]:
 def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
     known = loss.graph, loss.alone, loss.evidence, loss.model_inputs(reading)
-    passages = loss.passages
+    passages = loss.passages(reading)
     names = loss.names(passages, reading)
     rows = loss_rows(names, reading, *known)
     if not all(map(are_known, rows.sources.values())):
@@ -359,7 +358,7 @@ def plan_of_rows(
     sources = {graph.root: labels.reshape(-1, *others)}
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
-    loss, passages = _LossGraph(graph, parameters), Passages(graph)
+    loss, passages = _LossGraph(graph, parameters), Passages(graph, samples)
     plan = _Planner(loss, passages, Reading(samples, OUTPUTS), sources).plan()
     return replace(plan, selections=passages.selections)
 
@@ -380,7 +379,7 @@ class _Planner:
         self._sources = sources
         self._kinds = {*graph.kinds}
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
-        self._labels = Structure(passages, sources, reading.samples, loss.alone)
+        self._labels = Structure(passages, sources, loss.alone)
 
     def contradicts(self, names: Mapping[Edge, Named]) -> bool:
         """Whether rows that are the model's inputs' belong to other samples by their labels."""

@@ -47,13 +47,12 @@ class Structure:
         self,
         passages: Passages,
         sources: Mapping[Edge, Labels],
-        samples: int,
         alone: Sequence[bool],
     ) -> None:
         graph = self.graph = passages.graph
         self._passages = passages
         self._alone = alone
-        self.samples = samples
+        self.samples = passages.samples
         self.refused: dict[int, str] = {}
         self._asked: dict[Edge, Sequence[Labels | None]] = {}
         self._read: set[Edge] = set()
@@ -143,7 +142,7 @@ class Structure:
             return only(UNREADABLE, dims)
         if self.samples == 1:
             return only(0, dims)
-        found = self._passages.at(node, output, place).down(labels, self.samples)
+        found = self._passages.at(node, output, place).down(labels)
         if found is None and not self._alone[edge[0]]:
             found = self._by_numbers(node, output)[place]
             if (node, output) in self._asked and node not in self.refused:

@@ -832,6 +832,45 @@ MEETING = {
     ),
 }
 
+
+# What is computed from one sample, beside data of all.
+
+
+def added_to_all(net: Any, x: Tensor) -> Tensor:
+    return net.head(x + net.inner(x[2]))
+
+
+def put_in_place(net: Any, x: Tensor) -> Tensor:
+    """The first positions of the sample, so that positions have names along an axis of theirs."""
+    some = x[2:3].clone()
+    some[:, :2] = net.inner(x[2:3, :2])
+    return net.head(x.index_copy(0, torch.tensor([2]), some))
+
+
+def put_where_it_is_positive(net: Any, x: Tensor) -> Tensor:
+    return net.head(torch.where(x > 0, net.inner(x[2]), x))
+
+
+def of_positions(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def of_own_positions(model: Any, batch: Batch, n: int) -> Tensor:
+    return F.cross_entropy(model(batch[0])[n], batch[1][n])
+
+
+BESIDE_DATA = {
+    f"{compute.__name__}, batch_size={batch_size}": RowCase(
+        lambda compute=compute: Net(compute, inner=nn.Linear(D, D), head=nn.Linear(D, C)),
+        lambda: (randn(N, T, D), classes(N, T)),
+        of_positions,
+        of_own_positions,
+        batch_size=batch_size,
+    )
+    for compute in (added_to_all, put_in_place, put_where_it_is_positive)
+    for batch_size in (None, N)
+}
+
 # The axis or the calls that count the samples.
 
 
@@ -1159,4 +1198,4 @@ COUNTED = {
     "some of the losses [N, T]": RowCase(mlp, scored, of_scored, of_one_scored),
 }
 
-ROW_CASES = CHUNKS | SELECTED | SHARED | ORDERS | AXES | LOSSES | COUNTED | MEETING
+ROW_CASES = CHUNKS | SELECTED | SHARED | ORDERS | AXES | LOSSES | COUNTED | MEETING | BESIDE_DATA

@@ -41,7 +41,7 @@ def structure_of(found: Tensor, base: Tensor) -> tuple[Structure, LabelledEdge]:
     edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
     sources = {graph.root: labels_of(labels.numpy())}
     alone = graph.of_parameters_alone()
-    return Structure(Passages(graph), sources, len(found), alone), edge
+    return Structure(Passages(graph, len(found)), sources, alone), edge
 
 
 def order(length: int) -> Tensor:
