@@ -125,7 +125,8 @@ class Passage(Between):
     @property
     def is_repeated_for_samples(self) -> bool:
         """Whether the output's first axis has N entries, for which the input is repeated."""
-        return self.above[:1] == (self.samples,) and self.sizes[0] == 1 < self.samples
+        moves = self.picks or self.puts
+        return not moves and self.above[:1] == (self.samples,) and self.sizes[0] == 1 < self.samples
 
     @property
     def _is_same(self) -> bool:

@@ -331,6 +331,8 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     by_second = reading.axis == 1 and reading.samples in second
     if plan.mixed and by_second and not loss.evidence.positions_first:
         raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
+    if names.by_order and planner.refused:
+        raise UnavailableError(next(iter(planner.refused.values())))
     if planner.contradicts(names.known):
         raise UnavailableError(UNKNOWN_ORDER)
     holds = plan.holds and names.are_in_order
@@ -380,6 +382,11 @@ class _Planner:
         self._kinds = {*graph.kinds}
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
         self._labels = Structure(passages, sources, loss.alone)
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Why nodes couldn't be asked what they do to rows."""
+        return self._labels.refused
 
     def contradicts(self, names: Mapping[Edge, Named]) -> bool:
         """Whether rows that are the model's inputs' belong to other samples by their labels."""

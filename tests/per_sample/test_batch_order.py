@@ -122,3 +122,28 @@ def test_calls_in_turn() -> None:
         single(torch.cat([second, first]), torch.cat([y[2:], y[:2]])).sum().backward()
     delta = model(x).softmax(1) - F.one_hot(y, C)
     assert_close(gradients["weight"].dense(), delta[:, :, None] * x[:, None])
+
+
+class Counted(torch.autograd.Function):
+    """Reverses rows; its backward counts, so that it can't be asked what it does to them."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.flip(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        Counted.calls += 1
+        return gradients[0].flip(0)
+
+
+@pytest.mark.parametrize("batch_size", [None, N])
+def test_rows_behind_code_that_cannot_be_run_may_be_in_any_order(batch_size: int | None) -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(Rows(Counted.apply).double())
+    with gradlens.per_sample_gradients(model, batch_size=batch_size) as gradients:
+        single(model(torch.randn(N, D).double()), torch.arange(N) % C).mean().backward()
+    with pytest.raises(KeyError, match="Counted would have to run once more"):
+        gradients["head"]
