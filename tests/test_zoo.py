@@ -1,4 +1,4 @@
-"""The zoo's comparison of training with and without gradlens finds what gradlens may not do."""
+"""Networks of the zoo: per-sample gradients are right or refused, and training is the same."""
 
 from __future__ import annotations
 
@@ -9,9 +9,32 @@ import pytest
 import torch
 
 import gradlens
-from benchmarks.zoo import by_hand_rows, tracked
+from benchmarks.zoo import tracked
+from benchmarks.zoo.check import check
+from tests.cases.whole_networks import BY_HAND, FAMILIES, is_refused
 
-NETWORK = next(each for each in by_hand_rows.networks() if each.name == "switch layer")
+NETWORK = BY_HAND["switch layer"]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, such as of nested tensors
+@pytest.mark.parametrize("name", BY_HAND)
+def test_gradients_are_those_of_single_samples(name: str) -> None:
+    """Against one backward pass for each sample; what is refused has a reason."""
+    row = check(BY_HAND[name], "train", steps=2)
+    assert not row.error
+    assert not row.is_wrong, (row.worst, row.deviation)
+    assert {*row.found} <= {BY_HAND[name].samples, None}
+    assert (row.coverage < 100) == is_refused(name), row.reasons
+    assert (row.coverage < 100) == bool(row.reasons)
+    assert all(len(reason) > 20 for reason in row.reasons)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_of_a_library_of_models(name: str) -> None:
+    row = check(FAMILIES[name].network(), "train", steps=1)
+    assert row.is_full, (row.worst, row.deviation, row.reasons, row.error)
 
 
 def draw(cockpit: gradlens.Cockpit) -> None:
@@ -62,6 +85,13 @@ def test_a_network_trains_the_same() -> None:
     row = tracked.track(NETWORK, "train", "economy")
     assert not row.problems
     assert row.quantities == row.tracked
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*BY_HAND][::12])
+def test_networks_train_the_same(name: str) -> None:
+    """Whether or not they are refused, with the plans that are kept from step to step."""
+    assert not tracked.track(BY_HAND[name], "train", "economy").problems
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

@@ -7,7 +7,6 @@ with one backward pass for each sample, without and with ``batch_size=``.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -155,9 +154,6 @@ class Program:
         draw, shape = INPUTS[self.inputs][0], [self.samples, self.positions, D]
         x = draw(*(shape[:2][::-1] if self.positions_first else shape[:2]), D)
         return (x, normal(1, self.samples, H)) if self.network == "WithState" else (x,)
-
-
-Outputs = list[Tensor]
 
 
 def in_order(program: Program, output: Tensor) -> Tensor:
@@ -406,36 +402,3 @@ def reasons(
                 reason = str(error.args[0]).partition(": ")[2]
                 found.append(f"{told}: {reason or 'EMPTY'}")
     return found
-
-
-def main() -> None:
-    """Examine many programs, and print what was found."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    found = {}
-    for seed in range(arguments.seed, arguments.seed + arguments.cases):
-        program = draw_program(random.Random(seed))
-        found[program] = examine(program)
-    shares = torch.tensor([findings.covered for findings in found.values()])
-    print(f"covered without N: {shares[:, 0].mean():.1%}, with N passed: {shares[:, 1].mean():.1%}")
-    by_loss = {
-        loss: torch.tensor([f.covered for p, f in found.items() if p.loss == loss]).mean(0)
-        for loss in LOSSES
-    }
-    for loss, both in by_loss.items():
-        print(f"  {loss}: {both[0]:.0%}, {both[1]:.0%}")
-    failing = {program: f.problems for program, f in found.items() if f.problems}
-    for program, wrong in failing.items():
-        print(program, wrong[:2])
-    everything = sum((findings.reasons for findings in found.values()), Counter[str]())
-    for reason, count in everything.most_common(12):
-        print(count, reason[:300])
-    print(f"{len(failing)} of {len(found)} programs are wrong")
-    raise SystemExit(bool(failing))
-
-
-if __name__ == "__main__":
-    main()

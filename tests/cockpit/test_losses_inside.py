@@ -28,6 +28,7 @@ from gradlens.quantities import (
 )
 from gradlens.quantities.step import Step
 from tests.cases.process_group import in_process_group
+from tests.cases.whole_networks import FAMILIES
 
 N = 4
 
@@ -67,23 +68,6 @@ def contributions(network: Network, model: nn.Module, batch: Mapping[str, Any]) 
 
 
 # Models of transformers -------------------------------------------------------------------------
-
-NAMES = {
-    "CAUSAL_LM": ("GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM"),
-    "MASKED_LM": ("BertForMaskedLM", "DebertaV2ForMaskedLM"),
-    "SEQ_TO_SEQ_CAUSAL_LM": ("T5ForConditionalGeneration", "BartForConditionalGeneration"),
-    "SEQUENCE_CLASSIFICATION": ("BertForSequenceClassification", "GPT2ForSequenceClassification"),
-    "TOKEN_CLASSIFICATION": ("DistilBertForTokenClassification",),
-    "MULTIPLE_CHOICE": ("RobertaForMultipleChoice",),
-    "IMAGE_CLASSIFICATION": ("ViTForImageClassification", "ConvNextForImageClassification"),
-    "AUDIO_CLASSIFICATION": ("Wav2Vec2ForSequenceClassification",),
-}
-FAMILIES = {
-    f"{name}, T = {length}": Family(name, task, N, length)
-    for task, names in NAMES.items()
-    for name in names
-    for length in ((4, 6) if task == "CAUSAL_LM" else (6,))
-}
 
 
 def built(family: Family) -> tuple[Network, nn.Module, dict[str, Any]]:

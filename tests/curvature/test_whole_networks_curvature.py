@@ -14,22 +14,45 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import gradlens
+from benchmarks.zoo.check import without_dropout
+from benchmarks.zoo.network import Batch, Network
 from gradlens import quantities
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
 from gradlens.curvature.hessian import HessianOperator
 from tests.cases.references import without_hooks
-from tests.cases.whole_networks import WHOLE_NETWORKS, Batch, WholeNetwork
+from tests.cases.whole_networks import BY_HAND, FAMILIES
 
-SAMPLES = 3
+CURVED = (
+    *("Swin", "ViT, T = N", "transposed, in groups", "dilated, strided, without padding"),
+    *("bilinear", "low rank", "hypernetwork of each sample", "loss of each token", "tied head"),
+    *("LSTM", "LSTM, two layers both ways", "GRU, times first, both ways", "RNN", "GRUCell"),
+    *("MultiheadAttention encoder", "encoder, times first", "decoder", "attention by hand"),
+    *("fused attention", "grouped queries", "relative position bias, table", "perceiver"),
+    *("packed LSTM", "MLP-Mixer", "translation", "film frames", "pairs in one cat"),
+)
+OF_LIBRARIES = (
+    "GPT2LMHeadModel, T = 6",
+    "BertForMaskedLM, T = 6",
+    "ViTForImageClassification, T = 6",
+)
+
+
+def built(name: str) -> tuple[Network, nn.Module, Batch]:
+    """Without dropout, in float64."""
+    torch.manual_seed(0)
+    network = FAMILIES[name].network() if name in FAMILIES else BY_HAND[name]
+    model = network.build().double()
+    without_dropout(model)
+    return network, model, network.batch()
 
 
 class LossOf(nn.Module):
     """A network's loss as a module, for ``functional_call``."""
 
-    def __init__(self, network: WholeNetwork, model: nn.Module, batch: Batch, divisor: Any) -> None:
+    def __init__(self, network: Network, model: nn.Module, batch: Batch) -> None:
         super().__init__()
         self.model = model
-        self._loss = partial(network.loss, batch=batch, divisor=divisor)
+        self._loss = partial(network.loss, batch=batch)
 
     def forward(self) -> Tensor:
         return self._loss(self.model)
@@ -49,27 +72,24 @@ def product_by_forward_mode(loss_of: LossOf, direction: dict[str, Tensor]) -> di
 
 # Torch compiles its own forward-mode rules with what it calls deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", WHOLE_NETWORKS)
+@pytest.mark.parametrize("name", [*CURVED, *OF_LIBRARIES])
 def test_hessian_products(name: str) -> None:
-    network = WHOLE_NETWORKS[name]
-    torch.manual_seed(0)
-    model = network.build().double()
-    batch = network.batch(SAMPLES)
-    divisor = network.divisor(batch)
+    network, model, batch = built(name)
     trainable = {key: p for key, p in model.named_parameters() if p.requires_grad}
     direction = {key: torch.randn_like(p) for key, p in trainable.items()}
     for prefix, module in model.named_modules():
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             direction[f"{prefix}.weight"][module.padding_idx] = 0  # a row that is never trained
-    if "LSTM" in name or name in ("GRU", "RNN", "parametrised"):
-        expected = by_central_differences(network, model, batch, divisor, direction)
+    is_recurrent = any(kind in name for kind in ("LSTM", "GRU", "RNN", "translation", "film"))
+    if is_recurrent and "Cell" not in name:
+        expected = by_central_differences(network, model, batch, direction)
         tolerance = 1e-6
     else:
         clone = without_hooks(model)
-        expected = product_by_forward_mode(LossOf(network, clone, batch, divisor), direction)
+        expected = product_by_forward_mode(LossOf(network, clone, batch), direction)
         tolerance = 1e-9
     gradlens.extend(model)
-    operator = HessianOperator(network.loss(model, batch, divisor), trainable)
+    operator = HessianOperator(network.loss(model, batch), trainable)
     flat = torch.cat([vector.flatten() for vector in direction.values()])
     found = operator.multiply(flat)
     wanted = torch.cat([expected[key].flatten() for key in trainable])
@@ -78,10 +98,9 @@ def test_hessian_products(name: str) -> None:
 
 
 def by_central_differences(
-    network: WholeNetwork,
+    network: Network,
     model: nn.Module,
     batch: Batch,
-    divisor: Any,
     direction: dict[str, Tensor],
     step: float = 1e-5,
 ) -> dict[str, Tensor]:
@@ -93,7 +112,7 @@ def by_central_differences(
         with torch.no_grad():
             for key, parameter in named.items():
                 parameter.add_(direction[key], alpha=shift)
-        loss = network.loss(clone, batch, divisor)
+        loss = network.loss(clone, batch)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), found, strict=True)
         return {key: torch.zeros_like(p) if g is None else g for (key, p), g in pairs}
@@ -103,12 +122,9 @@ def by_central_differences(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ViT", "GPT-2", "BERT, loss inside", "LSTM", "encoder"])
+@pytest.mark.parametrize("name", ["LSTM", "MultiheadAttention encoder", *OF_LIBRARIES])
 def test_every_second_order_quantity_has_a_value(name: str) -> None:
-    network = WHOLE_NETWORKS[name]
-    torch.manual_seed(0)
-    model = network.build().double()
-    batch = network.batch(SAMPLES)
+    network, model, batch = built(name)
     tracked = [
         quantities.HessMaxEV(),
         quantities.HessTrace(),
@@ -120,7 +136,7 @@ def test_every_second_order_quantity_has_a_value(name: str) -> None:
     ]
     cockpit = gradlens.Cockpit(model, tracked)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = network.loss(model, batch, network.divisor(batch))
+    loss = network.loss(model, batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that diagonals are estimated
         with cockpit(0, loss=loss, optimizer=optimizer):

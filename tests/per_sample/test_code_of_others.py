@@ -375,7 +375,7 @@ def train(name: str, preset: str | None) -> tuple[list[Any], gradlens.Cockpit | 
 
 
 @pytest.mark.filterwarnings("ignore:gradlens")
-@pytest.mark.parametrize("preset", ["economy", "business", "full"])
+@pytest.mark.parametrize("preset", ["economy", "full"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_training_is_the_same(name: str, preset: str) -> None:
     plain, _ = train(name, None)
@@ -492,7 +492,7 @@ INSTRUMENTS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("whole", [True, False], ids=["around the loop", "around the context"])
 @pytest.mark.parametrize("checkpointed", [True, False])
 @pytest.mark.parametrize("name", INSTRUMENTS)
-@pytest.mark.parametrize("preset", ["economy", "business", "full"])
+@pytest.mark.parametrize("preset", ["economy", "full"])
 def test_instruments_of_others_see_training_alone(
     preset: str, name: str, checkpointed: bool, whole: bool
 ) -> None:
@@ -534,7 +534,7 @@ class Seen(Tensor):
 
 
 @pytest.mark.filterwarnings("ignore:gradlens")
-@pytest.mark.parametrize("preset", ["economy", "business", "full"])
+@pytest.mark.parametrize("preset", ["economy", "full"])
 def test_classes_of_tensors_see_training_alone(preset: str) -> None:
     def seen(tracked: bool) -> list[str]:
         torch.manual_seed(0)

@@ -24,7 +24,6 @@ from torch.testing import assert_close
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.operators.dense import Dense
 from gradlens.quantities import SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.references import (
@@ -447,27 +446,6 @@ def test_argument_that_holds_the_output_is_freed() -> None:
     assert reference() is None
 
 
-def test_small_numbers_keep_their_sign_in_histograms() -> None:
-    values = 1e-7 * torch.randn(20_000, generator=torch.Generator().manual_seed(0))
-    found = Dense(values[None]).histogram_1d(100, (-2, 2)).hist
-    expected, _ = np.histogram(values.double().numpy(), 100, (-2, 2))
-    np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_binning_is_as_precise_as_the_numbers(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(30, 500, generator=generator).to(dtype)
-    companions = torch.randn(500, generator=generator).to(dtype)
-    range_ = ((-1.1, 0.9), (-0.7, 2.3))
-    found = Dense(values).histogram_2d(companions, (37, 53), range_).hist
-    x, y = values.double().numpy(), companions.double().expand(30, 500).numpy()
-    expected, *_ = np.histogram2d(
-        x.clip(*range_[0]).ravel(), y.clip(*range_[1]).ravel(), (37, 53), range_
-    )
-    np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_parameters_without_elements() -> None:
     layer = gradlens.extend(nn.Linear(3, 0)).double()
@@ -475,11 +453,6 @@ def test_parameters_without_elements() -> None:
         layer(torch.randn(2, 3, dtype=torch.float64)).sum().backward()
     assert gradients["weight"].squared_norms().tolist() == [0, 0]
     assert next(gradients["weight"].pieces()).values.shape == (2, 0, 3)
-
-
-def test_lazy_modules_say_what_they_need() -> None:
-    with pytest.raises(ValueError, match=r"weight has no shape yet: run the lazy module once"):
-        Cockpit(nn.LazyLinear(3))
 
 
 def test_quantities_that_a_resumed_run_has_added_are_in_its_file(tmp_path: Any) -> None:

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 import gradlens
+from benchmarks.zoo.check import without_dropout
 from tests.cases.networks import NETWORKS
-from tests.cases.whole_networks import WHOLE_NETWORKS
+from tests.cases.whole_networks import FAMILIES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from opacus import GradSampleModule
 
-SAMPLES = 3
+SAMPLES = 4
 LAYERS = (
     "mlp",
     "linear, sequence",
@@ -35,7 +36,11 @@ WRONG_IN_OPACUS = {
     "bert.embeddings.position_embeddings.weight": "the same",
     "bert.embeddings.word_embeddings.weight": "the padding's row has a gradient",
 }
-WHOLE = ("GPT-2", "BERT, loss inside", "dicts and tuples", "loss as a function")
+WHOLE = (
+    "GPT2LMHeadModel, T = 6",
+    "BertForSequenceClassification, T = 6",
+    "ViTForImageClassification, T = 6",
+)
 
 
 @pytest.mark.filterwarnings("ignore")  # opacus's own
@@ -43,12 +48,12 @@ WHOLE = ("GPT-2", "BERT, loss inside", "dicts and tuples", "loss as a function")
 def test_same_as_opacus(name: str) -> None:
     torch.manual_seed(0)
     if name in WHOLE:
-        network = WHOLE_NETWORKS[name]
-        model, batch = network.build().double(), network.batch(SAMPLES)
-        divisor = network.divisor(batch)
+        network = FAMILIES[name].network()
+        model, batch = network.build().double().train(), network.batch()
+        without_dropout(model)
 
         def loss_of(net: torch.nn.Module) -> torch.Tensor:
-            return network.loss(net, batch, divisor)
+            return network.loss(net, batch)
     else:
         model, inputs = NETWORKS[name].build().double(), NETWORKS[name].inputs(SAMPLES)
 

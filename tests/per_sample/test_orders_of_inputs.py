@@ -48,7 +48,7 @@ class Reordering(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("samples", [2, 3, 8, 32])
+@pytest.mark.parametrize("samples", [2, 3, 8])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", CHANGES)
 def test_gradients_are_those_of_their_samples(name: str, order: str, samples: int) -> None:

@@ -29,7 +29,7 @@ def test_random_program(seed: int) -> None:
 @pytest.mark.slow
 def test_most_is_covered() -> None:
     programs = [draw_program(random.Random(seed)) for seed in range(PROGRAMS)]
-    covered = [examine(program).covered for program in programs]
-    for told, least in COVERED.items():
-        assert sum(each[told] for each in covered) >= least * PROGRAMS
     assert {program.loss for program in programs} == LOSSES.keys()
+    covered = [examine(program).covered for program in programs[::3]]
+    for told, least in COVERED.items():
+        assert sum(each[told] for each in covered) >= least * len(covered)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cases.random_networks import Recipe, draw_recipe, examine, recipe_of
@@ -33,14 +33,12 @@ recipes = st.randoms(use_true_random=False).map(draw_recipe)
 def test_random_network(recipe: Recipe) -> None:
     """What is covered is right, the rest has a reason, and training is untouched."""
     findings = examine(recipe)
-    note(f"simplify with tests.cases.random_networks.simplest({recipe})")
     assert not findings.problems, (findings.problems, recipe)
 
 
-@pytest.mark.parametrize("first", [0, 1000])
-def test_most_is_covered(first: int) -> None:
+def test_most_is_covered() -> None:
     """Where samples meet or two axes have N entries, N may be uncertain."""
-    recipes = [recipe_of(seed) for seed in range(first, first + 40)]
+    recipes = [recipe_of(seed) for seed in range(40)]
     certain = [each for each in recipes if not each.coupled and each.samples != each.positions]
     found = [examine(recipe) for recipe in certain]
     covered = sum(findings.covered for findings in found)

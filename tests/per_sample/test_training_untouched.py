@@ -161,15 +161,6 @@ def test_a_loss_that_is_a_parameter() -> None:
         gradients["weight"]
 
 
-def test_half_precision_inputs() -> None:
-    """Whether rows are the model's inputs is compared in any precision."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, C)).to(torch.bfloat16)
-    with gradlens.per_sample_gradients(gradlens.extend(model)) as gradients:
-        F.cross_entropy(model(torch.randn(N, D, dtype=torch.bfloat16)), classes(N)).backward()
-    assert len(gradients) == 4
-
-
 @pytest.mark.parametrize("samples", [N, 70])
 def test_gradients_that_do_not_scale_have_no_labels(samples: int) -> None:
     torch.manual_seed(0)
