@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 import pytest
 import torch
@@ -14,10 +13,8 @@ from torch.optim import SGD
 from benchmarks.diagnosis.development.problems import BASICS
 from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
 from benchmarks.diagnosis.faults.fault import Fault, Injected
-from benchmarks.diagnosis.faults.of_the_batch import labels_of
 from benchmarks.diagnosis.faults.presence import diverges, gained, swings
 from benchmarks.diagnosis.loop import Outcome, train
-from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Batch, Training, batches, model_of
 
 PROBLEMS = tuple(training.problem for training in BASICS)
@@ -75,14 +72,9 @@ def test_there_are_all_faults_of_the_catalogue() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}, {fault.way}")
 def test_each_fault_can_be_injected_at_each_strength(fault: Fault) -> None:
     assert len(set(fault.strengths)) == 3
-    names = SEARCHED.get(fault.name, [*BY_NAME])
-    strengths = {
-        strength
-        for name in names
-        for strength in fault.strengths
-        if fault.apply(Training(BY_NAME[name]), strength, 0) is not None
-    }
-    assert strengths == {*fault.strengths}
+    problems = [Training(BY_NAME[name]) for name in SEARCHED.get(fault.name, [*BY_NAME])]
+    for strength in fault.strengths:
+        assert any(fault.apply(each, strength, 0) is not None for each in problems), strength
 
 
 def _strongest() -> Iterator[tuple[str, Injected]]:
@@ -122,20 +114,6 @@ def test_equal_units_stay_equal() -> None:
         assert (weight - weight.mean(0)).abs().max() < 1e-6
 
 
-def test_equal_recurrent_units_stay_equal() -> None:
-    found = injected("symmetric_init", "recurrent, 1 over spread", "LSTM")
-    model = model_of(found.training, 0)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    for batch in run_batches(found)[:5]:
-        optimizer.zero_grad()
-        found.training.problem.loss(model(batch.inputs), batch.targets).backward()
-        optimizer.step()
-    (name,) = found.layers
-    weight = model.get_parameter(f"{name}.weight_hh_l0")
-    gates = weight.view(4, -1, weight.shape[1])
-    assert (gates - gates.mean(1, keepdim=True)).abs().max() < 1e-6
-
-
 @pytest.mark.parametrize(
     ("way", "problem"),
     [("so many more sigmoids", "tanh"), ("1 over factor of weights", "MLP")],
@@ -148,14 +126,6 @@ def test_gradients_vanish_towards_the_input(way: str, problem: str) -> None:
     assert sizes[0] < 1e-3 * max(sizes)
 
 
-def test_weights_explode() -> None:
-    found = injected("exploding_gradients", "gain of all weights", "CNN")
-    healthy = model_of(Training(BY_NAME["CNN"]), 0)
-    for name, weight in model_of(found.training, 0).named_parameters():
-        if name in found.layers:
-            assert weight.norm() > 3 * healthy.get_parameter(name).norm()
-
-
 def test_units_are_dead() -> None:
     found = injected("dead_units", "share, all layers", "CNN")
     taken = outputs(found)
@@ -165,48 +135,12 @@ def test_units_are_dead() -> None:
             assert dead.float().mean() >= 0.9
 
 
-def test_units_are_saturated() -> None:
-    found = injected("saturated_units", "factor of weights", "tanh")
-    taken = outputs(found)
-    shares = [
-        (taken[name].abs() > 0.98).float().mean()
-        for name in found.layers
-        if isinstance(model_of(found.training, 0).get_submodule(name), nn.Tanh)
-    ]
-    assert min(shares) > 0.5
-
-
-def test_an_expert_has_no_gradient() -> None:
-    gradients = first_batch_gradients(injected("expert_unused", "one, bias lowered by", "mixture"))
-    assert gradients["experts.0.0.weight"].norm() < 1e-6 * gradients["experts.1.0.weight"].norm()
-
-
-def test_gradients_underflow() -> None:
-    found = injected("precision_underflow", "1 over factor of the loss", "MLP")
-    model, batch = model_of(found.training, 0), run_batches(found)[0]
-    with torch.autocast("cpu", torch.float16):
-        logits = model(batch.inputs)
-    found.training.problem.loss(logits.float(), batch.targets).backward()
-    weights = [p.grad for p in model.parameters() if p.grad is not None and p.ndim > 1]
-    assert all((weight == 0).float().mean() > 0.9 for weight in weights)
-
-
 def test_a_linear_network_is_linear() -> None:
     found = injected("no_nonlinearity", "share of the activations", "MLP")
     model = model_of(found.training, 0)
     x = run_batches(found)[0].inputs
     torch.testing.assert_close(model(3 * x) - model(0 * x), 3 * (model(x) - model(0 * x)))
     assert found.notice == "never"
-
-
-def test_batch_normalisation_is_in_evaluation_mode() -> None:
-    found = injected("batchnorm_eval", "share of the layers", "ResNet")
-    model = model_of(found.training, 0)
-    found.training.mode(model)
-    kinds = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert kinds
-    assert not any(m.training for m in kinds)
-    assert model.training
 
 
 # What the optimizer does.
@@ -235,12 +169,6 @@ def test_layers_are_frozen() -> None:
 def test_without_steps_nothing_is_learnt(way: str) -> None:
     validated = train(injected("no_step", way, "tanh").training, 0).validated
     assert len(set(validated.values())) == 1
-
-
-def test_a_clipped_gradient_is_far_smaller() -> None:
-    found = injected("clipping_always", "of the first norm", "tanh")
-    norm = math.hypot(*(g.norm().item() for g in first_batch_gradients(found).values()))
-    assert found.training.clip == pytest.approx(0.001 * norm, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -283,34 +211,6 @@ def test_few_samples_are_overfitted() -> None:
     assert outcome.valid_end > 1.1 * outcome.valid_least
 
 
-def test_a_sum_is_as_many_times_the_mean_as_there_are_samples() -> None:
-    found, problem = injected("loss_sum", "of the rate", "tanh"), BY_NAME["tanh"]
-    model, batch = model_of(found.training, 0), run_batches(found)[0]
-    args = model(batch.inputs), batch.targets
-    assert found.training.problem.loss(*args).item() == pytest.approx(
-        problem.batch_size * problem.loss(*args).item(), rel=1e-5
-    )
-
-
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-def test_the_loss_of_probabilities_has_a_floor(kind: str) -> None:
-    found = injected("softmax_twice", f"{kind} of so many times the logits", "MLP")
-    perfect = 1e4 * nn.functional.one_hot(torch.arange(10), 10).float()
-    assert found.training.problem.loss(perfect, torch.arange(10)) > 1.4
-
-
-def test_a_broadcast_loss_is_least_at_the_mean() -> None:
-    found, problem = (
-        injected("loss_broadcast", "share of the loss", "regression"),
-        BY_NAME["regression"],
-    )
-    targets = run_batches(found)[0].targets
-    perfect, mean = targets, targets.mean().expand_as(targets)
-    loss = found.training.problem.loss
-    assert problem.loss(perfect, targets) < problem.loss(mean, targets)
-    assert loss(perfect, targets) > loss(mean, targets)
-
-
 # What the batches are.
 
 
@@ -327,36 +227,6 @@ def test_rows_have_bad_numbers(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "way", "level", "low"),
-    [("input_scale", "factor", 2, 100), ("input_offset", "standard deviations", 2, 25)],
-)
-def test_inputs_are_far_from_standard(name: str, way: str, level: int, low: float) -> None:
-    found = injected(name, way, "tanh", level)
-    assert run_batches(found)[0].inputs.square().mean().sqrt() > low
-
-
-def test_the_same_batch_comes_again() -> None:
-    found = injected("batch_repeated", "steps with one batch", "MLP")
-    assert len({tuple(batch.ids.tolist()) for batch in run_batches(found)}) == 1
-
-
-def test_samples_are_duplicated() -> None:
-    found = injected("samples_duplicated", "share that is distinct", "MLP")
-    assert all(len(batch.ids.unique()) == 3 for batch in run_batches(found))
-
-
-def test_a_class_is_frequent() -> None:
-    found = injected("class_imbalance", "times as frequent", "MLP")
-    counts = torch.cat([batch.targets for batch in run_batches(found)]).bincount(minlength=10)
-    assert counts.max() > 30 * counts.median()
-
-
-def test_labels_come_in_order() -> None:
-    found = injected("data_order", "sorted but for a noise", "MLP")
-    assert max(len(batch.targets.unique()) for batch in run_batches(found)) == 2
-
-
-@pytest.mark.parametrize(
     ("way", "problem"),
     [("one row of one batch times", "tanh"), ("one row of the data times", "tanh")],
 )
@@ -369,19 +239,6 @@ def test_one_row_is_large(way: str, problem: str) -> None:
     assert sizes.max() > 20 * sizes.median()
     before = [batch.inputs.abs().max() for batch in run_batches(found)[: found.step]]
     assert max(before, default=torch.zeros(())) < 20
-
-
-def test_one_target_is_large() -> None:
-    found = injected("outlier_sample", "one target of one batch plus", "regression")
-    assert found.step is not None
-    batch = run_batches(found)[found.step]
-    assert {int(batch.ids[batch.targets.abs().argmax()])} == found.samples
-
-
-def test_a_batch_is_large() -> None:
-    found = injected("corrupt_batch", "inputs times", "tanh")
-    sizes = [batch.inputs.abs().median().item() for batch in run_batches(found)]
-    assert sizes.index(max(sizes)) == found.step
 
 
 def test_all_labels_of_a_batch_are_wrong() -> None:
@@ -400,36 +257,6 @@ def test_some_labels_are_wrong() -> None:
     assert torch.equal(noisy.valid_targets, split.valid_targets)
 
 
-def test_batches_of_one() -> None:
-    small = injected("batch_too_small", "over batch size", "tanh")
-    normalised = injected("batch_of_one", "share of the steps", "ResNet")
-    for found in (small, normalised):
-        assert {len(batch.ids) for batch in islice(run_batches(found), 10)} == {1}
-
-
-def test_binary_targets_are_labels() -> None:
-    labels = labels_of(BY_NAME["sigmoid"].data(0))
-    assert labels is not None
-    assert {*labels.tolist()} == {0, 1}
-
-
-# Options that are read off the optimizer.
-
-
-@pytest.mark.parametrize(
-    ("name", "way", "problem", "option", "value"),
-    [
-        ("adam_epsilon", "epsilon", "encoder", "eps", 1.0),
-        ("momentum_high", "momentum", "MLP", "momentum", 0.999),
-        ("momentum_high", "momentum", "LSTM", "betas", (0.999, 0.999)),
-    ],
-)
-def test_options_of_the_optimizer(
-    name: str, way: str, problem: str, option: str, value: object
-) -> None:
-    assert injected(name, way, problem).training.problem.options[option] == value
-
-
 def outcome(*losses: float) -> Outcome:
     """A run of these losses, whose validation losses are the same."""
     return Outcome([*losses], dict(enumerate(losses)))
@@ -440,8 +267,3 @@ def test_divergence_is_a_peak_or_an_end_above_the_start() -> None:
     assert diverges(outcome(1.0, 6.0, 0.1), healthy)
     assert diverges(outcome(1.0, 0.9, math.nan), healthy)
     assert not diverges(outcome(1.0, 0.9, 0.8), healthy)
-
-
-def test_problem_is_hashed_without_its_options() -> None:
-    assert len({hash(problem) for problem in PROBLEMS}) == len(PROBLEMS)
-    assert all(isinstance(problem, Problem) for problem in PROBLEMS)

@@ -181,6 +181,7 @@ def test_an_exception_of_a_quantitys_extension_is_its_nan_and_the_others_go_on()
         loss.backward()
     assert "an extension has failed" in cockpit.history["Failing"][0].reason
     assert cockpit.history["BatchGrad"][0] > 0
+    assert not any(hasattr(parameter, "grad_batch") for parameter in model.parameters())
 
 
 def test_extensions_run_on_what_was_extended_of_a_model() -> None:

@@ -91,9 +91,13 @@ class SumsOfSquares(quantities.SingleStepQuantity):
         return [step.total(reduction) for reduction in self.reductions]
 
 
+OTHERS = "Alpha Loss GradNorm UpdateSize"
+"""Quantities that need no gradients of single samples, or more than those."""
+
+
 def tracked() -> list[Quantity]:
     names = "NormTest InnerTest OrthoTest MeanGSNR EarlyStopping GradCovariance GradNoiseScale CABS"
-    found = [getattr(quantities, name)() for name in [*names.split(), "Alpha", "Loss"]]
+    found = [getattr(quantities, name)() for name in [*names.split(), *OTHERS.split()]]
     adapt = quantities.bin_adaptation.GradAbsMax()
     found += [quantities.GradHist1d(adapt=adapt), quantities.GradHist2d(keep_individual=True)]
     return [*found, *noise_by_part(), Own(), SumsOfSquares()]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.cockpit.tracking import IdleStep
 from gradlens.quantities.kinds import SingleStepQuantity
@@ -58,17 +57,6 @@ def test_a_quantity_that_fails_to_say_what_it_needs(
         loss.backward()
     assert "a defect" in cockpit.history[failing.__name__][0].reason
     assert cockpit.history["NormTest"][0] > 0
-
-
-def test_a_second_backward_pass_besides_the_loss() -> None:
-    model = nn.Linear(3, 2)
-    cockpit = Cockpit(model, [quantities.NormTest()])
-    inputs, labels = batch()
-    losses = [functional.cross_entropy(model(inputs), each) for each in (labels, 1 - labels)]
-    with pytest.warns(gradlens.GradlensWarning, match="cover"), cockpit(0, loss=losses[0]):
-        for loss in losses:
-            loss.backward()
-    assert "backward was called" in cockpit.history["NormTest"][0].reason
 
 
 def test_an_exception_in_a_part_of_an_untracked_step() -> None:

@@ -34,7 +34,6 @@ ROWS = len(L["dead/0"])
 RISE = np.where(np.arange(STEPS) > 3, 40.0, 2.3)
 STUCK = np.full(STEPS, 2.3)
 AT_LAST = (np.arange(ROWS) == ROWS - 1).astype(float)
-EVERY_16TH = np.arange(STEPS) % 16 == 15
 
 
 def layers(**changes: object) -> dict[str, np.ndarray]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from gradlens.cockpit.run import Run
 from gradlens.history.coverage import Coverage
 from gradlens.plotting.summary import summarize
 from gradlens.quantities import Alpha, GradHist1d, GradNorm, Loss, UpdateSize
-from tests.history.test_run_file import CHANGES, OUTAGES, full_disk
 
 STEPS = 9
 
@@ -135,48 +132,6 @@ def test_a_resumed_run_has_its_past(tmp_path: Path) -> None:
         found, expected = ACCESS[access](recording.history), ACCESS[access](loaded)
         assert_identical_records(found, expected, access)
     assert recording.history.names == loaded.names
-
-
-# Files that can't be written, and are removed or replaced --------------------------------------
-
-
-@pytest.mark.parametrize("outage", OUTAGES, ids=lambda each: each.__name__)
-def test_an_outage_loses_nothing(outage: Callable[[Path], Any], tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "run.jsonl"
-    path.parent.mkdir()
-    expected = Recording(None).steps(0, STEPS).history
-    recording = Recording(path).steps(0, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with outage(path):
-            recording.steps(4, 7)
-            during = ACCESS["values"](recording.history)
-        recording.steps(7, STEPS)
-    known = ACCESS["values"](Recording(None).steps(0, 7).history)
-    assert_identical_records(during, known, "during the outage")
-    recording.run.close()
-    for history in (recording.history, History.load(path)):
-        assert_identical_records(ACCESS["values"](history), ACCESS["values"](expected), "values")
-
-
-@pytest.mark.parametrize("change", [full_disk, *CHANGES], ids=lambda each: each.__name__)
-def test_what_the_file_lacks_can_be_saved_elsewhere(
-    change: Callable[[Path], Any], tmp_path: Path
-) -> None:
-    path = tmp_path / "run.jsonl"
-    expected = Recording(None).steps(0, STEPS).history
-    recording = Recording(path).steps(0, 5)
-    with warnings.catch_warnings(), ExitStack() as stack:
-        warnings.simplefilter("ignore")
-        if change is full_disk:
-            stack.enter_context(full_disk(path))
-        else:
-            change(path)
-        recording.steps(5, STEPS)
-        recording.run.close()
-    recording.history.write(tmp_path / "saved.jsonl")
-    saved = History.load(tmp_path / "saved.jsonl")
-    assert_identical_records(ACCESS["values"](saved), ACCESS["values"](expected), "values")
 
 
 def test_a_file_that_was_changed_is_named(tmp_path: Path) -> None:

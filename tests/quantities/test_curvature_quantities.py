@@ -266,7 +266,7 @@ SETTINGS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_quadratic_with_decay_and_rates_of_groups_diverges_above_the_limit(
     name: str, seed: int
 ) -> None:

@@ -21,7 +21,7 @@ from gradlens.cli.summary_text import render
 from gradlens.history.records import Source
 from gradlens.plotting.dead_units import DeadUnits, dead_units
 from gradlens.plotting.summary import summarize
-from gradlens.quantities import LayerQuantity, Quantity, UpdateQuantity
+from gradlens.quantities import LayerQuantity, Quantity
 from gradlens.quantities.parameter_quantity import AllParametersQuantity
 from tests.cases.layer_cases import CASES, Array, Flow, flows
 
@@ -200,10 +200,6 @@ def of_batch_norm(flow: Flow, name: str) -> float:
     return float(np.linalg.norm(apart) / np.linalg.norm(deviation))
 
 
-def is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.BatchNorm2d)
-
-
 def gradient_activation(moments: list[Moment], step: int) -> dict[str, Any]:
     found = {}
     for name, gradient in moments[step].gradients.items():
@@ -319,16 +315,17 @@ def assert_same(found: Any, expected: Any, where: str = "") -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12, err_msg=where)
 
 
-@pytest.mark.parametrize("network", CASES)
-@pytest.mark.parametrize("name", REFERENCES)
-def test_quantity(name: str, network: str) -> None:
-    build, reference = REFERENCES[name]
-    quantity = build()
-    history, moments = run(network, [quantity])
-    assert [*history[quantity.name]] == [*range(STEPS)]
-    for step, record in history[quantity.name].items():
-        assert_same(record, reference(moments, step), f"step {step}")
+def assert_right(name: str, history: History, moments: list[Moment]) -> None:
+    assert [*history[name]] == [*range(STEPS)]
+    for step, record in history[name].items():
+        assert_same(record, REFERENCES[name][1](moments, step), f"{name}, step {step}")
     assert not history.notes
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_each_alone(name: str) -> None:
+    (quantity,) = (each for each in everything() if each.name == name)
+    assert_right(name, *run("convolutional", [quantity]))
 
 
 @pytest.mark.parametrize("name", BATCH_NORM)
@@ -354,10 +351,10 @@ def everything() -> Iterator[Quantity]:
 
 
 @pytest.mark.parametrize("network", CASES)
-def test_all_together_are_what_each_is_alone(network: str) -> None:
+def test_all_together(network: str) -> None:
     together, moments = run(network, [*everything()])
-    for name, (_, reference) in REFERENCES.items():
-        assert_same(together[name][1], reference(moments, 1), name)
+    for name in REFERENCES:
+        assert_right(name, together, moments)
 
 
 @pytest.mark.parametrize("quantity", ["OutputGradientGeometry", "GradientGeometry"])
@@ -498,18 +495,6 @@ def test_half_precision_is_accumulated_in_single() -> None:
     assert found == pytest.approx(100, rel=1e-6)
 
 
-@pytest.mark.parametrize("k", [0, -1])
-def test_covariance_of_no_eigenvalues(k: int) -> None:
-    with pytest.raises(ValueError, match="selects no eigenvalue"):
-        quantities.InputCovariance(k=k)
-
-
-@pytest.mark.parametrize("kind", [quantities.OutputNorm, quantities.ParameterNorm])
-def test_a_string_is_no_schedule(kind: type[Quantity]) -> None:
-    with pytest.raises(TypeError, match="track_schedule='linear' is not callable"):
-        kind("linear")  # type: ignore[arg-type]
-
-
 def test_dead_units_are_listed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 4), nn.ReLU())
@@ -544,10 +529,6 @@ def test_a_record_of_something_else_has_no_dead_units(broken: Any) -> None:
     history = History({"OutputActivation": Source(("OutputActivation",))})
     history.append(0, {"OutputActivation": broken})
     assert dead_units(history) == ()
-
-
-def test_an_update_quantity_is_one_of_those_that_wait() -> None:
-    assert issubclass(quantities.UpdateGeometry, UpdateQuantity)
 
 
 @pytest.mark.parametrize(

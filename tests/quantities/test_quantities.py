@@ -229,12 +229,19 @@ def assert_same(found: Any, expected: Any) -> None:
 def track(
     quantity: Quantity, network: str, reduction: str, batch_size: int = 6, steps: int = 1
 ) -> tuple[Any, Truth]:
+    found, truth = track_all([quantity], network, reduction, batch_size, steps)
+    return found[quantity.name], truth
+
+
+def track_all(
+    tracked: list[Quantity], network: str, reduction: str, batch_size: int = 6, steps: int = 1
+) -> tuple[dict[str, Any], Truth]:
     torch.manual_seed(0)
     model = NETWORKS[network].build().double()
     inputs = NETWORKS[network].inputs(batch_size)
     target = torch.randn_like(model(inputs)).detach()
     contribution = squared_error(target, reduction)
-    cockpit = gradlens.Cockpit(model, [quantity], loss_reduction=reduction)
+    cockpit = gradlens.Cockpit(model, tracked, loss_reduction=reduction)
     for step in range(steps):
         model.zero_grad()
         loss = contribution(model(inputs), slice(None))
@@ -243,20 +250,34 @@ def track(
     scale = batch_size if reduction == "mean" else 1
     gradients = per_sample_gradients_by_loop(model, inputs, contribution, scale)
     assert not cockpit.history.notes
-    return cockpit.history[quantity.name][steps - 1], Truth(model, gradients, loss.item())
+    found = {quantity.name: cockpit.history[quantity.name][steps - 1] for quantity in tracked}
+    return found, Truth(model, gradients, loss.item())
+
+
+def named(case: str) -> Quantity:
+    quantity = CASES[case][0]()
+    quantity.name = case
+    return quantity
+
+
+def assert_right(case: str, found: Any, truth: Truth) -> None:
+    assert_same(
+        estimates(found) if case.startswith("GradNoiseScale") else found, CASES[case][1](truth)
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 2], ids=["first step", "later step"])
 @pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("network", SOME_NETWORKS)
+def test_quantities_together(network: str, reduction: str, steps: int) -> None:
+    found, truth = track_all([*map(named, CASES)], network, reduction, steps=steps)
+    for case, value in found.items():
+        assert_right(case, value, truth)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_quantity(case: str, network: str, reduction: str, steps: int) -> None:
-    build, reference = CASES[case]
-    found, truth = track(build(), network, reduction, steps=steps)
-    expected = reference(truth)
-    if case.startswith("GradNoiseScale"):
-        found = estimates(found)
-    assert_same(found, expected)
+def test_each_alone(case: str) -> None:
+    assert_right(case, *track(named(case), "conv2d", "mean", steps=2))
 
 
 def estimates(scale: dict[str, Any]) -> dict[str, Any]:

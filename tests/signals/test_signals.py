@@ -36,8 +36,6 @@ from gradlens.signals.signal import first_tensor
 from tests.cockpit.test_cockpit import assert_bit_identical, attributes
 from tests.quantities.test_layer_quantities import everything
 
-Forward = Callable[[nn.Module, Tensor], Any]
-
 
 def network() -> nn.Sequential:
     return nn.Sequential(
@@ -413,8 +411,7 @@ def test_several_calls_in_a_step_count_together(model: nn.Sequential, together: 
     assert found == pytest.approx(gradient.norm().item())
 
 
-@pytest.mark.parametrize("network", ["linear", "convolutional"])
-def test_merged_calls_are_one_call_with_all_samples(network: str) -> None:
+def test_merged_calls_are_one_call_with_all_samples() -> None:
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(n, 9, 3, generator=generator).double() for n in (2, 5, 1)]
     reductions: list[SignalReduction[Any]] = [
