@@ -372,7 +372,7 @@ def folded_windows(x: Tensor, convolution: nn.Module) -> Tensor:
 def sorted_positions(x: Tensor, layer: nn.Module, scale: Tensor, towards: Tensor) -> Tensor:
     """A layer and a scale by rank on positions that are sorted within each sample and put back."""
     # Equal words have equal keys, but for rounding: their order is that of the positions.
-    order = key(x, towards).round(decimals=6).argsort(1, stable=True)
+    order = key(x, towards).round(decimals=6).argsort(dim=1, stable=True)
     places = order[..., None].expand_as(x)
     found = layer(x.gather(1, places)) * scale
     return torch.zeros_like(x).scatter(1, places, found)
