@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -16,26 +16,30 @@ from torch import Tensor
 
 from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.curvature_phase import compute_curvature
-from gradlens.cockpit.gradients import StepGradients, changed_parameters
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.values import StepValues
-from gradlens.gradients.gradients import sample_axes
+from gradlens.gradients.gradients import Gradients, sample_axes
 from gradlens.gradients.loss_factor import (
     BackwardCall,
     LossFactor,
+    loss_scale,
     unscaled_loss,
 )
 from gradlens.gradients.losses import OTHER_LOSS
+from gradlens.gradients.per_sample_gradients import UNSEEN
 from gradlens.graph.scaler import GradientScale
 from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
-from gradlens.history.coverage import few
+from gradlens.history.coverage import Coverage, few
 from gradlens.messages import log
+from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.observers.observer import Outcome, StepContext
-from gradlens.parts.assembly import Whole
-from gradlens.parts.part import BatchPart
+from gradlens.operators.operator import GradientOperator
+from gradlens.parts.assembly import Whole, need_gradients
+from gradlens.parts.part import BatchPart, Keyed, Results, smaller
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
+from gradlens.samples.planner import UNUSED
 from gradlens.signals.recorded_calls import Made
 from gradlens.torch_private import compiler_is_imported, uncompiled_backward
 
@@ -46,6 +50,10 @@ class TrackedStep:
     It calls the active quantities in their phases before and after the backward pass, lets those
     wait that have later ones (``Updates``), and tells the observers. What fails in them, or in the
     work for all of them, ends in ``Boundary``: their values are NaN with the reason.
+
+    Per-sample ``gradients`` are those of the backward pass in the context. They are reduced by the
+    ``reductions`` of the step, and by the observers' ``own`` ones; if the batch has several parts,
+    those ``of_part`` are computed here, and joined to those of the whole by ``BatchAssembly``.
     """
 
     def __init__(
@@ -63,11 +71,13 @@ class TrackedStep:
         self._context = StepContext(global_step, info, accumulating, scale)
         self._by_user = extensions
         self._debug = debug
-        self._own: list[Reduction] = []
-        self._is_tracked = False
+        self._values = StepValues(global_step, tracking.boundary)
+        self._reductions: Sequence[Reduction] = ()
+        self._own: Sequence[Reduction] = ()
+        self._of_part: Keyed = {}
+        self._is_tracked = self._is_part = self._finds_losses = False
         self._backpack: BackpackStep | None = None
-        self._gradients: StepGradients | None = None
-        self._finds_losses = False
+        self._gradients: Gradients | None = None
         self._factor: LossFactor | None = None
         self._start: Mapping[str, Tensor] | None = None
         self._step: Step | None = None
@@ -95,7 +105,6 @@ class TrackedStep:
             raise RuntimeError(ENTERED)
         self._is_entered = True
         boundary.begin_step(step)
-        self._values = StepValues(step, boundary)
         with boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step)
             active = tracking.forward_passes.active_at(step, boundary)
@@ -177,39 +186,42 @@ class TrackedStep:
 
     def _enter_contexts(self, stack: ExitStack) -> None:
         tracking, interval = self._tracking, self._tracking.updates.interval
-        info, values, backpack = self._context.info, self._values, self._backpack
+        info, values, accumulating = self._context.info, self._values, self._context.accumulating
+        # In the same order in all processes.
+        found = values.reductions if interval is None else [*values.reductions, interval.reduction]
+        self._reductions = tuple(dict.fromkeys(found))
         wants_losses = values.needs("individual_losses")
         wants_losses |= interval is not None and interval.needs_losses
         self._finds_losses = wants_losses and info.get("individual_losses") is None
-        is_part = tracking.assembly.has_parts(self._context.accumulating)
-        reductions = self._reductions()
-        before = None if interval is None else interval.update
-        wants_gradients = bool(reductions or self._own) or values.retain_gradients or is_part
-        wants_gradients |= self._finds_losses
-        if wants_gradients:
-            self._gradients = StepGradients(
+        self._is_part = tracking.assembly.has_parts(accumulating)
+        if self._is_part:
+            self._of_part = tracking.assembly.part_reductions(self._reductions, accumulating)
+        retain = values.retain_gradients
+        needed = (*self._reductions, *self._own, retain, self._is_part, self._finds_losses)
+        if any(needed):
+            of_batch = self._of_part.values() if self._is_part else self._reductions
+            self._factor = self._gradients = Gradients(
                 tracking.setting,
-                tracking.assembly,
-                self._context,
-                is_part=is_part,
-                reductions=reductions,
-                own=self._own,
-                retain=values.retain_gradients,
-                projections=None if before is None else before.projections,
+                info,
+                reductions=dict.fromkeys([*of_batch, *self._own]),
+                retain=retain and not self._is_part,
+                keep=self._keep(retain),
                 contain=tracking.boundary.contain,
                 needs_losses=self._finds_losses,
             )
-        if wants_gradients or values.needs("optimizer"):
-            gradients = self._gradients
-            self._factor = LossFactor(info) if gradients is None else gradients.of_pass
+        elif values.needs("optimizer"):
+            self._factor = LossFactor(info)
+        if self._factor is not None:
             stack.enter_context(self._factor.finding())
-        if backpack is not None:
-            stack.enter_context(backpack.running(self._debug))
+        if self._backpack is not None:
+            stack.enter_context(self._backpack.running(self._debug))
 
-    def _reductions(self) -> tuple[Reduction, ...]:
-        """Those of this step, in the same order in all processes."""
-        interval, found = self._tracking.updates.interval, self._values.reductions
-        return tuple(dict.fromkeys(found if interval is None else [*found, interval.reduction]))
+    def _keep(self, retain: bool) -> Callable[[GradientOperator], GradientOperator] | None:
+        """What is made of operators that are kept until all parts of the batch are there."""
+        if not self._is_part or not (retain or need_gradients(self._reductions)):
+            return None
+        several = self._tracking.assembly.is_one_of_several(self._context.accumulating)
+        return smaller if several else lambda each: each
 
     def _refuse_all(self, reason: str) -> None:
         self._values.refuse_all(reason)
@@ -245,8 +257,7 @@ class TrackedStep:
                 self._contexts.close()
         if error is not None:
             self._interrupt(error)
-        gradients = self._gradients
-        once = 0.0 if gradients is None else gradients.of_pass.planning_seconds
+        once = 0.0 if self._gradients is None else self._gradients.planning_seconds
         try:
             if error is None and self._backpack is not None and self._backpack.lacking:
                 tracking.run.note(context.global_step, self._backpack.lacking)
@@ -256,9 +267,7 @@ class TrackedStep:
                 tracking.assembly.drop()  # what an exception has left of an untracked step
         finally:
             with boundary.contain("the end of a step"):
-                outcome = Outcome(error, step=self._step)
-                if gradients is not None:
-                    outcome = gradients.outcome(error, self._step)
+                outcome = self._outcome(error)
                 boundary.tell(tracking.observers, lambda each: each.leave(context, outcome))
                 self._release()
                 tracking.end_step(context, outcome)
@@ -273,16 +282,16 @@ class TrackedStep:
         """
         assembly, gradients = self._tracking.assembly, self._gradients
         accumulating = self._context.accumulating
-        are_complete = gradients is not None and gradients.of_pass.reducer.has_seen_all
+        are_complete = gradients is not None and gradients.reducer.has_seen_all
         if are_complete and not accumulating and isinstance(error, Exception):
             reason = LEFT_EARLY.format(error=type(error).__name__)
             with self._tracking.boundary.contain("the exchange with other processes"):
-                assembly.refuse(reason, self._reductions(), accumulating)
+                assembly.refuse(reason, self._reductions, accumulating)
         assembly.interrupt()
 
     def _release(self) -> None:
         if self._gradients is not None:
-            self._gradients.of_pass.release()
+            self._gradients.release()
         if self._backpack is not None:
             self._backpack.release()
         self._gradients = self._factor = self._backpack = self._start = None
@@ -296,20 +305,29 @@ class TrackedStep:
                 self._compute()
         if values.failure:
             with boundary.contain("the exchange with other processes"):
-                tracking.assembly.refuse(values.failure, self._reductions(), accumulating)
+                tracking.assembly.refuse(values.failure, self._reductions, accumulating)
         if not accumulating:
             with boundary.contain("recording a step"):
                 tracking.run.record(step, values.recorded)
 
-    def _compute(self) -> None:
-        tracking, gradients = self._tracking, self._gradients
-        losses, without_losses = self._individual_losses()
+    def _outcome(self, error: BaseException | None) -> Outcome:
+        """What observers get of this context, also if an ``error`` has left it."""
+        gradients = self._gradients
         if gradients is None:
-            loss = unscaled_loss(self._context.info)
-            part = BatchPart(loss=loss, individual_losses=losses, without_losses=without_losses)
-            whole: Whole | None = Whole(part)
-        else:
-            whole = gradients.finish(losses, without_losses)
+            return Outcome(error, step=self._step)
+        if self._own:
+            gradients.reducer.finish()
+        values, failed = gradients.reducer.values, gradients.reducer.failed
+        given = self._own if self._is_part else (*self._reductions, *self._own)
+        known = {each: values[each] for each in given if each not in failed}
+        reasons = [failed[each] for each in self._own if each in failed]
+        if self._own:
+            reasons += self._missing(gradients).values()
+        without = next(iter(reasons), "")
+        return Outcome(error, known, gradients.batch.samples, without, self._step)
+
+    def _compute(self) -> None:
+        tracking, whole = self._tracking, self._whole()
         if whole is None or self._context.accumulating:
             return
         step = self._step_of(whole)
@@ -325,6 +343,51 @@ class TrackedStep:
             if self._start is not None:
                 self._await_update(step, whole, self._start)
 
+    def _whole(self) -> Whole | None:
+        """Reduce what is left: the whole batch, or ``None`` if another part of it follows."""
+        gradients, assembly = self._gradients, self._tracking.assembly
+        accumulating = self._context.accumulating
+        losses, without_losses = self._individual_losses()
+        loss = unscaled_loss(self._context.info)
+        if gradients is None:
+            samples = self._context.info.get("batch_size")
+            return Whole(BatchPart(samples, 1.0, 1, loss, losses, without_losses))
+        reducer = gradients.reducer
+        reducer.finish()
+        values, failed, keyed = reducer.values, reducer.failed, self._of_part.items()
+        if self._is_part and loss is not None:  # without its graph, and as precise as a sum may be
+            loss = loss.detach().cpu().double().reshape(())
+        interval = self._tracking.updates.interval
+        before = None if interval is None or accumulating else interval.update
+        part = BatchPart(
+            samples=gradients.batch.samples,
+            weight=gradients.called_with,
+            loss=loss,
+            individual_losses=losses,
+            without_losses=without_losses,
+            results=Results(
+                {key: values[each] for key, each in keyed},
+                {key: failed[each] for key, each in keyed if each in failed},
+            ),
+            covered=frozenset(reducer.covered),
+            missing=self._missing(gradients),
+            coupling=gradients.coupling,
+            projections=None if before is None else before.projections,
+        )
+        if not self._is_part:
+            return Whole(part, values, failed, reducer.retained)
+        contain = self._tracking.boundary.contain
+        assembly.add(part, reducer.take_kept(), self._reductions, accumulating, contain)
+        return None if accumulating else assembly.whole(self._reductions, contain)
+
+    def _missing(self, gradients: Gradients) -> Mapping[str, str]:
+        """Why parameters have no per-sample gradients of this backward pass."""
+        found, covered = gradients.collector.unavailable, gradients.reducer.covered
+        absent = [name for name in self._tracking.setting.parameters if name not in covered]
+        reasons = {name: found.get(name, UNSEEN) for name in absent}
+        gone = self._tracking.changed_parameters()[1] if UNUSED in reasons.values() else ()
+        return reasons | {n: REMOVED for n in gone if reasons.get(n) == UNUSED}
+
     def _individual_losses(self) -> tuple[Tensor | None, str]:
         """ℓₙ of this part of the batch, or why they aren't known."""
         known: Tensor | None = self._context.info.get("individual_losses")
@@ -334,10 +397,10 @@ class TrackedStep:
         assert self._gradients is not None
         try:
             _ = self._factor.factor  # what isn't certain has its reason there
-            found, add_up = self._gradients.of_pass.losses()
+            found, add_up = self._gradients.losses()
         except UnavailableError as reason:
             return None, PASS_LOSSES.format(why=reason)
-        if self._gradients.is_part:
+        if self._is_part:
             return (found, "") if bool(add_up) else (None, OTHER_LOSS)
         self._add_up = add_up  # read from the device with all else that is measured
         return found, ""
@@ -349,7 +412,7 @@ class TrackedStep:
     def _loss_weight(self, whole: BatchPart) -> float:
         """That of ``Step``; a NaN with the reason if it isn't known."""
         factor, scale = self._factor, self._context.scale.of_backward
-        if self._gradients is not None and self._gradients.is_part:
+        if self._is_part:
             return whole.weight / scale
         if factor is None:
             return 1.0
@@ -359,23 +422,29 @@ class TrackedStep:
         return found
 
     def _step_of(self, whole: Whole) -> Step:
-        tracking, gradients, context = self._tracking, self._gradients, self._context
-        setting, interval = tracking.setting, tracking.updates.interval
-        info, changed, part = context.info, changed_parameters(setting), whole.part
-        of_samples: dict[str, Any] = {} if gradients is None else gradients.for_step(whole)
+        tracking, context, part = self._tracking, self._context, whole.part
+        parameters, interval = tracking.setting.parameters, tracking.updates.interval
+        untracked, removed = tracking.changed_parameters()
+        present = [(name, parameters[name].grad) for name in part.missing]
         return Step(
             context.global_step,
-            setting.parameters,
-            setting.loss_reduction,
+            parameters,
+            tracking.setting.loss_reduction,
+            batch_size=part.samples,
             loss=part.loss,
             individual_losses=part.individual_losses,
-            optimizer=info.get("optimizer"),
-            info=info,
+            optimizer=context.info.get("optimizer"),
+            info=context.info,
+            reduced=whole.values,
             signals=tracking.forward_passes.signals(context.global_step),
+            uncovered=_uncovered(part, tracking.frozen),
+            failed=whole.failed,
             loss_weight=self._loss_weight(part),
-            removed=changed.removed,
+            removed=removed,
             without_losses=part.without_losses,
-            untracked=changed.untracked,
+            untracked=untracked,
+            lacking=frozenset(n for n, g in present if g is not None and has_nonzero(g)),
+            missing=part.missing,
             gradient_scale=context.scale,
             measures=(
                 self._losses_add_up,
@@ -383,23 +452,34 @@ class TrackedStep:
                 *(() if interval is None else (interval.changed,)),
                 *(measure for each in tracking.observers for measure in each.measures),
             ),
-            **{"batch_size": info.get("batch_size"), **of_samples},
         )
 
     def _add_notes(self, step: Step, whole: Whole) -> None:
-        run, gradients, notes = self._tracking.run, self._gradients, list(step.signals.notes)
+        """Record which parameters have per-sample gradients, and what the user should know."""
+        tracking, gradients, notes = self._tracking, self._gradients, list(step.signals.notes)
         if step.untracked:
             notes.append(UNTRACKED.format(names=few(step.untracked)))
         if step.removed:
             notes.append(f"{few(step.removed)}: {REMOVED}")
+        if gradients is not None and whole.values:
+            part, frozen, known_by = whole.part, tracking.frozen, gradients.batch.known_by
+            coverage = Coverage(
+                {name: reason for name, reason in part.missing.items() if name not in frozen},
+                tuple(sorted(part.coupling)),
+                tracking.setting.batchnorm,
+                part.samples,
+                PARTS + known_by if self._is_part else known_by,
+                frozen,
+            )
+            tracking.run.take_in(step.global_step, "coverage", coverage)
+        if gradients is not None:
+            factor = gradients.batch.factor / loss_scale(step.info)
+            if factor > ONE and "scaler" not in step.info:
+                notes.append(SCALED.format(factor=f"{factor:.6g}"))
+            if gradients.beside and not self._is_part:
+                notes.append(BESIDE.format(names=few(gradients.beside)))
         for note in notes:
-            run.note(step.global_step, note)
-        if gradients is None:
-            return
-        if whole.values:
-            run.take_in(step.global_step, "coverage", gradients.coverage(whole.part))
-        for note in gradients.notes(whole):
-            run.note(step.global_step, note)
+            tracking.run.note(step.global_step, note)
 
     def _await_update(self, step: Step, whole: Whole, start: Mapping[str, Tensor]) -> None:
         waiting = self._values.waiting
@@ -414,6 +494,27 @@ class TrackedStep:
         self._tracking.updates.wait(step, waiting, whole, start)
 
 
+def _uncovered(part: BatchPart, frozen: Collection[str]) -> str:
+    """Why no parameter has per-sample gradients; empty if one has."""
+    if part.covered or not part.missing:
+        return ""
+    name, reason = min(part.missing.items(), key=lambda each: each[0] in frozen)
+    return f"no parameter has per-sample gradients; of {name}: {reason}"
+
+
+ONE = 1.01
+"""A factor that isn't larger may be one: a loss over three is rounded, in bfloat16 by 0.2 %."""
+
+SCALED = (
+    "backward was called on {factor} times the loss. Per-sample gradients are those of the loss "
+    "itself; GradNorm and others that read p.grad use it as it is: with a GradScaler, pass "
+    "scaler=... to the context"
+)
+PARTS = "all parts of the batch; of each, "
+BESIDE = (
+    "the samples' gradients don't add up to p.grad of {names}: the loss has a term that isn't a "
+    "sum over samples (a regulariser). Quantities describe the part that comes from the samples"
+)
 UNTRACKED = (
     "{names} need a gradient and are not tracked, since they were frozen, or not yet in the model, "
     f"when the cockpit was made: {NEW_COCKPIT}"

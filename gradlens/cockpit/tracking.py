@@ -48,6 +48,28 @@ class Tracking:
         """Whether the other processes may have no further step."""
         return any(map(is_joined, self.setting.replicas))
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the parameters that need no gradient now."""
+        return tuple(name for name, p in self.setting.parameters.items() if not p.requires_grad)
+
+    def changed_parameters(self) -> tuple[list[str], list[str]]:
+        """Names of the model's trained parameters that aren't tracked, and of tracked ones gone.
+
+        The former were frozen, or absent, when the cockpit was made.
+        """
+        setting = self.setting
+        if setting.model is None:
+            return [], []
+        leaves = setting.leaves
+        tracked = {id(leaf) for leaf in [*setting.parameters.values(), *leaves.values()]}
+        present = dict(setting.model.named_parameters())
+        found = {id(parameter) for parameter in present.values()}
+        return (
+            [name for name, p in present.items() if p.requires_grad and id(p) not in tracked],
+            [n for n, p in setting.parameters.items() if not found & {id(p), id(leaves[n])}],
+        )
+
     def is_idle(self, global_step: int, info: Mapping[str, Any] | None) -> bool:
         """Whether nothing is to be done at a step, or the budget has no means for it."""
         is_watched = self.are_watched or (info is not None and "ids" in info)
