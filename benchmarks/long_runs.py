@@ -86,7 +86,7 @@ def write(kind: Kind, steps: int, path: Path) -> None:
     real = train(kind, REAL, None, lambda _: None)
     found = real.get_output()
     quantities = kind.quantities()
-    run = Run(quantities, Aggregation(quantities), real.parameters, path, False, True)
+    run = Run(Aggregation(quantities), real.parameters, path, False, True)
     generator = np.random.default_rng(0)
     for step in range(steps):
         record = found[1 + step % (REAL - 2)]

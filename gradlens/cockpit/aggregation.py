@@ -148,26 +148,28 @@ class Aggregation:
         """``quantities`` and ``Aggregate``s of them; ``ValueError`` if two series have one name."""
         given = tuple(quantities)
         self._aggregates = {a.quantity.name: a for a in given if isinstance(a, Aggregate)}
-        self.quantities = tuple(q.quantity if isinstance(q, Aggregate) else q for q in given)
         self._over = {each.name: each.over for each in self._aggregates.values()}
-        names = [*(a.name for a in self._aggregates.values()), *self._shown(self.quantities)]
+        self.quantities: tuple[Quantity, ...] = tuple(
+            q.quantity if isinstance(q, Aggregate) else q for q in given
+        )
+        self.sources = {
+            q.name: Source(class_names(q), q.view, q.of_samples)
+            for q in self.quantities
+            if q.name not in self._aggregates or self._aggregates[q.name].raw
+        }
+        """Those of all series by name, those of quantities themselves first."""
         for aggregate in self._aggregates.values():
-            if names.count(aggregate.name) > 1:
+            if aggregate.name in self.sources:
                 raise ValueError(
                     f"two series are called {aggregate.name!r}: give one of them another name, as "
                     f"in Aggregate(..., name='{aggregate.name} 2')"
                 )
+            self.sources[aggregate.name] = aggregate.source
         self._windows: dict[str, Window] = {}
         """What isn't recorded yet of each series of aggregates and pushed metrics."""
         self._recorded: dict[str, Window] = {}
         """What was recorded under the present step, to which further values of it are added."""
         self._step = 0
-
-    def sources(self, quantities: Iterable[Quantity]) -> dict[str, Source]:
-        """The sources of all series by name, those of the quantities themselves first."""
-        own = {q.name: Source(class_names(q), q.view, q.of_samples) for q in quantities}
-        shown = {name: own[name] for name in own if name in self._shown(quantities)}
-        return shown | {a.name: a.source for a in self._aggregates.values()}
 
     def begin_step(self, global_step: int) -> None:
         """A step has begun; statistics from now on are recorded under it."""
@@ -207,14 +209,10 @@ class Aggregation:
         """Whether a series has a record under the present step, to which values are added."""
         return name in self._recorded
 
-    def end_epoch(self) -> tuple[int, dict[str, Any]]:
-        """The step under which an epoch is recorded, and its record."""
-        names = [n for n in self._windows if self._over.get(n, "epoch") == "epoch"]
-        return self._step, self._records(names)
-
-    def rest(self) -> tuple[int, dict[str, Any]]:
-        """As ``end_epoch``, with the windows that aren't full."""
-        return self._step, self._records([*self._windows])
+    def end_epoch(self, and_windows: bool = False) -> tuple[int, dict[str, Any]]:
+        """The step and the record of an epoch, ``and_windows`` that aren't full."""
+        of_epoch = (n for n in self._windows if self._over.get(n, "epoch") == "epoch")
+        return self._step, self._records([*(self._windows if and_windows else of_epoch)])
 
     def state_dict(self) -> State:
         """The windows that aren't full, and the statistics under the last step."""
@@ -240,10 +238,3 @@ class Aggregation:
             window = self._windows.pop(name)
             self._recorded.setdefault(name, window)
         return {name: self._recorded[name].record() for name in names}
-
-    def _shown(self, quantities: Iterable[Any]) -> list[str]:
-        """Names of the quantities whose single values are recorded."""
-        kept = (q for q in quantities if isinstance(q, Quantity))
-        return [
-            q.name for q in kept if q.name not in self._aggregates or self._aggregates[q.name].raw
-        ]

@@ -45,7 +45,7 @@ from gradlens.graph.loss import LossReduction
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
-from gradlens.history.new_file import OwnFiles
+from gradlens.history.run_file import OwnFiles
 from gradlens.observers.autopsy import Autopsies
 from gradlens.observers.live_diagnosis import Diagnosing
 from gradlens.observers.observer import Observer
@@ -163,15 +163,7 @@ class Cockpit:
         self.budget = None
         if budget is not None:
             self.budget = Budget(budget, [each.name for each in self.quantities], device)
-        self._run = Run(
-            self.quantities,
-            aggregation,
-            self.parameters,
-            run,
-            resume,
-            processes.rank == 0,
-            sinks,
-        )
+        self._run = Run(aggregation, self.parameters, run, resume, processes.rank == 0, sinks)
         self._files = OwnFiles()
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
 
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.values import NOT_PASSED, StepValues
@@ -17,105 +15,76 @@ from gradlens.gradients.loss_factor import unscaled_loss
 from gradlens.graph.passes import why_not_to_pass
 from gradlens.graph.undisturbed import training_kept, undisturbed
 from gradlens.numerics.shards import any_distributed
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.observers.observer import StepContext
-from gradlens.quantities.quantity import Quantity
 
 
 def compute_curvature(tracking: Tracking, context: StepContext, values: StepValues) -> None:
     """Call quantities with the curvature that they need.
 
-    Of several micro-batches, quantities get that of the last one.
+    Of several micro-batches, quantities get that of the last one. Passes of gradlens's own leave no
+    trace in the training.
     """
+    setting, run = tracking.setting, tracking.run
     active = [] if context.accumulating else values.before_backward
-    why = _why_no_curvature(tracking)
+    why = _why_no_curvature(setting)
     if why:
         values.refusing(*active)(why)
         return
     for probe in dict.fromkeys(quantity.on for quantity in active):
         of_probe = [each for each in active if each.on is probe]
-        if probe is None:
-            _compute_on_loss(tracking, context, values, of_probe)
-        else:
-            _compute_on_probe(tracking, context, values, probe, of_probe)
+        if probe is None and "loss" not in context.info:
+            for each in of_probe:
+                values.refusing(each)(NOT_PASSED.format(quantity=each.name, needed="loss"))
+            continue
+        work = "the curvature of the loss" if probe is None else "a probe"
+        with (
+            tracking.boundary.contain(work, values.refusing(*of_probe)),
+            undisturbed(setting.model),
+            training_kept(() if probe is None else setting.parameters.values()),
+            torch.enable_grad(),
+            _curvature(tracking, context, probe) as curvature,
+        ):
+            values.compute_before(curvature, of_probe)
+            of_part = [CURVATURE_OF_A_PART] if curvature.is_part else []
+            for note in [*curvature.notes, *of_part]:
+                run.note(context.global_step, note)
 
 
-def _compute_on_loss(
-    tracking: Tracking,
-    context: StepContext,
-    values: StepValues,
-    active: Sequence[Quantity],
-) -> None:
+def _curvature(
+    tracking: Tracking, context: StepContext, probe: Probe | None
+) -> AbstractContextManager[Curvature]:
+    """A context with the curvature of a probe's loss, or of the step's."""
     setting, info = tracking.setting, context.info
+    if probe is not None:
+        assert setting.model is not None  # the cockpit has checked it
+        probed = tracking.probed.setdefault(probe, ProbedModel(probe, setting.model))
+        return probed.curvature(context.global_step, setting.parameters, info.get("optimizer"))
     loss = unscaled_loss(info)
-    if loss is None:
-        for quantity in active:
-            values.refusing(quantity)(NOT_PASSED.format(quantity=quantity.name, needed="loss"))
-        return
+    assert loss is not None  # as was seen before
     why = why_not_to_pass(loss) if loss.grad_fn is not None else ""
     if why:
-        values.refusing(*active)(why)
-        return
-    is_part = tracking.assembly.has_parts(context.accumulating)
-    curvature = LossCurvature(
-        context.global_step,
-        loss,
-        setting.parameters,
-        model=setting.model,
-        outputs=info.get("outputs"),
-        returned=tracking.forward_passes.take_outputs(),
-        optimizer=info.get("optimizer"),
-        loss_reduction=setting.loss_reduction,
-        batch_size=info.get("batch_size"),
-        plans=tracking.output_plans,
-        is_part=is_part,
+        raise UnavailableError(why)
+    return nullcontext(
+        LossCurvature(
+            context.global_step,
+            loss,
+            setting.parameters,
+            model=setting.model,
+            outputs=info.get("outputs"),
+            returned=tracking.forward_passes.take_outputs(),
+            optimizer=info.get("optimizer"),
+            loss_reduction=setting.loss_reduction,
+            batch_size=info.get("batch_size"),
+            plans=tracking.output_plans,
+            is_part=tracking.assembly.has_parts(context.accumulating),
+        )
     )
-    with _own_passes(setting):
-        _compute(tracking, values, curvature, active)
-    if is_part:
-        tracking.run.note(context.global_step, CURVATURE_OF_A_PART)
 
 
-def _compute_on_probe(
-    tracking: Tracking,
-    context: StepContext,
-    values: StepValues,
-    probe: Probe,
-    active: Sequence[Quantity],
-) -> None:
-    setting = tracking.setting
-    assert setting.model is not None  # the cockpit has checked it
-    probed = tracking.probed.setdefault(probe, ProbedModel(probe, setting.model))
-    optimizer = context.info.get("optimizer")
-    with (
-        tracking.boundary.contain("a probe", values.refusing(*active)),
-        _own_passes(setting, setting.parameters.values()),
-        probed.curvature(context.global_step, setting.parameters, optimizer) as curvature,
-    ):
-        _compute(tracking, values, curvature, active)
-
-
-@contextmanager
-def _own_passes(setting: Setting, parameters: Iterable[Tensor] = ()) -> Iterator[None]:
-    """A context for passes of gradlens's own, which leave no trace in the training."""
-    with (
-        undisturbed(setting.model),
-        training_kept(parameters),
-        torch.enable_grad(),
-    ):
-        yield
-
-
-def _compute(
-    tracking: Tracking, values: StepValues, curvature: Curvature, active: Sequence[Quantity]
-) -> None:
-    values.compute_before(curvature, active)
-    for note in curvature.notes:
-        tracking.run.note(curvature.global_step, note)
-
-
-def _why_no_curvature(tracking: Tracking) -> str:
+def _why_no_curvature(setting: Setting) -> str:
     """Why parameters have no second derivatives; empty if they have."""
-    parameters = tracking.setting.parameters.values()
+    parameters = setting.parameters.values()
     if not any(parameter.requires_grad for parameter in parameters):
         return ALL_FROZEN
     return NO_SECOND_DERIVATIVES if any_distributed(parameters) else ""

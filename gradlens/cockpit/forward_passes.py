@@ -77,8 +77,9 @@ class ForwardPasses:
         self._active: dict[int, tuple[Quantity, ...]] = {}
         # Compiled code is made anew where hooks come and go.
         self._is_compiled = wrapped is not None and bool(compiled_modules(wrapped))
-        self._keeps_calls = False
-        self._keep_calls_if(True)
+        self._keeps_calls = model is not None
+        if model is not None:
+            keep_calls(model, user=self)
 
     # Which steps come, and what is active at them.
 
@@ -126,14 +127,15 @@ class ForwardPasses:
         Micro-batches of another step are dropped.
         """
         is_behind = bool(self._past) and self._past[-1] >= global_step
-        self._drop_other(global_step)
+        if self._unfinished is not None:
+            self._drop_other(global_step)
         self._captured = global_step
         if self._capture is not None:
             self._capture.suspend()  # such as in the passes of curvature quantities
         return is_behind
 
     def _drop_other(self, global_step: int) -> None:
-        if self._unfinished not in (None, global_step):
+        if self._unfinished is not None and self._unfinished != global_step:
             self._past.append(self._unfinished)
             self._unfinished = None
             if self._capture is not None:
@@ -141,7 +143,8 @@ class ForwardPasses:
 
     def end_step(self, global_step: int, goes_on: bool) -> None:
         """A step's context is left, also after an exception; whether another one follows."""
-        self.take_outputs()
+        if self._of_outputs:
+            self.take_outputs()
         if goes_on:
             self._unfinished = global_step
             if self._capture is not None:
@@ -178,16 +181,13 @@ class ForwardPasses:
         self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
         # Without means, hooks would take a tenth of a plain step of a small network for nothing.
         may_be_tracked = needs_next_step or not steps or any(map(self.has_means, steps))
-        may_be_tracked |= self.begins
-        self._keep_calls_if(may_be_tracked or self._is_compiled)
-        if self._of_outputs:
-            keep_outputs(self._model, self, not self._of_outputs.isdisjoint(active))
-
-    def _keep_calls_if(self, needed: bool) -> None:
-        """Keep what the model is called with, from which the number of samples is read."""
+        needed = may_be_tracked or self._is_compiled or self.begins
+        # From what the model is called with, the number of samples is read.
         if self._model is not None and needed != self._keeps_calls:
             self._keeps_calls = needed
             (keep_calls if needed else forget_calls)(self._model, user=self)
+        if self._of_outputs:
+            keep_outputs(self._model, self, not self._of_outputs.isdisjoint(active))
 
     def _possible(self, steps: Sequence[int]) -> Sequence[Quantity]:
         """The quantities that may be active at one of these steps: all of them without any step.

@@ -37,7 +37,6 @@ class Run:
 
     def __init__(
         self,
-        quantities: Sequence[Quantity],
         aggregation: Aggregation,
         parameters: Mapping[str, nn.Parameter],
         path: str | Path | None,
@@ -47,18 +46,16 @@ class Run:
     ) -> None:
         self.has_begun = self.has_recorded = False
         self._is_closed = False
-        self._quantities = quantities
         self._aggregation = aggregation
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        self.history = History(aggregation.sources(quantities), shapes)
-        self._publisher = Publisher(sinks if writes else (), self._report)
+        self.history = History({**aggregation.sources}, shapes)
+        self._publisher = Publisher(sinks, self._report) if writes and sinks else None
         dropped = self._resume(Path(path), writes) if path is not None and resume else ""
         self.is_continued = bool(self.history.steps)
         """Whether the file had values from an earlier program."""
         self._step = self.history.steps[-1] if self.history.steps else 0
         aggregation.begin_step(self._step)
-        opens = path is not None and writes
-        self._file = RunFile(path, resume) if path is not None and opens else None
+        self._file = RunFile(path, resume) if path is not None and writes else None
         if self._file is not None:
             self.history.content.leave(self._file)
         self._write(self.history.header())
@@ -91,7 +88,7 @@ class Run:
 
     def has_values(self, global_step: int) -> bool:
         """Whether a quantity has a value at the step already."""
-        known = [q.name for q in self._quantities if q.name in self.history]
+        known = [q.name for q in self._aggregation.quantities if q.name in self.history]
         return any(global_step in self.history[name] for name in known)
 
     def record(self, global_step: int, values: Mapping[str, Any]) -> None:
@@ -128,7 +125,8 @@ class Run:
                 self.note(global_step, text)
         if kind in ("note", "finding"):
             text = content if kind == "note" else content.sentence
-            self._publisher.note(global_step, text)
+            if self._publisher is not None:
+                self._publisher.note(global_step, text)
             warnings.warn(f"gradlens, step {global_step}: {text}", GradlensWarning, _users_level())
 
     def log(self, global_step: int, values: Mapping[str, Any]) -> None:
@@ -157,8 +155,9 @@ class Run:
 
     def close(self) -> None:
         """Record the statistics that remain, and close the file."""
-        self._append_statistics(*self._aggregation.rest())
-        self._publisher.close()
+        self._append_statistics(*self._aggregation.end_epoch(and_windows=True))
+        if self._publisher is not None:
+            self._publisher.close()
         self._is_closed = True
         self._write_line()
         file, self._file = self._file, None
@@ -217,7 +216,9 @@ class Run:
             self._write_line(line)
         if self._file is not None and not self._file.failure:
             content.leave(self._file)
-        self._publisher.record(global_step, values, self.history.sources, self.history.parameters)
+        if self._publisher is not None:
+            sources, parameters = self.history.sources, self.history.parameters
+            self._publisher.record(global_step, values, sources, parameters)
 
     def _report(self, what: str, error: Exception) -> None:
         """Note that something between records and sinks has failed."""
@@ -236,7 +237,7 @@ class Run:
     def _check_name(self, name: str, function: str, prefix: str) -> None:
         """``ValueError`` if a series of this name comes from another function, or a quantity."""
         is_pushed = self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
-        tracked = {*self.history.sources, *(quantity.name for quantity in self._quantities)}
+        tracked = {*self.history.sources, *(q.name for q in self._aggregation.quantities)}
         if is_pushed:
             owner = "push"
         elif name in tracked:

@@ -69,6 +69,7 @@ class TrackedStep:
         self._is_entered = False
         scale = GradientScale(info.get("scaler"), info.get("optimizer"))
         self._context = StepContext(global_step, info, accumulating, scale)
+        self._observers = [o for o in tracking.observers if "ids" in info or not o.of_ids]
         self._by_user = extensions
         self._debug = debug
         self._values = StepValues(global_step, tracking.boundary)
@@ -92,41 +93,38 @@ class TrackedStep:
     # On entering.
 
     def __enter__(self) -> None:
-        try:
-            self._enter()
-        except BaseException:
-            self._abandon()
-            raise
-
-    def _enter(self) -> None:
         tracking, step, info = self._tracking, self._context.global_step, self._context.info
         boundary, updates, assembly = tracking.boundary, tracking.updates, tracking.assembly
         if self._is_entered:
             raise RuntimeError(ENTERED)
         self._is_entered = True
-        boundary.begin_step(step)
-        with boundary.contain("the beginning of a step", self._refuse_all):
-            tracking.begin_step(step)
-            active = tracking.forward_passes.active_at(step, boundary)
-            self._values = StepValues(step, boundary, active)
-            waits = updates.interval is not None
-            self._is_tracked = bool(self._values.active) or waits or assembly.exchanges_always
-            if self._is_tracked and tracking.may_end_alone:
-                assembly.leave_out()
-                self._refuse_all(MAY_END_ALONE)
-        boundary.tell(tracking.observers, lambda observer: observer.enter(self._context))
-        self._own = [*chain.from_iterable(each.reductions for each in tracking.observers)]
-        if self._values.active:
-            self._values.check_needs(info, boundary.strict or not tracking.run.has_recorded)
-        if self._by_user:  # what BackPACK says of the user's own extensions is raised
-            self._prepare()
-        elif self._is_tracked or self._own:
-            with boundary.contain("preparing a step", self._refuse_all):
+        try:
+            boundary.begin_step(step)
+            with boundary.contain("the beginning of a step", self._refuse_all):
+                tracking.begin_step(step)
+                active = tracking.forward_passes.active_at(step, boundary)
+                self._values = StepValues(step, boundary, active)
+                waits = updates.interval is not None
+                self._is_tracked = bool(self._values.active) or waits or assembly.exchanges_always
+                if self._is_tracked and tracking.may_end_alone:
+                    assembly.leave_out()
+                    self._refuse_all(MAY_END_ALONE)
+            boundary.tell(self._observers, lambda observer: observer.enter(self._context))
+            self._own = [*chain.from_iterable(each.reductions for each in self._observers)]
+            if self._values.active:
+                self._values.check_needs(info, boundary.strict or not tracking.run.has_recorded)
+            if self._by_user:  # what BackPACK says of the user's own extensions is raised
                 self._prepare()
-        else:
-            tracking.setting.buffer.free()
-        if tracking.budget is not None:
-            tracking.budget.begin_backward()
+            elif self._is_tracked or self._own:
+                with boundary.contain("preparing a step", self._refuse_all):
+                    self._prepare()
+            else:
+                tracking.setting.buffer.free()
+            if tracking.budget is not None:
+                tracking.budget.begin_backward()
+        except BaseException:
+            self._abandon()
+            raise
 
     def _prepare(self) -> None:
         tracking, context = self._tracking, self._context
@@ -140,7 +138,13 @@ class TrackedStep:
                 step, self._by_user, self._values, setting, tracking.boundary
             )
         with ExitStack() as stack:
-            if compiler_is_imported() and self._needs_graph():
+            of_graphs = tracking.forward_passes.of_graphs
+            if compiler_is_imported() and (
+                self._by_user
+                or self._own
+                or tracking.updates.interval is not None
+                or not of_graphs.isdisjoint(self._values.active)
+            ):
                 self._run_uncompiled(stack)
             if self._values.before_backward:
                 compute_curvature(tracking, context, self._values)
@@ -159,11 +163,6 @@ class TrackedStep:
             if "loss" in info:
                 found = sample_axes(setting, info["loss"], info, made)
         return found
-
-    def _needs_graph(self) -> bool:
-        of_earlier = self._tracking.updates.interval is not None
-        needed = not self._tracking.forward_passes.of_graphs.isdisjoint(self._values.active)
-        return needed or of_earlier or bool(self._by_user or self._own)
 
     def _run_uncompiled(self, stack: ExitStack) -> None:
         """Run backward and forward passes in this context uncompiled.
@@ -196,7 +195,7 @@ class TrackedStep:
         self._is_part = tracking.assembly.has_parts(accumulating)
         if self._is_part:
             self._of_part = tracking.assembly.part_reductions(self._reductions, accumulating)
-        retain = values.retain_gradients
+        retain = any(quantity.retains_gradients for quantity in values.computed)
         needed = (*self._reductions, *self._own, retain, self._is_part, self._finds_losses)
         if any(needed):
             of_batch = self._of_part.values() if self._is_part else self._reductions
@@ -268,9 +267,9 @@ class TrackedStep:
         finally:
             with boundary.contain("the end of a step"):
                 outcome = self._outcome(error)
-                boundary.tell(tracking.observers, lambda each: each.leave(context, outcome))
+                boundary.tell(self._observers, lambda each: each.leave(context, outcome))
                 self._release()
-                tracking.end_step(context, outcome)
+                tracking.end_step(context.global_step, context.accumulating and error is None)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
 
@@ -448,9 +447,9 @@ class TrackedStep:
             gradient_scale=context.scale,
             measures=(
                 self._losses_add_up,
-                *self._values.measures,
+                *(measure for each in self._values.computed for measure in each.measures),
                 *(() if interval is None else (interval.changed,)),
-                *(measure for each in tracking.observers for measure in each.measures),
+                *(measure for each in self._observers for measure in each.measures),
             ),
         )
 

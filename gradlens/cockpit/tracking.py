@@ -13,7 +13,7 @@ from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probe import Probe, ProbedModel
 from gradlens.gradients.gradients import Setting
-from gradlens.observers.observer import Observer, Outcome, StepContext
+from gradlens.observers.observer import Observer
 from gradlens.parts.assembly import BatchAssembly
 from gradlens.parts.processes import processes_apart
 from gradlens.quantities.quantity import Quantity
@@ -81,38 +81,14 @@ class Tracking:
         self.boundary.begin_step(global_step)
         return not self.forward_passes.active_at(global_step, self.boundary)
 
-    def begin_idle_step(self, global_step: int) -> None:
-        """The context of such a step is entered."""
-        self.boundary.begin_step(global_step)
-        self.run.begin_step(global_step)
-        self.forward_passes.begin_step(global_step)
-        self.setting.buffer.free()
-        if self.budget is not None:
-            self._begin_budget(self.budget, global_step)
-        self.boundary.tell(self.observers, lambda observer: observer.skip())
-        if self.budget is not None:
-            self.budget.begin_backward()
-
-    def end_idle_step(self, global_step: int) -> None:
-        """The context of such a step is left."""
-        if self.budget is not None:
-            self.budget.end_backward(())
-        self.forward_passes.end_step(global_step, goes_on=False)
-        self.expect(self.forward_passes.next_steps)
-        if self.budget is not None:
-            self.budget.end_step()
-
-    def _begin_budget(self, budget: Budget, global_step: int) -> None:
-        """A step's context is entered: the one before is over, and paid for."""
-        if budget.begin_step(global_step):
-            self.run.take_in(budget.latest_step, "spending", budget.spending)
-        if budget.pays_for_none:
-            self.run.note(global_step, budget.pays_for_none)
-
     def begin_step(self, global_step: int) -> None:
-        """A step's context is entered: what waited for the update is over."""
-        if self.budget is not None:
-            self._begin_budget(self.budget, global_step)
+        """A step's context is entered: the one before is over, and what waited for the update."""
+        budget = self.budget
+        if budget is not None:
+            if budget.begin_step(global_step):  # what was tracked before has been paid for
+                self.run.take_in(budget.latest_step, "spending", budget.spending)
+            if budget.pays_for_none:
+                self.run.note(global_step, budget.pays_for_none)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
@@ -136,10 +112,9 @@ class Tracking:
         if left_over:
             self.run.note(global_step, left_over)
 
-    def end_step(self, context: StepContext, outcome: Outcome) -> None:
-        """A step's context is left: it is complete, or goes on with another context, or neither."""
-        goes_on = context.accumulating and outcome.error is None
-        self.forward_passes.end_step(context.global_step, goes_on)
+    def end_step(self, global_step: int, goes_on: bool = False) -> None:
+        """A step's context is left; perhaps the step goes on with another one."""
+        self.forward_passes.end_step(global_step, goes_on)
         if not goes_on:
             self.expect(self.forward_passes.next_steps)
 
@@ -174,16 +149,27 @@ class IdleStep:
         self._global_step = global_step
 
     def __enter__(self) -> None:
+        tracking = self._tracking
         try:
-            self._tracking.begin_idle_step(self._global_step)
+            tracking.boundary.begin_step(self._global_step)
+            tracking.begin_step(self._global_step)
+            tracking.setting.buffer.free()
+            tracking.boundary.tell(tracking.observers, lambda observer: observer.skip())
+            if tracking.budget is not None:
+                tracking.budget.begin_backward()
         except Exception as error:
-            self._tracking.boundary.report("the beginning of a step", error)
+            tracking.boundary.report("the beginning of a step", error)
 
     def __exit__(self, *_: object) -> None:
+        tracking = self._tracking
         try:
-            self._tracking.end_idle_step(self._global_step)
+            if tracking.budget is not None:
+                tracking.budget.end_backward(())
+            tracking.end_step(self._global_step)
+            if tracking.budget is not None:
+                tracking.budget.end_step()
         except Exception as error:
-            self._tracking.boundary.report("the end of a step", error)
+            tracking.boundary.report("the end of a step", error)
 
 
 REPEATED = (

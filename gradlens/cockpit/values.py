@@ -20,7 +20,7 @@ from gradlens.history.view import View
 from gradlens.messages import log
 from gradlens.numerics.host import on_host
 from gradlens.quantities.quantity import Needed, Phase, Quantity
-from gradlens.quantities.step import Measure, Step
+from gradlens.quantities.step import Step
 from gradlens.reductions import Reduction
 from gradlens.torch_private import unseen
 
@@ -36,8 +36,8 @@ class WaitingQuantity:
 class StepValues:
     """Calls the ``active`` quantities of a step in their phases, and keeps what they return.
 
-    ``recorded`` are the values that are known, and ``failure`` is the reason why none of them has
-    one, if something has failed that all depend on.
+    Those ``computed`` have a value at the step. ``recorded`` are the values that are known, and
+    ``failure`` is the reason why none of them has one, if something has failed that all depend on.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StepValues:
         self._step = global_step
         self._boundary = boundary
         self.active = active
-        self._computed = [quantity for quantity in active if quantity.should_compute(global_step)]
+        self.computed = [quantity for quantity in active if quantity.should_compute(global_step)]
         self.recorded: dict[str, Any] = {}
         self.failure = ""
         self._earlier: dict[str, Any] = {}
@@ -56,7 +56,7 @@ class StepValues:
 
         def refuse(reason: str) -> None:
             for quantity in quantities:
-                if quantity in self._computed:
+                if quantity in self.computed:
                     self.recorded.setdefault(quantity.name, Undefined(reason))
 
         return refuse
@@ -85,11 +85,6 @@ class StepValues:
                 self.refusing(quantity)(reason)
 
     @property
-    def retain_gradients(self) -> bool:
-        """Whether a quantity needs the per-sample gradients until the optimizer has stepped."""
-        return any(quantity.retains_gradients for quantity in self._computed)
-
-    @property
     def reductions(self) -> list[Reduction]:
         """Reductions of the per-sample gradients, in the same order in all processes."""
         found: list[Reduction] = []
@@ -99,11 +94,6 @@ class StepValues:
             except Exception as error:
                 self._boundary.end(quantity.name, self.refusing(quantity), error)
         return found
-
-    @property
-    def measures(self) -> list[Measure]:
-        """What is measured after the backward pass."""
-        return [measure for quantity in self._computed for measure in quantity.measures]
 
     @property
     def before_backward(self) -> list[Quantity]:
@@ -121,19 +111,16 @@ class StepValues:
         """Call the quantities after the backward pass."""
         with unseen():
             for quantity in self.active:
+                name, phases = quantity.name, quantity.phases
+                due = name not in self.recorded and quantity in self.computed
+                begun = name in self._earlier or phases[0] is Phase.AFTER_BACKWARD
                 try:
-                    self._compute_after(quantity, step)
+                    if due and begun and Phase.AFTER_BACKWARD in phases:
+                        found = quantity.after_backward(step, self._earlier.pop(name, None))
+                        self._take(quantity, Phase.AFTER_BACKWARD, found)
+                    quantity.adapt_to(step)
                 except Exception as error:
-                    self._boundary.end(quantity.name, self.refusing(quantity), error)
-
-    def _compute_after(self, quantity: Quantity, step: Step) -> None:
-        name, phases = quantity.name, quantity.phases
-        due = name not in self.recorded and quantity in self._computed
-        begun = name in self._earlier or phases[0] is Phase.AFTER_BACKWARD
-        if due and begun and Phase.AFTER_BACKWARD in phases:
-            found = quantity.after_backward(step, self._earlier.pop(name, None))
-            self._take(quantity, Phase.AFTER_BACKWARD, found)
-        quantity.adapt_to(step)
+                    self._boundary.end(name, self.refusing(quantity), error)
 
     def _take(self, quantity: Quantity, phase: Phase, found: Any) -> None:
         """Keep what a phase has returned: the value, if it was the quantity's last phase."""
@@ -147,7 +134,7 @@ class StepValues:
         """The quantities that need the update after this step."""
         return [
             WaitingQuantity(quantity, self._earlier.get(quantity.name))
-            for quantity in self._computed
+            for quantity in self.computed
             if quantity.phases[-1] in (Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
             and quantity.name not in self.recorded
         ]

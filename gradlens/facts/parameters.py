@@ -1,10 +1,8 @@
-"""Numbers of parameters, their gradients and updates, and of the optimizer and its steps."""
+"""Numbers of parameters, their gradients and updates, and of the optimizer."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gradlens.graph.hooks import HookOwner, OwnedHook, removal
-from gradlens.graph.scaler import GradientScale
 from gradlens.history.setup import ParameterGroup
 from gradlens.numerics.shards import is_distributed
-from gradlens.torch_private import version, versions
 
 SAMPLED = 2**16
 """Of larger parameters, updates and second moments are those of so many elements."""
@@ -34,15 +29,6 @@ def dense(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         name: p
         for name, p in parameters.items()
         if not is_distributed(p) and p.layout == torch.strided and p.numel()
-    }
-
-
-def gradients_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The gradients of parameters that this process has as a whole, if they aren't sparse."""
-    return {
-        name: p.grad
-        for name, p in parameters.items()
-        if p.grad is not None and p.grad.layout == torch.strided
     }
 
 
@@ -183,121 +169,3 @@ def second_moments(
         if isinstance(moment, Tensor) and moment.shape == parameter.shape:
             found[f"root_second_moment/{name}"] = some_elements(moment).float().sqrt().median()
     return found
-
-
-@dataclass(frozen=True)
-class _Left:
-    """A parameter and its gradient when a context was left, or when the optimizer used it."""
-
-    parameter: nn.Parameter
-    updates: int
-    gradient: weakref.ref[Tensor]
-    changes: int
-    is_used: bool = False
-
-    def now(self) -> Tensor | None:
-        """The gradient, if it is the parameter's still."""
-        gradient = self.gradient()
-        return gradient if self.parameter.grad is gradient else None
-
-    def is_stale(self) -> bool:
-        """Whether the optimizer has used the gradient, and it is still what it was then."""
-        gradient = self.now()
-        return (
-            gradient is not None
-            and version(gradient) == self.changes
-            and (self.is_used or version(self.parameter) > self.updates)
-            # Zeros that were written by gradient.data.zero_() don't count as a change.
-            and bool(gradient.any())
-        )
-
-
-class OptimizerSteps(HookOwner):
-    """Counts an optimizer's steps after a backward pass, and finds what they begin with.
-
-    The ``norm`` of the gradients is computed only if they have changed since the backward pass, as
-    by clipping. ``is_stale`` says that the latest backward pass has added to the gradients of a
-    past step, judged by one parameter: to one that the optimizer has used, and that was changed
-    nowhere since. What isn't certain doesn't count: where the optimizer isn't known, a loop that
-    clips gradients in place isn't found, nor is one with a fused optimizer, whose updates autograd
-    doesn't count.
-    """
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._versions: list[int] = []
-        self._scale: GradientScale | None = None
-        self._left: _Left | None = None
-        self._was_stale = self._goes_on = False
-        self._optimizer: Optimizer | None = None
-        self._remove_hook: Callable[[], object] = lambda: None
-        self.count = 0
-        self.norm: Tensor | None = None
-        self.is_stale = False
-
-    def enter(self, optimizer: Optimizer | None) -> None:
-        """The next backward pass comes: see whether the gradient of the last one is still there."""
-        self._was_stale = self._left is not None and self._left.is_stale()
-        if optimizer is not None and optimizer is not self._optimizer:
-            self.close()
-            self._optimizer = optimizer
-            hook = OwnedHook(self, OptimizerSteps._before_step)
-            self._remove_hook = removal(self, [optimizer.register_step_pre_hook(hook)])
-
-    def leave(self, goes_on: bool) -> None:
-        """The backward pass is over; the step may go on with another one, before an update."""
-        self._goes_on = goes_on
-        left, self._left = self._left, self._now()
-        self.is_stale = False
-        if self._was_stale and left is not None and self._left is not None:
-            added = self._left.changes == left.changes + 1
-            self.is_stale = added and self._left.gradient() is left.gradient()
-
-    def begin(self, scale: GradientScale | None) -> None:
-        """The optimizer's steps come next; with the gradients' ``scale``, their norm is found."""
-        self.count, self.norm, self._scale = 0, None, scale
-        self._versions = [] if scale is None else self._present_versions()
-
-    def _before_step(self, *_: object) -> None:
-        """Count it; whatever has changed the gradient until now hasn't set it to zero."""
-        self.count += 1
-        scale = self._scale if self.count == 1 else None
-        if scale is not None and self._versions != self._present_versions():
-            gradients = gradients_of(self._parameters)
-            self.norm = unscaled_norm(gradients, scale.of(self._parameters))
-        left = None if self._left is None else self._left.now()
-        if left is None or self._left is None or self._goes_on:
-            return  # one that goes on runs in a closure, within the optimizer's step
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        if any(each is self._left.parameter for group in groups for each in group["params"]):
-            self._left = replace(self._left, changes=version(left), is_used=True)
-
-    @property
-    def is_following(self) -> bool:
-        """Whether there is an optimizer."""
-        return self._optimizer is not None
-
-    def failed(self, error: Exception) -> None:
-        """The user's step goes on."""
-
-    def close(self) -> None:
-        """Remove the hook."""
-        self._remove_hook()
-        self._optimizer = None
-
-    def _present_versions(self) -> list[int]:
-        return versions(gradients_of(self._parameters).values())
-
-    def _now(self) -> _Left | None:
-        for parameter in self._parameters.values():
-            gradient = parameter.grad
-            if type(gradient) is Tensor and gradient.layout is torch.strided:
-                changes = version(gradient)
-                return _Left(parameter, version(parameter), weakref.ref(gradient), changes)
-        return None
-
-
-NOT_ZEROED = (
-    "the backward pass has added to gradients that the optimizer had used already, so that p.grad "
-    "is a sum over steps: call optimizer.zero_grad() before it"
-)

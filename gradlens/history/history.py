@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, overload
 
 import numpy as np
 
-from gradlens.history.content import Content
 from gradlens.history.coverage import Coverage, few
 from gradlens.history.facts import Facts
-from gradlens.history.forms import taken_in
 from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import (
     Value,
@@ -26,7 +24,6 @@ from gradlens.history.json_lines import (
     value_of,
 )
 from gradlens.history.lines import durations, frame, line, number_lines
-from gradlens.history.new_file import new_file
 from gradlens.history.plain_data import from_plain, plain
 from gradlens.history.records import (
     FORMAT,
@@ -37,9 +34,10 @@ from gradlens.history.records import (
     Source,
     record,
 )
+from gradlens.history.run_file import new_file
 from gradlens.history.samples import Samples
 from gradlens.history.scalars import Scalar, scalars_of
-from gradlens.history.series import Series
+from gradlens.history.series import Content, Series, taken_in
 from gradlens.history.spending import Spending
 from gradlens.history.spikes import Spike
 from gradlens.spelling import near
@@ -191,19 +189,9 @@ class History:
             if name not in self._series:
                 self._series[name] = Series(self.content)
 
-    def add_header(self, header: Header) -> None:
-        """Add what a file's header has; a run that was resumed has several, perhaps different."""
-        self.parameters = {**self.parameters, **header.parameters}
-        self.add_sources(header.sources)
-
     def latest(self, kind: str) -> Any:
-        """What the latest record of a kind says of the whole run; ``None`` if there is none."""
-        by_step: Mapping[str, Mapping[int, Any]] = {
-            "coverage": self.coverages,
-            "spending": {0: self.spending},
-            "setup": self.facts.setups,
-        }
-        found = by_step.get(kind)
+        """The latest coverage or setup, which holds from then on; ``None`` for other kinds."""
+        found = {"setup": self.facts.setups, "coverage": self.coverages}.get(kind)
         return found[max(found)] if found else None
 
     def take_in(self, step: int, kind: str, content: Any) -> None:
@@ -211,22 +199,22 @@ class History:
         match kind:
             case "note":
                 self.notes.append(Note(step, content))
-            case "coverage":
-                self.coverages[step] = content
-            case "spending":
-                self.spending = content
+            case "finding":
+                self.facts.findings.append(content)
+            case "facts":
+                self.facts.add_rows(content)
             case "spike":
                 self.spikes[step] = content
+            case "spending":
+                self.spending = content
             case "samples":
                 self.samples = content
             case "rewind":
                 self.rewind(step, content)
+            case "coverage":
+                self.coverages[step] = content
             case "setup":
                 self.facts.setups[step] = content
-            case "facts":
-                self.facts.add_rows(content)
-            case "finding":
-                self.facts.findings.append(content)
 
     def _at(self, step: int) -> dict[str, Value]:
         found = {name: one[step] for name, one in self._series.items() if step in one}
@@ -319,18 +307,16 @@ class History:
         yield self.header()
         for note in self.notes:
             yield record(note.step, "note", note.text)
-        for step, setup in self.facts.setups.items():
-            yield record(step, "setup", setup)
         for rows in self.facts.all_rows():
             yield record(rows.steps[-1], "facts", rows)
         for finding in self.facts.findings:
             yield record(finding.step, "finding", finding)
-        for step, coverage in self.coverages.items():
-            yield record(step, "coverage", coverage)
+        by_step = {"setup": self.facts.setups, "coverage": self.coverages, "spike": self.spikes}
+        for kind, found in by_step.items():
+            for step, content in found.items():
+                yield record(step, kind, content)
         if self.spending is not None:
             yield record(self.steps[-1] if self.steps else 0, "spending", self.spending)
-        for step, spike in self.spikes.items():
-            yield record(step, "spike", spike)
         if self.samples is not None:
             yield record(self.samples.until, "samples", self.samples)
         for step in self.steps:
@@ -371,15 +357,14 @@ def _latest(name: str, series: Series, is_time: bool) -> tuple[str, int, int | s
     if not series:
         return name, 0, "", ""
     step = max(series)
-    shown = _time_per_step(series) if is_time else in_short(series[step])
+    shown = in_short(series[step])
+    if is_time:
+        times = durations(line(series)).values
+        if not times.size:
+            shown = "needs two records"
+        elif times[-1] > 0:
+            shown = f"{in_short(float(times[-1]))} s/step"
     return name, len(series), step, shown
-
-
-def _time_per_step(stamps: Series) -> str:
-    if len(stamps) < 2:
-        return "needs two records"
-    found = durations(line(stamps)).latest
-    return f"{in_short(found)} s/step" if found > 0 else in_short(stamps[max(stamps)])
 
 
 # Reading a file -------------------------------------------------------------------------------
@@ -432,8 +417,8 @@ class Reading:
             # The line break of a line that was whole but for it.
             self._place, self._last = self._place + 1, self._last + line
             return
-        if not self._lines:
-            _check_beginning(line, self._path)
+        if not self._lines and not (line and BEGINNING.startswith(line[: len(BEGINNING)])):
+            raise ValueError(f"{self._path} is not a gradlens run: its first line is no header")
         try:
             self._take_in(line.rstrip(b"\n").decode("utf-8"))
         except OtherFormatError as error:
@@ -454,7 +439,10 @@ class Reading:
         if "gradlens_run" in stored:
             if stored["gradlens_run"] != FORMAT:
                 raise OtherFormatError(stored["gradlens_run"])
-            self.history.add_header(from_plain(Header, value_of(stored), "the header"))
+            header = from_plain(Header, value_of(stored), "the header")
+            # A run that was resumed has several, which may differ.
+            self.history.parameters = {**self.history.parameters, **header.parameters}
+            self.history.add_sources(header.sources)
             return
         kind = next((kind for kind in KINDS if kind in stored), "values")
         for key in ("step", kind):
@@ -476,10 +464,3 @@ class OtherFormatError(ValueError):
             f"the run has format {str(found)[:20]}, and this version reads format {FORMAT}: "
             "read it with the version of gradlens that wrote it"
         )
-
-
-def _check_beginning(line: bytes, path: Path) -> None:
-    """``ValueError`` if a file's first line isn't that of a run, or of the beginning of one."""
-    if line and BEGINNING.startswith(line[: len(BEGINNING)]):
-        return
-    raise ValueError(f"{path} is not a gradlens run: its first line is no header")

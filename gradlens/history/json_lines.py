@@ -68,7 +68,7 @@ def stored_record(line: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError("a record is a JSON object")
     # The numbers and the depth of a step's values are checked where their forms are found
-    # (``gradlens.history.forms``). Looking for a character first is much faster.
+    # (``gradlens.history.series``). Looking for a character first is much faster.
     if [*record] != ["step", "values"] or "\\" in line:
         _check(record, 0)
     return record

@@ -82,11 +82,6 @@ class Part:
     key: str = ""
     read: Reader | None = None
 
-    @property
-    def reader(self) -> Reader:
-        """From a record to a number."""
-        return self.read or partial(_entry, self.key)
-
 
 def _parts(kinds: Sequence[str], records: Series, parameters: set[str]) -> dict[str, Line]:
     if "Time" in kinds:
@@ -102,16 +97,15 @@ def _parts(kinds: Sequence[str], records: Series, parameters: set[str]) -> dict[
 def _of_each(records: Series, parameters: set[str]) -> tuple[Part, ...]:
     named = [name for name in records.entries if records.having(name).kinds & SIZES]
     if len(named) > FEW or parameters & {*named}:
-        return (Part("least", read=_least), Part("most", read=_most))
+        return (
+            Part("least", read=partial(_over_all, min)),
+            Part("most", read=partial(_over_all, max)),
+        )
     if named:
         return tuple(Part(name, name) for name in named)
     if np.ndarray in records.kinds:
         return (Part("median", read=_median),)
     return (Part(read=number),) if records.kinds & SIZES else ()
-
-
-def _has_size(value: Any) -> bool:
-    return isinstance(value, (int, float)) or _is_array(value)
 
 
 def _is_array(value: Any) -> bool:
@@ -123,14 +117,14 @@ def _read(records: Series, part: Part, fitting: type) -> Line:
         numbers = records.column(part.key)
         if np.ndarray not in numbers.kinds:
             return line(numbers)
-    reader = part.reader
-    # What doesn't fit is a NaN, which may have a reason.
-    values = [reader(value) if _fits(value, fitting) else value for value in records.values()]
-    return line_through(records.steps, values)
+    read = part.read or (lambda value: _size(value.get(part.key)))
 
+    def number_of(value: Any) -> Any:
+        """What doesn't fit is a NaN, which may have a reason."""
+        is_fit = isinstance(value, fitting) and not isinstance(value, Undefined)
+        return read(value) if is_fit else value
 
-def _fits(value: Any, fitting: type) -> bool:
-    return isinstance(value, fitting) and not isinstance(value, Undefined)
+    return line_through(records.steps, [*map(number_of, records.values())])
 
 
 # From a record to a number ------------------------------------------------------------------
@@ -143,29 +137,14 @@ def _size(value: Any) -> float:
     return float(rms([value])[0]) if _is_array(value) and value.ndim else number(value)
 
 
-def _entry(name: str, value: Mapping[str, Any]) -> float:
-    return _size(value.get(name))
-
-
 def _over_all(reduce: Callable[[list[float]], Any], value: Mapping[str, Any]) -> float:
     """One number for all entries that are numbers or arrays; NaN if one is, or if there is none."""
-    sizes = [_size(entry) for entry in value.values() if _has_size(entry)]
+    numbers = (v for v in value.values() if isinstance(v, (int, float)) or _is_array(v))
+    sizes = [_size(each) for each in numbers]
     missing = [size for size in sizes if math.isnan(size)]
     if missing or not sizes:
         return next((size for size in missing if isinstance(size, Undefined)), math.nan)
     return float(reduce(sizes))
-
-
-def _least(value: Mapping[str, Any]) -> float:
-    return _over_all(min, value)
-
-
-def _most(value: Mapping[str, Any]) -> float:
-    return _over_all(max, value)
-
-
-def _norm(value: Mapping[str, Any]) -> float:
-    return _over_all(np.linalg.norm, value)
 
 
 def _norm_of_elements(value: Mapping[str, Any]) -> float:
@@ -211,6 +190,7 @@ def _first(part: Any, fields: tuple[str, ...]) -> Any:
     return next((part[field] for field in fields if field in part), None)
 
 
+_NORM = (Part(read=partial(_over_all, np.linalg.norm)),)
 _MEDIAN = (Part("median", read=partial(_typical, ())),)
 _GEOMETRY = (
     Part("median", read=partial(_typical, ("norm", "rms"))),
@@ -245,9 +225,9 @@ OF_LAYERS: Mapping[str, tuple[Part, ...]] = {
 
 KNOWN: Mapping[str, tuple[Part, ...]] = {
     **OF_LAYERS,
-    "GradNorm": (Part(read=_norm),),
-    "Distance": (Part(read=_norm),),
-    "UpdateSize": (Part(read=_norm),),
+    "GradNorm": _NORM,
+    "Distance": _NORM,
+    "UpdateSize": _NORM,
     "Parameters": (Part("norm", read=_norm_of_elements),),
     "GradHist1d": (Part("clipped", "below", _clipped),),
     "GradHist2d": (Part("clipped", "below", _clipped),),

@@ -1,27 +1,230 @@
-"""The values of one series, in little memory."""
+"""The values of series, in little memory.
+
+The values of a series almost all have the same form: the same keys, lengths and types. A form is
+kept once, and of each value only its numbers, which takes a tenth of the memory. An array counts as
+a number, the place of its text.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from types import NoneType
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from gradlens.history.content import Content, grown
-from gradlens.history.forms import FLOAT, Form, taken_in
-from gradlens.history.json_lines import Value, encoded
+from gradlens.history.json_lines import (
+    DEEPEST,
+    MARKS,
+    TOO_DEEP,
+    Value,
+    array_bytes,
+    array_of,
+    array_size,
+    check_size,
+    encoded,
+    inflated,
+    unmarked,
+    value_of,
+)
+from gradlens.history.run_file import RunFile
+from gradlens.history.undefined import Undefined
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 Column: TypeAlias = "array[int]"
+
+RECENT = 64
+"""So many arrays are kept for a comparison, since the edges of histograms recur."""
+
+
+@final
+class Content:
+    """The numbers of values, in the order of the values, and their arrays as a file has them.
+
+    Arrays are the deflated texts of ``gradlens.history.json_lines``. Those that are in a run's file
+    can be left to it, and are read from there when they are asked for.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = array("d")
+        self._texts: list[str] = []
+        """Empty for those that were left to the file."""
+        self._starts = array("q")
+        """Where each is in the file; -1 for one that isn't there as it is."""
+        self._lengths = array("q")
+        self._recent: dict[str, int] = {}
+        self._left = 0
+        self._file: RunFile | None = None
+
+    def add(self, text: str, size: int) -> None:
+        """Add an array of ``size`` bytes to the numbers; ``ValueError`` if its text is damaged."""
+        key = f"{size} {text}"
+        if key not in self._recent:
+            inflated(text, size)  # which fails now rather than when it is asked for
+            if len(self._recent) == RECENT:
+                self._recent.clear()
+            self._recent[key] = len(self._texts)
+            self._texts.append(text)
+        self.extend((self._recent[key],))
+
+    def bytes_of(self, place: float, size: int) -> bytes:
+        """The array with this number; ``OSError`` if it was left to a file and can't be read."""
+        at = int(place)
+        if self._texts[at] or self._file is None:
+            return inflated(self._texts[at], size)
+        try:
+            return inflated(self._file.read(self._starts[at], self._lengths[at]), size)
+        except ValueError as error:
+            text = f"{self._file.path} has been changed, and an array that it had can't be read"
+            raise OSError(text) from error
+
+    def extend(self, numbers: Iterable[float]) -> None:
+        """Add numbers."""
+        self.numbers = grown(self.numbers, numbers)
+
+    def locate(self, line: bytes, start: int) -> None:
+        """Take note that the arrays added last are in this line of a file, which begins there."""
+        at = 0
+        for text in self._texts[len(self._starts) :]:
+            found = line.find(text.encode(), at)
+            self._starts.append(start + found if found >= 0 else -1)
+            self._lengths.append(len(text))
+            at = max(at, found)
+
+    def leave(self, file: RunFile) -> None:
+        """Leave the arrays to the file in which they were located."""
+        self._file = file
+        for at in range(self._left, len(self._starts)):
+            if self._starts[at] >= 0:
+                self._texts[at] = ""
+        self._left = len(self._starts)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def grown(column: array[Number], numbers: Iterable[Number]) -> array[Number]:
+    """A column with more numbers; it is a copy if another thread reads it, else the same one.
+
+    While numpy reads an array, that can't grow, and an exception would reach the training loop.
+    """
+    try:
+        column.extend(numbers)
+    except BufferError:
+        return column + array(column.typecode, numbers)
+    return column
+
+
+EXACT = 2**53
+"""Whole numbers of at most this size are exact as floats."""
+
+RECORD = 2
+"""Levels of a record around its values."""
+
+
+def taken_in(stored: Any, content: Content, depth: int = RECORD) -> Any:
+    """Add a value as JSON has it; what it is apart from its numbers, which describes its ``Form``.
+
+    ``ValueError`` if there is no such value, or an array is damaged; a part may be added then.
+    """
+    kind = type(stored)
+    if kind is float or (kind is int and abs(stored) <= EXACT):
+        content.extend((stored,))
+        return kind
+    if kind is int:
+        check_size(stored)
+    if kind is not list and kind is not dict:
+        return kind, stored
+    if depth == DEEPEST:
+        raise ValueError(TOO_DEEP)
+    (mark,) = stored if kind is dict and len(stored) == 1 else ("",)
+    if mark == "$array":
+        size = array_bytes(stored[mark])
+        dtype, shape, text = stored[mark]
+        content.add(text, size)
+        return mark, dtype, *shape
+    if mark in MARKS:
+        value_of(stored)  # which fails if there is no such value
+        return mark, stored[mark]
+    values = stored if kind is list else stored.values()
+    if {*map(type, values)} == {float}:  # as most are
+        content.extend(values)
+        parts: Any = float
+    else:
+        parts = tuple([taken_in(one, content, depth + 1) for one in values])
+    return kind, len(stored) if kind is list else tuple(stored), parts
+
+
+@final
+class Form:
+    """The form of values of the type ``kind``, for each of which there are ``numbers`` numbers.
+
+    ``description`` is what ``taken_in`` has returned of one. ``constant`` is the value itself where
+    it has no numbers, such as a text, a truth value, or a NaN with its reason. ``parts`` are the
+    forms of a list's or dict's values, with how many numbers are before each, ``places`` the same
+    by the keys of a dict, and ``is_plain`` says that all of them are finite floats.
+    """
+
+    def __init__(self, description: Any) -> None:
+        self.description = description
+        self.is_number = description in (float, int)
+        self.kind: type[Any] = description if self.is_number else description[0]
+        self.numbers = int(self.is_number)
+        self.constant: Value = None
+        self.parts: tuple[tuple[Form, int], ...] = ()
+        self.places: Mapping[str, tuple[Form, int]] = {}
+        self.is_plain = False
+        if self.is_number:
+            return
+        if self.kind is list or self.kind is dict:
+            _, keys, parts = description
+            self.is_plain = parts is float
+            count = keys if self.kind is list else len(keys)
+            forms = [FLOAT] * count if self.is_plain else [Form(part) for part in parts]
+            starts = [*accumulate((form.numbers for form in forms), initial=0)]
+            self.numbers = starts[-1]
+            self.parts = tuple(zip(forms, starts, strict=False))
+            if self.kind is dict:
+                self.places = dict(zip(map(unmarked, keys), self.parts, strict=True))
+        elif description[0] == "$array":
+            self.kind, self.numbers = np.ndarray, 1
+        elif description[0] in MARKS:
+            self.constant = value_of({description[0]: description[1]})
+            self.kind = type(self.constant)
+        else:
+            self.constant = description[1]
+
+    @property
+    def reason(self) -> str:
+        """Of a NaN; empty for others."""
+        return self.constant.reason if isinstance(self.constant, Undefined) else ""
+
+    def value(self, content: Content, start: int) -> Value:
+        """The value whose numbers begin at this place."""
+        if self.is_number:
+            return self.kind(content.numbers[start])
+        if self.kind is np.ndarray:
+            _, dtype, *shape = self.description
+            size = array_size(dtype, shape) * np.dtype(dtype).itemsize
+            return array_of(dtype, shape, content.bytes_of(content.numbers[start], size))
+        if self.is_plain:
+            values = [*content.numbers[start : start + self.numbers]]
+        else:
+            values = [one.value(content, start + at) for one, at in self.parts]
+        if self.kind is list:
+            return values
+        return dict(zip(self.places, values, strict=True)) if self.kind is dict else self.constant
+
+
+FLOAT = Form(float)
 
 NOTHING = Form((NoneType, None))
 
@@ -104,9 +307,9 @@ class Series(Mapping[int, Value]):
             self._forms.append(Form(description))
         if self._steps and step <= self._steps[-1]:
             self._is_ordered = False
-        self._steps = grown(self._steps, step)
-        self._form = grown(self._form, place)
-        self._start = grown(self._start, start)
+        self._steps = grown(self._steps, (step,))
+        self._form = grown(self._form, (place,))
+        self._start = grown(self._start, (start,))
 
     def _order(self) -> None:
         """Sort the values by step, of which the last one counts if there are several."""

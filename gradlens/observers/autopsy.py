@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -16,25 +17,14 @@ from torch.optim import SGD, Optimizer
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
-from gradlens.graph.loss import read_loss
-from gradlens.graph.model_calls import calls_behind
 from gradlens.history.history import History
-from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
-from gradlens.observers.not_finite import (
-    bad_gradients,
-    bad_parameters,
-    bad_rows,
-    first_place,
-    steep_places,
-    term_of,
-)
+from gradlens.history.setup import descent_threshold
+from gradlens.history.spikes import NEVER, Spike
+from gradlens.observers.evidence import Evidence, bad_gradients, evidence_of, steep_places
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
-from gradlens.observers.spike_trigger import Jump, SpikeTrigger
 from gradlens.reductions import Deviations, SquaredNorms
 from gradlens.stateful import State
 
-SUSPECTS = 4
-"""Samples that are named at most."""
 TRACKED = 8
 """Latest tracked steps whose median a layer's Σₙ‖gₙ‖² is compared with."""
 STEEP = 3
@@ -93,23 +83,18 @@ class Autopsies(Observer):
         self._evidence = Evidence()
         if passed.requires_grad:
             with torch.no_grad():
-                self._evidence = _evidence(self._setting, context.info, math.isfinite(loss))
+                self._evidence = evidence_of(self._setting, context.info, math.isfinite(loss))
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Record what is behind a jump of the loss, also if an exception has come of it."""
-        try:
-            self._look_back(context, outcome)
-        finally:
-            if outcome.error is not None or not context.accumulating:
-                self._part = 0
-
-    def _look_back(self, context: StepContext, outcome: Outcome) -> None:
+        part, is_over = self._part, outcome.error is not None or not context.accumulating
+        self._part = 0 if is_over else part
         if outcome.error is not None and not isinstance(outcome.error, Exception):
             return  # an interrupt
         if self._jump is not None:
-            self._add(context.global_step, self._spike(self._jump, context, outcome))
+            self._add(context.global_step, self._spike(self._jump, context, outcome, part))
             return
-        self._look_at_gradient(context, outcome)
+        self._look_at_gradient(context, outcome, part)
         found = next((each for r in _OF_NORMS if (each := outcome.values.get(r))), None)
         if found is not None:
             self._tracked.append(found)
@@ -125,8 +110,8 @@ class Autopsies(Observer):
             self._latest = (global_step, spike)
             self._records.take_in(global_step, "spike", spike)
 
-    def _spike(self, jump: Jump, context: StepContext, outcome: Outcome) -> Spike:
-        """What was found, after the backward pass."""
+    def _spike(self, jump: Jump, context: StepContext, outcome: Outcome, part: int) -> Spike:
+        """What was found, after the backward pass of a part of the step."""
         evidence, is_finite, info = self._evidence, math.isfinite(jump.loss), context.info
         found = outcome.values.get(SquaredNorms(), {}) if is_finite else {}
         norms = {name: squared_norms(value) for name, value in found.items()}
@@ -140,7 +125,7 @@ class Autopsies(Observer):
             jump.median,
             jump.deviation,
             jump.start,
-            part=self._part if self._part > 1 or context.accumulating else 0,
+            part=part if part > 1 or context.accumulating else 0,
             samples=samples,
             suspects=evidence.suspects(total, samples, info.get("ids")),
             without_norms="" if norms else why if is_finite else NOT_FINITE,
@@ -160,7 +145,7 @@ class Autopsies(Observer):
             return None
         return gradient.detach().sum()
 
-    def _look_at_gradient(self, context: StepContext, outcome: Outcome) -> None:
+    def _look_at_gradient(self, context: StepContext, outcome: Outcome, part: int) -> None:
         """Look at one gradient, in which those of all layers meet.
 
         A gradient scaler's steps have infinite ones, which it leaves out. What an earlier
@@ -182,7 +167,7 @@ class Autopsies(Observer):
             self._trigger.expect_not_finite()
             hint = ", ".join(steep_places(Graph(info["loss"]), self._setting.names)[:STEEP])
             self._evidence = Evidence(origin="backward", place=layer_of(bad[-1]), hint=hint)
-            self._add(context.global_step, self._spike(Jump(loss), context, outcome))
+            self._add(context.global_step, self._spike(Jump(loss), context, outcome, part))
 
     def _layers_before(self) -> dict[str, float]:
         """The median over the latest tracked steps of each layer's Σₙ‖gₙ‖²."""
@@ -207,127 +192,6 @@ class Autopsies(Observer):
         self._rates = deque(state["rates"], maxlen=RATES)
         self._tracked = deque(state["tracked"], maxlen=TRACKED)
         self._latest = None
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the loss's graph shows before the backward pass.
-
-    ``losses``, ``inputs`` and ``targets`` are by row: ℓₙ, and the root mean squares of the input's
-    and of real targets. ``bad`` are the rows that aren't finite where ``origin`` says, at the layer
-    ``place``; ``origin`` is empty if the loss is finite. ``hint`` is that of ``Spike``.
-    """
-
-    losses: Tensor | None = None
-    inputs: Tensor | None = None
-    targets: Tensor | None = None
-    bad: Tensor | None = None
-    origin: Origin | None = None
-    place: str = ""
-    hint: str = ""
-
-    @property
-    def samples(self) -> int:
-        """The number of rows; 0 if it isn't known."""
-        known = [each for each in (self.losses, self.inputs) if each is not None]
-        return len(known[0]) if known else 0
-
-    def suspects(
-        self, norms: Tensor | None, samples: int, ids: Sequence[SampleId] | None
-    ) -> tuple[Suspect, ...]:
-        """The samples with the largest squared ``norms`` or losses, or that aren't finite."""
-        losses, inputs, targets, bad = (
-            each if each is not None and len(each) == samples else None
-            for each in (self.losses, self.inputs, self.targets, self.bad)
-        )
-        names = ids if ids is not None and len(ids) == samples else [None] * samples
-        ranked = _worst(bad, norms if norms is not None else losses, self.origin is not None)
-        return tuple(
-            Suspect(
-                index,
-                names[index],
-                _share(norms, index),
-                math.nan if losses is None else float(losses[index]),
-                _share(None if losses is None else losses.abs(), index),
-                _ratio(inputs, index),
-                _ratio(targets, index),
-            )
-            for index in ranked
-        )
-
-
-def _worst(bad: Tensor | None, sizes: Tensor | None, is_broken: bool) -> list[int]:
-    """The places of the samples to name, the worst first."""
-    if is_broken:
-        if bad is None and sizes is not None:
-            bad = ~sizes.isfinite()
-        # Where no sample is finite, it isn't one that has broken the others.
-        if bad is None or bool(bad.all()):
-            return [0] if bad is not None and len(bad) == 1 else []
-        return [int(index) for index in bad.nonzero().flatten()[:SUSPECTS]]
-    if sizes is None:
-        return []
-    ranked = torch.where(sizes.isnan(), -math.inf, sizes)
-    return [int(index) for index in ranked.topk(min(SUSPECTS, len(sizes))).indices]
-
-
-def _share(sizes: Tensor | None, index: int) -> float:
-    return math.nan if sizes is None else float(sizes[index] / sizes.sum())
-
-
-def _ratio(sizes: Tensor | None, index: int) -> float:
-    if sizes is None:
-        return math.nan
-    return float(sizes[index] / sizes[sizes.isfinite()].median())
-
-
-def _evidence(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> Evidence:
-    """Look at the parameters, at what the model was called with, and at the graph."""
-    graph = Graph(info["loss"])
-    loss = read_loss(info["loss"])
-    rows = loss.rows(setting.loss_reduction, loss_scale(info))
-    known = info.get("individual_losses")
-    losses = known if known is not None else None if rows is None else rows.losses
-    samples = 0 if losses is None else len(losses)
-    inputs = _inputs(graph, setting, samples or len(info.get("ids") or ()))
-    targets = loss.targets
-    if targets is not None and not (targets.is_floating_point() and targets.dim()):
-        targets = None
-    on_host = None if losses is None else losses.detach().double().cpu()
-    found = Evidence(on_host, _root_mean_squares(inputs), _root_mean_squares(targets))
-    if is_finite:
-        return found
-    weights = bad_parameters(setting.leaves)
-    if weights:
-        return replace(found, origin="weights", place=layer_of(weights[0]))
-    given: tuple[tuple[Origin, Tensor | None], ...] = (("input", inputs), ("target", targets))
-    for origin, tensor in given:
-        bad = None if tensor is None else bad_rows(tensor)
-        if bad is not None and bool(bad.any()):
-            return replace(found, origin=origin, bad=bad.cpu())
-    place = first_place(graph, setting.names, found.samples)
-    bad = place.bad if place is not None else None
-    if bad is None and found.losses is not None:
-        bad = ~found.losses.isfinite()
-    term = term_of(graph, None if place is None else place.node)
-    bad = None if bad is None else bad.cpu()
-    name = "" if place is None else place.name
-    return replace(found, origin="forward", place=name, hint=term, bad=bad)
-
-
-def _inputs(graph: Graph, setting: Setting, samples: int) -> Tensor | None:
-    """The first real tensor that the model was called with, with a row for each sample."""
-    calls = calls_behind(graph, setting.model)
-    given = (each.reference() for call in calls for each in call.inputs if each.is_real)
-    known = (each for each in given if each is not None and each.dim())
-    return next((each for each in known if len(each) == samples or not samples), None)
-
-
-def _root_mean_squares(tensor: Tensor | None) -> Tensor | None:
-    if tensor is None or not len(tensor):
-        return None
-    rows = tensor.detach().reshape(len(tensor), -1).double()
-    return rows.square().mean(1).sqrt().cpu()
 
 
 def _smallest_in_front(parameters: Mapping[str, nn.Parameter]) -> nn.Parameter:
@@ -380,7 +244,7 @@ def _rates(info: Mapping[str, Any], history: History) -> dict[str, Any]:
         if series and type(optimizer) is SGD:
             at = max(series)
             momentum = max(float(group["momentum"]) for group in optimizer.param_groups)
-            threshold = (2 + 2 * momentum) / rate if rate else math.inf
+            threshold = descent_threshold(rate, momentum)
             known = {"sharpness": float(series[at]), "threshold": threshold}
             return {**found, **known, "sharpness_step": at}
     return found
@@ -393,3 +257,133 @@ UNSCHEDULED = (
 NOT_FINITE = "the loss isn't finite"
 NO_GRADIENT = "the loss needs no gradient"
 UNREACHED = "no backward pass went through the loss inside the context"
+
+
+# At which steps the loss has jumped, from the losses alone ------------------------------------
+
+AT_LEAST = 12
+"""Losses before the first jump that can be found. The median of the first ones is the loss at the
+start of the run."""
+RECENT = 50
+"""Latest losses that a loss is compared with. As many steps after a jump, these are losses at the
+new level, which is no jump any more."""
+DEVIATIONS = 9.0
+"""Median absolute deviations above the median: six standard deviations of a normal distribution."""
+OF_START = 0.5
+"""Least jump, over the loss at the start. In 72 healthy runs of 800 steps on scikit-learn's digits
+and diabetes, with batches of 16 and 64, a loss jumps as far once in ten runs, and a tenth as far
+three times a run."""
+OF_MEDIAN = 0.5
+"""Least jump, over the median before."""
+REST = 10
+"""Steps after the first jump in which another one doesn't count, unless it is ``LARGER``; after
+each further one, they are one more, so that T steps have fewer than the square root of 2T."""
+LARGER = 3.0
+"""Times the jump before, above which a jump always counts."""
+
+
+@dataclass(frozen=True)
+class Jump:
+    """A loss that has jumped or isn't finite; see ``Spike`` for the rest."""
+
+    loss: float
+    median: float = math.nan
+    deviation: float = math.nan
+    start: float = math.nan
+
+
+@dataclass
+class _Excursion:
+    """The losses since a jump at a step, until one is below the ``limit`` again."""
+
+    step: int
+    limit: float
+    losses: int = 0
+
+
+class SpikeTrigger:
+    """Takes in one loss after the other.
+
+    A loss has jumped if it is larger than all recent ones, and ``DEVIATIONS`` above their median.
+    It counts once, until it is back; and a loss that isn't finite, until one is.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._first: list[float] = []
+        self._was_finite = True
+        self._excursion: _Excursion | None = None
+        self._count = 0
+        self._last_step = 0
+        self._last_size = 0.0
+
+    def take_in(self, step: int, loss: float) -> Jump | None:
+        """The jump, if the loss of this step is one."""
+        found = self._jump(step, loss)
+        self._was_finite = math.isfinite(loss)
+        if self._was_finite:
+            self._recent.append(loss)
+            if len(self._first) < AT_LEAST:
+                self._first.append(loss)
+        return found
+
+    def recovery(self, step: int, loss: float) -> tuple[int, int] | None:
+        """The step of the last jump and ``Spike.back``, if this is known by this loss."""
+        excursion = self._excursion
+        if excursion is None:
+            return None
+        excursion.losses += 1
+        if loss <= excursion.limit:
+            self._excursion = None
+            return excursion.step, max(step - excursion.step, 0)
+        if excursion.losses >= RECENT:
+            self._excursion = None
+            return excursion.step, NEVER
+        return None
+
+    def expect_not_finite(self) -> None:
+        """The next losses won't be finite, since gradients are not: this doesn't count again."""
+        self._was_finite = False
+
+    def _jump(self, step: int, loss: float) -> Jump | None:
+        recent, is_finite = self._recent, math.isfinite(loss)
+        if not is_finite and not self._was_finite:
+            return None
+        is_new = self._excursion is None and len(recent) >= AT_LEAST
+        if is_finite and (not is_new or loss <= max(recent)):
+            return None
+        found, limit = Jump(loss), sys.float_info.max
+        if recent:
+            middle = median(recent)
+            deviation = median([abs(each - middle) for each in recent])
+            found = Jump(loss, middle, deviation, abs(median(self._first)))
+        if is_finite:
+            least = max(DEVIATIONS * deviation, OF_START * found.start, OF_MEDIAN * abs(middle))
+            size = loss - middle
+            rests = self._count and step - self._last_step < REST + self._count
+            if size <= least or (rests and size < LARGER * self._last_size):
+                return None
+            limit, self._last_size = middle + least, size
+        self._excursion = _Excursion(step, limit)
+        self._last_step = step
+        self._count += 1
+        return found
+
+    def state_dict(self) -> State:
+        """What later jumps depend on."""
+        return {
+            "recent": list(self._recent),
+            "first": list(self._first),
+            "was_finite": self._was_finite,
+            "excursion": None if self._excursion is None else asdict(self._excursion),
+            "last": [self._count, self._last_step, self._last_size],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._recent = deque(state["recent"], maxlen=RECENT)
+        self._first = list(state["first"])
+        self._was_finite = state["was_finite"]
+        excursion = state["excursion"]
+        self._excursion = None if excursion is None else _Excursion(**excursion)
+        self._count, self._last_step, self._last_size = state["last"]

@@ -70,6 +70,8 @@ class Observer:
     """
 
     work: ClassVar[str] = "watching a step"
+    of_ids: ClassVar[bool] = False
+    """Whether it is told of steps alone whose samples have ids."""
     reductions: Sequence[Reduction] = ()
     """What it needs of the per-sample gradients of the backward pass in the present context."""
     measures: Sequence[Callable[[Any], Any]] = ()

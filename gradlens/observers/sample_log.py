@@ -36,6 +36,7 @@ class SampleLog(Observer):
     """
 
     work = "what is known of single samples"
+    of_ids = True
 
     def __init__(self, setting: Setting, records: Records) -> None:
         self._setting = setting
@@ -53,8 +54,6 @@ class SampleLog(Observer):
 
     def enter(self, context: StepContext) -> None:
         """Take in the losses of a batch whose samples have ids."""
-        if "ids" not in context.info:
-            return
         self._step = context.global_step
         ids: Sequence[SampleId] = context.info["ids"]
         rows = self._rows(context.info)
@@ -94,7 +93,7 @@ class SampleLog(Observer):
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Take in the gradient norms of a tracked step."""
-        if "ids" not in context.info or outcome.error is not None:
+        if outcome.error is not None:
             return
         ids: Sequence[SampleId] = context.info["ids"]
         squared = norms_of(outcome.values)

@@ -208,7 +208,7 @@ class BatchAssembly:
 
     def has_parts(self, accumulating: bool) -> bool:
         """Whether a backward pass is that of a part of its step's batch."""
-        return self.is_one_of_several(accumulating) or self.processes.count > 1
+        return accumulating or self._own is not None or self.processes.count > 1
 
     def is_one_of_several(self, accumulating: bool) -> bool:
         """Whether a backward pass is that of one of several micro-batches."""

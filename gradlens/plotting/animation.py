@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from gradlens.history.history import History
-from gradlens.history.new_file import replacing
+from gradlens.history.run_file import replacing
 from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.axes_state import apply, look_of_panel, shows_single_steps, widened

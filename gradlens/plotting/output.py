@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from gradlens.history.new_file import replacing
+from gradlens.history.run_file import replacing
 
 FIGURES = (".png", ".pdf", ".svg")
 DPI = 200

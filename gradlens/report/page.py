@@ -18,7 +18,7 @@ from jinja2 import Environment, Template
 from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
-from gradlens.history.new_file import replacing
+from gradlens.history.run_file import replacing
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
 from gradlens.plotting.comparison import run_colors

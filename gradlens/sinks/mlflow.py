@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
@@ -44,7 +43,6 @@ class MLflow(Sink):
         self._waiting: list[Metric] = []
         self._notes: list[str] = []
         self._written = time.monotonic()
-        atexit.register(self._write)
 
     def record(
         self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -60,7 +58,6 @@ class MLflow(Sink):
 
     def close(self) -> None:
         self._write()
-        atexit.unregister(self._write)
 
     def _write(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import string
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,6 +46,9 @@ class Publisher:
         self._unreadable: set[str] = set()
         self._stamps: dict[str, dict[int, Value]] = {}
         """The last record of each series of time stamps, whose differences are the numbers."""
+        # The functions of W&B and others were registered before, and are called after this one.
+        self._at_exit = partial(_close, tuple(sinks))
+        atexit.register(self._at_exit)
 
     def record(
         self,
@@ -53,8 +58,6 @@ class Publisher:
         parameters: Mapping[str, Any],
     ) -> None:
         """Pass on values that were recorded at a step."""
-        if not self._outlets:
-            return
         read: Contents = {}
         for name, value in values.items():
             read |= self._contents(step, name, value, sources.get(name), parameters)
@@ -70,6 +73,7 @@ class Publisher:
 
     def close(self) -> None:
         """Close the sinks; none of them gets anything from then on."""
+        atexit.unregister(self._at_exit)
         outlets, self._outlets = self._outlets, []
         for outlet in outlets:
             with self._containing(outlet):
@@ -86,17 +90,23 @@ class Publisher:
         """What a value says; nothing if it can't be read."""
         if name in self._unreadable:
             return {}
-        records = {**self._stamps.get(name, {}), step: value}
+        records = Series.of({**self._stamps.get(name, {}), step: value})
         if source is not None and "Time" in source.kinds:
             self._stamps[name] = {step: value}
         try:
-            return contents_of(
-                name, step, Series.of(records), source, tuple(parameters), self._by_layer
-            )
+            scalars = scalars_of(name, records, source, parameters)
+            lines = {("", one.part): one.line for one in scalars}
+            histograms = {"": histogram(step, value)} if _is_histogram(value) else {}
+            if self._by_layer:
+                lines |= _of_layers(records.only([step]))
+                histograms |= by_parameter(step, value) if histograms else {}
         except Exception as error:
             self._unreadable.add(name)
             self._report(f"reading {name} for sinks", error)
             return {}
+        found: Contents = {(name, layer, ""): one for layer, one in histograms.items()}
+        numbers = {(name, *at): _number(step, line) for at, line in lines.items()}
+        return {at: number for at, number in numbers.items() if number is not None} | found
 
     @contextmanager
     def _containing(self, outlet: _Outlet) -> Iterator[None]:
@@ -150,27 +160,11 @@ class _Outlet:
             sink.record(step, scalars, histograms)
 
 
-def contents_of(
-    name: str,
-    step: int,
-    records: Series,
-    source: Source | None,
-    parameters: Collection[str],
-    by_layer: bool,
-) -> Contents:
-    """What a series says at a step; ``records`` has the value of this step.
-
-    Numbers that don't exist are left out. ``by_layer`` says whether those of layers are wanted.
-    """
-    value = records[step]
-    lines = {("", one.part): one.line for one in scalars_of(name, records, source, parameters)}
-    histograms = {"": histogram(step, value)} if _is_histogram(value) else {}
-    if by_layer:
-        lines |= _of_layers(records.only([step]))
-        histograms |= by_parameter(step, value) if histograms else {}
-    numbers = {place: _number(step, line) for place, line in lines.items()}
-    found: Contents = {(name, *at): number for at, number in numbers.items() if number is not None}
-    return found | {(name, layer, ""): one for layer, one in histograms.items()}
+def _close(sinks: Sequence[Sink]) -> None:
+    """Write what a program has left without closing its cockpit."""
+    for sink in sinks:
+        with suppress(Exception):  # such as of a run of W&B that is over
+            sink.close()
 
 
 def _is_histogram(value: Any) -> bool:

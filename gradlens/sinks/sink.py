@@ -65,7 +65,7 @@ class Sink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left; nothing comes after it."""
+        """Write what is left; nothing comes after it. Called at the end of the program at last."""
 
 
 def library(module: str, extra: str) -> Any:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -43,9 +40,6 @@ class WandB(Sink):
         self._run.define_metric(f"{self.prefix}/*", step_metric=self._step_name)
         self._row: dict[str, Any] = {}
         """What was recorded of the latest step."""
-        # W&B's own function was registered before by wandb.init, and is called after this one.
-        self._at_exit = partial(_log_last, self._run, self._row)
-        atexit.register(self._at_exit)
 
     def record(
         self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -57,7 +51,6 @@ class WandB(Sink):
         self._add(step, {f"{self.prefix}/note": text})
 
     def close(self) -> None:
-        atexit.unregister(self._at_exit)
         if self._row:
             # What the training loop logs next may be about the same step.
             self._run.log(self._row, commit=False)
@@ -73,10 +66,3 @@ class WandB(Sink):
         joined = np.arange(0, counts.size, -(-counts.size // MOST_BINS))
         bins = np.add.reduceat(counts, joined), np.append(edges[joined], edges[-1])
         return self._wandb.Histogram(np_histogram=bins)
-
-
-def _log_last(run: wandb.Run, row: Mapping[str, Any]) -> None:
-    """Log what a program has left without closing its cockpit."""
-    if row:
-        with suppress(Exception):  # the run may have been finished before
-            run.log({**row}, commit=False)

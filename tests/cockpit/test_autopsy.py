@@ -387,7 +387,7 @@ def test_gradients_are_known_where_the_graph_cannot_be_looked_at(
         raise RuntimeError("a defect")
 
     expected = only_spike(train(classification(), outlier, with_ids=False).cockpit)
-    monkeypatch.setattr(module, "_evidence", fails)
+    monkeypatch.setattr(module, "evidence_of", fails)
     with pytest.warns(gradlens.GradlensWarning, match="a defect"):
         found = only_spike(train(classification(), outlier, with_ids=False).cockpit)
     assert not found.without_norms

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from gradlens.history.spikes import NEVER
-from gradlens.observers.spike_trigger import AT_LEAST, RECENT, SpikeTrigger
+from gradlens.observers.autopsy import AT_LEAST, RECENT, SpikeTrigger
 
 
 def jumps(losses: Iterable[float]) -> list[int]:

@@ -30,7 +30,7 @@ class Recording:
 
     def __init__(self, path: Path | None, resume: bool = False) -> None:
         parameters = {"weight": nn.Parameter(torch.zeros(2, 3))}
-        self.run = Run(QUANTITIES, Aggregation(QUANTITIES), parameters, path, resume, True)
+        self.run = Run(Aggregation(QUANTITIES), parameters, path, resume, True)
         self.history = self.run.history
 
     def steps(self, first: int, last: int) -> Recording:

@@ -21,9 +21,8 @@ from hypothesis.extra import numpy as npst
 from gradlens import History, Undefined, View
 from gradlens.history.coverage import Coverage
 from gradlens.history.json_lines import stored_record, to_line, value_of
-from gradlens.history.new_file import OwnFiles
 from gradlens.history.records import LeftOutWarning, Note, Source
-from gradlens.history.run_file import RunFile
+from gradlens.history.run_file import OwnFiles, RunFile
 from gradlens.messages import GradlensWarning
 
 scalars = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text()

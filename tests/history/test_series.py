@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlens import History, Undefined
-from gradlens.history.content import Content
 from gradlens.history.history import Reading
 from gradlens.history.json_lines import to_line
 from gradlens.history.lines import Line, field_line, line, line_through, lines
-from gradlens.history.series import Series
+from gradlens.history.series import Content, Series
 from gradlens.plotting.loading import GrowingRun
 from tests.history.test_history import assert_identical, example, from_line, values
 from tests.instruments.test_instruments import realistic

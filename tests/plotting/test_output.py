@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from gradlens.history.new_file import replacing
+from gradlens.history.run_file import replacing
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 
 BEGINNINGS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}

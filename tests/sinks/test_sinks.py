@@ -83,7 +83,7 @@ def test_a_sink_gets_all_numbers_and_histograms_of_a_run() -> None:
 def test_a_process_that_writes_nothing_passes_nothing_on() -> None:
     sink = Kept()
     parameters = {"weight": nn.Parameter(torch.zeros(2))}
-    run = Run([], Aggregation([]), parameters, None, False, writes=False, sinks=[sink])
+    run = Run(Aggregation([]), parameters, None, False, writes=False, sinks=[sink])
     run.record(0, {"Loss": 1.0})
     run.close()
     assert not sink.arrived.scalars
@@ -262,12 +262,12 @@ def test_the_last_row_of_wandb_is_logged_without_close(monkeypatch: pytest.Monke
     ends: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", ends.append)
     run = LiveRun()
-    sink = WandB(run)  # type: ignore[arg-type]
-    sink.record(0, {"Loss": 1.0}, {})
+    publisher = Publisher([WandB(run)], lambda what, error: None)  # type: ignore[arg-type]
+    publisher.record(0, {"Loss": 1.0}, {}, {})
     assert not run.rows
     (end,) = ends
     end()
-    assert run.rows == [{"Loss": 1.0, "gradlens/step": 0}]
+    assert run.rows == [{"gradlens/Loss": 1.0, "gradlens/step": 0}]
 
 
 @pytest.mark.slow

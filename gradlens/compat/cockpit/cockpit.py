@@ -17,7 +17,7 @@ from gradlens.cockpit.tracking import IdleStep
 from gradlens.compat.cockpit.quantities import Output
 from gradlens.compat.cockpit.values import array_as_json, output_of
 from gradlens.history.history import History
-from gradlens.history.new_file import OwnFiles
+from gradlens.history.run_file import OwnFiles
 from gradlens.quantities.quantity import Quantity
 
 _LOGS: dict[Path, Path] = {}

@@ -1,17 +1,150 @@
-"""Finds where in a loss's graph the first number came up that isn't finite."""
+"""What the graph of a loss that has jumped, or isn't finite, shows of samples and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gradlens.gradients.gradients import layer_of
+from gradlens.gradients.gradients import Setting, layer_of
+from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, kind_of, plain_name
+from gradlens.graph.loss import read_loss
+from gradlens.graph.model_calls import calls_behind
+from gradlens.history.spikes import Origin, SampleId, Suspect
 from gradlens.torch_private import saved, saved_by_name, sequence_number
+
+SUSPECTS = 4
+"""Samples that are named at most."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the loss's graph shows before the backward pass.
+
+    ``losses``, ``inputs`` and ``targets`` are by row: ℓₙ, and the root mean squares of the input's
+    and of real targets. ``bad`` are the rows that aren't finite where ``origin`` says, at the layer
+    ``place``; ``origin`` is empty if the loss is finite. ``hint`` is that of ``Spike``.
+    """
+
+    losses: Tensor | None = None
+    inputs: Tensor | None = None
+    targets: Tensor | None = None
+    bad: Tensor | None = None
+    origin: Origin | None = None
+    place: str = ""
+    hint: str = ""
+
+    @property
+    def samples(self) -> int:
+        """The number of rows; 0 if it isn't known."""
+        known = [each for each in (self.losses, self.inputs) if each is not None]
+        return len(known[0]) if known else 0
+
+    def suspects(
+        self, norms: Tensor | None, samples: int, ids: Sequence[SampleId] | None
+    ) -> tuple[Suspect, ...]:
+        """The samples with the largest squared ``norms`` or losses, or that aren't finite."""
+        losses, inputs, targets, bad = (
+            each if each is not None and len(each) == samples else None
+            for each in (self.losses, self.inputs, self.targets, self.bad)
+        )
+        names = ids if ids is not None and len(ids) == samples else [None] * samples
+        ranked = _worst(bad, norms if norms is not None else losses, self.origin is not None)
+        return tuple(
+            Suspect(
+                index,
+                names[index],
+                _share(norms, index),
+                math.nan if losses is None else float(losses[index]),
+                _share(None if losses is None else losses.abs(), index),
+                _ratio(inputs, index),
+                _ratio(targets, index),
+            )
+            for index in ranked
+        )
+
+
+def _worst(bad: Tensor | None, sizes: Tensor | None, is_broken: bool) -> list[int]:
+    """The places of the samples to name, the worst first."""
+    if is_broken:
+        if bad is None and sizes is not None:
+            bad = ~sizes.isfinite()
+        # Where no sample is finite, it isn't one that has broken the others.
+        if bad is None or bool(bad.all()):
+            return [0] if bad is not None and len(bad) == 1 else []
+        return [int(index) for index in bad.nonzero().flatten()[:SUSPECTS]]
+    if sizes is None:
+        return []
+    ranked = torch.where(sizes.isnan(), -math.inf, sizes)
+    return [int(index) for index in ranked.topk(min(SUSPECTS, len(sizes))).indices]
+
+
+def _share(sizes: Tensor | None, index: int) -> float:
+    return math.nan if sizes is None else float(sizes[index] / sizes.sum())
+
+
+def _ratio(sizes: Tensor | None, index: int) -> float:
+    if sizes is None:
+        return math.nan
+    return float(sizes[index] / sizes[sizes.isfinite()].median())
+
+
+def evidence_of(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> Evidence:
+    """Look at the parameters, at what the model was called with, and at the graph."""
+    graph = Graph(info["loss"])
+    loss = read_loss(info["loss"])
+    rows = loss.rows(setting.loss_reduction, loss_scale(info))
+    known = info.get("individual_losses")
+    losses = known if known is not None else None if rows is None else rows.losses
+    samples = 0 if losses is None else len(losses)
+    inputs = _inputs(graph, setting, samples or len(info.get("ids") or ()))
+    targets = loss.targets
+    if targets is not None and not (targets.is_floating_point() and targets.dim()):
+        targets = None
+    on_host = None if losses is None else losses.detach().double().cpu()
+    found = Evidence(on_host, _root_mean_squares(inputs), _root_mean_squares(targets))
+    if is_finite:
+        return found
+    weights = bad_parameters(setting.leaves)
+    if weights:
+        return replace(found, origin="weights", place=layer_of(weights[0]))
+    given: tuple[tuple[Origin, Tensor | None], ...] = (("input", inputs), ("target", targets))
+    for origin, tensor in given:
+        bad = None if tensor is None else bad_rows(tensor)
+        if bad is not None and bool(bad.any()):
+            return replace(found, origin=origin, bad=bad.cpu())
+    place = first_place(graph, setting.names, found.samples)
+    bad = place.bad if place is not None else None
+    if bad is None and found.losses is not None:
+        bad = ~found.losses.isfinite()
+    term = term_of(graph, None if place is None else place.node)
+    bad = None if bad is None else bad.cpu()
+    name = "" if place is None else place.name
+    return replace(found, origin="forward", place=name, hint=term, bad=bad)
+
+
+def _inputs(graph: Graph, setting: Setting, samples: int) -> Tensor | None:
+    """The first real tensor that the model was called with, with a row for each sample."""
+    calls = calls_behind(graph, setting.model)
+    given = (each.reference() for call in calls for each in call.inputs if each.is_real)
+    known = (each for each in given if each is not None and each.dim())
+    return next((each for each in known if len(each) == samples or not samples), None)
+
+
+def _root_mean_squares(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or not len(tensor):
+        return None
+    rows = tensor.detach().reshape(len(tensor), -1).double()
+    return rows.square().mean(1).sqrt().cpu()
+
+
+# Where the first number came up that isn't finite --------------------------------------------
 
 _RESULTS = ("result", "result0", "output", "out", "logsumexp")
 """Names under which nodes save what they have computed, and not what they compute with."""
