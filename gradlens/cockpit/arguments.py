@@ -82,7 +82,9 @@ def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> No
     if loss_function is None:
         return
     _of_kind(loss_function, nn.Module, "loss_function=", "module", LOSS_FUNCTION)
-    own = _own_reduction(loss_function)
+    plain = uncompiled(loss_function)
+    # Others than torch's may do anything with what loss modules inside them return.
+    own = _REDUCTIONS.get(vars(plain).get("reduction")) if isinstance(plain, LossModule) else None
     if own not in (None, loss_reduction):
         raise ValueError(
             f"the reduction of {loss_function!r} is a {own}, which contradicts "
@@ -94,15 +96,7 @@ def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> No
 
 _REDUCTIONS: Mapping[Any, LossReduction] = {"mean": "mean", "batchmean": "mean", "sum": "sum"}
 
-
-def _own_reduction(module: nn.Module) -> LossReduction | None:
-    """How a loss module itself reduces its losses; ``None`` if it doesn't, or that isn't known.
-
-    Of a module that isn't derived from torch's loss modules nothing is known: it may do anything
-    with what loss modules inside it return.
-    """
-    plain = uncompiled(module)
-    return _REDUCTIONS.get(vars(plain).get("reduction")) if isinstance(plain, LossModule) else None
+"""How torch's loss modules reduce their losses, by their ``reduction``."""
 
 
 def check_budget(budget: float | None, processes: int) -> None:

@@ -110,17 +110,14 @@ class _Contained(AbstractContextManager[None]):
 
 def _place(error: Exception) -> str:
     """The innermost line of gradlens's or the user's code that an exception was raised from."""
+    installed = {"site-packages", "dist-packages"}
     frames = [
         (frame.filename, frame.lineno)
         for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.startswith(PACKAGE) or not _is_installed(frame.filename)
+        if frame.filename.startswith(PACKAGE) or installed.isdisjoint(Path(frame.filename).parts)
     ]
     filename, line = frames[-1] if frames else ("an unknown file", 0)
     return f"{Path(filename).name}, line {line}"
-
-
-def _is_installed(filename: str) -> bool:
-    return any(folder in Path(filename).parts for folder in ("site-packages", "dist-packages"))
 
 
 FAILED = (

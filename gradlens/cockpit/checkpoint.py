@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gradlens.cockpit.tracking import Tracking
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.unavailable import first_line
-from gradlens.quantities.quantity import Quantity
 from gradlens.stateful import State, load_state, state_of
 
 FORMAT = 1
@@ -42,40 +41,37 @@ def state_of_tracking(tracking: Tracking) -> State:
 def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) -> None:
     """Let all parts of a cockpit continue from a state; see ``Cockpit.load_state_dict``."""
     _check(tracking, state)
-    saved = state["quantities"]
+    saved, run = state["quantities"], tracking.run
     own = [quantity.name for quantity in tracking.quantities]
     unknown = [name for name in saved if name not in own]
     if unknown and strict:
         raise ValueError(UNKNOWN.format(names=", ".join(unknown)))
     for quantity in tracking.quantities:
-        if quantity.name in saved:
-            _load(quantity, saved[quantity.name], state["schedules"])
+        name = quantity.name
+        if name not in saved:
+            continue
+        try:
+            quantity.resume(restored(saved[name]))
+            load_state(quantity.schedule, restored(state["schedules"].get(name, {})))
+        except Exception as error:
+            raise ValueError(
+                f"{name} can't continue from its state ({first_line(error)}): give it the class "
+                "and the options that it had, or another name, with which it starts anew"
+            ) from error
     tracking.updates.drop()
-    tracking.run.load_state_dict(state["run"])
+    run.load_state_dict(state["run"])
     for name, step in state["unfinished"].items():
         if name in own:
-            tracking.run.record(step, {name: Undefined(CONTINUED)})
-    forward_passes = tracking.forward_passes
+            run.record(step, {name: Undefined(CONTINUED)})
     load_state(tracking.budget, state["budget"])
     for observer in tracking.observers:
         load_state(observer, state["observers"].get(type(observer).__name__, {}))
-    forward_passes.load_state_dict(state["forward_passes"])
-    tracking.expect(forward_passes.next_steps)
+    tracking.forward_passes.load_state_dict(state["forward_passes"])
+    tracking.expect(tracking.forward_passes.next_steps)
     new = [name for name in own if name not in saved]
     for names, text in ((new, NEW), (unknown, LEFT_OUT)):
         if names:
-            tracking.run.note(state["run"]["step"], text.format(names=", ".join(names)))
-
-
-def _load(quantity: Quantity, state: Any, schedules: Mapping[str, Any]) -> None:
-    try:
-        quantity.resume(restored(state))
-        load_state(quantity.schedule, restored(schedules.get(quantity.name, {})))
-    except Exception as error:
-        raise ValueError(
-            f"{quantity.name} can't continue from its state ({first_line(error)}): give it the "
-            "class and the options that it had, or another name, with which it starts anew"
-        ) from error
+            run.note(state["run"]["step"], text.format(names=", ".join(names)))
 
 
 def _shapes(tracking: Tracking) -> dict[str, list[int]]:
@@ -90,22 +86,14 @@ def _check(tracking: Tracking, state: Any) -> None:
         found = str(state["gradlens_state"])[:20]
         raise ValueError(OTHER_FORMAT.format(found=found, expected=FORMAT))
     saved, own = state["parameters"], _shapes(tracking)
-    different = next(_differences(saved, own), "")
-    if different:
-        raise ValueError(OTHER_NETWORK.format(different=different))
+    for name in {**own, **saved}:
+        pair = [each.get(name) for each in (saved, own)]
+        shapes = ["absent" if each is None else f"of shape {[*each]}" for each in pair]
+        if len({*shapes}) > 1:
+            raise ValueError(OTHER_NETWORK.format(name, *shapes))
     reductions = (state["loss_reduction"], tracking.setting.loss_reduction)
     if len({*reductions}) > 1:
         raise ValueError(OTHER_REDUCTION.format(*reductions))
-
-
-def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
-    for name in {**own, **saved}:
-        if name not in saved:
-            yield f"{name} isn't in it"
-        elif name not in own:
-            yield f"it has {name}, which the cockpit doesn't track"
-        elif list(saved[name]) != own[name]:
-            yield f"{name} has shape {list(saved[name])} in it, and {own[name]} in the cockpit"
 
 
 NO_STATE = (
@@ -117,9 +105,9 @@ OTHER_FORMAT = (
     "version of gradlens that saved it"
 )
 OTHER_NETWORK = (
-    "the state is that of a cockpit of other parameters: {different}. Load it into a cockpit of "
-    "the same model with the same parameters frozen, or leave load_state_dict out: quantities "
-    "start anew then"
+    "the state is that of a cockpit of other parameters: {0} is {1} in it, and {2} in the cockpit. "
+    "Load it into a cockpit of the same model with the same parameters frozen, or leave "
+    "load_state_dict out: quantities start anew then"
 )
 OTHER_REDUCTION = (
     'the state is that of a cockpit with loss_reduction="{0}", and this one has "{1}": values '

@@ -251,7 +251,12 @@ class ForwardPasses:
 
         Several of the same step and ``name``, with no other step between them, count together.
         """
-        able = [q for q in self._quantities if q.layer_requests and not _needs_backward(q)]
+        able = [
+            quantity
+            for quantity in self._quantities
+            if (requests := quantity.layer_requests.values())
+            and not any(request.signal.needs_backward for request in requests)
+        ]
         if self._capture is None or not able:
             raise ValueError(NOTHING_TO_RECORD)
         with uncompiled_calls(), self._capture.evaluating(_wanted(able)) as captured:
@@ -285,10 +290,6 @@ def _wanted(quantities: Iterable[Quantity]) -> Requests:
         for layer, request in quantity.layer_requests.items():
             wanted.setdefault(layer, set()).add(request)
     return {layer: frozenset(requests) for layer, requests in wanted.items()}
-
-
-def _needs_backward(quantity: Quantity) -> bool:
-    return any(request.signal.needs_backward for request in quantity.layer_requests.values())
 
 
 NOTHING_TO_RECORD = (

@@ -20,6 +20,7 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, Node, called, kind_of
 from gradlens.graph.loss import Loss
 from gradlens.history.setup import Layer, Setup
+from gradlens.signals.predicates import has_parameters, is_embedding, is_normalization
 from gradlens.torch_private import (
     ChannelNorm,
     output_metadata,
@@ -379,9 +380,6 @@ def activation_shares(network: Network) -> dict[str, Tensor]:
     return result
 
 
-NORMALISATIONS = (ChannelNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
-
 def setup_of(
     setting: Setting,
     info: Mapping[str, Any],
@@ -434,59 +432,42 @@ def setup_of(
 
 def holders_of(parameters: Sequence[nn.Parameter], model: nn.Module) -> tuple[str, ...]:
     """The lists, tuples and dicts of a model's modules with layers that have these parameters."""
-    wanted = {id(p) for p in parameters}
-    if not wanted:
-        return ()
-    return tuple(
-        ".".join(filter(None, (name, attribute)))
-        for name, module in model.named_modules()
-        for attribute, value in vars(module).items()
-        if any(id(p) in wanted for layer in _layers_in(value) for p in layer.parameters())
-    )
-
-
-def _layers_in(value: object) -> list[nn.Module]:
-    """The modules in a list, tuple or dict."""
-    held = tuple(value.values()) if isinstance(value, dict) else value
-    items = held if isinstance(held, (list, tuple)) else ()
-    return [each for each in items if isinstance(each, nn.Module)]
+    wanted, found = {id(p) for p in parameters}, []
+    for name, module in model.named_modules() if wanted else ():
+        for attribute, value in vars(module).items():
+            held = [*value.values()] if isinstance(value, dict) else value
+            items = held if isinstance(held, (list, tuple)) else ()
+            layers = [each for each in items if isinstance(each, nn.Module)]
+            if any(id(p) in wanted for layer in layers for p in layer.parameters()):
+                found.append(".".join(filter(None, (name, attribute))))
+    return tuple(found)
 
 
 def _layers(model: nn.Module) -> dict[str, Layer]:
     """Modules with parameters of their own, and normalisations without any."""
     found = {}
     for name, module in model.named_modules():
-        if (
-            isinstance(module, ChannelNorm)
-            or next(module.parameters(recurse=False), None) is not None
-        ):
-            found[name] = Layer(_classes(module), module.training, _fan_in(module))
+        if isinstance(module, ChannelNorm) or has_parameters(module):
+            classes = takewhile(lambda cls: cls is not nn.Module, type(module).__mro__)
+            names = tuple(cls.__name__ for cls in classes)
+            found[name] = Layer(names, module.training, _fan_in(module))
     return found
-
-
-def _classes(module: nn.Module) -> tuple[str, ...]:
-    classes = takewhile(lambda cls: cls is not nn.Module, type(module).__mro__)
-    return tuple(cls.__name__ for cls in classes)
 
 
 def _fan_in(module: nn.Module) -> int:
     """The number of inputs of one output of a layer; 0 without a weight of rows."""
     # Reading a parametrised weight would compute it, and may change the layer's buffers.
     weight = dict(module.named_parameters(recurse=False)).get("weight")
-    if weight is None or weight.dim() < 2 or not len(weight) or isinstance(module, LOOKUPS):
+    if weight is None or weight.dim() < 2 or not len(weight) or is_embedding(module):
         return 0
     return weight[0].numel()
-
-
-LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
-"""Layers whose rows are chosen rather than multiplied."""
 
 
 def _begins_normalised(model: nn.Module) -> bool:
     """Whether the first module without children is a normalisation."""
     leaves = (module for module in model.modules() if next(module.children(), None) is None)
     first = next((each for each in leaves if not isinstance(each, PASSIVE)), None)
-    return isinstance(first, NORMALISATIONS)
+    return first is not None and is_normalization(first)
 
 
 PASSIVE = (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class Facts:
 
     def table(self, name: TableName) -> FactTable:
         """The table ``"steps"`` or ``"layers"``."""
-        return {"steps": self.steps, "layers": self.layers}[name]
+        return self.steps if name == "steps" else self.layers
 
     def between(self, first: float, end: float) -> Facts:
         """The facts of the steps from ``first`` on and before ``end``."""
@@ -109,74 +110,50 @@ class FactTable:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._steps = array("q")
-        self._columns: dict[str, array[float]] = {}
+        self._rows: dict[int, array[float]] = {}
+        self._places: dict[str, int] = {}
+        """The places of the columns in rows; a row that ends before one has no number there."""
 
     def add(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
-        """Add rows; a column that isn't given, or hasn't been given before, is NaN there."""
-        count = len(self._steps)
-        for name in columns:
-            if name not in self._columns:
-                self._columns[name] = _nans(count)
-        for name, column in self._columns.items():
-            column.extend(columns[name] if name in columns else _nans(len(steps)))
-        self._steps.extend(steps)
-        if len(self._steps) > self._most:
-            self._thin_out()
+        """Add rows, in place of those of the same steps; a column that isn't given is NaN there."""
+        places = [self._places.setdefault(name, len(self._places)) for name in columns]
+        for at, step in enumerate(steps):
+            row = array("f", [math.nan]) * len(self._places)
+            for place, column in zip(places, columns.values(), strict=True):
+                row[place] = column[at]
+            self._rows[step] = row
+        if len(self._rows) > self._most:
+            older = sorted(self._rows)[: 3 * len(self._rows) // 4]
+            for step in older[1::2]:
+                del self._rows[step]
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self._rows)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the columns, in the order in which they were added."""
-        return tuple(self._columns)
+        return tuple(self._places)
 
     @property
     def steps(self) -> Steps:
         """``[K]``, ascending, each once."""
-        return np.array(self._steps, dtype=np.int64)[self._rows]
+        return np.array(sorted(self._rows), dtype=np.int64)
 
     def __getitem__(self, name: str) -> Floats:
         """The column of this name ``[K]``; NaN where there is no number."""
-        if name not in self._columns:
-            return np.full(len(self), np.nan, dtype=np.float32)
-        return np.array(self._columns[name], dtype=np.float32)[self._rows]
+        place = self._places.get(name, len(self._places))
+        rows = (self._rows[step] for step in sorted(self._rows))
+        return np.array([r[place] if place < len(r) else math.nan for r in rows], dtype=np.float32)
 
     def under(self, kind: str) -> dict[str, Floats]:
         """The columns whose names begin with ``kind/``, by the rest of their names."""
-        names = [name for name in self._columns if name.startswith(f"{kind}/")]
+        names = [name for name in self._places if name.startswith(f"{kind}/")]
         return {name.removeprefix(f"{kind}/"): self[name] for name in names}
 
     def between(self, first: float, end: float) -> FactTable:
         """The rows of the steps from ``first`` on and before ``end``."""
         found = FactTable(self._most)
-        steps = self.steps
-        chosen = (steps >= first) & (steps < end)
-        columns = {name: self[name][chosen].tolist() for name in self._columns}
-        found.add(steps[chosen].tolist(), columns)
+        found._places = {**self._places}
+        found._rows = {step: row for step, row in self._rows.items() if first <= step < end}
         return found
-
-    @property
-    def _rows(self) -> NDArray[np.int64] | slice:
-        """Places of the rows by ascending step; of a step that was repeated, the last one."""
-        steps = np.array(self._steps, dtype=np.int64)
-        if (np.diff(steps) > 0).all():  # as almost always, and much faster than sorting
-            return slice(None)
-        _, places = np.unique(steps[::-1], return_index=True)
-        found: NDArray[np.int64] = len(steps) - 1 - places
-        return found
-
-    def _thin_out(self) -> None:
-        count = len(self._steps)
-        older = 3 * count // 4
-        places = np.concatenate([np.arange(0, older, 2), np.arange(older, count)])
-        self._steps = array("q", np.array(self._steps, dtype=np.int64)[places].tobytes())
-        self._columns = {
-            name: array("f", np.array(column, dtype=np.float32)[places].tobytes())
-            for name, column in self._columns.items()
-        }
-
-
-def _nans(count: int) -> array[float]:
-    return array("f", [float("nan")]) * count

@@ -191,7 +191,9 @@ class History:
 
     def latest(self, kind: str) -> Any:
         """The latest coverage or setup, which holds from then on; ``None`` for other kinds."""
-        found = {"setup": self.facts.setups, "coverage": self.coverages}.get(kind)
+        of_kind: Mapping[str, Mapping[int, Any]]
+        of_kind = {"setup": self.facts.setups, "coverage": self.coverages}
+        found = of_kind.get(kind)
         return found[max(found)] if found else None
 
     def take_in(self, step: int, kind: str, content: Any) -> None:
@@ -311,7 +313,9 @@ class History:
             yield record(rows.steps[-1], "facts", rows)
         for finding in self.facts.findings:
             yield record(finding.step, "finding", finding)
-        by_step = {"setup": self.facts.setups, "coverage": self.coverages, "spike": self.spikes}
+        facts, spikes = self.facts, self.spikes
+        by_step: Mapping[str, Mapping[int, Any]]
+        by_step = {"setup": facts.setups, "coverage": self.coverages, "spike": spikes}
         for kind, found in by_step.items():
             for step, content in found.items():
                 yield record(step, kind, content)

@@ -579,11 +579,11 @@ MISTAKES: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "other shape": (
         lambda: state_of(model=nn.Linear(4, 2)),
-        r"weight has shape \[2, 4\] in it, and \[2, 3\] in the cockpit. Load it into",
+        r"weight is of shape \[2, 4\] in it, and of shape \[2, 3\] in the cockpit. Load it into",
     ),
-    "less parameters": (lambda: state_of(model=nn.Linear(3, 2, bias=False)), "bias isn't in it"),
+    "less parameters": (lambda: state_of(model=nn.Linear(3, 2, bias=False)), "bias is absent in"),
     "more parameters": (
-        lambda: state_of(model=nn.Bilinear(2, 3, 2)), "other parameters: weight has shape"
+        lambda: state_of(model=nn.Bilinear(2, 3, 2)), "other parameters: weight is of shape"
     ),
     "other reduction": (
         lambda: state_of(loss_reduction="sum"), 'loss_reduction="sum", and this one has "mean"'
