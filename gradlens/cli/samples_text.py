@@ -12,7 +12,7 @@ from typing import Any
 from gradlens.cli.columns import aligned, in_short
 from gradlens.cli.summary_data import strict
 from gradlens.diagnosis.samples import Ranked, have_losses
-from gradlens.history.samples import Samples
+from gradlens.history.records import Samples
 from gradlens.instruments.scales import number_label
 
 HEADINGS = ("sample", "score", "visits", "mean loss", "last loss", "norm", "label", "network says")

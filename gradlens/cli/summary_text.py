@@ -13,8 +13,7 @@ import numpy as np
 from gradlens.history.coverage import CoverageTable, few
 from gradlens.history.finding import Finding
 from gradlens.history.lines import Line
-from gradlens.history.records import Note
-from gradlens.history.spending import Spending
+from gradlens.history.records import Note, Spending
 from gradlens.instruments.scales import number_label
 from gradlens.plotting.dead_units import DeadUnits
 from gradlens.plotting.noise_ranking import NoiseRanking

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
 import torch
 
 from gradlens.history.coverage import few, percent
-from gradlens.history.spending import Spending, plain_steps
+from gradlens.history.records import Spending, plain_steps
 from gradlens.stateful import State
 
 WARM_UP = 2
@@ -42,15 +41,33 @@ TOO_RARE = 1000
 
 
 @dataclass
-class _Bill:
-    """Seconds that a look, and the steps after it, took above plain steps.
+class _Account:
+    """What was earned and paid, and what is known of the times of steps: all that a state has.
 
-    ``once`` is the part of it that later looks don't cost.
+    ``means`` can be spent, and ``cost`` is the mean cost of a look, once it is known. ``plain`` are
+    the latest times of steps without tracking, ``outside`` the parts of these between contexts, and
+    ``context`` the least time of a context. Of a look that isn't paid yet, ``excess`` are the
+    seconds that it, and ``settled`` steps after it, took above plain steps; ``once`` is the part of
+    it that later looks don't cost.
     """
 
-    excess: float
-    once: float
+    means: float = 0.0
+    cost: float | None = None
+    plain: list[float] = field(default_factory=list)
+    outside: list[float] = field(default_factory=list)
+    context: float = math.nan
+    excess: float | None = None
+    once: float = 0.0
     settled: int = 0
+    spent: float = 0.0
+    passed: float = 0.0
+    steps: int = 0
+    turns: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def plain_time(self) -> float:
+        """The time of a plain step; NaN before one was measured."""
+        return median(self.plain) if self.plain else math.nan
 
 
 class Budget:
@@ -78,19 +95,12 @@ class Budget:
         self.clock = clock
         self._accelerator = _accelerator(device)
         self._names = tuple(names)
-        self._means = 0.0
-        self._cost: float | None = None
-        self._plain: deque[float] = deque(maxlen=RECENT)
-        self._outside: deque[float] = deque(maxlen=RECENT)
-        self._bill: _Bill | None = None
+        self._account = _Account()
         self._decided: dict[int, bool] = {}
         self._is_look = False
-        self._turns: Counter[str] = Counter()
-        self._context = math.nan
-        self._spent = self._passed = 0.0
-        self._steps = self._measured = 0
+        self._measured = 0
         self._latest: int | None = None
-        self._entered = self._began = self._ended = self._left = self._once = 0.0
+        self._entered = self._own = self._ended = self._left = self._once = 0.0
 
     @property
     def latest_step(self) -> int:
@@ -100,20 +110,18 @@ class Budget:
     @property
     def spending(self) -> Spending:
         """The share of the time that tracking has taken, and the turns of the quantities."""
-        taken = self._spent / self._passed if self._passed else math.nan
-        turns = {name: self._turns[name] for name in self._names}
-        cost = math.nan if self._cost is None else self._cost
-        return Spending(self.share, taken, self._plain_time, cost, turns)
-
-    @property
-    def _plain_time(self) -> float:
-        return median(self._plain) if self._plain else math.nan
+        account = self._account
+        taken = account.spent / account.passed if account.passed else math.nan
+        cost = math.nan if account.cost is None else account.cost
+        turns = {name: account.turns.get(name, 0) for name in self._names}
+        return Spending(self.share, taken, account.plain_time, cost, turns)
 
     def has_means(self, global_step: int) -> bool:
         """Whether a step may be a look; decided once for each step that may come next."""
         if global_step not in self._decided:
-            is_ready = self._bill is None and self._measured >= WARM_UP + PLAIN
-            has_means = self._cost is None or self._means >= self._cost
+            account = self._account
+            is_ready = account.excess is None and self._measured >= WARM_UP + PLAIN
+            has_means = account.cost is None or account.means >= account.cost
             self._decided[global_step] = is_ready and not self._is_look and has_means
         return self._decided[global_step]
 
@@ -124,23 +132,24 @@ class Budget:
         now, before = self.clock(), self._latest
         has_paid = False
         if self._measured >= WARM_UP:
-            has_paid = self._account(self._left - self._entered, now - self._left)
+            has_paid = self._enter(self._left - self._entered, now - self._left)
         if global_step != before:
             self._decided = {n: d for n, d in self._decided.items() if n == global_step}
             self._is_look = False
-        self._entered = self._began = self._ended = self._left = now
-        self._latest = global_step
-        self._steps += 1
+        self._entered = self._ended = self._left = now
+        self._own, self._latest = 0.0, global_step
+        self._account.steps += 1
         self._measured += 1
         return has_paid
 
     def begin_backward(self) -> None:
         """A context has been entered: the backward pass is about to run."""
-        self._began = self.clock()
+        self._own = self.clock() - self._entered
 
     def end_backward(self, names: Collection[str]) -> None:
         """A context is about to be left, in which quantities of these names are computed."""
-        self._turns.update(names)
+        for name in names:
+            self._account.turns[name] = self._account.turns.get(name, 0) + 1
         self._is_look |= bool(names or not self._names) and self.has_means(self.latest_step)
         if names and self._accelerator is not None:
             # Values wait for the backward pass, whose time is that of the step.
@@ -154,51 +163,48 @@ class Budget:
         cost of the next ones.
         """
         self._left, self._once = self.clock(), once
+        self._own += self._left - self._ended
 
-    def _account(self, inside: float, outside: float) -> bool:
-        """Enter a step's seconds inside its context, and until the next one."""
-        own = self._began - self._entered + self._left - self._ended
-        if self._bill is None and not self._is_look:
-            self._plain.append(inside + outside - own)
-            self._outside.append(outside)
-            self._context = own if math.isnan(self._context) else min(self._context, own)
-            self._earn(inside + outside, own)
+    def _enter(self, inside: float, outside: float) -> bool:
+        """Enter a step's seconds inside its context, and after it; whether a look was paid."""
+        account, own = self._account, self._own
+        is_plain = account.excess is None and not self._is_look
+        if is_plain:
+            account.plain = [*account.plain, inside + outside - own][-RECENT:]
+            account.outside = [*account.outside, outside][-RECENT:]
+            account.context = own if math.isnan(account.context) else min(account.context, own)
+        paid = own if is_plain else 0.0
+        account.passed += inside + outside
+        account.spent += paid
+        most = math.inf if account.cost is None else max(SAVINGS * account.cost, account.means)
+        account.means = min(account.means + self.share * (inside + outside) - paid, most)
+        if is_plain:
             return False
-        plain = self._plain_time
-        between = outside if outside <= AT_MOST * plain else median(self._outside)
-        excess = inside + between - plain
-        self._earn(inside + outside, 0.0)
-        if self._bill is None:
-            self._bill = _Bill(excess, self._once)
-        else:  # one of the steps after a look
-            self._bill.excess += excess
-            self._bill.settled += 1
-        if self._bill.settled == SETTLING:
-            self._pay(self._bill)
-            self._bill = None
-        return self._bill is None
-
-    def _earn(self, seconds: float, paid: float) -> None:
-        self._passed += seconds
-        self._spent += paid
-        most = math.inf if self._cost is None else max(SAVINGS * self._cost, self._means)
-        self._means = min(self._means + self.share * seconds - paid, most)
-
-    def _pay(self, bill: _Bill) -> None:
-        cost = bill.excess - bill.once
-        known = cost if self._cost is None else self._cost
-        self._spent += bill.excess
+        plain = account.plain_time
+        between = outside if outside <= AT_MOST * plain else median(account.outside)
+        if account.excess is None:
+            account.excess, account.once, account.settled = 0.0, self._once, -1
+        account.excess += inside + between - plain
+        account.settled += 1
+        if account.settled < SETTLING:
+            return False
+        cost = account.excess - account.once
+        known = cost if account.cost is None else account.cost
+        account.spent += account.excess
         # What a run does once isn't saved up for.
-        self._means -= cost if self._cost is None else bill.excess
-        self._cost = max(known + LEARNING_RATE * (cost - known), 0.0)
+        account.means -= cost if account.cost is None else account.excess
+        account.cost = max(known + LEARNING_RATE * (cost - known), 0.0)
+        account.excess = None
+        return True
 
     # What is said.
 
     @property
     def pays_for_none(self) -> str:
         """Why the share pays for no look, after enough steps to know; empty at all other steps."""
-        plain, context, cost = self._plain_time, self._context, self._cost
-        if self._steps != SAID_AFTER or not cost:
+        account = self._account
+        plain, context, cost = account.plain_time, account.context, account.cost
+        if account.steps != SAID_AFTER or not cost:
             return ""
         if (self.share * plain - context) * TOO_RARE >= cost:
             return ""
@@ -214,49 +220,27 @@ class Budget:
     @property
     def without_turns(self) -> str:
         """Which quantities had no turn, and why; empty if all had one, or there were no steps."""
-        names = [name for name in self._names if not self._turns[name]]
-        if not names or not self._steps:
+        steps, turns = self._account.steps, self._account.turns
+        names = [name for name in self._names if name not in turns]
+        if not names or not steps:
             return ""
         first = WARM_UP + PLAIN
-        why = SHORT.format(first=first) if self._steps <= first + 1 else RARE
-        return NO_TURN.format(share=self.share, names=few(names), steps=self._steps, why=why)
+        why = SHORT.format(first=first) if steps <= first + 1 else RARE
+        return NO_TURN.format(share=self.share, names=few(names), steps=steps, why=why)
 
     def state_dict(self) -> State:
-        """What was earned and paid, and what is known of the times of steps.
-
-        The latest step is left out, since its end is that of the program.
-        """
-        return {
-            "names": sorted(self._names),
-            "means": self._means,
-            "cost": self._cost,
-            "plain": list(self._plain),
-            "outside": list(self._outside),
-            "bill": None if self._bill is None else asdict(self._bill),
-            "context": self._context,
-            "spent": self._spent,
-            "passed": self._passed,
-            "turns": dict(self._turns),
-            "steps": self._steps,
-        }
+        """The account; the latest step is left out, since its end is that of the program."""
+        return {"names": sorted(self._names), "account": asdict(self._account)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, if it is of the same quantities; the first steps are a warm-up.
 
         With other quantities, the budget begins anew.
         """
-        if state["names"] != sorted(self._names):
-            return
-        self._means, self._cost = state["means"], state["cost"]
-        self._plain = deque(state["plain"], maxlen=RECENT)
-        self._outside = deque(state["outside"], maxlen=RECENT)
-        self._bill = None if state["bill"] is None else _Bill(**state["bill"])
-        self._context, self._spent, self._passed = (
-            state[name] for name in ("context", "spent", "passed")
-        )
-        self._turns = Counter(state["turns"])
-        self._steps, self._measured, self._latest = state["steps"], 0, None
-        self._decided, self._is_look = {}, False
+        if state["names"] == sorted(self._names):
+            self._account = _Account(**state["account"])
+            self._measured, self._latest = 0, None
+            self._decided, self._is_look = {}, False
 
 
 def _accelerator(device: torch.device | None) -> torch.device | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradlens.diagnosis.numbers import NORMAL
-from gradlens.history.samples import Samples
+from gradlens.history.records import Samples
 from gradlens.history.spikes import SampleId
 
 

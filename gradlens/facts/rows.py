@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,28 +22,23 @@ from gradlens.torch_private import saved, signed
 Floats = NDArray[np.float64]
 
 
-class RowNumbers(NamedTuple):
-    """The norm of each row ``[N]``, half its mean and a hash ``[N, 2]``, and the mean row's norm.
+@dataclass(frozen=True)
+class Rows:
+    """The numbers of a batch's rows, of so many ``elements`` each.
 
-    Rows with the same elements have the same hash, up to rounding. Half the mean of finite elements
-    is finite, however large they are.
+    They are the norm of each row ``[N]``, half its mean and a hash ``[N, 2]``, and the ``centre``'s
+    norm, which is that of the mean row. Rows with the same elements have the same hash, up to
+    rounding. Half the mean of finite elements is finite, however large they are.
     """
 
     norms: Tensor
     products: Tensor
     centre: Tensor
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The numbers of a batch's rows, and how many elements a row has."""
-
-    numbers: RowNumbers
     elements: int
     is_real: bool
 
     def __len__(self) -> int:
-        return len(self.numbers.norms)
+        return len(self.norms)
 
 
 @torch.no_grad()
@@ -59,21 +53,21 @@ def rows_of(call: ModelCall) -> Rows | None:
     real = [each for each in tensors if each.is_floating_point() and each.dim() > 1]
     whole = [each for each in tensors if not each.is_floating_point()]
     rows = next(iter(real or whole), None)
-    if rows is None:
-        return None
-    return Rows(row_numbers(rows), rows.numel() // len(rows), rows.is_floating_point())
+    return None if rows is None else row_numbers(rows)
 
 
-def row_numbers(rows: Tensor) -> RowNumbers:
+def row_numbers(rows: Tensor) -> Rows:
     """The numbers of the rows of a tensor."""
     flat = rows.detach().reshape(len(rows), -1)
     flat = flat if flat.dtype == torch.float64 else flat.float()
     # Squares of numbers such as 1e20, which data sets are filled with, overflow in float32.
     dtype = None if flat.device.type == "mps" else torch.float64
-    return RowNumbers(
+    return Rows(
         torch.linalg.vector_norm(flat, dim=1, dtype=dtype),
         flat @ _weights(flat.shape[1], flat.device).to(flat.dtype),
         torch.linalg.vector_norm(flat.mean(0), dtype=dtype),
+        flat.shape[1],
+        rows.is_floating_point(),
     )
 
 
@@ -88,15 +82,13 @@ def _weights(elements: int, device: torch.device) -> Tensor:
         return on_device(torch.stack([mean, mixed / math.sqrt(elements)], 1).float(), device)
 
 
-def joined(parts: Sequence[Sequence[Floats]]) -> Floats:
-    """The numbers ``[4, N]`` of all rows of some micro-batches, from their ``RowNumbers``."""
-    return np.concatenate(
-        [
-            np.stack([norms, *products.T, np.full(len(norms), centre)])
-            for norms, products, centre in parts
-        ],
-        axis=1,
-    )
+def joined(parts: Sequence[Rows]) -> Floats:
+    """The numbers ``[4, N]`` of all rows of some micro-batches, which are on the host."""
+    columns = [
+        np.stack([p.norms.numpy(), *p.products.numpy().T, np.full(len(p), float(p.centre))])
+        for p in parts
+    ]
+    return np.concatenate(columns, axis=1).astype(np.float64)
 
 
 def batch_columns(numbers: Floats, elements: int) -> dict[str, Floats]:

@@ -60,8 +60,8 @@ class StepFacts:
 
         Of micro-batches whose rows have other sizes than those of the last, there are none.
         """
-        same = [each.numbers for each in self.rows if each.elements == self.elements]
-        return joined([[*map(_numbers, each)] for each in same]) if same else None
+        same = [each for each in self.rows if each.elements == self.elements]
+        return joined(same) if same else None
 
     def losses_and_labels(self) -> tuple[Floats, Floats]:
         """Those of samples ``[N]``, and empty where they aren't known."""

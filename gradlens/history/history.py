@@ -31,14 +31,14 @@ from gradlens.history.records import (
     Header,
     LeftOutWarning,
     Note,
+    Samples,
     Source,
+    Spending,
     record,
 )
 from gradlens.history.run_file import new_file
-from gradlens.history.samples import Samples
 from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import Content, Series, taken_in
-from gradlens.history.spending import Spending
 from gradlens.history.spikes import Spike
 from gradlens.spelling import near
 

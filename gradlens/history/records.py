@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
-from gradlens.history.coverage import Coverage
+import numpy as np
+
+from gradlens.history.coverage import Coverage, few, percent
 from gradlens.history.facts import Rows
 from gradlens.history.finding import Finding
 from gradlens.history.json_lines import Value
 from gradlens.history.plain_data import Between, Count, plain
-from gradlens.history.samples import Samples
 from gradlens.history.setup import Setup
-from gradlens.history.spending import Spending
-from gradlens.history.spikes import Spike
+from gradlens.history.spikes import SampleId, Spike
 from gradlens.history.view import View
 from gradlens.messages import GradlensWarning
 
@@ -55,6 +56,98 @@ class Note:
 
     step: int
     text: str
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The share of the training time that tracking has taken.
+
+    ``share`` is the budget, and ``taken`` is what tracking has taken. ``step_seconds`` is the time
+    of a step without tracking, and ``look_seconds`` what tracking takes at a step with it. All
+    three are NaN before they were measured. ``turns`` says at how many steps each quantity was
+    tracked.
+    """
+
+    share: float
+    taken: float = math.nan
+    step_seconds: float = math.nan
+    look_seconds: float = math.nan
+    turns: Mapping[str, Count] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        """The share in words, then the cost of a look, and the turns of all quantities."""
+        taken = "an unknown part" if math.isnan(self.taken) else percent(round(self.taken, 4))
+        yield f"tracking took {taken} of the time, of a budget of {percent(self.share)}"
+        if not math.isnan(self.look_seconds):
+            yield f"a turn takes {plain_steps(self.look_seconds / self.step_seconds)}"
+        groups: dict[int, list[str]] = {}
+        for name, count in self.turns.items():
+            groups.setdefault(count, []).append(name)
+        for count, names in groups.items():
+            yield f"{few(names)}: {count or 'no'} turn{'' if count == 1 else 's'}"
+
+
+def plain_steps(times: float) -> str:
+    """So many times the time of a plain step, in words."""
+    if times < 0.01:
+        return "less than 0.01 plain steps"
+    return f"{times:,.0f} plain steps" if times >= 10 else f"{times:.2g} plain steps"
+
+
+MOST_SAMPLES = 100_000
+"""No more ids than this are kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Losses and gradient norms of single samples ``until`` a step, each of shape ``[K]``.
+
+    ``visits`` counts the losses of a sample, whose mean is ``mean_loss``; ``last_loss`` is the
+    latest. ``excess`` is the mean of the losses minus the medians of their batches, so that it
+    matters little when a sample came. All three are NaN without losses. ``norm`` is the mean, over
+    the tracked steps that it was in, of its ‖gₙ‖ over the root mean square of those of its batch;
+    NaN if it was in none. ``label`` is its class, and ``predicted`` the network's answer when it
+    came last; -1 where there are no classes.
+    ``left_out`` counts further ids, of which nothing is known.
+    """
+
+    until: int
+    ids: tuple[SampleId, ...]
+    visits: np.ndarray
+    mean_loss: np.ndarray
+    last_loss: np.ndarray
+    excess: np.ndarray
+    norm: np.ndarray
+    label: np.ndarray
+    predicted: np.ndarray
+    left_out: Count = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        """How many there are, in one line."""
+        return f"Samples({len(self)}, until step {self.until})"
+
+    def __post_init__(self) -> None:
+        if len({*self.ids}) < len(self.ids):
+            raise ValueError("the samples have an id twice")
+        for name, kind in ARRAYS.items():
+            array = getattr(self, name)
+            if array.shape != (len(self.ids),) or array.dtype.kind != np.dtype(kind).kind:
+                raise ValueError(f"the samples' {name} is no array of {len(self.ids)} {kind}")
+
+
+ARRAYS = {
+    "visits": "int32",
+    "mean_loss": "float32",
+    "last_loss": "float32",
+    "excess": "float32",
+    "norm": "float32",
+    "label": "int32",
+    "predicted": "int32",
+}
+"""Names and types of the arrays."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Autopsies(Observer):
         """The number of the micro-batch in its step, from one on; 0 between steps."""
         self._before: Tensor | None = None
         """The sum of the gradient in front that the backward pass adds to."""
-        self._jump: Jump | None = None
+        self._jump: Spike | None = None
         self._evidence = Evidence()
         self.measures = (self._sum_in_front,)
 
@@ -110,7 +110,7 @@ class Autopsies(Observer):
             self._latest = (global_step, spike)
             self._records.take_in(global_step, "spike", spike)
 
-    def _spike(self, jump: Jump, context: StepContext, outcome: Outcome, part: int) -> Spike:
+    def _spike(self, jump: Spike, context: StepContext, outcome: Outcome, part: int) -> Spike:
         """What was found, after the backward pass of a part of the step."""
         evidence, is_finite, info = self._evidence, math.isfinite(jump.loss), context.info
         found = outcome.values.get(SquaredNorms(), {}) if is_finite else {}
@@ -120,11 +120,8 @@ class Autopsies(Observer):
         why = outcome.without_values or (UNREACHED if info["loss"].requires_grad else NO_GRADIENT)
         if evidence.origin == "backward":
             why = UNSCHEDULED
-        return Spike(
-            jump.loss,
-            jump.median,
-            jump.deviation,
-            jump.start,
+        return replace(
+            jump,
             part=part if part > 1 or context.accumulating else 0,
             samples=samples,
             suspects=evidence.suspects(total, samples, info.get("ids")),
@@ -167,7 +164,7 @@ class Autopsies(Observer):
             self._trigger.expect_not_finite()
             hint = ", ".join(steep_places(Graph(info["loss"]), self._setting.names)[:STEEP])
             self._evidence = Evidence(origin="backward", place=layer_of(bad[-1]), hint=hint)
-            self._add(context.global_step, self._spike(Jump(loss), context, outcome, part))
+            self._add(context.global_step, self._spike(Spike(loss), context, outcome, part))
 
     def _layers_before(self) -> dict[str, float]:
         """The median over the latest tracked steps of each layer's Σₙ‖gₙ‖²."""
@@ -282,16 +279,6 @@ LARGER = 3.0
 """Times the jump before, above which a jump always counts."""
 
 
-@dataclass(frozen=True)
-class Jump:
-    """A loss that has jumped or isn't finite; see ``Spike`` for the rest."""
-
-    loss: float
-    median: float = math.nan
-    deviation: float = math.nan
-    start: float = math.nan
-
-
 @dataclass
 class _Excursion:
     """The losses since a jump at a step, until one is below the ``limit`` again."""
@@ -317,8 +304,8 @@ class SpikeTrigger:
         self._last_step = 0
         self._last_size = 0.0
 
-    def take_in(self, step: int, loss: float) -> Jump | None:
-        """The jump, if the loss of this step is one."""
+    def take_in(self, step: int, loss: float) -> Spike | None:
+        """The jump, if the loss of this step is one: what the losses alone say of it."""
         found = self._jump(step, loss)
         self._was_finite = math.isfinite(loss)
         if self._was_finite:
@@ -345,18 +332,18 @@ class SpikeTrigger:
         """The next losses won't be finite, since gradients are not: this doesn't count again."""
         self._was_finite = False
 
-    def _jump(self, step: int, loss: float) -> Jump | None:
+    def _jump(self, step: int, loss: float) -> Spike | None:
         recent, is_finite = self._recent, math.isfinite(loss)
         if not is_finite and not self._was_finite:
             return None
         is_new = self._excursion is None and len(recent) >= AT_LEAST
         if is_finite and (not is_new or loss <= max(recent)):
             return None
-        found, limit = Jump(loss), sys.float_info.max
+        found, limit = Spike(loss), sys.float_info.max
         if recent:
             middle = median(recent)
             deviation = median([abs(each - middle) for each in recent])
-            found = Jump(loss, middle, deviation, abs(median(self._first)))
+            found = Spike(loss, middle, deviation, abs(median(self._first)))
         if is_finite:
             least = max(DEVIATIONS * deviation, OF_START * found.start, OF_MEDIAN * abs(middle))
             size = loss - middle

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.history import History
+from gradlens.quantities.step import Measure, Step
 from gradlens.reductions import Reduction
 from gradlens.stateful import State
 
@@ -40,13 +41,6 @@ class StepContext:
     scale: GradientScale = field(default_factory=GradientScale)
 
 
-class Measured(Protocol):
-    """A tracked step, as far as observers read it."""
-
-    def measured(self, measure: Callable[[Any], Any]) -> Any:
-        """What a measure has found, on the host."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a context was left, with the per-sample gradients of its backward pass.
@@ -60,7 +54,7 @@ class Outcome:
     values: Values = field(default_factory=dict)
     samples: int | None = None
     without_values: str = ""
-    step: Measured | None = None
+    step: Step | None = None
 
 
 class Observer:
@@ -74,7 +68,7 @@ class Observer:
     """Whether it is told of steps alone whose samples have ids."""
     reductions: Sequence[Reduction] = ()
     """What it needs of the per-sample gradients of the backward pass in the present context."""
-    measures: Sequence[Callable[[Any], Any]] = ()
+    measures: Sequence[Measure] = ()
     """What it measures of a tracked step, as quantities do."""
 
     def enter(self, context: StepContext) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradlens.gradients.gradients import Setting, samples_of_losses
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.loss import Rows, read_loss
-from gradlens.history.samples import ARRAYS, MOST_SAMPLES, Samples
+from gradlens.history.records import ARRAYS, MOST_SAMPLES, Samples
 from gradlens.history.spikes import SampleId
 from gradlens.numerics.host import on_device
 from gradlens.observers.autopsy import norms_of

@@ -12,9 +12,8 @@ from gradlens.history.coverage import CoverageTable
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
-from gradlens.history.records import Note
+from gradlens.history.records import Note, Spending
 from gradlens.history.scalars import Scalar
-from gradlens.history.spending import Spending
 from gradlens.plotting.dead_units import DeadUnits, dead_units
 from gradlens.plotting.findings import findings_of
 from gradlens.plotting.noise_ranking import NoiseRanking, noise_rankings

@@ -22,7 +22,7 @@ from PIL import Image
 from gradlens import History, __version__
 from gradlens.cli import commands
 from gradlens.cli.main import main
-from gradlens.history.samples import Samples
+from gradlens.history.records import Samples
 from gradlens.history.spikes import Spike, Suspect
 from gradlens.sinks import CSV
 from tests.instruments.test_instruments import realistic

@@ -16,7 +16,7 @@ import pytest
 from gradlens.cli.main import main
 from gradlens.history.json_lines import to_line
 from gradlens.history.plain_data import plain
-from gradlens.history.samples import ARRAYS, Samples
+from gradlens.history.records import ARRAYS, Samples
 from gradlens.history.spikes import Spike
 from tests.cases.mutated_runs import (
     BOMB,

@@ -19,7 +19,7 @@ from gradlens import History, Undefined
 from gradlens.cli import text_display as displays
 from gradlens.cli.main import main
 from gradlens.cli.text_display import PrintedText, RedrawnText, text_display, text_format
-from gradlens.history.spending import Spending
+from gradlens.history.records import Spending
 from tests.instruments.test_instruments import realistic
 
 

@@ -18,7 +18,7 @@ import gradlens
 from gradlens import Cockpit, History, quantities
 from gradlens.cli.samples_text import samples_text
 from gradlens.diagnosis.samples import have_losses, rank
-from gradlens.history.samples import Samples
+from gradlens.history.records import Samples
 from gradlens.instruments.scales import number_label
 from gradlens.observers import sample_log
 from gradlens.schedules import linear

@@ -19,7 +19,6 @@ from torch.nn import functional
 import gradlens
 from gradlens import quantities
 from gradlens.facts.rows import (
-    RowNumbers,
     batch_columns,
     counts_of,
     distinct,
@@ -41,11 +40,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def columns(rows: Tensor) -> dict[str, float]:
-    return only(batch_columns(joined([arrays(row_numbers(rows))])[None], rows[0].numel()))
-
-
-def arrays(numbers: RowNumbers) -> list[Floats]:
-    return [each.double().numpy() for each in numbers]
+    return only(batch_columns(joined([row_numbers(rows)])[None], rows[0].numel()))
 
 
 def only(columns: Mapping[str, Floats], place: int = 0) -> dict[str, float]:
