@@ -62,12 +62,13 @@ class Boundary:
             refuse(str(error))
 
     def value(self, work: str, compute: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns, or a NaN with the reason if it fails."""
-        found: list[Any] = []
+        """What a function returns, or a NaN with the reason; to be called inside of ``contain``."""
         reasons: list[str] = []
-        with self.contain(work, reasons.append):
-            found.append(compute(*arguments))
-        return found[0] if found else Undefined(reasons[0])
+        try:
+            return compute(*arguments)
+        except Exception as error:
+            self.end(work, reasons.append, error)
+        return Undefined(reasons[0])
 
     def report(self, work: str, error: Exception, refuse: Refuse | None = None) -> None:
         """Note an exception that ``work`` has raised, or raise it."""

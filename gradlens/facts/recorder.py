@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,6 @@ from gradlens.graph.loss import Loss, read_loss
 from gradlens.graph.model_calls import ModelCall, calls_behind, latest_call
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.facts import Rows as RowsOfFacts
-from gradlens.history.facts import TableName
 from gradlens.observers.autopsy import learning_rate
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 from gradlens.stateful import State
@@ -206,17 +204,11 @@ class FactRecorder(Observer):
         if not steps:
             return
         rows, of_layers = columns(steps, self._labels)
-        self._record("steps", [facts.step for facts in steps], rows)
+        of_steps = {facts.step: row for facts, row in zip(steps, rows, strict=True)}
+        self._run.take_in(steps[-1].step, "facts", RowsOfFacts.of("steps", of_steps))
         for step, row in of_layers:
             if row:
-                self._record("layers", [step], [row])
-
-    def _record(
-        self, table: TableName, steps: Sequence[int], rows: Sequence[Mapping[str, float]]
-    ) -> None:
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
-        self._run.take_in(steps[-1], "facts", RowsOfFacts.of(table, steps, columns))
+                self._run.take_in(step, "facts", RowsOfFacts.of("layers", {step: row}))
 
     def state_dict(self) -> State:
         """How many steps and labels there were; called between an update and the next context."""

@@ -68,8 +68,9 @@ class Facts:
         for name in get_args(TableName):
             table = self.table(name)
             if len(table):
-                columns = {each: table[each] for each in table.names}
-                yield Rows.of(name, table.steps.tolist(), columns)
+                columns = np.array([table[each] for each in table.names], dtype=np.float32)
+                numbers = columns.reshape(len(table.names), len(table))
+                yield Rows(name, tuple(table.steps.tolist()), table.names, numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +88,13 @@ class Rows:
             raise ValueError(f"the facts are an array of shape {found.shape}")
 
     @classmethod
-    def of(
-        cls,
-        table: TableName,
-        steps: Sequence[int],
-        columns: Mapping[str, Sequence[float] | Floats],
-    ) -> Rows:
-        """Rows of these columns; numbers out of the range of single precision are ±∞."""
-        shape = (len(columns), len(steps))
+    def of(cls, table: TableName, rows: Mapping[int, Mapping[str, float]]) -> Rows:
+        """Rows by step; numbers out of the range of single precision are ±∞, absent ones NaN."""
+        names = tuple(dict.fromkeys(name for row in rows.values() for name in row))
+        columns = [[row.get(name, math.nan) for row in rows.values()] for name in names]
         with np.errstate(over="ignore"):
-            numbers = np.array([*columns.values()], dtype=np.float32).reshape(shape)
-        return cls(table, tuple(steps), tuple(columns), numbers)
+            numbers = np.array(columns, dtype=np.float32).reshape(len(names), len(rows))
+        return cls(table, tuple(rows), names, numbers)
 
 
 class FactTable:

@@ -143,8 +143,8 @@ def encoded(value: Value, depth: int = 0) -> Any:
         return _encode_array(value) if np.ndim(value) else encoded(value.item())
     if isinstance(value, Mapping):
         return {
-            # Most values are numbers, for which a call takes longer than this check.
-            _key(key): entry
+            # Most keys are such, and most values numbers: calls take longer than these checks.
+            key if type(key) is str and key.isascii() and key[:1] != "$" else _key(key): entry
             if type(entry) is float and math.isfinite(entry)
             else encoded(entry, depth + 1)
             for key, entry in value.items()
@@ -164,8 +164,7 @@ def _text(text: str) -> str:
 
 def _key(key: Any) -> str:
     if isinstance(key, str):
-        key = f"${key}" if key.startswith("$") else key
-        return key if key.isascii() else _text(key)
+        return _text(f"${key}" if key.startswith("$") else key)
     raise TypeError(f"the key {key!r} can't be stored in a run: use strings")
 
 

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from types import NoneType
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -38,8 +38,6 @@ from gradlens.history.undefined import Undefined
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
-
-Column: TypeAlias = "array[int]"
 
 RECENT = 64
 """So many arrays are kept for a comparison, since the edges of histograms recur."""
@@ -246,10 +244,9 @@ class Series(Mapping[int, Value]):
         self._forms = [*forms]
         self._places = {form.description: place for place, form in enumerate(forms)}
         self._steps = array("q")
-        self._form = array("q")
-        """For each value the place of its form in ``_forms``."""
-        self._start = array("q")
-        """For each value the place of its first number in the content."""
+        self._parts = array("q")
+        """For each value the place of its form in ``_forms``, and of its first number in the
+        content."""
         self._is_ordered = True
 
     @classmethod
@@ -273,8 +270,9 @@ class Series(Mapping[int, Value]):
     def __getitem__(self, step: int) -> Value:
         if step not in self:
             raise KeyError(step)
-        place = bisect_left(self._steps, step)
-        return self._forms[self._form[place]].value(self._content, self._start[place])
+        place = 2 * bisect_left(self._steps, step)
+        form, start = self._parts[place : place + 2]
+        return self._forms[form].value(self._content, start)
 
     def __contains__(self, step: object) -> bool:
         self._order()
@@ -308,8 +306,7 @@ class Series(Mapping[int, Value]):
         if self._steps and step <= self._steps[-1]:
             self._is_ordered = False
         self._steps = grown(self._steps, (step,))
-        self._form = grown(self._form, (place,))
-        self._start = grown(self._start, (start,))
+        self._parts = grown(self._parts, (place, start))
 
     def _order(self) -> None:
         """Sort the values by step, of which the last one counts if there are several."""
@@ -318,20 +315,24 @@ class Series(Mapping[int, Value]):
         steps = np.array(self._steps)
         order = np.argsort(steps, kind="stable")
         last = np.append(np.diff(steps[order]) > 0, True)
-        self._choose(order[last])
         self._is_ordered = True
+        self._choose(order[last])
 
     def _choose(self, places: Places) -> None:
-        self._steps, self._form, self._start = (
-            _taken(column, places) for column in (self._steps, self._form, self._start)
-        )
+        self._steps = array("q", np.array(self._steps)[places].tobytes())
+        self._parts = array("q", self._table[places].tobytes())
+
+    @property
+    def _table(self) -> Places:
+        """``[K, 2]``: the places of the values' forms and first numbers, by ascending step."""
+        self._order()
+        return np.array(self._parts).reshape(-1, 2)
 
     # All at once ---------------------------------------------------------------------------
 
     def only(self, steps: Sequence[int]) -> Series:
         """The values at these steps."""
-        self._order()
-        found = self._like(self._forms, self._steps, self._form, self._start)
+        found = self._like(self._forms, self._table)
         found._choose(np.flatnonzero(np.isin(np.array(self._steps), steps)))
         return found
 
@@ -343,15 +344,12 @@ class Series(Mapping[int, Value]):
 
     def numbers(self) -> Floats:
         """The values ``[K]``; NaN for those that are no numbers."""
-        self._order()
-        form = np.array(self._form)
+        form, start = self._table.T
         found: Floats = np.array([_constant(one) for one in self._forms])[form]
         are_numbers = np.array([one.is_number for one in self._forms])[form]
         if are_numbers.any():
             # The view lasts no longer than this statement, since the numbers can't grow meanwhile.
-            found[are_numbers] = np.frombuffer(self._content.numbers)[
-                np.array(self._start)[are_numbers]
-            ]
+            found[are_numbers] = np.frombuffer(self._content.numbers)[start[are_numbers]]
         return found
 
     def table(self) -> Floats | None:
@@ -364,7 +362,7 @@ class Series(Mapping[int, Value]):
             return None
         # The view lasts no longer than this statement, since the numbers can't grow meanwhile.
         rows = sliding_window_view(np.frombuffer(self._content.numbers), used[0].numbers)[
-            np.array(self._start)
+            self._table[:, 1]
         ]
         return np.ascontiguousarray(rows.T)
 
@@ -376,15 +374,15 @@ class Series(Mapping[int, Value]):
         entries = [_entry(form, name, whole) for form in self._forms]
         form = [form for form, _ in entries]
         before = np.array([numbers for _, numbers in entries])
-        self._order()
-        start = np.array(self._start) + before[np.array(self._form)]
-        return self._like(form, self._steps, self._form, array("q", start.tobytes()))
+        parts = self._table
+        parts[:, 1] += before[parts[:, 0]]
+        return self._like(form, parts)
 
     def having(self, name: str) -> Series:
         """One entry of the dicts that have it."""
         have = np.array([name in form.places for form in self._forms])
         found = self.column(name)
-        found._choose(np.flatnonzero(have[np.array(self._form)]))
+        found._choose(np.flatnonzero(have[self._table[:, 0]]))
         return found
 
     @property
@@ -401,25 +399,20 @@ class Series(Mapping[int, Value]):
     def reason(self) -> str:
         """The reason of the last value that has one; empty if none has."""
         reasons = [form.reason for form in self._forms]
-        self._order()
-        form = np.array(self._form)
+        form = self._table[:, 0]
         last = np.flatnonzero(np.array(list(map(bool, reasons)))[form])[-1:]
         return reasons[form[last[0]]] if last.size else ""
 
     def _used(self) -> list[Form]:
         """The forms of the values, by their first appearance."""
-        self._order()
-        places, first = np.unique(np.array(self._form), return_index=True)
+        places, first = np.unique(self._table[:, 0], return_index=True)
         return [self._forms[place] for place in places[np.argsort(first)]]
 
-    def _like(self, forms: Sequence[Form], steps: Column, form: Column, start: Column) -> Series:
+    def _like(self, forms: Sequence[Form], parts: Places) -> Series:
+        """A series of the same steps, whose values have other forms or places."""
         found = Series(self._content, forms)
-        found._steps, found._form, found._start = steps, form, start
+        found._steps, found._parts = array("q", self._steps), array("q", parts.tobytes())
         return found
-
-
-def _taken(column: Column, places: Places) -> Column:
-    return array("q", np.array(column)[places].tobytes())
 
 
 def _constant(form: Form) -> float:
