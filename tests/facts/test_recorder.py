@@ -147,7 +147,7 @@ def scale_gradients(model: nn.Module, factor: float) -> None:
 @pytest.mark.filterwarnings("ignore:gradlens.*sum over steps")
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("stepping", [1, 0, 2])
-@pytest.mark.parametrize(("change", "fused"), zip(BEFORE_STEPS, (True, False) * 2, strict=True))
+@pytest.mark.parametrize(("change", "fused"), [*zip(BEFORE_STEPS, (True, False) * 2, strict=True)])
 def test_loops_without_zero_grad_or_step(
     loop: str, stepping: int, change: str, fused: bool
 ) -> None:
