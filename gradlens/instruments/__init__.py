@@ -12,6 +12,7 @@ from gradlens.history.series import Series
 from gradlens.instruments.activation import ActivationInstrument
 from gradlens.instruments.aggregate import AggregateInstrument
 from gradlens.instruments.alpha import AlphaInstrument
+from gradlens.instruments.axes import Drawing
 from gradlens.instruments.batch_size import BatchSizeInstrument
 from gradlens.instruments.covariance import (
     CovarianceRanksInstrument,
@@ -34,14 +35,14 @@ from gradlens.instruments.gradient_tests import GradientTestsInstrument
 from gradlens.instruments.hess_eigenvalues import HessEigenvaluesInstrument
 from gradlens.instruments.hess_max_ev import HessMaxEVInstrument
 from gradlens.instruments.hess_trace import HessTraceInstrument
-from gradlens.instruments.histogram_1d import Histogram1dInstrument
-from gradlens.instruments.histogram_2d import Histogram2dInstrument
-from gradlens.instruments.instrument import Drawing, Instrument, Options
-from gradlens.instruments.layer_covariance import LayerRanksInstrument
-from gradlens.instruments.layer_histograms import (
+from gradlens.instruments.histograms import (
+    Histogram1dInstrument,
+    Histogram2dInstrument,
     LayerHistogramsInstrument,
     LayerJointHistogramsInstrument,
 )
+from gradlens.instruments.instrument import Instrument, Options
+from gradlens.instruments.layer_covariance import LayerRanksInstrument
 from gradlens.instruments.layer_lines import CorrelationsInstrument, LayerLinesInstrument
 from gradlens.instruments.layer_map import LayerMapInstrument
 from gradlens.instruments.layer_spectra import (
@@ -63,9 +64,14 @@ from gradlens.instruments.panel import (
     Content,
     Curve,
     Drawn,
+    Grid,
     Lines,
     Map,
+    Panel,
     Picture,
+    Ruler,
+    Shape,
+    Shapes,
     any_finite,
     readout,
 )
@@ -191,6 +197,7 @@ __all__ = [
     "GradNoiseScaleInstrument",
     "GradNormInstrument",
     "GradientTestsInstrument",
+    "Grid",
     "HessEigenvaluesInstrument",
     "HessMaxEVInstrument",
     "HessTraceInstrument",
@@ -215,10 +222,14 @@ __all__ = [
     "NumberLabels",
     "Options",
     "OverlapInstrument",
+    "Panel",
     "ParametersInstrument",
     "Picture",
+    "Ruler",
     "Scale",
     "Series",
+    "Shape",
+    "Shapes",
     "SpectralDensityInstrument",
     "StabilityInstrument",
     "StepAxis",

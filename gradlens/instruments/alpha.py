@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, line
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Artists, Curve, Lines, Picture
-from gradlens.instruments.scales import NumberLabels
-from gradlens.instruments.style import BLUE, GRID, INK, ORANGE, Color, Entry, tint
+from gradlens.instruments.panel import Curve, Lines, Ruler, Shape, Shapes
+from gradlens.instruments.style import BLUE, INK, ORANGE, Color, Entry, tint
 
 KEY = (Entry("all", tint(BLUE, 0.4), "box"), Entry("latest 10 %", ORANGE))
 RECENT = 0.1
@@ -37,35 +35,36 @@ class AlphaInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         found = line(history[self.names[0]])
-        picture = Picture(0.42, lambda ax: _picture(ax, found.values[found.finite]), KEY)
         return Lines(
             (Curve("α", found),),
             spiky=True,
             room=(-1.0, 1.0),
             levels=(-1.0, 0.0, 1.0),
-            picture=picture,
+            beside=_parabola(found.values[found.finite]) if found.finite.any() else None,
         )
 
 
-def _picture(ax: Axes, values: Floats) -> Artists:
+def _parabola(values: Floats) -> Shapes:
     low, high = _range(values)
     places = np.linspace(low, high, 100)
-    (parabola,) = ax.plot(places, places**2, color=INK, linewidth=1.2, zorder=3)
     top = 1.08 * max(low**2, high**2)
-    artists: Artists = {"parabola": parabola}
     recent = values[-max(1, round(RECENT * values.size)) :]
     edges = np.linspace(low, high, 25)
-    artists["all"] = _density(ax, values, edges, 0.55 * top, BLUE, True)
-    artists["recent"] = _density(ax, recent, edges, 0.55 * top, ORANGE, False)
-    artists["mean"] = _mean(ax, values, BLUE)
-    artists["recent mean"] = _mean(ax, recent, ORANGE)
-    ax.set_xlim(low, high)
-    ax.set_ylim(0, top)
-    ax.set_xticks([-1, 0, 1])
-    ax.xaxis.set_major_formatter(NumberLabels())
-    ax.set_yticks([])
-    ax.spines["bottom"].set(color=GRID)
-    return artists
+    outline = _density("recent", recent, edges, 0.55 * top, ORANGE)
+    return Shapes(
+        (
+            _density("all", values, edges, 0.55 * top, tint(BLUE, 0.4)),
+            replace(outline, kind="line"),
+            Shape("parabola", places, places**2, INK, width=1.2),
+            _mean("mean", values, (low, high), BLUE),
+            _mean("recent mean", recent, (low, high), ORANGE),
+        ),
+        Ruler("", (low, high), ticks=(-1.0, 0.0, 1.0)),
+        Ruler("", (0.0, top), ticks=()),
+        KEY,
+        share=0.42,
+        title="parabola",
+    )
 
 
 def _range(values: Floats) -> tuple[float, float]:
@@ -73,17 +72,12 @@ def _range(values: Floats) -> tuple[float, float]:
     return float(np.clip(low, -REACH, -1.35)), float(np.clip(high, 1.35, REACH))
 
 
-def _density(
-    ax: Axes, values: Floats, edges: Floats, height: float, color: Color, fill: bool
-) -> Artist:
+def _density(name: str, values: Floats, edges: Floats, height: float, color: Color) -> Shape:
     counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-    heights = height * counts / counts.max()
-    if fill:
-        return ax.stairs(heights, edges, fill=True, color=tint(color, 0.4), zorder=1.5)
-    return ax.stairs(heights, edges, color=color, linewidth=1.0, zorder=2)
+    heights = np.repeat(height * counts / counts.max(), 2)
+    return Shape(name, np.repeat(edges, 2)[1:-1], heights, color, "area")
 
 
-def _mean(ax: Axes, values: Floats, color: Color) -> Artist:
-    mean = float(np.clip(values.mean(), *ax.get_xlim()))
-    (dot,) = ax.plot([mean], [mean**2], "o", color=color, markersize=4.5, zorder=5)
-    return dot
+def _mean(name: str, values: Floats, limits: tuple[float, float], color: Color) -> Shape:
+    mean = np.clip([values.mean()], *limits)
+    return Shape(name, mean, mean**2, color, "points", width=4.5)

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import MaxNLocator
 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, field_line, reason, rows
 from gradlens.history.series import Series
-from gradlens.instruments.drawing import label_rows, missing, picture_and_series, row_stride
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
-from gradlens.instruments.scales import StepAxis, fit
-from gradlens.instruments.style import (
-    BLUE,
-    GRID,
-    MUTED,
-    ORANGE,
-    PURPLE,
-    TICK_SIZE,
-    Entry,
-    key,
-    signal_colormap,
-    size_in_points,
-    tint,
-)
+from gradlens.instruments.layers import LayerTable
+from gradlens.instruments.panel import Curve, Lines, Map, Ruler, Shape, Shapes
+from gradlens.instruments.scales import padded
+from gradlens.instruments.style import BLUE, MUTED, ORANGE, PURPLE, Entry, tint
 
-SHARE, GAP = 0.4, 40.0
-"""The picture's share of the width, and points between it and the map."""
+SHARE = 0.4
+"""The picture's share of the width."""
 COLUMNS = 40
 """Largest number of columns of the map; of several steps in one, the mean is shown.
 
@@ -82,7 +67,7 @@ class DirectionsInstrument(Instrument):
     together: ClassVar[bool] = False
     width: ClassVar[float] = 1.5
 
-    def content(self, history: History) -> Lines | Drawn:
+    def content(self, history: History) -> Lines | Map:
         records = history[self.names[0]]
         gradient, curvature = (ratios(records, n) for n in ("gradient_snr", "curvature_snr"))
         if not np.isfinite(gradient.values).any():
@@ -90,9 +75,15 @@ class DirectionsInstrument(Instrument):
             return Lines((Curve("signal", Line(gradient.steps, nothing, gradient.reason)),))
         latest = gradient.latest
         known = int(np.isfinite(latest).sum())
-        return Drawn(
-            partial(_draw, gradient=gradient, curvature=curvature),
-            (f"signal in {(latest > SIGNAL).sum()} of {known}", False),
+        found = _columns(gradient)
+        return Map(
+            found,
+            found.names,
+            LogNorm(*RANGE),
+            words="signal-to-noise ratio of the gradient",
+            readout=(f"signal in {(latest > SIGNAL).sum()} of {known}", False),
+            beside=_latest(latest, curvature.latest),
+            colors="signal",
         )
 
 
@@ -122,83 +113,51 @@ def ratios(records: Series, name: str) -> Ratios:
     return Ratios(records.steps, rows(lists), why)
 
 
-def _draw(ax: Axes, axis: StepAxis, gradient: Ratios, curvature: Ratios) -> Artists:
-    picture, series = picture_and_series(ax, SHARE, GAP)
-    shown = key(ax, KEY)
-    artists = _map(series, axis, gradient) | ({"key": shown} if shown else {})
-    if picture is None:
-        return artists
-    return artists | _picture(picture, gradient.latest, curvature.latest)
-
-
-def _picture(ax: Axes, gradient: Floats, curvature: Floats) -> Artists:
+def _latest(gradient: Floats, curvature: Floats) -> Shapes:
     places = np.arange(1.0, gradient.size + 1)
     found = np.concatenate([gradient, curvature])
-    fit(ax, [found[found > 0], np.array([0.1, 10.0])], "log")
-    low = ax.get_ylim()[0]
-    artists: Artists = {
-        "noise": ax.axhspan(low, SIGNAL, color=tint(ORANGE, 0.15), linewidth=0, zorder=0.5),
-        "one": ax.axhline(1, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1.5),
-    }
-    shown = np.clip(gradient, low, None)
-    artists["stems"] = ax.vlines(
-        places, 1, shown, colors=[_colour(value) for value in shown], linewidth=1.4, zorder=2
+    found = found[np.isfinite(found) & (found > 0)]
+    low, high = padded(min(found.min(), 0.1), max(found.max(), 10.0), log=True)
+    ends, shown = np.array([0.4, gradient.size + 0.6]), np.clip(gradient, low, None)
+    noise = np.full(2, SIGNAL)
+    shapes = [Shape("noise", ends, noise, tint(ORANGE, 0.15), "area", np.full(2, low))]
+    shapes.append(Shape("one", ends, np.ones(2), MUTED, width=0.8, style=(0, (4, 3))))
+    for name, color, chosen in (
+        ("signal", BLUE, shown > SIGNAL), ("within noise", ORANGE, shown <= SIGNAL)
+    ):  # fmt: skip
+        x, y = places[chosen], shown[chosen]
+        # A stem for each, with a gap behind it.
+        stems = np.stack([np.ones_like(y), y, np.full_like(y, np.nan)], 1).ravel()
+        shapes.append(Shape(f"{name} stems", np.repeat(x, 3), stems, color, width=1.4))
+        shapes.append(Shape(name, x, y, color, "points", width=4.0))
+    shapes.append(Shape("curvature", places, curvature, PURPLE))
+    shapes.append(Shape("curvature points", places, curvature, PURPLE, "points", width=2.4))
+    return Shapes(
+        tuple(shapes),
+        Ruler("", (ends[0], ends[1]), ticks=tuple(places[:: max(1, gradient.size // 5)])),
+        Ruler("signal-to-noise ratio", (low, high), log=True),
+        KEY,
+        share=SHARE,
+        title="latest step",
     )
-    (artists["curvature"],) = ax.plot(
-        places, curvature, color=PURPLE, linewidth=1.0, marker="o", markersize=2.4, zorder=3
-    )
-    artists["gradient"] = ax.scatter(
-        places, shown, s=16, c=[_colour(value) for value in shown], linewidths=0, zorder=4
-    )
-    ax.set_xlim(0.4, gradient.size + 0.6)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
-    ax.set_ylabel("signal-to-noise ratio", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
-    ax.spines["bottom"].set(color=GRID)
-    return artists
 
 
-def _colour(value: float) -> str:
-    return BLUE if value > SIGNAL else ORANGE
-
-
-def _map(ax: Axes, axis: StepAxis, found: Ratios) -> Artists:
-    axis.apply(ax)
-    count = found.values.shape[1]
-    stride = row_stride(count, size_in_points(ax)[1])
-    label_rows(ax, [f"λ{n}" for n in range(1, count + 1, stride)], stride, count)
-    edges, table = _columns(found, axis)
-    mesh = ax.pcolormesh(
-        edges,
-        np.arange(count + 1),
-        np.ma.masked_invalid(np.clip(table.T, *RANGE)),
-        norm=LogNorm(*RANGE),
-        cmap=signal_colormap(),
-        rasterized=True,
-        zorder=2,
-    )
-    undefined = ~np.isfinite(found.values).any(axis=1)
-    line = Line(found.steps, np.where(undefined, np.nan, 0.0))
-    return {"map": mesh} | missing(ax, axis, [line])
-
-
-def _columns(found: Ratios, axis: StepAxis) -> tuple[Floats, Floats]:
-    """Edges ``[m + 1]`` on the axis, and the means ``[m, k]`` over the steps of each column."""
-    places = axis.warp(found.steps)
-    span = places[-1] - places[0]
-    number = np.arange(places.size)
-    if places.size > COLUMNS:
-        number = np.minimum((places - places[0]) / span * COLUMNS, COLUMNS - 1).astype(np.int64)
-    first = np.flatnonzero(np.diff(number, prepend=-1))
-    finite = np.isfinite(found.values)
-    sums = np.add.reduceat(np.where(finite, found.values, 0.0), first, axis=0)
-    counts = np.add.reduceat(finite.astype(np.float64), first, axis=0)
-    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    last = np.append(first[1:], places.size) - 1
-    return axis.unwarp(_edges(places[first], places[last])), means
-
-
-def _edges(first: Floats, last: Floats) -> Floats:
-    inner = (last[:-1] + first[1:]) / 2
-    if not inner.size:
-        return np.array([first[0] - 0.5, last[-1] + 0.5])
-    return np.concatenate(([2 * first[0] - inner[0]], inner, [2 * last[-1] - inner[-1]]))
+def _columns(found: Ratios) -> LayerTable:
+    """The ratios at their steps, or their means over equal numbers of steps."""
+    pieces = [*zip(
+        np.array_split(found.steps, min(COLUMNS, found.steps.size)),
+        np.array_split(found.values, min(COLUMNS, found.steps.size)),
+        strict=True,
+    )]  # fmt: skip
+    finite = [np.isfinite(values) for _, values in pieces]
+    sums = [
+        np.where(known, values, 0.0).sum(0)
+        for known, (_, values) in zip(finite, pieces, strict=True)
+    ]
+    counts = np.array([known.sum(0) for known in finite])
+    means = np.where(counts > 0, np.array(sums) / np.maximum(counts, 1), np.nan).T
+    names = tuple(f"λ{n}" for n in range(1, len(means) + 1))
+    steps = np.array([(steps[0] + steps[-1]) / 2 for steps, _ in pieces])
+    # Directions that don't exist are blank, and steps without any direction are marked.
+    recorded = np.broadcast_to(~np.isfinite(means).any(axis=0), means.shape)
+    return LayerTable(names, steps, means, recorded, found.reason)

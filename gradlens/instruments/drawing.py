@@ -18,11 +18,14 @@ from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, thin, trend
 from gradlens.instruments.style import (
     ALARM,
     MUTED,
+    TICK_SIZE,
     Color,
     inside,
     message,
     points,
+    shorten_apart,
     size_in_points,
+    text_width,
     tint,
 )
 
@@ -206,15 +209,20 @@ def zero_line(ax: Axes) -> Artists:
     return {"zero": ax.axhline(0, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)}
 
 
-def explain_empty(ax: Axes, lines: Sequence[Line]) -> Artists:
+def explain_empty(ax: Axes, lines: Sequence[Line], why: str = "") -> Artists:
     """A message why there is nothing to draw: the reason of the latest value that has one."""
+    return {"message": message(ax, why or why_empty(lines))}
+
+
+def why_empty(lines: Sequence[Line]) -> str:
+    """Why there is nothing to draw: the reason of the latest value that has one."""
     reasons = [line.reason for line in lines if line.reason]
     nothing = "recorded, but never a finite number"
     if not any(line.steps.size for line in lines):
         nothing = "nothing recorded yet"
     elif all(always_infinite(line) for line in lines):
         nothing = "infinite at every step"
-    return {"message": message(ax, reasons[-1] if reasons else nothing)}
+    return reasons[-1] if reasons else nothing
 
 
 def picture_and_series(ax: Axes, share: float, gap: float) -> tuple[Axes | None, Axes]:
@@ -233,6 +241,17 @@ def picture_and_series(ax: Axes, share: float, gap: float) -> tuple[Axes | None,
 def row_stride(count: int, height: float) -> int:
     """The least n for which each n-th of ``count`` rows on ``height`` points can have a label."""
     return max(1, math.ceil(points(ROW) * count / height))
+
+
+def labelled_rows(ax: Axes, names: Sequence[str], right: float = 0.0) -> Axes:
+    """An axis inside another one for rows with names on the left, ``right`` points narrower."""
+    width, height = size_in_points(ax)
+    stride = row_stride(len(names), height)
+    labels = shorten_apart(names[::stride], 0.3 * width, TICK_SIZE)
+    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
+    inner = inside(ax, left, 0, 1 - left - points(right) / width, 1)
+    label_rows(inner, labels, stride, len(names))
+    return inner
 
 
 def label_rows(ax: Axes, labels: Sequence[str], stride: int, count: int) -> None:

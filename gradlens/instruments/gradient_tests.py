@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
+import numpy as np
 
 from gradlens.history.history import History
 from gradlens.history.lines import Line, network_line
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.numbers import short_labels
-from gradlens.instruments.panel import Artists, Curve, Lines, LineStyle, Picture
+from gradlens.instruments.panel import (
+    Curve,
+    Lines,
+    LineStyle,
+    Ruler,
+    Shape,
+    Shapes,
+    any_finite,
+)
 from gradlens.instruments.style import (
     BLUE,
     GREEN,
-    GRID,
     INK,
     MUTED,
     ORANGE,
     RGB,
-    SMALLEST_SIZE,
     Color,
     tint,
 )
@@ -33,15 +36,6 @@ SHARE = 0.35
 """The picture's share of the width."""
 SHORT = {"NormTest": "norm θ", "InnerTest": "inner θ", "OrthoTest": "ortho ν"}
 COLORS: dict[str, Color] = {"NormTest": BLUE, "InnerTest": ORANGE, "OrthoTest": GREEN}
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Spread of the mean gradient in units of its length; NaN where there is no test."""
-
-    norm: float
-    inner: float
-    ortho: float
 
 
 # θ² of the norm test is the sum of the other two squares. Its line is wide and those of the others
@@ -82,7 +76,7 @@ class GradientTestsInstrument(Instrument):
             ),
             scale="log",
             levels=(1.0,),
-            picture=Picture(SHARE, lambda ax: _picture(ax, tests, found)),
+            beside=_picture(tests, found) if any_finite([*found.values()]) else None,
         )
 
 
@@ -122,79 +116,50 @@ def _shown_tests(names: Sequence[str], kinds: Sequence[str]) -> list[ShownTest]:
     ]
 
 
-def _picture(ax: Axes, tests: Sequence[ShownTest], found: Mapping[str, Line]) -> Artists:
+def _picture(tests: Sequence[ShownTest], found: Mapping[str, Line]) -> Shapes:
     known = [test for test in tests if found[test.name].finite.any()]
     values = {test: _last(found[test.name]) for test in known}
     first = {test.kind: values[test] for test in known if test.place == 0}
-    noise = Noise(*(first.get(kind, math.nan) for kind in SHORT))
-    _frame(ax, max(values.values()))
-    step = max(float(one.steps[one.finite][-1]) for one in found.values() if one.finite.any())
-    artists: Artists = {"step": _corner(ax, f"step {step:,.0f}")} | _bands(ax, noise)
+    reach = max(values.values())
+    left, right = min(0.0, 1 - reach), 1 + max(reach, 0.1)
+    half = 0.57 * max(right - left, 2 * reach)
+    low, high = (left + right) / 2 - half, (left + right) / 2 + half
+    shapes = []
+    if "OrthoTest" in first:
+        ortho = first["OrthoTest"]
+        shapes.append(_band("ortho band", (low, high), (-ortho, ortho), GREEN))
+    if "InnerTest" in first:
+        inner = first["InnerTest"]
+        shapes.append(_band("inner band", (1 - inner, 1 + inner), (-half, half), ORANGE))
     for test in known:
         if test.kind == "NormTest":
             name = "norm circle" if test.place == 0 else f"norm circle {test.name}"
-            artists[name] = _circle(ax, values[test], test)
-    return artists | _arrow(ax)
+            shapes.append(_circle(name, values[test], test))
+    zeros = np.zeros(2)
+    shapes.append(Shape("mean gradient", np.array([0.0, 1.0]), zeros, INK, "arrow", width=1.2))
+    shapes.append(Shape("origin", zeros[:1], zeros[:1], INK, "points", width=3.0))
+    step = max(float(one.steps[one.finite][-1]) for one in found.values() if one.finite.any())
+    return Shapes(
+        tuple(shapes),
+        Ruler("dot in circle: noise > gradient", (low, high), ticks=(0.0, 1.0)),
+        Ruler("", (-half, half), ticks=()),
+        words=f"step {step:,.0f}",
+        equal=True,
+        share=SHARE,
+        title="latest step",
+    )
 
 
 def _last(one: Line) -> float:
     return float(one.values[one.finite][-1])
 
 
-def _frame(ax: Axes, reach: float) -> None:
-    left, right = min(0.0, 1 - reach), 1 + max(reach, 0.1)
-    half = 0.57 * max(right - left, 2 * reach)
-    middle = (left + right) / 2
-    ax.set_xlim(middle - half, middle + half)
-    ax.set_ylim(-half, half)
-    ax.set_aspect("equal", adjustable="box", anchor="NW")
-    ax.set_xticks([])
-    ax.set_yticks([])
-    ax.grid(visible=False)
-    for spine in ax.spines.values():
-        spine.set(visible=True, color=GRID, linewidth=0.8)
+def _band(name: str, x: tuple[float, float], y: tuple[float, float], color: Color) -> Shape:
+    low, high = np.full(2, y[0]), np.full(2, y[1])
+    return Shape(name, np.array(x), high, color, "area", low, opacity=0.16)
 
 
-def _corner(ax: Axes, text: str) -> Artist:
-    # The circle does not reach this corner.
-    return ax.annotate(
-        text,
-        (0, 0),
-        xycoords="axes fraction",
-        xytext=(3, 3),
-        textcoords="offset points",
-        fontsize=SMALLEST_SIZE,
-        color=MUTED,
-    )
-
-
-def _bands(ax: Axes, noise: Noise) -> Artists:
-    low, high = ax.get_xlim()
-    artists: Artists = {}
-    if math.isfinite(noise.ortho):
-        corner = (low, -noise.ortho)
-        flat = Rectangle(corner, high - low, 2 * noise.ortho, facecolor=GREEN, alpha=0.16, lw=0)
-        artists["ortho band"] = ax.add_patch(flat)
-    if math.isfinite(noise.inner):
-        corner = (1 - noise.inner, low)
-        upright = Rectangle(corner, 2 * noise.inner, 2 * (high - low), fc=ORANGE, alpha=0.16, lw=0)
-        upright.set_y(ax.get_ylim()[0])
-        artists["inner band"] = ax.add_patch(upright)
-    return artists
-
-
-def _circle(ax: Axes, radius: float, test: ShownTest) -> Artist:
-    look: dict[str, Any] = {"edgecolor": test.color, "linewidth": 1.5, "linestyle": test.style}
-    circle = Circle((1, 0), radius, fill=False, zorder=4, **look)
-    return ax.add_patch(circle)
-
-
-def _arrow(ax: Axes) -> Artists:
-    low, high = ax.get_xlim()
-    head = max(3.0, 8 - 0.8 * (high - low))
-    arrow = FancyArrowPatch(
-        (0, 0), (1, 0), arrowstyle="-|>", mutation_scale=head, shrinkA=0, shrinkB=0, color=INK,
-        linewidth=1.2, zorder=5,
-    )  # fmt: skip
-    (origin,) = ax.plot([0], [0], "o", color=INK, markersize=3, zorder=5)
-    return {"mean gradient": ax.add_patch(arrow), "origin": origin}
+def _circle(name: str, radius: float, test: ShownTest) -> Shape:
+    turns = np.linspace(0, 2 * np.pi, 100)
+    x, y = 1 + radius * np.cos(turns), radius * np.sin(turns)
+    return Shape(name, x, y, test.color, width=1.5, style=test.style)

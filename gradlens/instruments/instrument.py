@@ -4,62 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, final, get_args
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.series import Series
 from gradlens.history.view import Group, View
+from gradlens.instruments.axes import Drawing, draw_panel, draw_side_by_side, new_axes
 from gradlens.instruments.layers import layout, row_names
-from gradlens.instruments.lines import draw_lines
-from gradlens.instruments.maps import draw_map
-from gradlens.instruments.panel import Artists, Content, Lines, Map
-from gradlens.instruments.scales import StepAxis, StepLabels
-from gradlens.instruments.style import (
-    MUTED,
-    PAPER,
-    TICK_SIZE,
-    dress,
-    figure_of,
-    font_scale,
-    inside,
-    literal,
-    message,
-    size_in_points,
-    title,
-)
-
-CELL = (3.0, 2.15)
-"""Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""
-MARGINS = (0.46, 0.36, 0.14, 0.44)
-"""Inches for labels around a panel: left, bottom, right, top."""
-LABELLED = MARGINS[0] + 0.14
-"""Inches on the left of a panel whose value axis has a label."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """What an instrument has drawn: its axis and its artists by name."""
-
-    ax: Axes
-    artists: Mapping[str, Artist]
-
-    @property
-    def axes(self) -> tuple[Axes, ...]:
-        """The axis, followed by the axes inside it."""
-        return (self.ax, *(child for child in self.ax.child_axes if isinstance(child, Axes)))
-
-    @property
-    def figure(self) -> Figure:
-        """The figure of the axis."""
-        return figure_of(self.ax)
-
+from gradlens.instruments.panel import Content, Lines, Panel
+from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.style import literal
 
 Normalisation = Literal["", "row", "kind"]
 
@@ -159,12 +117,37 @@ class Instrument(ABC):
         return bool(self.series(history))
 
     @final
-    def panels(self, history: History) -> tuple[Instrument, ...]:
+    def parts(self, history: History) -> tuple[Instrument, ...]:
         """This instrument once for each panel that it needs; empty without data."""
         names = self.series(history)
         if self.together:
             return (replace(self, names=names),) if names else ()
         return tuple(replace(self, names=(name,)) for name in names)
+
+    @final
+    def panels(self, history: History) -> tuple[Panel, ...]:
+        """The panels of all series, as data; empty without data."""
+        return tuple(one.panel(history) for one in self.parts(history))
+
+    @final
+    def panel(self, history: History) -> Panel:
+        """The panel of ``names``, as data."""
+        return Panel(
+            self.heading(history),
+            self.group(history),
+            self.names,
+            self._content(history),
+            self._label(history),
+            *self.size(history),
+        )
+
+    def _content(self, history: History) -> Content:
+        if not self.series(history):
+            return Lines()
+        shown = self.content(history)
+        if isinstance(shown, Lines) and self.options.single_lines:
+            return replace(shown, single_lines=True)
+        return shown
 
     @final
     def group(self, history: History) -> Group:
@@ -178,42 +161,15 @@ class Instrument(ABC):
 
         ``log_step`` makes the step axis logarithmic. Nothing but the axis changes.
         """
-        ax = _new_axes(max(1, len(self.panels(history))), self.size(history)) if ax is None else ax
-        drawing = self.draw_panel(history, ax, step_axis(history, log_step))
+        panels = self.panels(history) or (Panel(self.title, self.home, (), Lines()),)
+        ax = new_axes(len(panels), self.size(history)) if ax is None else ax
+        axis = step_axis(history, log_step)
+        if len(panels) == 1:
+            drawing = draw_panel(panels[0], ax, axis)
+        else:
+            drawing = draw_side_by_side(panels, ax, axis)
         literal(ax)
         return drawing
-
-    @final
-    def draw_panel(
-        self, history: History, ax: Axes, axis: StepAxis, labels: bool = False
-    ) -> Drawing:
-        """Draw on ``ax`` with title and common style, over the steps of ``axis``.
-
-        With ``labels``, value axes over steps have one, instead of the words below the title, and
-        there are no readouts.
-        """
-        drawing = self._drawn(history, ax, axis, not labels)
-        if not labels:
-            return drawing
-        labelled = [_label(part, self._label(history)) for part in drawing.axes]
-        if any(labelled) and "subtitle" in drawing.artists:
-            drawing.artists["subtitle"].remove()
-        return drawing
-
-    def _drawn(self, history: History, ax: Axes, axis: StepAxis, readouts: bool) -> Drawing:
-        panels = self.panels(history)
-        dress(ax)
-        if not panels:
-            title(ax, self.title)
-            ax.set_xticks([])
-            return Drawing(ax, {"message": message(ax, "nothing recorded yet")})
-        if len(panels) == 1:
-            return Drawing(ax, panels[0]._titled(history, ax, axis, readouts))
-        artists: Artists = {}
-        for panel, part in zip(panels, _side_by_side(ax, len(panels)), strict=True):
-            drawn = panel._titled(history, part, axis, readouts)
-            artists |= {f"{panel.names[0]}: {name}": artist for name, artist in drawn.items()}
-        return Drawing(ax, artists)
 
     @final
     def size(self, history: History) -> tuple[float, float]:
@@ -232,18 +188,6 @@ class Instrument(ABC):
         if found is None:
             return 1.0
         return min(0.5 + 0.25 * math.ceil(len(row_names(history[name], found)) / 4), 2.5)
-
-    def _titled(self, history: History, ax: Axes, axis: StepAxis, readouts: bool) -> Artists:
-        shown = self.content(history)
-        width = size_in_points(ax)[0]
-        if isinstance(shown, Lines):
-            artists = draw_lines(ax, axis, shown, self.options.single_lines)
-        else:
-            artists = draw_map(ax, axis, shown) if isinstance(shown, Map) else shown.draw(ax, axis)
-        # The axis may have become narrower, which has room for names on its right.
-        readout = shown.readout if readouts else ("", False)
-        title(ax, self.heading(history), *readout, width=width)
-        return artists
 
     @final
     def heading(self, history: History) -> str:
@@ -281,47 +225,7 @@ def _has(records: Series, part: str) -> bool:
     return any(records.having(part).values())
 
 
-def _label(ax: Axes, text: str) -> bool:
-    """Label the value axis if it is one over steps; whether it is."""
-    over_steps = isinstance(ax.xaxis.get_major_formatter(), StepLabels)
-    if over_steps and ax.axison and len(ax.get_yticks()) and not ax.yaxis_inverted():
-        ax.set_ylabel(text, fontsize=TICK_SIZE, color=MUTED, labelpad=2)
-        return True
-    return False
-
-
 def step_axis(history: History, log: bool = False) -> StepAxis:
     """The steps of a history, which all its panels share."""
     steps = history.steps
     return StepAxis(steps[0], steps[-1], log) if steps else StepAxis(0, 1, log)
-
-
-def panel_box(
-    left: float,
-    top: float,
-    width: float,
-    height: float,
-    figure: Figure,
-    margin: float = MARGINS[0],
-) -> list[float]:
-    """Where an axis goes in a figure, given the cell in inches that holds it and its labels.
-
-    ``margin`` is that on the left, at matplotlib's default ``font.size``.
-    """
-    across, up = figure.get_size_inches()
-    west, south, east, north = (font_scale() * one for one in (margin, *MARGINS[1:]))
-    inner = (left + west, up - top - height + south, width - west - east, height - south - north)
-    return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
-
-
-def _new_axes(panels: int, size: tuple[float, float]) -> Axes:
-    scale = 1.2 * font_scale()
-    across, up = scale * CELL[0] * size[0] * panels, scale * CELL[1] * size[1]
-    figure = Figure(figsize=(across, up), dpi=150, facecolor=PAPER)
-    return figure.add_axes(tuple(panel_box(0, 0, across, up, figure)))  # type: ignore[arg-type]
-
-
-def _side_by_side(ax: Axes, count: int) -> list[Axes]:
-    gap = 0.18
-    width = 1 / (count + gap * (count - 1))
-    return [inside(ax, place * width * (1 + gap), 0, width, 1) for place in range(count)]

@@ -63,7 +63,14 @@ class LayerMapInstrument(Instrument):
         norm = Normalize(0, 1) if shares else colour_norm(whole.values, view.yscale)
         log = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
         what = words(found, view) + OVER[self.options.normalise] * (not shares) + log
-        return Map(whole, row_labels(whole.names, history), norm, what, shares)
+        return Map(
+            whole,
+            row_labels(whole.names, history),
+            norm,
+            what,
+            shares,
+            colors="signed" if (norm.vmin or 0.0) < 0 else "sizes",
+        )
 
 
 OVER: Mapping[Normalisation, str] = {

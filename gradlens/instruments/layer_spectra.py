@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import Line
 from gradlens.history.series import Series
 from gradlens.instruments.covariance import eigenvalue_lines
-from gradlens.instruments.drawing import small_panels, thread
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import layer_lines
 from gradlens.instruments.layers import in_order
-from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
-from gradlens.instruments.scales import StepAxis, fit, log_if_wide
-from gradlens.instruments.series import smooth
-from gradlens.instruments.style import (
-    BLUE,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    TEXT_SIZE,
-    message,
-    sequence_colors,
-    shorten,
-    size_in_points,
-    subtitle,
-)
+from gradlens.instruments.panel import Curve, Grid, Lines
+from gradlens.instruments.scales import log_if_wide
+from gradlens.instruments.style import BLUE, ORANGE, PURPLE, SKY
 
 COVARIANCES = ("InputCovariance", "OutputGradientCovariance")
 CONDITIONS = {
@@ -42,6 +25,7 @@ CONDITIONS = {
     "80 %": "condition_80",
     "all": "condition",
 }
+NONE = "no eigenvalue is a number"
 GAP = (30.0, 32.0)
 """Points between small panels, across and up."""
 
@@ -98,38 +82,17 @@ class LayerSpectraInstrument(Instrument):
     columns: ClassVar[int] = 4
     width: ClassVar[float] = 4.0
 
-    def content(self, history: History) -> Drawn:
+    def content(self, history: History) -> Grid:
         records = history[self.names[0]].having(self.part)
         names = in_order(records.entries, history)
         found = {name: eigenvalue_lines(records.column(name)) for name in names}
-        return Drawn(partial(_panels, found=found, columns=self.columns))
-
-
-def _panels(
-    ax: Axes, axis: StepAxis, found: Mapping[str, Mapping[str, Line]], columns: int
-) -> Artists:
-    shown = [one.values for lines in found.values() for one in lines.values()]
-    artists: Artists = {}
-    for panel, (name, lines) in zip(
-        small_panels(ax, len(found), columns, GAP), found.items(), strict=True
-    ):
-        drawn = _small(panel, axis, name, lines, shown)
-        artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
-    most = max((len(lines) for lines in found.values()), default=0)
-    words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
-    return artists | {"subtitle": subtitle(ax, words)}
-
-
-def _small(
-    ax: Axes, axis: StepAxis, name: str, lines: Mapping[str, Line], shown: list[Any]
-) -> Artists:
-    label = shorten(name, size_in_points(ax)[0], TEXT_SIZE)
-    ax.set_title(label, loc="left", color=INK, fontsize=TEXT_SIZE, y=1.0, pad=3.0)
-    axis.apply(ax)
-    if not lines:
-        return {"message": message(ax, "no eigenvalue is a number")}
-    artists: Artists = {}
-    for (which, one), color in zip(lines.items(), sequence_colors(len(lines)), strict=True):
-        artists[which] = thread(ax, axis, smooth(one, axis.warp), color, 1.0)
-    fit(ax, shown, "log", 3)
-    return artists
+        values = [one.values[one.finite] for lines in found.values() for one in lines.values()]
+        joined = np.concatenate([*values, []])
+        limits = (float(joined.min()), float(joined.max())) if joined.size else None
+        parts = {
+            name: Lines(layers=lines, scale="log", limits=limits, message=NONE * (not lines))
+            for name, lines in found.items()
+        }
+        most = max((len(lines) for lines in found.values()), default=0)
+        words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
+        return Grid(parts, self.columns, words, GAP)

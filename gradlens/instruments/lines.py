@@ -44,6 +44,7 @@ from gradlens.instruments.scales import (
     without_spikes,
 )
 from gradlens.instruments.series import lowest_and_highest, quantiles, smooth, thin
+from gradlens.instruments.shapes import draw_beside
 from gradlens.instruments.style import (
     ALARM,
     AMBER,
@@ -73,35 +74,35 @@ NAMED_AT_ENDS = 8
 """Up to so many layers have their names at the ends of their lines."""
 ROOM_OF_NAME = 8.5
 """Points that the name of a curve takes, at least."""
-PICTURE_GAP = 34.0
-"""Points between a picture and the lines beside it."""
+BESIDE = 34.0
+"""Points between shapes and the lines beside them."""
 
 Side = Literal["top", "bottom"]
 """Of a text: which of its edges is at a line."""
 
 
-def draw_lines(ax: Axes, axis: StepAxis, shown: Lines, single_lines: bool = False) -> Artists:
+def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     """Draw curves over the steps of ``axis``, in front of the lines of layers.
 
     Lines of layers that have many points are drawn as trends only, because their raw values would
     cover each other. Of more lines than ``MOST_LINES`` there are quantiles, and the names of the
-    highest and the lowest one, unless ``single_lines``. Lines that are ∞ at every step, and those
+    highest and the lowest one, unless all are wanted. Lines that are ∞ at every step, and those
     that end in exact zeros, are named or counted in the key. Zeros aren't on a logarithmic axis: a
     thick line is at its base where there are any.
     """
     if not any_finite(shown.lines):
         axis.apply(ax)
-        return explain_empty(ax, shown.lines)
+        return explain_empty(ax, shown.lines, shown.message)
     head = ax
     artists: Artists = {}
-    if shown.picture is not None:
-        picture, ax = picture_and_series(ax, shown.picture.share, PICTURE_GAP)
-        artists |= shown.picture.draw(picture) if picture is not None else {}
+    if shown.beside is not None:
+        picture, ax = picture_and_series(ax, shown.beside.share, BESIDE)
+        artists |= draw_beside(picture, shown.beside) if picture is not None else {}
     axis.apply(ax)
     finite = {name: one for name, one in shown.layers.items() if not always_infinite(one)}
     layers, zeros = without_zeros(finite, shown.scale)
-    few = single_lines or len(layers) <= MOST_LINES
-    for place, one in enumerate(reversed(layer_curves(layers, single_lines))):
+    few = shown.single_lines or len(layers) <= MOST_LINES
+    for place, one in enumerate(reversed(layer_curves(layers, shown.single_lines))):
         line = smooth(one.line, axis.warp)
         artists[one.name] = thread(ax, axis, line, one.color, one.width, 2.5 + 0.01 * place)
     for place, one in enumerate(shown.finite_curves):
@@ -172,7 +173,7 @@ def _entries(shown: Lines, fronts: Mapping[str, Line2D], zeros: Mapping[str, Lin
     """The entries of a key, but for those of layers that are drawn."""
     curves = shown.finite_curves if len(shown.lines) > 1 else ()
     return [
-        *(shown.picture.key if shown.picture is not None else ()),
+        *(shown.beside.key if shown.beside is not None else ()),
         *(
             Entry(one.name, one.color, "dashed" if fronts[one.name].is_dashed() else "line")
             for one in curves

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -15,7 +13,13 @@ from matplotlib.ticker import Formatter, Locator, MaxNLocator
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.drawing import label_rows, missing, row_stride
+from gradlens.instruments.drawing import (
+    label_rows,
+    labelled_rows,
+    missing,
+    picture_and_series,
+    row_stride,
+)
 from gradlens.instruments.layers import LayerTable, columns
 from gradlens.instruments.panel import Artists, Map
 from gradlens.instruments.scales import (
@@ -25,25 +29,29 @@ from gradlens.instruments.scales import (
     StepAxis,
     SymlogTicks,
 )
+from gradlens.instruments.shapes import draw_beside
 from gradlens.instruments.style import (
     ALARM,
     FAINT,
     PAPER,
     TICK_SIZE,
     inside,
+    key,
     points,
-    shorten_apart,
+    signal_colormap,
     signed_colormap,
     size_colormap,
     size_in_points,
     subtitle,
-    text_width,
 )
 
 COLUMNS = 240
 """Largest number of columns; of several steps in one, the value furthest from zero is shown."""
 SEPARATED = 60
 """Largest number of rows for which lines separate the modules."""
+BESIDE = 40.0
+"""Points between a map and the shapes beside it."""
+COLORMAPS = {"sizes": size_colormap, "signed": signed_colormap, "signal": signal_colormap}
 BAR = (6.0, 34.0)
 """Points for the colour bar, and for it together with its labels."""
 
@@ -55,36 +63,38 @@ GREY = "grey: 0"
 def draw_map(ax: Axes, axis: StepAxis, shown: Map) -> Artists:
     """Draw a map, with rows labelled and colours explained where there is room."""
     thinned, places = columns(shown.table, COLUMNS, axis.warp)
-    inner, bar = _axes(ax, shown.labels)
+    artists: Artists = {}
+    inner = ax
+    if shown.beside is not None:
+        picture, inner = picture_and_series(ax, shown.beside.share, BESIDE)
+        artists |= draw_beside(picture, shown.beside) if picture is not None else {}
+        stride = row_stride(len(shown.labels), size_in_points(inner)[1])
+        label_rows(inner, shown.labels[::stride], stride, len(shown.labels))
+    else:
+        width = size_in_points(ax)[0]
+        bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
+        inner = labelled_rows(ax, shown.labels, BAR[1])
     axis.apply(inner)
     edges = axis.unwarp(places)
-    mesh = _mesh(inner, edges, thinned, shown.norm)
-    artists = _undefined(inner, edges, thinned)
-    marks = {"hatched: no finite number": bool(artists), GREY: shown.has_grey}
+    mesh = artists["map"] = _mesh(inner, edges, thinned, shown)
+    if shown.beside is not None:
+        explained = key(ax, shown.beside.key)
+        artists |= {"key": explained} if explained is not None else {}
+        return artists | missing(inner, axis, [_worst(shown.table)])
+    artists |= _undefined(inner, edges, thinned)
+    marks = {"hatched: no finite number": "undefined" in artists, GREY: shown.has_grey}
     notes = [mark for mark, is_shown in marks.items() if is_shown]
     text = " · ".join([f"colour: {shown.words}", *notes, "from input (top) to output"])
     labels = PercentLabels() if shown.shares else NumberLabels()
     artists |= {
-        "map": mesh,
         "colours": colour_bar(bar, mesh, shown.norm, labels),
         "subtitle": subtitle(ax, text),
     }
     return artists | missing(inner, axis, [_worst(shown.table)])
 
 
-def _axes(ax: Axes, names: Sequence[str]) -> tuple[Axes, Axes]:
-    """An axis for the map with its rows labelled by names, and one for the colours."""
-    width, height = size_in_points(ax)
-    stride = row_stride(len(names), height)
-    labels = shorten_apart(names[::stride], 0.3 * width, TICK_SIZE)
-    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
-    bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
-    inner = inside(ax, left, 0, 1 - left - points(BAR[1]) / width, 1)
-    label_rows(inner, labels, stride, len(names))
-    return inner, bar
-
-
-def _mesh(ax: Axes, edges: Floats, found: LayerTable, norm: Normalize) -> QuadMesh:
+def _mesh(ax: Axes, edges: Floats, found: LayerTable, shown: Map) -> QuadMesh:
+    norm = shown.norm
     low = norm.vmin or 0.0
     values = found.values
     if isinstance(norm, LogNorm):
@@ -95,7 +105,7 @@ def _mesh(ax: Axes, edges: Floats, found: LayerTable, norm: Normalize) -> QuadMe
         np.arange(len(found.names) + 1),
         np.ma.masked_invalid(values),
         norm=norm,
-        cmap=(signed_colormap() if low < 0 else size_colormap()).with_extremes(under=FAINT),
+        cmap=COLORMAPS[shown.colors]().with_extremes(under=FAINT),
         rasterized=True,
         zorder=2,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -11,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 
 from gradlens.history.lines import Floats, Line
+from gradlens.history.view import Group
 from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.scales import Scale, StepAxis, number_label
 from gradlens.instruments.series import lowest_and_highest, quantiles
@@ -43,12 +45,86 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """What has no steps, beside lines: its share of the width, what draws it, and its key."""
+class Ruler:
+    """An axis that isn't one of steps: its label, and its range.
 
-    share: float
-    draw: Callable[[Axes], Artists]
+    It has labels at round numbers, or else at the ``ticks`` alone.
+    """
+
+    label: str
+    limits: tuple[float, float]
+    log: bool = False
+    ticks: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Points ``x`` and ``y`` ``[K]`` on two axes, as a line with gaps at NaNs, or as points.
+
+    An area is between ``low`` ``[K]`` and ``y``. An arrow goes from the first point to the last.
+    ``width`` is that of a line or a point, in points.
+    """
+
+    name: str
+    x: Floats
+    y: Floats
+    color: Color = BLUE
+    kind: Literal["line", "area", "points", "arrow"] = "line"
+    low: Floats | None = None
+    width: float = 1.0
+    style: LineStyle = "-"
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Sizes ``[R, C]`` as colours, on a logarithmic scale; zero has none.
+
+    Cells are between the edges ``columns`` ``[C + 1]`` and ``rows`` ``[R + 1]`` on the axes
+    ``across`` and ``up``. With ``labels`` ``[R]``, the first row is on top. With ``margins``, the
+    sums of rows and columns are beside the picture. With ``steps`` ``[C]``, each column belongs to
+    a step instead. ``words`` say what the sizes are.
+    """
+
+    sizes: Floats
+    columns: Floats
+    rows: Floats
+    across: Ruler
+    up: Ruler
+    words: str = ""
+    labels: Sequence[str] = ()
+    margins: bool = False
+    steps: Floats | None = None
+    readout: Readout = ("", False)
+
+    @property
+    def norm(self) -> LogNorm:
+        """The scale of the colours."""
+        found = self.sizes[self.sizes > 0]
+        low, high = (float(found.min()), float(found.max())) if found.size else (1.0, 10.0)
+        return LogNorm(low, max(high, 2 * low))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Shapes on two axes, the first of them behind the others.
+
+    ``key`` explains them, and ``words`` say how to read them. ``equal`` axes have the same unit.
+    Of shapes at single steps, ``over_steps`` shows all steps, where there is more room. ``share``
+    is that of the width of a panel which also has numbers over the steps; there, the ``title`` says
+    what they show besides.
+    """
+
+    shapes: tuple[Shape, ...]
+    across: Ruler
+    up: Ruler
     key: tuple[Entry, ...] = ()
+    words: str = ""
+    equal: bool = False
+    over_steps: Picture | None = None
+    share: float = 0.4
+    title: str = ""
+    readout: Readout = ("", False)
 
 
 @dataclass(frozen=True)
@@ -62,7 +138,8 @@ class Lines:
     out of its range. ``levels`` are dashed lines, and what is above ``danger`` is tinted.
     ``shares`` are labelled as percents. Values of layers at the steps ``uncertain`` are hollow
     points. If ``named_at_ends``, curves have their names on the right where there is room, instead
-    of in a key.
+    of in a key. Shapes are ``beside`` the lines where there is room. ``message`` says why there is
+    nothing to draw, where the lines don't; with ``single_lines``, each of many layers has a line.
     """
 
     curves: tuple[Curve, ...] = ()
@@ -78,7 +155,9 @@ class Lines:
     shares: bool = False
     uncertain: Floats | None = None
     named_at_ends: bool = False
-    picture: Picture | None = None
+    beside: Shapes | None = None
+    message: str = ""
+    single_lines: bool = False
 
     @property
     def lines(self) -> list[Line]:
@@ -103,12 +182,20 @@ class Lines:
             return self.latest or ("", False)
         return readout(self.curves[0].line)
 
+    @property
+    def all_curves(self) -> tuple[Curve, ...]:
+        """The curves, and those of the layers, as a figure shows them."""
+        finite = {name: one for name, one in self.layers.items() if not always_infinite(one)}
+        layers, _ = without_zeros(finite, self.scale)
+        return (*self.curves, *layer_curves(layers or self.layers, self.single_lines))
+
 
 @dataclass(frozen=True)
 class Map:
     """A number for each layer or parameter over the steps, as colours by ``norm``.
 
-    ``labels`` are those of the rows, and ``words`` say what the numbers are.
+    ``labels`` are those of the rows, and ``words`` say what the numbers are. If there are shapes
+    ``beside`` it, their key explains the colours.
     """
 
     table: LayerTable
@@ -117,6 +204,8 @@ class Map:
     words: str
     shares: bool = False
     readout: Readout = ("", False)
+    beside: Shapes | None = None
+    colors: Literal["sizes", "signed", "signal"] = "sizes"
 
     @property
     def has_grey(self) -> bool:
@@ -132,7 +221,34 @@ class Drawn:
     readout: Readout = ("", False)
 
 
-Content = Lines | Map | Drawn
+@dataclass(frozen=True)
+class Grid:
+    """Small panels by their titles, in at most ``columns``."""
+
+    parts: Mapping[str, Lines | Picture | Shapes]
+    columns: int
+    words: str
+    gap: tuple[float, float] = (16.0, 30.0)
+    readout: Readout = ("", False)
+
+
+Content = Lines | Map | Picture | Shapes | Grid | Drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """A panel as data: its title, its group, the series that it shows, and its size in cells.
+
+    ``label`` is that of its value axis.
+    """
+
+    title: str
+    group: Group
+    names: tuple[str, ...]
+    content: Content
+    label: str = ""
+    width: float = 1.0
+    height: float = 1.0
 
 
 def readout(line: Line) -> Readout:
@@ -156,13 +272,6 @@ def any_finite(lines: Sequence[Line]) -> bool:
 def always_infinite(line: Line) -> bool:
     """Whether all values of a line that exist are ∞."""
     return not line.finite.any() and bool(np.isposinf(line.values).any())
-
-
-def all_curves(shown: Lines) -> tuple[Curve, ...]:
-    """The curves of some lines, and those of their layers, as a figure shows them."""
-    finite = {name: one for name, one in shown.layers.items() if not always_infinite(one)}
-    layers, _ = without_zeros(finite, shown.scale)
-    return (*shown.curves, *layer_curves(layers or shown.layers))
 
 
 def layer_curves(layers: Mapping[str, Line], single_lines: bool = False) -> tuple[Curve, ...]:

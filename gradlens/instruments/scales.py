@@ -112,6 +112,16 @@ def within_reach(ends: Floats, middle: Floats, log: bool = False) -> Floats:
     return np.asarray(10.0**ends if log else ends, dtype=np.float64)
 
 
+def padded(low: float, high: float, log: bool = False) -> tuple[float, float]:
+    """The range of an axis for values from ``low`` to ``high``; a page has the same rule."""
+    if log:
+        first, last = math.log10(low), math.log10(high)
+        pad = 0.06 * (last - first) if last - first > 0.02 else 0.2
+        return 10.0 ** max(first - pad, -307.0), 10.0 ** min(last + pad, 307.0)
+    pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return (0.0 if low == 0 < high else low - pad), high + pad
+
+
 def fit(ax: Axes, values: Sequence[Floats], wish: Scale, ticks: int = 5) -> Scale:
     """Set the range and scale of the value axis; returns the scale that the values allow.
 
@@ -145,18 +155,15 @@ def _finite(values: Sequence[Floats]) -> Floats:
 
 def _linear(ax: Axes, found: Floats, ticks: int) -> None:
     low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
-    pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     ax.set_yscale("linear")
-    ax.set_ylim(0.0 if low == 0 < high else low - pad, high + pad)
+    ax.set_ylim(padded(low, high))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 2.5, 5, 10]))
     ax.yaxis.set_major_formatter(NumberLabels())
 
 
 def _log(ax: Axes, found: Floats, ticks: int) -> None:
-    low, high = math.log10(found.min()), math.log10(found.max())
-    pad = 0.06 * (high - low) if high - low > 0.02 else 0.2
     ax.set_yscale("log")
-    ax.set_ylim(10.0 ** max(low - pad, -307.0), 10.0 ** min(high + pad, 307.0))
+    ax.set_ylim(padded(float(found.min()), float(found.max()), log=True))
     ax.yaxis.set_major_locator(LogTicks(ticks))
     ax.yaxis.set_major_formatter(NumberLabels())
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, line
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
-from gradlens.instruments.scales import NumberLabels, StepAxis, fit, step_label
-from gradlens.instruments.style import BLUE, FAINT, MUTED, TICK_SIZE, Entry, key, tint
+from gradlens.instruments.panel import Curve, Lines, Ruler, Shape, Shapes
+from gradlens.instruments.scales import padded, step_label
+from gradlens.instruments.style import BLUE, FAINT, Entry, tint
 
 FLOOR = 1e-4
 """Smallest density that is shown, as a fraction of the largest; estimates below are inaccurate."""
-
-Density = tuple[int, dict[str, Floats]]
+ARRAYS = ("grid", "density", "low", "high")
 
 
 class SpectralDensityInstrument(Instrument):
@@ -31,63 +27,43 @@ class SpectralDensityInstrument(Instrument):
     title: ClassVar[str] = "Hessian spectral density"
     together: ClassVar[bool] = False
 
-    def content(self, history: History) -> Lines | Drawn:
+    def content(self, history: History) -> Lines | Shapes:
         records = history[self.names[0]]
-        found = densities(records)
-        return Drawn(partial(_draw, found=found)) if found else Lines((Curve("", line(records)),))
+        steps = [step for step, value in records.items() if _usable(value)]
+        if not steps:
+            return Lines((Curve("", line(records)),))
+        last, before = _arrays(records, steps[-1]), steps[:-1][:1]
+        first = _arrays(records, steps[0])
+        floor = FLOOR * float(last["density"].max())
+        # What is below the axis ends there, because zero isn't on a logarithmic one.
+        shown = {name: np.maximum(last[name], floor / 10) for name in ARRAYS[1:]}
+        band = Shape("band", last["grid"], shown["high"], tint(BLUE, 0.2), "area", shown["low"])
+        behind = [
+            Shape("first", first["grid"], np.maximum(first["density"], floor / 10), FAINT)
+            for _ in before
+        ]
+        front = Shape("density", last["grid"], shown["density"], BLUE, width=1.4)
+        grid = np.concatenate([one["grid"][one["density"] > floor] for one in (first, last)])
+        pad = 0.04 * float(grid.max() - grid.min()) or 0.5
+        top = max(float(one.max()) for one in (first["density"], last["density"], last["high"]))
+        return Shapes(
+            (band, *behind, front),
+            Ruler("eigenvalue", (float(grid.min()) - pad, float(grid.max()) + pad)),
+            Ruler("density", (floor, padded(floor, top, log=True)[1]), log=True),
+            (
+                Entry(f"step {step_label(steps[-1])}", BLUE),
+                *(Entry(f"step {step_label(step)}", FAINT, "thin") for step in before),
+                Entry("error", tint(BLUE, 0.2), "box"),
+            ),
+        )
 
 
-def _draw(ax: Axes, axis: StepAxis, found: Sequence[Density]) -> Artists:
-    floor = FLOOR * float(found[-1][1]["density"].max())
-    artists = _latest(ax, found[-1][1], floor)
-    entries = [Entry(f"step {step_label(found[-1][0])}", BLUE)]
-    if len(found) > 1:
-        artists["first"] = _outline(ax, found[0][1], floor)
-        entries.append(Entry(f"step {step_label(found[0][0])}", FAINT, "thin"))
-    _axes(ax, [found[0][1], found[-1][1]], floor)
-    entries.append(Entry("error", tint(BLUE, 0.2), "box"))
-    shown = key(ax, entries)
-    return artists | ({"key": shown} if shown else {})
-
-
-def densities(records: Series) -> list[Density]:
-    """The first and the last record that can be drawn, or the only one."""
-    found = [(step, value) for step, value in records.items() if _usable(value)]
-    chosen = [found[0], found[-1]] if len(found) > 1 else found
-    names = ("grid", "density", "low", "high")
-    return [(step, {n: np.asarray(v[n], dtype=np.float64) for n in names}) for step, v in chosen]
+def _arrays(records: Series, step: int) -> dict[str, Floats]:
+    return {name: np.asarray(records[step][name], dtype=np.float64) for name in ARRAYS}
 
 
 def _usable(value: Any) -> bool:
-    if not isinstance(value, Mapping) or not {"grid", "density", "low", "high"} <= {*value}:
+    if not isinstance(value, Mapping) or not {*ARRAYS} <= {*value}:
         return False
     density = np.asarray(value["density"], dtype=np.float64)
     return bool(density.size and np.isfinite(density).all() and density.max() > 0)
-
-
-def _latest(ax: Axes, one: Mapping[str, Floats], floor: float) -> Artists:
-    low, high = (np.maximum(one[name], floor / 10) for name in ("low", "high"))
-    between = ax.fill_between(one["grid"], low, high, color=tint(BLUE, 0.2), lw=0, zorder=1.5)
-    density = np.maximum(one["density"], floor / 10)
-    (front,) = ax.plot(one["grid"], density, color=BLUE, linewidth=1.4, zorder=4)
-    return {"band": between, "density": front}
-
-
-def _outline(ax: Axes, one: Mapping[str, Floats], floor: float) -> Any:
-    density = np.maximum(one["density"], floor / 10)
-    (behind,) = ax.plot(one["grid"], density, color=FAINT, linewidth=1.0, zorder=3)
-    return behind
-
-
-def _axes(ax: Axes, shown: list[dict[str, Floats]], floor: float) -> None:
-    tops = [one["density"].max() for one in shown]
-    fit(ax, [np.array([floor, *tops, shown[-1]["high"].max()])], "log")
-    ax.set_ylim(bottom=floor)
-    grids = [one["grid"][one["density"] > floor] for one in shown]
-    grid = np.concatenate(grids)
-    pad = 0.04 * float(grid.max() - grid.min()) or 0.5
-    ax.set_xlim(float(grid.min()) - pad, float(grid.max()) + pad)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(NumberLabels())
-    ax.set_ylabel("density", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
-    ax.set_xlabel("eigenvalue", loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
+from gradlens.instruments.axes import CELL, LABELLED, Drawing, panel_box
 from gradlens.instruments.drawing import explain_empty, missing
-from gradlens.instruments.instrument import CELL, LABELLED, Drawing, panel_box
 from gradlens.instruments.maps import BAR, colour_bar
 from gradlens.instruments.panel import Artists
 from gradlens.instruments.scales import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -16,9 +17,11 @@ from PIL import Image
 from gradlens.history.history import History
 from gradlens.history.run_file import replacing
 from gradlens.instruments.instrument import step_axis
+from gradlens.instruments.panel import Panel
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.axes_state import apply, look_of_panel, shows_single_steps, widened
 from gradlens.plotting.output import check_suffix
+from gradlens.plotting.panels import panels
 from gradlens.plotting.plotter import up_to
 from gradlens.plotting.progress import progress
 from gradlens.plotting.screen import Screen
@@ -41,7 +44,7 @@ def animate(history: History, screen: Screen, path: Path, most: int) -> None:
         raise OSError(
             f"{path} needs ffmpeg, which matplotlib doesn't find: install it, or use .gif"
         )
-    screen.panels(history)  # nothing to draw is said before any work
+    screen.parts(history)  # nothing to draw is said before any work
     steps = frame_steps(history, most, screen.log_steps)
     with replacing(path) as partial:
         if suffix == ".gif":
@@ -57,19 +60,27 @@ def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[t
     run, and so are findings, which are marked as soon as their steps are there; an axis that shows
     single steps has room for all that are shown.
     """
-    panels, findings = screen.panels(history), screen.marked(history)
-    figure = Figure(dpi=DPI, facecolor=PAPER)
-    screen.draw(_until(history, history.steps[-1], steps[0]), figure, panels, True, findings)
+    parts, findings = screen.parts(history), screen.marked(history)
+    whole = panels(parts, history)
+
+    def until(step: int, chosen: Sequence[int]) -> tuple[Panel, ...]:
+        known = panels((parts[place] for place in chosen), up_to(history, step))
+        pairs = zip(known, chosen, strict=True)
+        return tuple(replace(whole[place], content=one.content) for one, place in pairs)
+
+    figure, every = Figure(dpi=DPI, facecolor=PAPER), range(len(parts))
+    screen.draw(_until(history, history.steps[-1], steps[0]), figure, whole, True, findings)
     looks = [look_of_panel(ax) for ax in figure.axes]
     changing = [place for place, panel in enumerate(looks) if shows_single_steps(panel)]
     sketch = Figure(facecolor=PAPER)
     for step in _with_progress(steps, "axes  ") if changing else ():
         known = _until(history, step, steps[0])
-        screen.draw(known, sketch, tuple(panels[place] for place in changing), findings=())
+        screen.draw(known, sketch, until(step, changing), findings=())
         for place, ax in zip(changing, sketch.axes, strict=True):
             looks[place] = widened(looks[place], ax)
     for step in _with_progress(steps, "frames"):
-        screen.draw(_until(history, step, steps[0]), figure, panels, False, findings)
+        known = _until(history, step, steps[0])
+        screen.draw(known, figure, until(step, every), False, findings)
         for panel, ax in zip(looks, figure.axes, strict=True):
             apply(panel, ax)
         yield step, figure
@@ -114,11 +125,12 @@ def _write_gif(history: History, screen: Screen, steps: Sequence[int], path: Pat
 
 def _palette(history: History, screen: Screen, steps: Sequence[int]) -> Image.Image:
     """256 colours for all frames: with colours of its own for each, areas would flicker."""
-    panels, findings = screen.panels(history), screen.marked(history)
+    parts, findings = screen.parts(history), screen.marked(history)
     figure = Figure(dpi=DPI, facecolor=PAPER)
     pixels = []
     for step in steps:
-        screen.draw(up_to(history, step), figure, panels, True, findings)
+        known = up_to(history, step)
+        screen.draw(known, figure, panels(parts, known), True, findings)
         pixels.append(np.asarray(_image(figure)).reshape(1, -1, 3))
     image = Image.fromarray(np.concatenate(pixels, axis=1))
     # The usual choice would drop rare colours, such as that of an alarm.

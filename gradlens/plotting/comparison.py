@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, ClassVar
 
-from matplotlib.axes import Axes
+import numpy as np
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, line
-from gradlens.history.records import Source
+from gradlens.history.lines import Line
 from gradlens.history.scalars import Scalar
-from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import BUILT_IN
-from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Artists, Curve, Drawn, Lines
+from gradlens.instruments.panel import Curve, Lines, Panel
 from gradlens.instruments.scales import StepAxis, number_label, value_scale
 from gradlens.instruments.style import (
-    INK,
-    MUTED,
     PAPER,
     RGB,
-    TEXT_SIZE,
+    Entry,
     categorical_colors,
     sequence_colors,
-    shorten,
-    size_in_points,
-    text_width,
 )
-from gradlens.plotting.panels import EPOCHS, GROUPS, Panel, limited
-from gradlens.plotting.rendering import draw
+from gradlens.plotting.panels import EPOCHS, GROUPS, limited
+from gradlens.plotting.rendering import Words, draw
 
 SPIKY = ("Alpha", "GradNoiseScale")
 """Kinds with single values so far off that an axis which has room for them shows nothing else."""
-
-ROWS = 7
-"""Runs in one column of their list."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +55,14 @@ def compare(runs: Mapping[str, History], title: str = "", log_steps: bool = Fals
     found = numbers(runs)
     if not found:
         raise ValueError(f"none of the runs has numbers to compare: {', '.join(runs)}")
-    history = History()
     colors = run_colors([*runs])
-    panels = [_panel(history, number, colors) for number in found]
+    panels = [_panel(number, colors) for number in found]
     panels.sort(key=lambda panel: GROUPS.index(panel.group))
+    steps = np.unique(np.concatenate([one.steps for each in found for one in each.lines.values()]))
+    facts = (f"last step {steps[-1]:,.0f}", f"{steps.size:,} recorded steps")
+    words = Words(title, facts, legend=_legend(found, colors))
     figure = Figure(facecolor=PAPER)
-    shown = limited((_list_of_runs(history, found, colors), *panels))
-    draw(figure, history, shown, title, log_steps)
+    draw(figure, limited(tuple(panels)), words, StepAxis(steps[0], steps[-1], log_steps))
     return figure
 
 
@@ -181,92 +169,40 @@ def short_run_names(runs: Sequence[str]) -> dict[str, str]:
 # Panels -------------------------------------------------------------------------------------
 
 
-def _panel(history: History, number: Number, colors: Mapping[str, RGB]) -> Panel:
-    """The panel of a number, whose lines become series of ``history``."""
-    names = []
-    for run, one in number.lines.items():
-        names.append(f"{number.name} of {run}")
-        history.sources[names[-1]] = Source((), replace(number.view, title=number.title))
-        gap = Undefined(one.reason) if one.reason else math.nan
-        for step, value in zip(one.steps.tolist(), one.values.tolist(), strict=True):
-            history.append(int(step), {names[-1]: gap if math.isnan(value) else value})
-    shades = tuple(colors[run] for run in number.lines)
-    spiky = any(kind in SPIKY for kind in number.kinds)
+def _panel(number: Number, colors: Mapping[str, RGB]) -> Panel:
+    """The panel of a number: a line for each run, with its name on the right."""
     short = short_run_names([*colors])
-    labels = tuple(short[run] for run in number.lines)
-    instrument = RunsInstrument(tuple(names), shades, labels, number.words, spiky)
-    return Panel(instrument, number.view.group)
-
-
-@dataclass(frozen=True)
-class RunsInstrument(Instrument):
-    """One line for each run, with its name on the right."""
-
-    colors: tuple[RGB, ...] = ()
-    labels: tuple[str, ...] = ()
-    words: str = ""
-    spiky: bool = False
-
-    def content(self, history: History) -> Lines:
-        lines = [line(history[name]) for name in self.names]
-        named = zip(self.labels, lines, self.colors, strict=True)
-        return Lines(
-            tuple(Curve(name, one, color, width=1.4) for name, one, color in named),
-            scale=value_scale(self.view(history).yscale, [one.values for one in lines]),
-            latest=("", False),
-            words=self.words,
-            spiky=self.spiky,
-            named_at_ends=True,
-        )
-
-
-def _list_of_runs(history: History, found: Sequence[Number], colors: Mapping[str, RGB]) -> Panel:
-    losses = next((number.lines for number in found if "Loss" in number.kinds), {})
-    column = "last loss" if losses else ""
-    values = {run: number_label(losses[run].latest) if run in losses else "" for run in colors}
-    order = ordered_values([*colors]) or dict.fromkeys(colors, 0.0)
-    entries = tuple(
-        (run, colors[run], values[run]) for run in sorted(colors, key=order.__getitem__)
+    shown = replace(
+        lines_of(number, colors),
+        latest=("", False),
+        words=number.words,
+        named_at_ends=True,
     )
-    width = float(math.ceil(len(entries) / ROWS))
-    instrument = RunListInstrument(history.names[:1], entries, column)
-    return Panel(instrument, "performance", width)
+    shown = replace(
+        shown, curves=tuple(replace(one, name=short[one.name], width=1.4) for one in shown.curves)
+    )
+    return Panel(
+        number.title, number.view.group, (number.name,), shown, number.view.label or number.title
+    )
 
 
-@dataclass(frozen=True)
-class RunListInstrument(Instrument):
-    """The key of a comparison: each run's colour and name, and a value for each."""
-
-    entries: tuple[tuple[str, RGB, str], ...] = ()
-    column: str = ""
-
-    title: ClassVar[str] = "Runs"
-
-    def content(self, history: History) -> Drawn:
-        return Drawn(self._draw, (self.column, False))
-
-    def _draw(self, ax: Axes, axis: StepAxis) -> Artists:
-        ax.set_axis_off()
-        columns = math.ceil(len(self.entries) / ROWS)
-        artists: Artists = {}
-        for place, entry in enumerate(self.entries):
-            column, row = divmod(place, ROWS)
-            artists |= _entry(ax, entry, column / columns, 1 / columns, 1 - (row + 0.2) / ROWS)
-        return artists
+def lines_of(number: Number, colors: Mapping[str, RGB]) -> Lines:
+    """A line for each run."""
+    return Lines(
+        tuple(Curve(run, one, colors[run]) for run, one in number.lines.items()),
+        scale=value_scale(number.view.yscale, [one.values for one in number.lines.values()]),
+        spiky=any(kind in SPIKY for kind in number.kinds),
+    )
 
 
-def _entry(
-    ax: Axes, entry: tuple[str, RGB, str], left: float, width: float, height: float
-) -> Artists:
-    """A swatch, a name, and a value on the right, in fractions of the axis."""
-    run, color, value = entry
-    across = size_in_points(ax)[0]
-    swatch, gap = 14 / across, 6 / across
-    right = left + width - (0 if left + width >= 0.999 else 3 * gap)
-    room = (right - left - swatch - 2 * gap) * across - text_width(value, TEXT_SIZE)
-    place: dict[str, Any] = {"transform": ax.transAxes, "fontsize": TEXT_SIZE, "va": "center"}
-    ends = [left, left + swatch]
-    (mark,) = ax.plot(ends, [height] * 2, color=color, linewidth=2, transform=ax.transAxes)
-    name = ax.text(left + swatch + gap, height, shorten(run, room, TEXT_SIZE), color=INK, **place)
-    number = ax.text(right, height, value, color=MUTED, ha="right", **place)
-    return {f"{run} mark": mark, run: name, f"{run} value": number}
+def _legend(found: Sequence[Number], colors: Mapping[str, RGB]) -> tuple[Entry, ...]:
+    """Each run's colour, name and last loss, in the order of the values in their names."""
+    losses = next((number.lines for number in found if "Loss" in number.kinds), {})
+    order = ordered_values([*colors]) or dict.fromkeys(colors, 0.0)
+    return tuple(
+        Entry(
+            f"{run} (last loss {number_label(losses[run].latest)})" if run in losses else run,
+            colors[run],
+        )
+        for run in sorted(colors, key=order.__getitem__)
+    )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from gradlens.instruments.instrument import CELL
+from gradlens.instruments.axes import CELL
+from gradlens.instruments.panel import Panel
 from gradlens.instruments.style import font_scale
-from gradlens.plotting.panels import Panel
 
 HEADER, HEADING, FOOTER, EDGE = 0.52, 0.2, 0.3, 0.12
 """Inches for the header of a figure, for the group names above a row, for a line of text below the
@@ -76,11 +76,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Page:
-    """The rows of a figure, what is around them, and how many ``lines`` of text are below them."""
+    """The rows of a figure, what is around them, and how many ``lines`` of text are below them.
+
+    ``legend`` is the number of lines of text above them.
+    """
 
     rows: tuple[Row, ...]
     frame: Frame = FRAMES["screen"]
     lines: int = 0
+    legend: int = 0
 
     @property
     def size(self) -> tuple[float, float]:
@@ -126,7 +130,7 @@ class Page:
 
     @property
     def _header(self) -> float:
-        return font_scale() * HEADER if self.frame.header else 0.0
+        return font_scale() * (HEADER + self.legend * LINE) if self.frame.header else 0.0
 
     @property
     def _fixed(self) -> float:

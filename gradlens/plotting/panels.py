@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from dataclasses import replace
+from typing import TypeVar, get_args
 
 from gradlens.history.coverage import few
 from gradlens.history.history import History
@@ -13,6 +13,7 @@ from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument
 from gradlens.instruments.generic import drawable
+from gradlens.instruments.panel import Lines, Panel
 from gradlens.spelling import near
 
 EPOCHS = "epoch_count"
@@ -31,18 +32,10 @@ GROUPS: tuple[Group, ...] = (
 assert set(GROUPS) == set(get_args(Group))
 
 
+Shown = TypeVar("Shown", Panel, Instrument)
+
 MOST = 48
 """Panels of a screen, at most: more can't be read on one page, and take longer than ten seconds."""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """An instrument for certain series, its group, and its size in cells."""
-
-    instrument: Instrument
-    group: Group
-    width: float = 1.0
-    height: float = 1.0
 
 
 def main_panels(
@@ -53,17 +46,7 @@ def main_panels(
     A series that none of the instruments draws has a ``GenericInstrument``. Of more than ``MOST``
     panels, the last ones are left out, with a ``LeftOutWarning``.
     """
-    return limited(all_main_panels(history, instruments))
-
-
-def all_main_panels(
-    history: History, instruments: Sequence[Instrument] = BUILT_IN
-) -> tuple[Panel, ...]:
-    """Panels of the main screen, however many there are."""
-    main = [one for one in instruments if not one.secondary]
-    drawn = {name for one in main for name in one.series(history)} | {EPOCHS}
-    others = [name for name in history.names if name not in drawn and drawable(history[name])]
-    return _panels([*main, *(GenericInstrument((name,)) for name in others)], history)
+    return panels(limited(main_parts(history, instruments)), history)
 
 
 def layer_panels(
@@ -74,65 +57,115 @@ def layer_panels(
     Of these, it leaves out those whose numbers have a map. There are at most ``MOST``, as on the
     main screen.
     """
-    secondary = _panels([one for one in instruments if one.secondary], history)
-    drawn = [panel.instrument for panel in secondary]
-    maps = {name for one in drawn if one.by_layer for name in one.names}
+    return panels(limited(layer_parts(history, instruments)), history)
+
+
+def panels(parts: Iterable[Instrument], history: History) -> tuple[Panel, ...]:
+    """The panels of instruments that have been told their series.
+
+    That of an instrument which raises has a message, and there is a ``LeftOutWarning``.
+    """
+    return tuple(_panel(one, history) for one in parts)
+
+
+def _panel(one: Instrument, history: History) -> Panel:
+    try:
+        return one.panel(history)
+    except Exception as error:
+        message = cannot_be_drawn(one.names, error)
+        title, group = one.heading(history), one.group(history)
+        return Panel(title, group, one.names, Lines(message=message))
+
+
+def cannot_be_drawn(names: Sequence[str], error: Exception) -> str:
+    """Say that series are left out, and in a ``LeftOutWarning`` why."""
+    text = f"{few(names)} can't be drawn"
+    warnings.warn(f"{text} ({type(error).__name__}: {error})", LeftOutWarning, stacklevel=2)
+    return text
+
+
+# Which instruments draw which series ----------------------------------------------------------
+
+
+def main_parts(
+    history: History, instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Instrument, ...]:
+    """The instruments of the main screen, once for each panel, however many there are."""
+    main = [one for one in instruments if not one.secondary]
+    drawn = {name for one in main for name in one.series(history)} | {EPOCHS}
+    others = [name for name in history.names if name not in drawn and drawable(history[name])]
+    return _parts([*main, *(GenericInstrument((name,)) for name in others)], history)
+
+
+def layer_parts(
+    history: History, instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Instrument, ...]:
+    """The instruments of the secondary screen, once for each panel."""
+    secondary = _parts([one for one in instruments if one.secondary], history)
+    maps = {name for one in secondary if one.by_layer for name in one.names}
     main = [
-        panel
-        for panel in filter(is_of_layers, all_main_panels(history, instruments))
-        if not (panel.instrument.mapped and maps.issuperset(panel.instrument.names))
+        one
+        for one in main_parts(history, instruments)
+        if one.group(history) == "layers" and not (one.mapped and maps.issuperset(one.names))
     ]
-    return limited(_by_group([*secondary, *main]))
+    return _by_group([*secondary, *main], history)
 
 
-def named_panels(
+def named_parts(
     history: History, names: Sequence[str], instruments: Sequence[Instrument] = BUILT_IN
-) -> tuple[Panel, ...]:
-    """The panels of these names, which are titles, or else names of series.
-
-    Of a title that several panels begin with, such as those of two quantities of one class, the
-    first panel is meant.
+) -> tuple[Instrument, ...]:
+    """The instruments of the panels of these names, which are titles, or else names of series.
 
     ``ValueError`` if there is none of a name.
     """
     secondary = [one for one in instruments if one.secondary]
-    every = (*all_main_panels(history, instruments), *_panels(secondary, history))
-    known: dict[str, Panel] = {}
-    titles = [panel.instrument.heading(history) for panel in every]
-    beginnings = [title.split(": ")[0] for title in titles]
-    for names_of_panels in (titles, beginnings):
-        for title, panel in zip(names_of_panels, every, strict=True):
-            known.setdefault(title, panel)
-    for panel in every:
-        for series in panel.instrument.names:
-            known.setdefault(series, panel)
+    every = (*main_parts(history, instruments), *_parts(secondary, history))
+    known = [(one.heading(history), one.names, one) for one in every]
+    return named(names, known)
+
+
+Named = TypeVar("Named")
+
+
+def named(
+    names: Sequence[str], known: Sequence[tuple[str, Sequence[str], Named]]
+) -> tuple[Named, ...]:
+    """What has these names, which are titles, or else names of series.
+
+    Of a title that several begin with, such as those of two quantities of one class, the first is
+    meant. ``ValueError`` if there is none of a name.
+    """
+    found: dict[str, Named] = {}
+    titles = [title for title, _, _ in known]
+    for title, _, one in known:
+        found.setdefault(title, one)
+    for title, _, one in known:
+        found.setdefault(title.split(": ")[0], one)
+    for _, series, one in known:
+        for name in series:
+            found.setdefault(name, one)
     for name in names:
-        if name not in known:
+        if name not in found:
             raise ValueError(f"there is no panel {name!r}{near(name, titles)}")
-    return tuple(known[name] for name in names)
+    return tuple(found[name] for name in names)
 
 
-def limited(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
+def limited(found: tuple[Shown, ...]) -> tuple[Shown, ...]:
     """The first ``MOST`` panels; a ``LeftOutWarning`` names what is left out."""
-    if len(panels) > MOST:
-        names = few([name for panel in panels[MOST:] for name in panel.instrument.names])
+    if len(found) > MOST:
+        names = few([name for one in found[MOST:] for name in one.names])
         text = f"a figure has at most {MOST} panels: those of {names} are left out"
         warnings.warn(text, LeftOutWarning, stacklevel=3)
-    return panels[:MOST]
+    return found[:MOST]
 
 
-def is_of_layers(panel: Panel) -> bool:
-    """Whether a main panel moves to the secondary screen if there is one."""
-    return panel.group == "layers"
+def _parts(instruments: Sequence[Instrument], history: History) -> tuple[Instrument, ...]:
+    chosen = _most_specific(instruments, history)
+    return _by_group((part for one in chosen for part in one.parts(history)), history)
 
 
-def _panels(instruments: Sequence[Instrument], history: History) -> tuple[Panel, ...]:
-    found = [panel for one in _most_specific(instruments, history) for panel in one.panels(history)]
-    return _by_group(Panel(one, one.group(history), *one.size(history)) for one in found)
-
-
-def _by_group(panels: Iterable[Panel]) -> tuple[Panel, ...]:
-    return tuple(sorted(panels, key=lambda panel: GROUPS.index(panel.group)))
+def _by_group(parts: Iterable[Instrument], history: History) -> tuple[Instrument, ...]:
+    return tuple(sorted(parts, key=lambda one: GROUPS.index(one.group(history))))
 
 
 def _most_specific(instruments: Sequence[Instrument], history: History) -> list[Instrument]:

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument
-from gradlens.instruments.instrument import Normalisation, Options
+from gradlens.instruments.instrument import Normalisation, Options, step_axis
+from gradlens.instruments.panel import Panel
 from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.findings import findings_of
@@ -21,14 +22,13 @@ from gradlens.plotting.loading import load_run
 from gradlens.plotting.notebook_figure import NotebookFigure
 from gradlens.plotting.output import TextFigure
 from gradlens.plotting.panels import (
-    Panel,
-    is_of_layers,
     layer_panels,
     main_panels,
-    named_panels,
+    named_parts,
     nothing,
 )
-from gradlens.plotting.rendering import draw, draw_empty
+from gradlens.plotting.panels import panels as panels_of
+from gradlens.plotting.rendering import draw, draw_empty, words_of
 from gradlens.spelling import near
 
 
@@ -191,10 +191,8 @@ class CockpitPlotter:
                 # A window keeps the size that the user has given it.
                 is_new = figure is not old
                 if shown:
-                    draw(
-                        figure, history, shown, title, show_log_iter, is_new, widest, found, style,
-                        size,
-                    )  # fmt: skip
+                    axis, words = step_axis(history, show_log_iter), words_of(history, title)
+                    draw(figure, shown, words, axis, is_new, widest, found, style, size)
                 else:
                     draw_empty(figure, title, nothing(history), is_new, style)
                 figures[screen] = figure
@@ -216,11 +214,12 @@ class CockpitPlotter:
         if isinstance(names, str):
             raise TypeError(f"panels={names!r}: pass a list, as in panels=[{names!r}]")
         if names:
-            return {"primary": named_panels(history, names, instruments)}
+            chosen = named_parts(history, names, instruments)
+            return {"primary": panels_of(chosen, history)}
         primary = main_panels(history, instruments)
         layers = layer_panels(history, instruments) if self.secondary_screen else ()
         if self.secondary_screen:
-            primary = tuple(panel for panel in primary if not is_of_layers(panel))
+            primary = tuple(panel for panel in primary if panel.group != "layers")
         screens = {"primary": primary}
         for number, page in enumerate(pages(layers), 1):
             screens["secondary" if number == 1 else f"secondary_{number}"] = page
@@ -266,11 +265,8 @@ def up_to(history: History, last: int | None) -> History:
 def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:
     """One line for each panel, and one for each series that is on no panel."""
     panels = [(screen, panel) for screen, found in screens.items() for panel in found]
-    shown = [
-        f"{screen}: {type(p.instrument).__name__} [{p.group}] {', '.join(p.instrument.names)}"
-        for screen, p in panels
-    ]
-    drawn = {name for _, panel in panels for name in panel.instrument.names}
+    shown = [f"{screen}: {p.title} [{p.group}] {', '.join(p.names)}" for screen, p in panels]
+    drawn = {name for _, panel in panels for name in panel.names}
     return "\n".join([*shown, *(f"not drawn: {n}" for n in history.names if n not in drawn)])
 
 

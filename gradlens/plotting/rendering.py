@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.lines import line
-from gradlens.history.records import LeftOutWarning
+from gradlens.history.records import Note
 from gradlens.history.view import Group
-from gradlens.instruments.instrument import (
-    CELL,
-    LABELLED,
-    MARGINS,
-    Instrument,
-    panel_box,
-    step_axis,
-)
+from gradlens.instruments.axes import LABELLED, MARGINS, draw_panel, panel_box
+from gradlens.instruments.panel import Lines, Panel
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import (
     FAINT,
@@ -36,6 +28,7 @@ from gradlens.instruments.style import (
     PAPER,
     TEXT_SIZE,
     TITLE_SIZE,
+    Entry,
     font_scale,
     literal,
     message,
@@ -47,6 +40,7 @@ from gradlens.instruments.style import (
 from gradlens.plotting.findings import main_findings, others
 from gradlens.plotting.layout import (
     FRAMES,
+    HEADER,
     HEADING,
     LINE,
     FigureSize,
@@ -57,7 +51,7 @@ from gradlens.plotting.layout import (
     arrange,
 )
 from gradlens.plotting.marks import HINTED, explain, explained, mark
-from gradlens.plotting.panels import EPOCHS, Panel
+from gradlens.plotting.panels import EPOCHS, cannot_be_drawn
 from gradlens.plotting.recolouring import darken
 
 EMPTY = (8.0, 4.0)
@@ -73,12 +67,29 @@ NOTE_LINES = 3
 """Largest number of lines of a note."""
 
 
+@dataclass(frozen=True)
+class Words:
+    """What a figure says besides its panels: its title, the run in a few words, and its notes.
+
+    ``legend`` explains the colours of all panels.
+    """
+
+    title: str
+    facts: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    legend: tuple[Entry, ...] = ()
+
+
+def words_of(history: History, title: str) -> Words:
+    """The words of a figure of a run."""
+    return Words(title, facts(history), tuple(history.notes))
+
+
 def draw(
     figure: Figure,
-    history: History,
     panels: Sequence[Panel],
-    title: str,
-    log_step: bool = False,
+    words: Words,
+    axis: StepAxis,
     resize: bool = True,
     widest: float = math.inf,
     findings: Sequence[Finding] = (),
@@ -102,14 +113,16 @@ def draw(
         size = _inches(figure)
     width = page.size[0] if size is None else size if isinstance(size, (int, float)) else size[0]
     explanations = explained(marked, others(findings), width)
-    note = _note(history, width) if frame.footer else []
-    page = replace(page, lines=sum(map(len, explanations)) + len(note))
+    note = _note(words.notes, width) if frame.footer else []
+    legend = _legend(words.legend, width) if frame.header else []
+    page = replace(page, lines=sum(map(len, explanations)) + len(note), legend=len(legend))
     figure.set_size_inches(*_figure_size(page, size))
     if frame.header:
-        _header(figure, title, facts(history))
+        _header(figure, words)
+    _write_legend(figure, legend)
     _write(figure, note)
     explain(figure, marked, explanations, font_scale() * (BOTTOM + LINE * len(note)))
-    _draw_rows(figure, history, page, step_axis(history, log_step))
+    _draw_rows(figure, page, axis)
     for ax in figure.axes if marked else ():
         mark(ax, marked)
     literal(figure)
@@ -144,7 +157,7 @@ def draw_empty(
     figure.set_facecolor(PAPER)
     if resize:
         figure.set_size_inches(*EMPTY)
-    _header(figure, title, ())
+    _header(figure, Words(title))
     ax = figure.add_axes((0.05, 0.05, 0.9, 0.8))
     ax.set_axis_off()
     message(ax, why)
@@ -167,21 +180,21 @@ def facts(history: History) -> tuple[str, ...]:
     return (*parts, f"{len(steps):,} recorded step{'' if len(steps) == 1 else 's'}")
 
 
-def _draw_rows(figure: Figure, history: History, page: Page, axis: StepAxis) -> None:
+def _draw_rows(figure: Figure, page: Page, axis: StepAxis) -> None:
     rows = page.places(*_inches(figure))
     if not page.frame.labels:
         for row in rows:
             _group_headings(figure, row)
-            _draw_row(figure, history, row, axis, page.frame, MARGINS[0])
+            _draw_row(figure, row, axis, page.frame, MARGINS[0])
         return
     for row in rows:
-        _draw_row(figure, history, row, axis, page.frame, LABELLED)
+        _draw_row(figure, row, axis, page.frame, LABELLED)
     # Only what has been drawn says how wide labels are.
     margin = _needed_margin(figure)
     for ax in figure.axes:
         ax.remove()
     for row in rows:
-        _draw_row(figure, history, row, axis, page.frame, margin)
+        _draw_row(figure, row, axis, page.frame, margin)
 
 
 def _needed_margin(figure: Figure) -> float:
@@ -200,7 +213,6 @@ def _group_headings(figure: Figure, row: Sequence[Place]) -> None:
 
 def _draw_row(
     figure: Figure,
-    history: History,
     row: Sequence[Place],
     axis: StepAxis,
     frame: Frame,
@@ -209,24 +221,17 @@ def _draw_row(
     for place in row:
         box = panel_box(place.left, place.top, place.width, place.height, figure, margin)
         ax = figure.add_axes((box[0], box[1], box[2], box[3]))
-        _draw_panel(place.panel.instrument, history, ax, axis, frame.labels)
+        _draw_panel(place.panel, ax, axis, frame.labels)
 
 
-def _draw_panel(
-    instrument: Instrument, history: History, ax: Axes, axis: StepAxis, labels: bool
-) -> None:
-    """Draw a panel; an empty one with a ``LeftOutWarning`` if its instrument raises."""
+def _draw_panel(panel: Panel, ax: Axes, axis: StepAxis, labels: bool) -> None:
+    """Draw a panel; one with a message, and a ``LeftOutWarning``, if that fails."""
     try:
-        instrument.draw_panel(history, ax, axis, labels)
+        draw_panel(panel, ax, axis, labels)
     except Exception as error:
-        names = few(instrument.names)
-        text = f"{names} can't be drawn ({type(error).__name__}: {error})"
-        warnings.warn(text, LeftOutWarning, stacklevel=2)
         ax.clear()
-        ax.set_axis_off()
-        placed: dict[str, Any] = {"ha": "center", "va": "center", "transform": ax.transAxes}
-        shown = shorten(f"{names} can't be drawn", points(72 * CELL[0] * 0.8), TEXT_SIZE)
-        ax.text(0.5, 0.5, shown, fontsize=TEXT_SIZE, color=MUTED, **placed)
+        message = cannot_be_drawn(panel.names, error)
+        draw_panel(replace(panel, content=Lines(message=message)), ax, axis)
 
 
 def _group_heading(figure: Figure, group: Group, left: float, right: float, top: float) -> None:
@@ -239,13 +244,13 @@ def _group_heading(figure: Figure, group: Group, left: float, right: float, top:
     figure.add_artist(Line2D(ends, [height, height], color=FAINT, linewidth=0.7))
 
 
-def _header(figure: Figure, title: str, words: Sequence[str]) -> None:
+def _header(figure: Figure, words: Words) -> None:
     across, up = _inches(figure)
     room = (across - 0.6) * 72
-    texts = ["  ·  ".join(words[:count]) for count in range(len(words), 0, -1)]
-    left = room - text_width(title, HEADER_SIZE, "bold") - 18
+    texts = ["  ·  ".join(words.facts[:count]) for count in range(len(words.facts), 0, -1)]
+    left = room - text_width(words.title, HEADER_SIZE, "bold") - 18
     text = next((text for text in texts if text_width(text, TITLE_SIZE) < left), "")
-    shown, size = _fitting(title, room - text_width(text, TITLE_SIZE))
+    shown, size = _fitting(words.title, room - text_width(text, TITLE_SIZE))
     height = 1 - font_scale() * 0.26 / up
     place: dict[str, Any] = {"va": "center_baseline"}
     figure.text(0.22 / across, height, shown, fontsize=size, fontweight="bold", color=INK, **place)
@@ -261,12 +266,38 @@ def _fitting(title: str, room: float) -> tuple[str, str]:
     return "\n".join(wrapped(title, room, TITLE_SIZE, 2, "bold")), TITLE_SIZE
 
 
-def _note(history: History, across: float) -> list[str]:
-    """The lines of the latest note in a figure of this width."""
-    if not history.notes:
+def _legend(entries: Sequence[Entry], across: float) -> list[list[tuple[float, Entry]]]:
+    """The lines of a legend in a figure of this width: entries, and inches to each."""
+    if not entries:
         return []
-    last = history.notes[-1]
-    more = f" (+{len(history.notes) - 1} earlier)" if len(history.notes) > 1 else ""
+    room = (across - 0.44) * 72
+    widest = max(text_width(entry.label, TEXT_SIZE) for entry in entries) + points(34)
+    columns = max(1, min(len(entries), int(room / widest)))
+    return [
+        [(0.22 + n * room / columns / 72 * min(1.0, columns * widest / room), entry)
+         for n, entry in enumerate(entries[start : start + columns])]
+        for start in range(0, len(entries), columns)
+    ]  # fmt: skip
+
+
+def _write_legend(figure: Figure, lines: Sequence[Sequence[tuple[float, Entry]]]) -> None:
+    across, up = _inches(figure)
+    for place, entries in enumerate(lines):
+        height = 1 - font_scale() * (HEADER + (place - 0.2) * LINE) / up
+        for left, entry in entries:
+            ends = [left / across, (left + 0.19) / across]
+            figure.add_artist(Line2D(ends, [height] * 2, color=entry.color, linewidth=2))
+            text = shorten(entry.label, (across - left - 0.5) * 72, TEXT_SIZE)
+            place_of_text: dict[str, Any] = {"fontsize": TEXT_SIZE, "color": INK, "va": "center"}
+            figure.text((left + 0.26) / across, height, text, **place_of_text)
+
+
+def _note(notes: Sequence[Note], across: float) -> list[str]:
+    """The lines of the latest note in a figure of this width."""
+    if not notes:
+        return []
+    last = notes[-1]
+    more = f" (+{len(notes) - 1} earlier)" if len(notes) > 1 else ""
     room = HINTED * (across - 0.44) * 72 - text_width(more, TEXT_SIZE)
     lines = wrapped(f"Note at step {last.step:,}: {last.text}", room, TEXT_SIZE, NOTE_LINES)
     return [*lines[:-1], lines[-1] + more]

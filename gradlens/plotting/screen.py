@@ -11,10 +11,19 @@ from matplotlib.figure import Figure
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument, Options
+from gradlens.instruments.instrument import step_axis
+from gradlens.instruments.panel import Panel
 from gradlens.plotting.findings import findings_of
 from gradlens.plotting.layout import WIDEST, FigureSize, Look, columns
-from gradlens.plotting.panels import Panel, layer_panels, main_panels, named_panels, nothing
-from gradlens.plotting.rendering import draw
+from gradlens.plotting.panels import (
+    layer_parts,
+    limited,
+    main_parts,
+    named_parts,
+    nothing,
+    panels,
+)
+from gradlens.plotting.rendering import draw, words_of
 
 
 @dataclass(frozen=True)
@@ -37,14 +46,17 @@ class Screen:
 
     def panels(self, history: History) -> tuple[Panel, ...]:
         """The panels to draw; ``ValueError`` gives the reason if there are none."""
+        return panels(self.parts(history), history)
+
+    def parts(self, history: History) -> tuple[Instrument, ...]:
+        """The instruments to draw, once for each panel; ``ValueError`` if there are none."""
         instruments = [replace(one, options=self.options) for one in self.instruments]
         if self.names:
-            return named_panels(history, self.names, instruments)
-        find = layer_panels if self.layers else main_panels
-        found = find(history, instruments)
+            return named_parts(history, self.names, instruments)
+        found = (layer_parts if self.layers else main_parts)(history, instruments)
         if found:
-            return found
-        if self.layers and main_panels(history, self.instruments):
+            return limited(found)
+        if self.layers and main_parts(history, self.instruments):
             raise ValueError(
                 "there is nothing by layer or parameter: track GradNorm, GradCovariance, "
                 "NormTest(by='layer'), or GradHist1d(keep_individual=True)"
@@ -72,6 +84,6 @@ class Screen:
         widest = min(WIDEST if self.layers else math.inf, columns(self.size))
         found = self.marked(history) if findings is None else findings
         draw(
-            figure, history, shown, self.title, self.log_steps, resize, widest, found, self.look,
-            self.size,
+            figure, shown, words_of(history, self.title), step_axis(history, self.log_steps),
+            resize, widest, found, self.look, self.size,
         )  # fmt: skip

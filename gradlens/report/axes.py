@@ -10,7 +10,6 @@ from bokeh.models import (
     BoxZoomTool,
     CrosshairTool,
     CustomJSTickFormatter,
-    DataRange1d,
     FixedTicker,
     LinearScale,
     Range1d,
@@ -18,12 +17,12 @@ from bokeh.models import (
 from bokeh.models.renderers import GlyphRenderer
 from bokeh.plotting import figure
 
+from gradlens.instruments.panel import Ruler
 from gradlens.instruments.style import Color
 from gradlens.report.palette import LIGHT, in_dark, in_light
 from gradlens.report.shared import Shared, value_range
 
 ValueScale = Literal["linear", "log"]
-Range = Range1d | DataRange1d
 
 HEIGHT = 178
 """Pixels of a figure."""
@@ -60,17 +59,19 @@ def over_steps(common: Shared, value_scale: ValueScale, height: int = HEIGHT) ->
     return one
 
 
-def plain(x_range: Range, label: str, value_scale: ValueScale = "linear") -> figure:
+def plain(across: Ruler, up: Ruler) -> figure:
     """An empty figure over something else than the step."""
-    one = _base(x_range, value_scale, HEIGHT)
-    one.xaxis.axis_label = label
-    one.xaxis.ticker = BasicTicker(desired_num_ticks=4, mantissas=[1, 2, 5])
+    one = _base(value_range(*across.limits), "log" if up.log else "linear", HEIGHT)
+    one.y_range = value_range(*up.limits)
+    one.xaxis.axis_label, one.yaxis.axis_label = across.label, up.label
+    rounded = BasicTicker(desired_num_ticks=4, mantissas=[1, 2, 5])
+    one.xaxis.ticker = rounded if across.ticks is None else FixedTicker(ticks=[*across.ticks])
     one.xaxis.formatter = CustomJSTickFormatter(code="return gradlens.valueLabel(tick, 0)")
     one.tags = [{"steps": False}]
     return one
 
 
-def _base(x_range: Range, value_scale: ValueScale, height: int) -> figure:
+def _base(x_range: Range1d, value_scale: ValueScale, height: int) -> figure:
     one = figure(
         height=height,
         sizing_mode="stretch_width",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from gradlens.history.lines import Floats, Line
 from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.layers import columns as columns_of_table
+from gradlens.instruments.panel import Content, Lines, Map, Picture, Shape, Shapes
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, smooth, thin, trend
 from gradlens.report.arrays import compact_steps, compact_values, edges, pixels
-from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
+from gradlens.report.content import Card
+from gradlens.report.gaps import Gaps
 from gradlens.report.palette import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
 from gradlens.report.value_axis import known, threshold, to_places
 
@@ -33,37 +35,41 @@ PIXELS = 600
 """Largest number of equal parts of the step axis that a map shows."""
 
 
-@singledispatch
 def columns(card: Card, axis: StepAxis) -> dict[str, Columns]:
     """The columns of a card by name; ``axis`` is the range of all steps of the page."""
-    raise NotImplementedError(type(card))
+    return columns_of(card.panel.content, card.gaps, axis)
 
 
-@columns.register
-def _(card: LinesCard, axis: StepAxis) -> dict[str, Columns]:
+@singledispatch
+def columns_of(shown: Content, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
+    raise NotImplementedError(type(shown))
+
+
+@columns_of.register
+def _(shown: Lines, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
     found: dict[str, Columns] = {}
-    linear = threshold(card)
-    for place, (curve, gaps) in enumerate(zip(card.curves, card.gaps, strict=True)):
-        is_layer = place >= len(card.lines.curves)
-        shown = smooth(curve.line, bridge=True) if is_layer else curve.line
-        steps, values = thin(shown.steps, shown.values, PIECES)
+    linear = threshold(shown)
+    for place, (curve, missing) in enumerate(zip(shown.all_curves, gaps, strict=True)):
+        is_layer = place >= len(shown.curves)
+        raw = smooth(curve.line, bridge=True) if is_layer else curve.line
+        steps, values = thin(raw.steps, raw.values, PIECES)
         found[f"values {place}"] = _line(Line(steps, values), linear)
         if not is_layer and has_trend(curve.line):
             found[f"trend {place}"] = _line(trend(curve.line, bridge=True), linear)
-        found[f"gaps {place}"] = {"step": compact_steps(gaps.steps), "which": gaps.which}
+        found[f"gaps {place}"] = {"step": compact_steps(missing.steps), "which": missing.which}
         for number, (low, high) in enumerate(curve.spreads):
-            found[f"band {place} {number}"] = _band(card, low, high)
-    if card.lines.danger is not None:
-        beyond = np.full_like(card.lines.danger.values, np.inf)
-        found["danger"] = _band(card, card.lines.danger, Line(card.lines.danger.steps, beyond))
+            found[f"band {place} {number}"] = _band(shown, low, high)
+    if shown.danger is not None:
+        beyond = np.full_like(shown.danger.values, np.inf)
+        found["danger"] = _band(shown, shown.danger, Line(shown.danger.steps, beyond))
     return found
 
 
-def _band(card: LinesCard, low: Line, high: Line) -> Columns:
+def _band(shown: Lines, low: Line, high: Line) -> Columns:
     """The area between two lines, of many points between their trends."""
-    ends = ends_of_area(low, high, 10 * float(np.abs(known(card)).max()))
-    below, above = (_line(end, threshold(card)) for end in ends)
-    y = "place" if threshold(card) else "value"
+    ends = ends_of_area(low, high, 10 * float(np.abs(known(shown)).max()))
+    below, above = (_line(end, threshold(shown)) for end in ends)
+    y = "place" if threshold(shown) else "value"
     return {"step": below["step"], "low": below[y], "high": above[y]}
 
 
@@ -77,14 +83,14 @@ def _line(line: Line, linear: float) -> Columns:
     return found | {"place": to_places(line.values, linear)} if linear else found
 
 
-@columns.register
-def _(card: MapCard, axis: StepAxis) -> dict[str, Columns]:
-    most = int(np.clip(CELLS // len(card.map.table.names), *COLUMNS))
-    thinned, _ = columns_of_table(card.map.table, most, axis.warp)
+@columns_of.register
+def _(shown: Map, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
+    most = int(np.clip(CELLS // len(shown.table.names), *COLUMNS))
+    thinned, _ = columns_of_table(shown.table, most, axis.warp)
     rows = {f"row {n}": compact_values(row) for n, row in enumerate(thinned.values)}
     cells = {"step": compact_steps(thinned.steps)} | rows
-    images = _images(_codes(thinned, card.map.norm), thinned.steps, axis)
-    return {"cells": cells, "map": {**images, "y": [0], "dh": [len(card.map.table.names)]}}
+    images = _images(_codes(thinned, shown.norm), thinned.steps, axis)
+    return {"cells": cells, "map": {**images, "y": [0], "dh": [len(shown.table.names)]}}
 
 
 def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:
@@ -99,13 +105,16 @@ def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:
     return codes.astype(np.uint8)
 
 
-@columns.register
-def _(card: PictureCard, axis: StepAxis) -> dict[str, Columns]:
-    codes = np.where(card.shades > 0, card.shades * (SHADES - 1) + FIRST, ABSENT).astype(np.uint8)
-    up = {"y": [card.up[0]], "dh": [card.up[1] - card.up[0]]}
-    if card.steps is not None:
-        return {"map": {**_images(codes, card.steps, axis), **up}}
-    low, high = card.across
+@columns_of.register
+def _(shown: Picture, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
+    shares = np.ma.filled(shown.norm(np.ma.masked_less_equal(shown.sizes, 0)), np.nan)
+    known = np.isfinite(shares)
+    codes = np.where(known, np.nan_to_num(shares) * (SHADES - 1) + FIRST, ABSENT).astype(np.uint8)
+    low, high = (float(end) for end in shown.rows[[0, -1]])
+    up = {"y": [low], "dh": [high - low]}
+    if shown.steps is not None:
+        return {"map": {**_images(codes, shown.steps, axis), **up}}
+    low, high = (float(end) for end in shown.columns[[0, -1]])
     return {"map": {"image": [codes], "x": [low], "dw": [high - low], **up}}
 
 
@@ -119,9 +128,15 @@ def _images(codes: NDArray[np.uint8], steps: Floats, axis: StepAxis) -> Columns:
     return found
 
 
-@columns.register
-def _(card: ShapesCard, axis: StepAxis) -> dict[str, Columns]:
+@columns_of.register
+def _(shown: Shapes, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
     return {
-        f"shape {place}": {"x": compact_values(x), "value": compact_values(y)}
-        for place, (_, x, y, _) in enumerate(card.shapes)
+        f"shape {place}": {"x": compact_values(one.x), "value": compact_values(one.y)}
+        | ({} if one.kind != "area" else {"low": compact_values(base(one))})
+        for place, one in enumerate(shown.shapes)
     }
+
+
+def base(one: Shape) -> Floats:
+    """The lower edge of an area."""
+    return np.zeros_like(one.y) if one.low is None else one.low

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.scalars import Scalar
 from gradlens.history.series import Series
-from gradlens.history.view import Group
-from gradlens.instruments import Curve, Instrument, LayerMapInstrument, Lines, Map
+from gradlens.instruments import BUILT_IN, Instrument, LayerMapInstrument
 from gradlens.instruments.maps import GREY
-from gradlens.instruments.panel import all_curves
+from gradlens.instruments.panel import Curve, Drawn, Grid, Lines, Map, Panel, Shapes
 from gradlens.instruments.scales import value_scale
 from gradlens.instruments.style import DOT
-from gradlens.plotting.comparison import SPIKY, numbers, run_colors
-from gradlens.plotting.panels import EPOCHS, GROUPS, Panel, all_main_panels
-from gradlens.report.cards import Card, LinesCard, MapCard
-from gradlens.report.gaps import gaps
+from gradlens.plotting.comparison import lines_of, numbers, run_colors
+from gradlens.plotting.panels import EPOCHS, GROUPS, main_parts, panels
+from gradlens.report.gaps import Gaps, gaps
 from gradlens.report.hints import HINTS
-from gradlens.report.pictures import PICTURES
 
 UNITS = {
     "s/step": "s/step",
@@ -33,37 +31,59 @@ WORDS = {"clipped": "share of elements out of range"}
 """What the part of a series is."""
 
 
-def cards(runs: Mapping[str, History]) -> tuple[Card, ...]:
+@dataclass(frozen=True, eq=False)
+class Card:
+    """A panel of a page, what to look for in it, and the gaps of its curves."""
+
+    panel: Panel
+    hint: str = ""
+    gaps: tuple[Gaps, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What the numbers are."""
+        shown = self.panel.content
+        if isinstance(shown, (Drawn, Grid)):
+            return ""
+        return shown.words + f"{DOT}{GREY}" * (isinstance(shown, Map) and shown.has_grey)
+
+
+def cards(
+    runs: Mapping[str, History], instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Card, ...]:
     """The cards of a page, group by group: those of one run, or of a comparison."""
-    found = _of_one(*runs.values()) if len(runs) == 1 else _of_several(runs)
-    return tuple(sorted(found, key=lambda card: GROUPS.index(card.group)))
+    single = next(iter(runs.values()))
+    found = _of_one(single, instruments) if len(runs) == 1 else _of_several(runs)
+    return tuple(sorted(found, key=lambda card: GROUPS.index(card.panel.group)))
 
 
 # One run ------------------------------------------------------------------------------------
 
 
-def _of_one(history: History) -> list[Card]:
-    """The panels of a figure, numbers of what has no lines among them, and maps of layers."""
-    maps = [Panel(one, "layers") for one in LayerMapInstrument().panels(history)]
-    main = all_main_panels(history)
+def _of_one(history: History, instruments: Sequence[Instrument]) -> list[Card]:
+    """The panels of a figure, numbers of what has no lines among them, and maps of layers.
+
+    Shapes beside the lines of a panel have a card of their own, and those at single steps are shown
+    at all steps. What only matplotlib draws is left out.
+    """
+    main = panels(main_parts(history, instruments), history)
+    maps = panels(LayerMapInstrument().parts(history), history)
     found: list[Card] = []
     titles: dict[str, str] = {}
     shown: set[str] = set()
-    for panel in (*main, *maps):
-        instrument = panel.instrument
-        title, content = instrument.heading(history), instrument.content(history)
-        titles = dict.fromkeys(instrument.names, title) | titles
-        if isinstance(content, Map):
-            words = content.words + (f"{DOT}{GREY}" if content.has_grey else "")
-            found.append(MapCard(title, panel.group, words, content))
-        elif isinstance(content, Lines):
-            records = repeat([history[name] for name in instrument.names])
-            hint = _hint(history, instrument)
-            found.append(_lines_card(title, panel.group, content, records, hint))
-            shown |= {*instrument.names} if panel in main else set()
-        else:
-            pictures = PICTURES.get(type(instrument))
-            found += pictures(history, instrument) if pictures is not None else []
+    for panel in (*main, *(replace(one, group="layers") for one in maps)):
+        content, hint = panel.content, _hint(history, panel)
+        titles = dict.fromkeys(panel.names, panel.title) | titles
+        if isinstance(content, Lines):
+            found.append(_lines_card(panel, repeat([history[name] for name in panel.names]), hint))
+            shown |= {*panel.names} if panel in main else set()
+        elif isinstance(content, Shapes) and content.over_steps is not None:
+            found.append(Card(replace(panel, content=content.over_steps), hint))
+        elif not isinstance(content, (Drawn, Grid)):
+            found.append(Card(panel, hint))
+        if isinstance(content, (Lines, Map)) and content.beside is not None:
+            title = f"{panel.title}: {content.beside.title}"
+            found.append(Card(replace(panel, title=title, content=content.beside), hint))
     for one in history.scalars():
         if one.series not in shown | {EPOCHS}:
             title = titles.get(one.series, one.view.title or one.series)
@@ -79,24 +99,19 @@ def _alone(history: History, one: Scalar, title: str) -> Card:
         words=WORDS.get(one.part, ""),
     )
     heading = f"{title}: {one.part}" if one.part else title
-    return _lines_card(heading, one.view.group, shown, [(history[one.series],)])
+    panel = Panel(heading, one.view.group, (one.series,), shown)
+    return _lines_card(panel, [(history[one.series],)])
 
 
-def _lines_card(
-    title: str,
-    group: Group,
-    shown: Lines,
-    records: Iterable[Sequence[Series]],
-    hint: str = "",
-) -> LinesCard:
+def _lines_card(panel: Panel, records: Iterable[Sequence[Series]], hint: str = "") -> Card:
     """The card of some lines; ``records`` are those that each curve was made of."""
-    found = zip(all_curves(shown), records, strict=False)
-    missing = tuple(gaps(curve.line, series) for curve, series in found)
-    return LinesCard(title, group, shown.words, shown, missing, hint)
+    assert isinstance(panel.content, Lines)
+    found = zip(panel.content.all_curves, records, strict=False)
+    return Card(panel, hint, tuple(gaps(curve.line, series) for curve, series in found))
 
 
-def _hint(history: History, instrument: Instrument) -> str:
-    name = instrument.names[0]
+def _hint(history: History, panel: Panel) -> str:
+    name = panel.names[0]
     kinds = history.sources.get(name, Source()).kinds
     return next((HINTS[kind] for kind in (*kinds, name) if kind in HINTS), "")
 
@@ -111,13 +126,11 @@ def _of_several(runs: Mapping[str, History]) -> list[Card]:
     for one in numbers(runs):
         unit = UNITS.get(one.part, UNITS.get(one.view.label, ""))
         words = one.name if one.name.endswith(one.words) else f"{one.name} · {one.words}"
-        shown = Lines(
-            tuple(Curve(run, line, colors[run], unit=unit) for run, line in one.lines.items()),
-            scale=value_scale(one.view.yscale, [line.values for line in one.lines.values()]),
-            words=words,
-            spiky=any(kind in SPIKY for kind in one.kinds),
-        )
+        shown = lines_of(one, colors)
+        curves = tuple(replace(curve, unit=unit) for curve in shown.curves)
+        shown = replace(shown, curves=curves, words=words)
         records = [(runs[run][one.series],) for run in one.lines]
         hint = next((HINTS[kind] for kind in one.kinds if kind in HINTS), "")
-        found.append(_lines_card(one.title, one.view.group, shown, records, hint))
+        panel = Panel(one.title, one.view.group, (one.name,), shown)
+        found.append(_lines_card(panel, records, hint))
     return found

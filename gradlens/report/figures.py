@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from bokeh.models import (
     Column,
     ColumnDataSource,
     CustomJSTickFormatter,
-    DataRange1d,
     FixedTicker,
     Spacer,
     glyphs,
@@ -22,12 +20,20 @@ from bokeh.plotting import figure
 from matplotlib.colors import LogNorm
 
 from gradlens.instruments.layers import short_names
-from gradlens.instruments.panel import Curve
+from gradlens.instruments.panel import (
+    Curve,
+    Lines,
+    Map,
+    Picture,
+    Shape,
+    Shapes,
+    any_finite,
+)
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.style import ALARM, BLUE, Color
 from gradlens.report.axes import HEIGHT, label_values, over_steps, paint, plain
-from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.columns import columns
+from gradlens.report.content import Card
 from gradlens.report.marks import mark
 from gradlens.report.palette import LIGHT
 from gradlens.report.shared import Shared, value_range
@@ -39,6 +45,9 @@ MAP_HEIGHTS = (110, 520)
 """Least and most pixels of a map."""
 EDGE = 32
 """Pixels for the labels of the step axis."""
+
+SQUARE = 136
+"""Pixels of the sides of a figure whose axes have the same unit."""
 
 FEW = 30
 """Up to so many values have points."""
@@ -77,7 +86,8 @@ def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> Drawn:
 
 def is_drawn(card: Card) -> bool:
     """Whether a card has figures, rather than a text that says why there is nothing to draw."""
-    return not isinstance(card, LinesCard) or any(c.line.finite.any() for c in card.curves)
+    shown = card.panel.content
+    return not isinstance(shown, Lines) or any_finite(shown.lines)
 
 
 def has_points(curve: Curve) -> bool:
@@ -85,34 +95,43 @@ def has_points(curve: Curve) -> bool:
     return int(curve.line.finite.sum()) <= FEW
 
 
-def range_of_colours(card: MapCard) -> tuple[float, float]:
+def range_of_colours(shown: Map) -> tuple[float, float]:
     """The least and the greatest value of a map's colours."""
-    return card.map.norm.vmin or 0.0, card.map.norm.vmax or 1.0
+    return shown.norm.vmin or 0.0, shown.norm.vmax or 1.0
 
 
 def height(card: Card) -> int:
     """Pixels of a card's first figure."""
-    if not isinstance(card, MapCard):
+    shown = card.panel.content
+    if not isinstance(shown, Map):
         return HEIGHT
-    return min(max(ROW * len(card.map.table.names) + EDGE, MAP_HEIGHTS[0]), MAP_HEIGHTS[1])
+    return min(max(ROW * len(shown.table.names) + EDGE, MAP_HEIGHTS[0]), MAP_HEIGHTS[1])
 
 
-@singledispatch
 def _figures(card: Card, common: Shared, sources: Sources) -> tuple[figure, ...]:
-    raise NotImplementedError(type(card))
+    match card.panel.content:
+        case Lines() as lines:
+            return (_of_lines(lines, card, common, sources),)
+        case Map() as map:
+            return _of_map(map, height(card), common, sources)
+        case Picture() as picture:
+            return (_of_picture(picture, common, sources),)
+        case Shapes() as shapes:
+            return (_of_shapes(shapes, sources),)
+        case other:
+            raise NotImplementedError(type(other))
 
 
-@_figures.register
-def _(card: LinesCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
-    kind, linear = scale(card), threshold(card)
+def _of_lines(shown: Lines, card: Card, common: Shared, sources: Sources) -> figure:
+    kind, linear = scale(shown), threshold(shown)
     one = over_steps(common, "log" if kind == "log" else "linear")
     label_values(one, kind == "log", linear)
     if linear:
-        one.yaxis.ticker = FixedTicker(ticks=ticks(card))
+        one.yaxis.ticker = FixedTicker(ticks=ticks(shown))
     y = "place" if linear else "value"
     if "danger" in sources:
         _shade(one, sources["danger"], ALARM, 0.09)
-    for place, (curve, missing) in enumerate(zip(card.curves, card.gaps, strict=True)):
+    for place, (curve, missing) in enumerate(zip(shown.all_curves, card.gaps, strict=True)):
         for number in range(len(curve.spreads)):
             _shade(one, sources[f"band {place} {number}"], curve.color, 0.2, curve=place)
         raw, smooth = sources[f"values {place}"], sources.get(f"trend {place}")
@@ -138,10 +157,10 @@ def _(card: LinesCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
         gaps = sources[f"gaps {place}"]
         gaps.tags = [list(missing.reasons)]
         _mark_gaps(one, gaps)
-    one.y_range = value_range(*limits(card))
-    fits = not card.lines.spiky and card.lines.limits is None
+    one.y_range = value_range(*limits(shown))
+    fits = not shown.spiky and shown.limits is None
     one.tags = [{"steps": True, "fits": fits}]
-    levels = {*card.lines.levels, *([0.0] if is_on_both_sides(card) else [])}
+    levels = {*shown.levels, *([0.0] if is_on_both_sides(shown) else [])}
     for level in to_places(np.array([*levels]), linear) if linear else levels:
         one.add_layout(
             Span(
@@ -151,7 +170,7 @@ def _(card: LinesCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
                 line_color=LIGHT["faint"],
             )
         )
-    return (one,)
+    return one
 
 
 def _shade(one: figure, source: ColumnDataSource, color: Color, alpha: float, **tags: Any) -> None:
@@ -170,29 +189,27 @@ def _mark_gaps(one: figure, gaps: ColumnDataSource) -> None:
     marks.tags = [{}]
 
 
-@_figures.register
-def _(card: MapCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
-    names = short_names(card.map.table.names)
-    signed = (card.map.norm.vmin or 0.0) < 0
-    one = over_steps(common, "linear", height(card))
+def _of_map(shown: Map, height: int, common: Shared, sources: Sources) -> tuple[figure, ...]:
+    names = short_names(shown.table.names)
+    one = over_steps(common, "linear", height)
     one.y_range = value_range(len(names), 0)
-    mapper = common.mappers["signed" if signed else "sizes"]
+    mapper = common.mappers[shown.colors]
     image = _image(one, sources["map"], mapper)
-    image.tags = [{"names": list(card.map.table.names)}]
-    stride = max(1, -(-len(names) * ROW // (height(card) - EDGE)))
+    image.tags = [{"names": list(shown.table.names)}]
+    stride = max(1, -(-len(names) * ROW // (height - EDGE)))
     one.yaxis.ticker = FixedTicker(ticks=[n + 0.5 for n in range(0, len(names), stride)])
     one.yaxis.formatter = CustomJSTickFormatter(
         args={"names": [_short(name) for name in names]}, code="return names[Math.floor(tick)]"
     )
     one.ygrid.visible = False
     one.js_on_event("tap", common.select)
-    is_log = isinstance(card.map.norm, LogNorm)
+    is_log = isinstance(shown.norm, LogNorm)
     below = over_steps(common, "log" if is_log else "linear", 120)
     label_values(below, is_log)
     line = below.line("step", "row 0", source=sources["cells"], line_width=1.7, name="row")
     paint(line, BLUE)
     # The range of the colours, so that rows can be compared.
-    below.y_range = value_range(*range_of_colours(card))
+    below.y_range = value_range(*range_of_colours(shown))
     below.visible = False
     return one, below
 
@@ -201,30 +218,54 @@ def _short(name: str, most: int = 13) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2) :]}"
 
 
-@_figures.register
-def _(card: PictureCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
-    if card.steps is not None:
-        one = over_steps(common, "linear")
-    else:
-        one = plain(value_range(*card.across), card.label)
-    one.y_range = value_range(*card.up)
+def _of_picture(shown: Picture, common: Shared, sources: Sources) -> figure:
+    is_over_steps = shown.steps is not None
+    one = over_steps(common, "linear") if is_over_steps else plain(shown.across, shown.up)
+    one.y_range = value_range(*shown.up.limits)
     label_values(one, False)
-    one.yaxis.axis_label = card.up_label
+    one.yaxis.axis_label = shown.up.label
     image = _image(one, sources["map"], common.mappers["density"])
     image.tags = [{}]
-    return (one,)
+    return one
 
 
-@_figures.register
-def _(card: ShapesCard, common: Shared, sources: Sources) -> tuple[figure, ...]:
-    one = plain(DataRange1d(range_padding=0.04), card.label, "log")
-    label_values(one, True)
-    for place, (name, _, _, color) in enumerate(card.shapes):
-        line = one.line(
-            "x", "value", source=sources[f"shape {place}"], line_width=1.6, name="shape"
-        )
-        paint(line, color, name=name, curve=place)
-    return (one,)
+def _of_shapes(shown: Shapes, sources: Sources) -> figure:
+    one = plain(shown.across, shown.up)
+    label_values(one, shown.up.log)
+    if shown.up.ticks is not None:
+        one.yaxis.ticker = FixedTicker(ticks=[*shown.up.ticks])
+        one.ygrid.visible = False
+    if shown.equal:
+        one.update(sizing_mode=None, frame_width=SQUARE, frame_height=SQUARE)
+    for place, shape in enumerate(shown.shapes):
+        # A shape goes with the entry of its colour.
+        entries = [n for n, entry in enumerate(shown.key) if entry.color == shape.color]
+        tags = {"curve": entries[0]} if entries else {}
+        for glyph, part in _glyphs(shape):
+            renderer = one.add_glyph(sources[f"shape {place}"], glyph, name="shape")
+            paint(renderer, shape.color, part, **tags)
+    return one
+
+
+def _glyphs(shape: Shape) -> list[tuple[Any, str]]:
+    """What a shape is drawn by, and which part of that has its colour."""
+    if shape.kind == "area":
+        area = glyphs.VArea(x="x", y1="low", y2="value", fill_alpha=shape.opacity)
+        return [(area, "fill_color")]
+    point: dict[str, Any] = {"x": "x", "y": "value", "line_color": None}
+    if shape.kind == "points":
+        return [(glyphs.Scatter(size=1.4 * shape.width + 1, **point), "fill_color")]
+    dash = (
+        []
+        if isinstance(shape.style, str)
+        else [max(1, round(1.3 * shape.width * part)) for part in shape.style[1]]
+    )
+    line = glyphs.Line(x="x", y="value", line_width=shape.width + 0.3, line_dash=dash)
+    if shape.kind == "line":
+        return [(line, "line_color")]
+    # The origin is a point that covers its triangle.
+    head = glyphs.Scatter(size=8, marker="triangle", angle=-np.pi / 2, **point)
+    return [(line, "line_color"), (head, "fill_color")]
 
 
 def _image(one: figure, source: ColumnDataSource, mapper: Any) -> Any:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gradlens.history.lines import Line
+from gradlens.history.lines import Floats, Line
 from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
-from gradlens.report.cards import Gaps
 
 MOST = 1000
 """Largest number of missing values of a series that a page has, evenly over all of them."""
 
 INFINITE = "infinite"
 UNKNOWN = "not a number"
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Steps ``[G]`` whose value isn't a finite number, and which of the ``reasons`` each has."""
+
+    steps: Floats
+    which: NDArray[np.uint8]
+    reasons: tuple[str, ...]
 
 
 def gaps(line: Line, records: Sequence[Series]) -> Gaps:

@@ -19,23 +19,23 @@ from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.run_file import replacing
+from gradlens.instruments import BUILT_IN, Instrument
+from gradlens.instruments.panel import Lines, Map, Picture, Shapes
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
 from gradlens.plotting.comparison import run_colors
 from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import nothing
-from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.columns import has_trend
-from gradlens.report.content import cards
+from gradlens.report.content import Card, cards
 from gradlens.report.figures import Drawn, draw, has_points, height, is_drawn
 from gradlens.report.marks import columns
 from gradlens.report.overview import facts, last_values
 from gradlens.report.palette import (
-    DENSITY,
-    DENSITY_IN_DARK,
     IN_DARK,
     LIGHT,
+    OF_THE_GROUND,
     SIGNED,
     SIZES,
     gradient,
@@ -65,9 +65,11 @@ class Page:
         return columns(*self.findings.values()) if len(self.runs) == 1 else {}
 
 
-def page(runs: Mapping[str, History], title: str) -> Page:
+def page(
+    runs: Mapping[str, History], title: str, instruments: Sequence[Instrument] = BUILT_IN
+) -> Page:
     """The page of some runs by name; ``ValueError`` if there is nothing to show."""
-    found = cards(runs)
+    found = cards(runs, instruments)
     if not found:
         raise ValueError(nothing(next(iter(runs.values()))))
     steps = [
@@ -123,8 +125,11 @@ class Live:
             "logTicks": common.log_ticks,
             "places": common.places,
             "span": common.span,
-            "density": common.mappers["density"],
-            "densities": {"light": palette(DENSITY), "dark": palette(DENSITY_IN_DARK)},
+            "mappers": {name: common.mappers[name] for name in OF_THE_GROUND},
+            "palettes": {
+                name: {"light": palette(light), "dark": palette(dark)}
+                for name, (light, dark) in OF_THE_GROUND.items()
+            },
         }
         # A root, so that all models are the document's before their figures are drawn.
         self._status.update(name="status", tags=[models])
@@ -154,47 +159,33 @@ class Live:
 
 def _skeleton(shown: Page) -> list[Any]:
     """What can't be changed in a document."""
-    found = [(card.title, is_drawn(card), _names(card), _axis(card)) for card in shown.cards]
+    found = [(card.panel.title, is_drawn(card), _parts(card)) for card in shown.cards]
     return [*found, *shown.marks]
 
 
-def _axis(card: Card) -> Any:
-    if isinstance(card, LinesCard):
-        return scale(card), threshold(card)
-    return (
-        (type(card.map.norm), (card.map.norm.vmin or 0.0) < 0)
-        if isinstance(card, MapCard)
-        else None
-    )
-
-
-def _names(card: Card) -> Sequence[Any]:
-    if isinstance(card, LinesCard):
-        found = [(c.name, has_points(c), has_trend(c.line), len(c.spreads)) for c in card.curves]
-        return [*found, card.lines.danger is None]
-    if isinstance(card, ShapesCard):
-        return [name for name, *_ in card.shapes]
-    return card.map.table.names if isinstance(card, MapCard) else ()
+def _parts(card: Card) -> Any:
+    """What a card's figures consist of, and their axes."""
+    match card.panel.content:
+        case Lines() as one:
+            curves = one.all_curves
+            found = [(c.name, has_points(c), has_trend(c.line), len(c.spreads)) for c in curves]
+            return found, one.danger is None, scale(one), threshold(one)
+        case Map() as one:
+            return one.table.names, type(one.norm), one.colors
+        case Shapes() as one:
+            return [(shape.name, shape.kind) for shape in one.shapes], one.key
+        case _:
+            return None
 
 
 def _status(shown: Page) -> Any:
     """What changes on a page besides the figures."""
     low, high = ends(shown.axis)
-    bars = {
-        key: [_bar(card)[0], _bar(card)[2]]
-        for card, key in zip(shown.cards, _keys(shown.cards), strict=True)
-        if isinstance(card, MapCard)
-    }
-    words = {
-        key: card.words
-        for card, key in zip(shown.cards, _keys(shown.cards), strict=True)
-        if isinstance(card, PictureCard)
-    }
-    latest = {
-        key: card.lines.readout
-        for card, key in zip(shown.cards, _keys(shown.cards), strict=True)
-        if isinstance(card, LinesCard)
-    }
+    keyed = [*zip(shown.cards, _keys(shown.cards), strict=True)]
+    contents = [(card.panel.content, key) for card, key in keyed]
+    bars = {key: [_bar(one)[0], _bar(one)[2]] for one, key in contents if isinstance(one, Map)}
+    words = {key: card.words for card, key in keyed if isinstance(card.panel.content, Picture)}
+    latest = {key: one.readout for one, key in contents if isinstance(one, Lines)}
     found = {
         "head": _head(shown),
         "latest": latest,
@@ -241,13 +232,13 @@ def _head(shown: Page) -> str:
 def _variables(shown: Page, live: bool) -> dict[str, Any]:
     sections: dict[str, list[dict[str, Any]]] = {}
     for card, key in zip(shown.cards, _keys(shown.cards), strict=True):
-        sections.setdefault(card.group, []).append(_view(card, key))
+        sections.setdefault(card.panel.group, []).append(_view(card, key))
     return {
         "heading": shown.title,
         "css": (FILES / "page.css").read_text("utf-8"),
         "js": (FILES / "page.js").read_text("utf-8"),
-        "light": variables({**LIGHT, "density": gradient(DENSITY)}),
-        "dark": variables({**IN_DARK, "density": gradient(DENSITY_IN_DARK)}),
+        "light": variables({**LIGHT, **{n: gradient(c) for n, (c, _) in OF_THE_GROUND.items()}}),
+        "dark": variables({**IN_DARK, **{n: gradient(c) for n, (_, c) in OF_THE_GROUND.items()}}),
         "runs": run_colors([*shown.runs]) if len(shown.runs) > 1 else {},
         "sections": [(group, found, _balanced(found)) for group, found in sections.items()],
         "head": _head(shown),
@@ -263,34 +254,41 @@ def _balanced(found: Sequence[Any]) -> str:
 
 def _view(card: Card, key: str) -> dict[str, Any]:
     """A card as the template shows it around its figures."""
+    shown = card.panel.content
     return {
         "key": key,
-        "card": card,
+        "title": card.panel.title,
+        "hint": card.hint,
+        "words": card.words,
         "curves": _entries(card),
         "why": "" if is_drawn(card) else _why(card),
         "height": height(card),
-        "bar": _bar(card) if isinstance(card, (MapCard, PictureCard)) else None,
+        "bar": _bar(shown) if isinstance(shown, (Map, Picture)) else None,
     }
 
 
 def _entries(card: Card) -> list[tuple[str, Color]]:
-    if isinstance(card, LinesCard):
-        return [(curve.name, curve.color) for curve in card.curves]
-    if isinstance(card, ShapesCard):
-        return [(name, color) for name, _, _, color in card.shapes]
-    return [(card.words, categorical_colors(1)[0])] if isinstance(card, MapCard) else []
+    match card.panel.content:
+        case Lines() as lines:
+            return [(curve.name, curve.color) for curve in lines.all_curves]
+        case Shapes() as shapes:
+            return [(entry.label, entry.color) for entry in shapes.key]
+        case _:
+            return [(card.words, categorical_colors(1)[0])]
 
 
 def _why(card: Card) -> str:
     """Why a card has nothing to draw."""
-    assert isinstance(card, LinesCard)
+    shown = card.panel.content
+    assert isinstance(shown, Lines)
     reasons = [reason for gaps in card.gaps for reason in gaps.reasons]
-    return reasons[-1] if reasons else "nothing recorded yet"
+    return shown.message or (reasons[-1] if reasons else "nothing recorded yet")
 
 
-def _bar(card: MapCard | PictureCard) -> tuple[str, str, str]:
+def _bar(shown: Map | Picture) -> tuple[str, str, str]:
     """The colours of a map: its smallest value, the colours as CSS, its largest value."""
-    if isinstance(card, PictureCard):
+    if isinstance(shown, Picture):
         return "few", "var(--density)", "many"
-    low, high = card.map.norm.vmin or 0.0, card.map.norm.vmax or 0.0
-    return number_label(low), gradient(SIGNED if low < 0 else SIZES), number_label(high)
+    low, high = shown.norm.vmin or 0.0, shown.norm.vmax or 0.0
+    colors = {"sizes": gradient(SIZES), "signed": gradient(SIGNED), "signal": "var(--signal)"}
+    return number_label(low), colors[shown.colors], number_label(high)

@@ -18,6 +18,7 @@ from gradlens.instruments.style import (
     PAPER,
     Color,
     density_colormap,
+    signal_colormap,
     signed_colormap,
     size_colormap,
 )
@@ -69,8 +70,12 @@ def palette(colors: Colormap) -> list[str]:
     return ["#00000000", ALARM, FAINT, *shades]
 
 
-SIZES, SIGNED, DENSITY = size_colormap(), signed_colormap(), density_colormap()
-DENSITY_IN_DARK = dark_colormap(DENSITY)
+SIZES, SIGNED = size_colormap(), signed_colormap()
+OF_THE_GROUND: Mapping[str, tuple[Colormap, Colormap]] = {
+    name: (colors, dark_colormap(colors))
+    for name, colors in (("density", density_colormap()), ("signal", signal_colormap()))
+}
+"""Colours on a white and on a dark background that have the background's in them."""
 
 
 def gradient(colors: Colormap) -> str:

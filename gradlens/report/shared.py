@@ -20,9 +20,9 @@ from bokeh.models import (
 from bokeh.models.annotations import Span
 
 from gradlens.instruments.scales import StepAxis
-from gradlens.report.palette import DENSITY, LIGHT, SIGNED, SIZES, palette
+from gradlens.report.palette import LIGHT, OF_THE_GROUND, SIGNED, SIZES, palette
 
-MAPS = {"sizes": SIZES, "signed": SIGNED, "density": DENSITY}
+MAPS = {"sizes": SIZES, "signed": SIGNED} | {n: light for n, (light, _) in OF_THE_GROUND.items()}
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from typing import Any
 
 from bokeh.plotting import figure
 
+from gradlens.instruments.panel import Lines, Map, Picture, Shapes
 from gradlens.instruments.scales import StepAxis
-from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard
 from gradlens.report.columns import Columns, columns
+from gradlens.report.content import Card
 from gradlens.report.figures import Drawn, range_of_colours
 from gradlens.report.value_axis import limits
 
@@ -32,22 +33,22 @@ def update(drawn: Drawn, card: Card, axis: StepAxis) -> None:
                 source.stream(added)
         else:
             source.data = new
-    if isinstance(card, LinesCard):
-        for place, gaps in enumerate(card.gaps):
-            drawn.sources[f"gaps {place}"].tags = [list(gaps.reasons)]
+    for place, gaps in enumerate(card.gaps):
+        drawn.sources[f"gaps {place}"].tags = [list(gaps.reasons)]
     _update_ranges(drawn.figures, card)
 
 
 def _update_ranges(figures: tuple[figure, ...], card: Card) -> None:
     """Set the ranges that the page doesn't fit by itself."""
-    if isinstance(card, MapCard):
-        _set(figures[1].y_range, range_of_colours(card))
-    elif isinstance(card, LinesCard) and not figures[0].tags[0]["fits"]:
-        _set(figures[0].y_range, limits(card))
-    elif isinstance(card, PictureCard):
-        _set(figures[0].y_range, card.up)
-        if card.steps is None:
-            _set(figures[0].x_range, card.across)
+    shown = card.panel.content
+    if isinstance(shown, Map):
+        _set(figures[1].y_range, range_of_colours(shown))
+    elif isinstance(shown, Lines) and not figures[0].tags[0]["fits"]:
+        _set(figures[0].y_range, limits(shown))
+    elif isinstance(shown, (Picture, Shapes)):
+        _set(figures[0].y_range, shown.up.limits)
+        if isinstance(shown, Shapes) or shown.steps is None:
+            _set(figures[0].x_range, shown.across.limits)
 
 
 def _set(one: Any, found: tuple[float, float]) -> None:

@@ -24,7 +24,7 @@ from gradlens import quantities
 from gradlens.compat.cockpit_log import read_cockpit_log
 from gradlens.history.history import History
 from gradlens.plotting.loading import load_run
-from gradlens.plotting.panels import layer_panels, main_panels
+from gradlens.plotting.panels import layer_parts, main_parts
 from gradlens.plotting.plotter import CockpitPlotter
 
 LOG = Path(__file__).parent / "data" / "cockpit_1.0.2.json"
@@ -116,11 +116,11 @@ def test_values_have_the_structure_of_ours(history: History) -> None:
 
 @pytest.mark.slow
 def test_every_instrument_draws_it(history: History) -> None:
-    panels = {*main_panels(history), *layer_panels(history)}
-    shown = {name for panel in panels for name in panel.instrument.names}
+    parts = {*main_parts(history), *layer_parts(history)}
+    shown = {name for one in parts for name in one.names}
     assert shown == set(history.names) - {"epoch_count"}  # which is said in words
-    for panel in panels:
-        assert "message" not in panel.instrument.plot(history).artists, panel
+    for one in parts:
+        assert "message" not in one.plot(history).artists, one
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from gradlens.instruments import (
     LayerSpectraInstrument,
 )
 from gradlens.instruments.layers import in_order, layout, table
-from gradlens.plotting.panels import layer_panels, main_panels
+from gradlens.plotting.panels import layer_parts, main_parts
 from tests.cases.layer_records import activation, statistics
 from tests.instruments.test_instruments import realistic, shown_texts
 
@@ -202,7 +202,7 @@ def test_titles_name_a_series_only_if_they_must(names: list[str], titles: list[s
     history = History({name: Source(("OutputNorm",), view) for name, view in views.items()})
     history.append(0, {name: {"layers": {"0": 1.0}} for name in names})
     drawn = [one.plot(history).ax.get_title(loc="left") for one in
-             LayerLinesInstrument().panels(history)]  # fmt: skip
+             LayerLinesInstrument().parts(history)]  # fmt: skip
     assert drawn == titles
 
 
@@ -249,11 +249,11 @@ def test_aggregates_of_many_layers_are_like_those_of_a_step() -> None:
 def test_layers_are_on_the_second_screen() -> None:
     kinds = ("Loss", "OutputNorm", "OutputActivation", "UpdateGeometry", "InputCovariance")
     history = realistic(20, kinds)
-    shown = [type(panel.instrument).__name__ for panel in layer_panels(history)]
+    shown = [type(one).__name__ for one in layer_parts(history)]
     assert {"LayerMapInstrument", "ActivationInstrument", "LayerSpectraInstrument"} <= {*shown}
     # Their numbers are in the maps.
     assert "LayerLinesInstrument" not in shown
-    names = [type(panel.instrument).__name__ for panel in main_panels(history)]
+    names = [type(one).__name__ for one in main_parts(history)]
     assert names.count("GenericInstrument") == 0
 
 

@@ -56,8 +56,8 @@ def test_a_report_has_the_names_of_the_figure() -> None:
 
     history = realistic(20)
     panels = [*main_panels(history), *layer_panels(history)]
-    headings = {panel.instrument.heading(history) for panel in panels}
-    found = {card.title for card in report_cards({"run": history})} - headings
+    headings = {panel.title for panel in panels}
+    found = {card.panel.title for card in report_cards({"run": history})} - headings
     # A number that shares no panel has a card of its own, named after the panel and what it is.
     assert {title.split(": ")[0] for title in found} <= {name.split(": ")[0] for name in headings}
 
@@ -71,5 +71,5 @@ def test_logged_series_are_named_after_their_panel_in_a_comparison() -> None:
 def test_the_summary_has_the_names_of_the_figure() -> None:
     history = realistic(5, ("Loss", "GradNorm", "HessTrace"))
     titles = {row.scalar.view.title for row in summarize(history).rows}
-    assert titles == {one.heading(history) for each in BUILT_IN for one in each.panels(history)
-                      if not one.secondary}  # fmt: skip
+    assert titles == {one.title for each in BUILT_IN for one in each.panels(history)
+                      if not each.secondary}  # fmt: skip

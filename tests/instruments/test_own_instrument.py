@@ -25,7 +25,7 @@ from gradlens.instruments import (
     line,
 )
 from gradlens.plotting.animation import frames
-from gradlens.plotting.panels import layer_panels, main_panels
+from gradlens.plotting.panels import layer_parts, main_parts
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.screen import Screen
 
@@ -63,8 +63,7 @@ def recorded(*sources: tuple[str, ...]) -> History:
 
 def drawn(history: History, instruments: tuple[Instrument, ...]) -> list[tuple[str, ...]]:
     """Names of instrument and series on each panel of the main screen."""
-    panels = main_panels(history, instruments)
-    return [(type(one.instrument).__name__, *one.instrument.names) for one in panels]
+    return [(type(one).__name__, *one.names) for one in main_parts(history, instruments)]
 
 
 def blocks(directive: str) -> list[str]:
@@ -105,7 +104,7 @@ from gradlens import CockpitPlotter
 CockpitPlotter().plot({str(run)!r}, show_plot=False, debug=True)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stderr == "primary: GradNormInstrument [step size] MyNorm\n"
+    assert done.stderr == "primary: Gradient norm [step size] MyNorm\n"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_screens_are_independent() -> None:
     history = recorded(("MyNorm", "GradNorm"))
     instruments = (*BUILT_IN, MyMapInstrument())
     assert drawn(history, instruments) == [("GradNormInstrument", "MyNorm")]
-    layers = [type(one.instrument).__name__ for one in layer_panels(history, instruments)]
+    layers = [type(one).__name__ for one in layer_parts(history, instruments)]
     assert layers == ["LayerMapInstrument", "MyMapInstrument"]
 
 

@@ -18,6 +18,7 @@ from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.instruments import Instrument
 from gradlens.instruments.dark import DARK, dark, dark_colormap
+from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.panel import Artists, Drawn
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.style import (
@@ -37,7 +38,7 @@ from gradlens.instruments.style import (
 from gradlens.plotting.animation import animate
 from gradlens.plotting.layout import FRAMES
 from gradlens.plotting.plotter import CockpitPlotter
-from gradlens.plotting.rendering import draw
+from gradlens.plotting.rendering import Words, draw
 from gradlens.plotting.screen import Screen
 from tests.instruments.test_instruments import realistic
 from tests.plotting.test_plotter import drawn
@@ -117,7 +118,8 @@ def test_marks_of_findings_can_be_read() -> None:
         for alarm in (True, False)
     ]
     figure = Figure()
-    draw(figure, history, Screen("").panels(history), "", findings=found, look="dark")
+    panels = Screen("").panels(history)
+    draw(figure, panels, Words(""), step_axis(history), findings=found, look="dark")
     badges = [text for text in texts(figure) if text.get_bbox_patch()]
     assert {badge.get_text() for badge in badges} == {"1", "2"}
     for badge in badges:
@@ -168,7 +170,7 @@ def test_a_figure_can_become_light_again() -> None:
     figure = Figure()
     panels = Screen("", names=("Loss",)).panels(RUN)
     for look in FRAMES:
-        draw(figure, RUN, panels, "", look=look)
+        draw(figure, panels, Words(""), step_axis(RUN), look=look)
         assert figure.get_facecolor()[:3] == to_rgb(GROUND if look == "dark" else PAPER)
 
 

@@ -22,10 +22,12 @@ from gradlens.history.history import History
 from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.instruments import Panel
+from gradlens.instruments.instrument import step_axis
 from gradlens.plotting.layout import TALLEST, WIDEST, arrange, pages
-from gradlens.plotting.panels import Panel, layer_panels, main_panels
+from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.plotting.plotter import CockpitPlotter
-from gradlens.plotting.rendering import draw
+from gradlens.plotting.rendering import draw, words_of
 from gradlens.quantities.presets import configuration
 from tests.instruments.test_instruments import VIEWS, realistic, recorded, same, twice
 
@@ -126,7 +128,8 @@ def test_no_texts_overlap(
         return
     figure = Figure()
     widest = math.inf if screen == "primary" else WIDEST
-    draw(figure, history, panels, "A run", log_step, widest=widest)
+    axis = step_axis(history, log_step)
+    draw(figure, panels, words_of(history, "A run"), axis, widest=widest)
     found = boxes(figure, monkeypatch)
     pairs = itertools.combinations(found.items(), 2)
     clashes = [(a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)]
@@ -356,7 +359,7 @@ def test_debug_lists_what_is_drawn_and_what_is_not(caplog: pytest.LogCaptureFixt
     history.append(0, {"words": "text"})
     drawn(history, debug=True)
     lines = [line for text in caplog.messages for line in text.splitlines()]
-    assert lines == ["primary: LossInstrument [performance] Loss", "not drawn: words"]
+    assert lines == ["primary: Loss [performance] Loss", "not drawn: words"]
 
 
 @pytest.mark.slow
@@ -370,6 +373,8 @@ from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.history.view import View
+from gradlens.instruments import Panel
+from gradlens.instruments.instrument import step_axis
 history = History({"a": Source(("a",), View("a"))})
 history.append(0, {"a": 1.0})
 CockpitPlotter().plot(history, show_plot=False)
@@ -420,13 +425,14 @@ def test_every_panel_has_a_place(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 3, pytest.param(len(LAYERED), marks=pytest.mark.slow)])
 def test_pages_of_layers_are_not_too_large(count: int, layers: int) -> None:
     history = realistic(1, LAYERED[:count], layers=layers)
-    found = pages(layer_panels(history))
-    assert [panel for page in found for panel in page] == [*layer_panels(history)]
+    panels = layer_panels(history)
+    found = pages(panels)
+    assert [panel for page in found for panel in page] == [*panels]
     for page in found:
         rows = arrange(page, WIDEST)
         assert all(sum(panel.width for panel in row) <= WIDEST for row in rows)
         figure = Figure()
-        draw(figure, history, page, "A run", widest=WIDEST)
+        draw(figure, page, words_of(history, "A run"), step_axis(history), widest=WIDEST)
         width, height = figure.get_size_inches()
         assert 6 < width < 16
         assert height <= 1.05 * TALLEST * width

@@ -31,9 +31,9 @@ COLUMN = 3.3
 """Inches of a column of a paper."""
 
 RUN = realistic(60)
-MAIN = [panel.instrument.heading(RUN) for panel in main_panels(RUN)]
+MAIN = [panel.title for panel in main_panels(RUN)]
 TWO_PARTS = ("Gradient tests", "Local step size α", "Signal along directions")
-EVERY = list(dict.fromkeys([*MAIN, *(p.instrument.heading(RUN) for p in layer_panels(RUN))]))
+EVERY = list(dict.fromkeys([*MAIN, *(p.title for p in layer_panels(RUN))]))
 
 
 def clashes(figure: matplotlib.figure.Figure, monkeypatch: pytest.MonkeyPatch) -> list[object]:

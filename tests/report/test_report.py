@@ -25,13 +25,12 @@ from gradlens.history.records import Note, Source
 from gradlens.history.setup import ParameterGroup, Setup
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.instruments.panel import Lines
+from gradlens.instruments.panel import Content, Lines, Map
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import FAINT
-from gradlens.plotting.panels import EPOCHS, all_main_panels
-from gradlens.report.cards import Card, LinesCard, MapCard
+from gradlens.plotting.panels import EPOCHS, main_panels
 from gradlens.report.columns import columns
-from gradlens.report.content import cards
+from gradlens.report.content import Card, cards
 from gradlens.report.page import Live, page, write
 from gradlens.report.palette import SIZES, ZERO, palette
 from gradlens.report.serving import Following, free_port
@@ -69,7 +68,14 @@ def steady(steps: int) -> History:
 
 
 def curves(card: Card) -> list[str]:
-    return [curve.name for curve in card.curves] if isinstance(card, LinesCard) else []
+    shown = card.panel.content
+    return [curve.name for curve in shown.curves] if isinstance(shown, Lines) else []
+
+
+def contents(*histories: History) -> dict[str, Content]:
+    """What the cards show by their titles."""
+    runs = {str(place): history for place, history in enumerate(histories)}
+    return {card.panel.title: card.panel.content for card in cards(runs)}
 
 
 def faulty(steps: int) -> History:
@@ -124,10 +130,9 @@ def test_a_first_finding_loads_a_live_page_again_and_a_later_one_does_not() -> N
 def lines_of(history: History) -> dict[str, Lines]:
     """The lines of the figure's panels by the names of their series."""
     found = {}
-    for panel in all_main_panels(history):
-        content = panel.instrument.content(history)
-        if isinstance(content, Lines):
-            found |= dict.fromkeys(panel.instrument.names, content)
+    for panel in main_panels(history):
+        if isinstance(panel.content, Lines):
+            found |= dict.fromkeys(panel.names, panel.content)
     return found
 
 
@@ -136,34 +141,31 @@ def test_numbers_of_the_summary_are_on_the_page_if_no_panel_has_lines_of_their_s
     shown = {*lines_of(history), EPOCHS}
     wanted = {one.name: one for one in history.scalars() if one.series not in shown}
     assert {"GradHist1d clipped", "GradHist2d clipped"} <= {*wanted}
-    found = {c.name: c.line for card in cards({"run": history}) if isinstance(card, LinesCard)
-             for c in card.curves}  # fmt: skip
+    found = {c.name: c.line for one in contents(history).values() if isinstance(one, Lines)
+             for c in one.all_curves}  # fmt: skip
     for name, one in wanted.items():
         np.testing.assert_array_equal(found[name].values, one.line.values)
 
 
 def test_lines_are_those_of_the_figure() -> None:
     history = full(40)
-    found = [card.lines for card in cards({"run": history}) if isinstance(card, LinesCard)]
+    found = [one for one in contents(history).values() if isinstance(one, Lines)]
     for lines in lines_of(history).values():
         names = {curve.name for curve in lines.curves}
         assert any({curve.name for curve in one.curves} == names for one in found)
-    stability = next(card for card in cards({"run": history}) if card.title == "Edge of stability")
-    trace = next(card for card in cards({"run": history}) if card.title == "Hessian trace")
+    by_title = {card.panel.title: card for card in cards({"run": history})}
+    stability, trace = by_title["Edge of stability"], by_title["Hessian trace"]
     assert {"danger", "values 1"} <= {*columns(stability, StepAxis(0, 40))}
     assert "band 0 0" in columns(trace, StepAxis(0, 40))
 
 
 def test_panels_are_called_as_in_the_figure() -> None:
     history = full(40)
-    titles = {card.title for card in cards({"run": history})}
-    panels = {panel.instrument.heading(history) for panel in all_main_panels(history)}
-    assert panels - titles == {"Signal along directions"}
+    assert {panel.title for panel in main_panels(history)} <= {*contents(history)}
 
 
 def test_a_missing_value_says_why() -> None:
-    (card,) = [card for card in cards({"run": full(150)}) if card.title == HOSTILE]
-    assert isinstance(card, LinesCard)
+    (card,) = [card for card in cards({"run": full(150)}) if card.panel.title == HOSTILE]
     (gaps,) = card.gaps
     words = [gaps.reasons[which] for which in gaps.which]
     assert gaps.steps.tolist() == [*range(100, 110), 120]
@@ -173,7 +175,7 @@ def test_a_missing_value_says_why() -> None:
 def test_exact_zeros_of_a_map_are_grey() -> None:
     history = steady(5)
     history.append(5, {"GradNorm": {"weight": 0.0, "bias": 2e6}})
-    (card,) = (card for card in cards({"run": history}) if isinstance(card, MapCard))
+    (card,) = (c for c in cards({"run": history}) if isinstance(c.panel.content, Map))
     assert card.words.endswith("grey: 0")
     (image,) = columns(card, StepAxis(0, 5))["map"]["image"]
     assert palette(SIZES)[image[0, -1]] == FAINT
@@ -182,7 +184,7 @@ def test_exact_zeros_of_a_map_are_grey() -> None:
 
 def test_several_runs_share_a_card_for_each_number() -> None:
     runs = {"a": full(30), "b": realistic(20, ("Loss", "GradNorm"))}
-    by_title = {card.title: card for card in cards(runs)}
+    by_title = {card.panel.title: card for card in cards(runs)}
     assert curves(by_title["Loss"]) == ["a", "b"]
     assert curves(by_title[HOSTILE]) == ["a"]
 

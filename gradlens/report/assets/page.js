@@ -337,7 +337,9 @@ const gradlens = (() => {
       }
     }
     set(models.span, { line_color: color("muted") });
-    set(models.density, { palette: plain(models.densities)[dark.matches ? "dark" : "light"] });
+    for (const [name, found] of Object.entries(plain(models.palettes))) {
+      set(plain(models.mappers)[name], { palette: plain(found)[dark.matches ? "dark" : "light"] });
+    }
   }
 
   function showCurves() {

@@ -1,0 +1,134 @@
+"""Draws a panel on an axis of matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gradlens.instruments.lines import draw_lines
+from gradlens.instruments.maps import draw_map
+from gradlens.instruments.panel import Artists, Content, Grid, Lines, Map, Panel, Picture, Shapes
+from gradlens.instruments.scales import StepAxis, StepLabels
+from gradlens.instruments.shapes import draw_grid, draw_picture, draw_shapes
+from gradlens.instruments.style import (
+    MUTED,
+    PAPER,
+    TICK_SIZE,
+    dress,
+    figure_of,
+    font_scale,
+    inside,
+    size_in_points,
+    title,
+)
+
+CELL = (3.0, 2.15)
+"""Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""
+MARGINS = (0.46, 0.36, 0.14, 0.44)
+"""Inches for labels around a panel: left, bottom, right, top."""
+LABELLED = MARGINS[0] + 0.14
+"""Inches on the left of a panel whose value axis has a label."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What an instrument has drawn: its axis and its artists by name."""
+
+    ax: Axes
+    artists: Mapping[str, Artist]
+
+    @property
+    def axes(self) -> tuple[Axes, ...]:
+        """The axis, followed by the axes inside it."""
+        return (self.ax, *(child for child in self.ax.child_axes if isinstance(child, Axes)))
+
+    @property
+    def figure(self) -> Figure:
+        """The figure of the axis."""
+        return figure_of(self.ax)
+
+
+def draw_panel(panel: Panel, ax: Axes, axis: StepAxis, labels: bool = False) -> Drawing:
+    """Draw on ``ax`` with title and common style, over the steps of ``axis``.
+
+    With ``labels``, value axes over steps have one, instead of the words below the title, and there
+    are no readouts.
+    """
+    dress(ax)
+    width = size_in_points(ax)[0]
+    artists = _draw(panel.content, ax, axis)
+    readout = ("", False) if labels else panel.content.readout
+    # The axis may have become narrower, which has room for names on its right.
+    title(ax, panel.title, *readout, width=width)
+    drawing = Drawing(ax, artists)
+    labelled = [_label(part, panel.label) for part in drawing.axes if labels]
+    if any(labelled) and "subtitle" in artists:
+        artists["subtitle"].remove()
+    return drawing
+
+
+def _draw(shown: Content, ax: Axes, axis: StepAxis) -> Artists:
+    match shown:
+        case Lines():
+            return draw_lines(ax, axis, shown)
+        case Map():
+            return draw_map(ax, axis, shown)
+        case Picture():
+            return draw_picture(ax, shown)
+        case Shapes():
+            return draw_shapes(ax, shown)
+        case Grid():
+            return draw_grid(ax, axis, shown)
+        case _:
+            return shown.draw(ax, axis)
+
+
+def draw_side_by_side(panels: Sequence[Panel], ax: Axes, axis: StepAxis) -> Drawing:
+    """Draw several panels in the place of an axis."""
+    gap = 0.18
+    width = 1 / (len(panels) + gap * (len(panels) - 1))
+    artists: Artists = {}
+    for place, panel in enumerate(panels):
+        part = inside(ax, place * width * (1 + gap), 0, width, 1)
+        drawn = draw_panel(panel, part, axis).artists
+        artists |= {f"{panel.names[0]}: {name}": artist for name, artist in drawn.items()}
+    return Drawing(ax, artists)
+
+
+def _label(ax: Axes, text: str) -> bool:
+    """Label the value axis if it is one over steps; whether it is."""
+    over_steps = isinstance(ax.xaxis.get_major_formatter(), StepLabels)
+    if over_steps and ax.axison and len(ax.get_yticks()) and not ax.yaxis_inverted():
+        ax.set_ylabel(text, fontsize=TICK_SIZE, color=MUTED, labelpad=2)
+        return True
+    return False
+
+
+def panel_box(
+    left: float,
+    top: float,
+    width: float,
+    height: float,
+    figure: Figure,
+    margin: float = MARGINS[0],
+) -> list[float]:
+    """Where an axis goes in a figure, given the cell in inches that holds it and its labels.
+
+    ``margin`` is that on the left, at matplotlib's default ``font.size``.
+    """
+    across, up = figure.get_size_inches()
+    west, south, east, north = (font_scale() * one for one in (margin, *MARGINS[1:]))
+    inner = (left + west, up - top - height + south, width - west - east, height - south - north)
+    return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
+
+
+def new_axes(panels: int, size: tuple[float, float]) -> Axes:
+    """An axis for panels of this size on a new figure, which needs no window."""
+    scale = 1.2 * font_scale()
+    across, up = scale * CELL[0] * size[0] * panels, scale * CELL[1] * size[1]
+    figure = Figure(figsize=(across, up), dpi=150, facecolor=PAPER)
+    return figure.add_axes(tuple(panel_box(0, 0, across, up, figure)))  # type: ignore[arg-type]
