@@ -9,14 +9,21 @@ that read series as arrays (``line``, ``field_line``, ...), that draw and explai
 
 from gradlens.history.lines import Line, field_line, line, lines, quantile_lines, rms_lines
 from gradlens.history.series import Series
-from gradlens.instruments.activation import ActivationInstrument
-from gradlens.instruments.aggregate import AggregateInstrument
-from gradlens.instruments.alpha import AlphaInstrument
 from gradlens.instruments.axes import Drawing
-from gradlens.instruments.batch_size import BatchSizeInstrument
 from gradlens.instruments.covariance import (
     CovarianceRanksInstrument,
     CovarianceSpectrumInstrument,
+    LayerConditionsInstrument,
+    LayerRanksInstrument,
+    LayerSpectraInstrument,
+    LayerStableRanksInstrument,
+)
+from gradlens.instruments.curvature import (
+    HessEigenvaluesInstrument,
+    HessMaxEVInstrument,
+    HessTraceInstrument,
+    SpectralDensityInstrument,
+    StabilityInstrument,
 )
 from gradlens.instruments.directions import DirectionsInstrument, OverlapInstrument
 from gradlens.instruments.drawing import (
@@ -28,13 +35,8 @@ from gradlens.instruments.drawing import (
     thread,
     zero_line,
 )
-from gradlens.instruments.early_stopping import EarlyStoppingInstrument
 from gradlens.instruments.generic import GenericInstrument
-from gradlens.instruments.grad_noise_scale import GradNoiseScaleInstrument
 from gradlens.instruments.gradient_tests import GradientTestsInstrument
-from gradlens.instruments.hess_eigenvalues import HessEigenvaluesInstrument
-from gradlens.instruments.hess_max_ev import HessMaxEVInstrument
-from gradlens.instruments.hess_trace import HessTraceInstrument
 from gradlens.instruments.histograms import (
     Histogram1dInstrument,
     Histogram2dInstrument,
@@ -42,22 +44,24 @@ from gradlens.instruments.histograms import (
     LayerJointHistogramsInstrument,
 )
 from gradlens.instruments.instrument import Instrument, Options
-from gradlens.instruments.layer_covariance import LayerRanksInstrument
-from gradlens.instruments.layer_lines import CorrelationsInstrument, LayerLinesInstrument
-from gradlens.instruments.layer_map import LayerMapInstrument
-from gradlens.instruments.layer_spectra import (
-    LayerConditionsInstrument,
-    LayerSpectraInstrument,
-    LayerStableRanksInstrument,
+from gradlens.instruments.layer_lines import (
+    ActivationInstrument,
+    AggregateInstrument,
+    CorrelationsInstrument,
+    LayerLinesInstrument,
 )
-from gradlens.instruments.norms import DistanceInstrument, GradNormInstrument, UpdateSizeInstrument
+from gradlens.instruments.layer_map import LayerMapInstrument
 from gradlens.instruments.numbers import (
     AccuracyInstrument,
+    BatchSizeInstrument,
+    EarlyStoppingInstrument,
+    GradNoiseScaleInstrument,
     LearningRateInstrument,
     LossesInstrument,
     LossInstrument,
     MeanGSNRInstrument,
     TICInstrument,
+    TimeInstrument,
 )
 from gradlens.instruments.panel import (
     Artists,
@@ -75,7 +79,6 @@ from gradlens.instruments.panel import (
     any_finite,
     readout,
 )
-from gradlens.instruments.parameters import ParametersInstrument
 from gradlens.instruments.scales import (
     NumberLabels,
     Scale,
@@ -88,9 +91,13 @@ from gradlens.instruments.scales import (
     without_spikes,
 )
 from gradlens.instruments.series import in_force, input_to_output, thin, trend
-from gradlens.instruments.spectral_density import SpectralDensityInstrument
-from gradlens.instruments.stability import StabilityInstrument
-from gradlens.instruments.step_time import TimeInstrument
+from gradlens.instruments.steps import (
+    AlphaInstrument,
+    DistanceInstrument,
+    GradNormInstrument,
+    ParametersInstrument,
+    UpdateSizeInstrument,
+)
 from gradlens.instruments.style import (
     ALARM,
     AMBER,

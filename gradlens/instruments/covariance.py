@@ -1,8 +1,8 @@
-"""Spectrum and ranks of the covariance of per-sample gradients."""
+"""Covariance of per-sample gradients, and of the inputs and output gradients of layers."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
 
 import numpy as np
 
@@ -10,9 +10,11 @@ from gradlens.history.history import History
 from gradlens.history.lines import Line, field_line, rows
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Curve, Lines, readout
+from gradlens.instruments.layer_lines import layer_lines
+from gradlens.instruments.layers import Layout, in_order, table
+from gradlens.instruments.panel import Curve, Grid, Lines, readout
 from gradlens.instruments.scales import log_if_wide
-from gradlens.instruments.style import BLUE, INK, ORANGE
+from gradlens.instruments.style import BLUE, INK, ORANGE, PURPLE, SKY
 
 MOST = 10
 
@@ -20,9 +22,8 @@ MOST = 10
 class CovarianceSpectrumInstrument(Instrument):
     """Largest eigenvalues of the gradient covariance, and its trace."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("GradCovariance",)
-    title: ClassVar[str] = "Gradient covariance"
-    together: ClassVar[bool] = False
+    kinds = ("GradCovariance",)
+    title = "Gradient covariance"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -39,10 +40,9 @@ class CovarianceSpectrumInstrument(Instrument):
 class CovarianceRanksInstrument(Instrument):
     """Effective and stable rank of the gradient covariance."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("GradCovariance",)
-    title: ClassVar[str] = "Covariance rank"
-    label: ClassVar[str] = "rank"
-    together: ClassVar[bool] = False
+    kinds = ("GradCovariance",)
+    title = "Covariance rank"
+    label = "rank"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -64,3 +64,98 @@ def eigenvalue_lines(records: Series, most: int = MOST) -> dict[str, Line]:
     table = np.where(table > 1e-6 * largest, table, np.nan)
     columns = [Line(records.steps, values, records.reason) for values in table.T]
     return {f"λ{n}": one for n, one in enumerate(columns, start=1) if one.finite.any()}
+
+
+RANKS = Layout(part="layers", field="effective_rank", noun="layer")
+
+
+class LayerRanksInstrument(Instrument):
+    """Effective rank of the gradient covariance of each layer, from input to output."""
+
+    kinds = ("GradCovariance",)
+    title = "Effective rank by layer"
+    label = "rank"
+    secondary = True
+    part = "layers"
+    width = 2.0
+
+    def content(self, history: History) -> Lines:
+        found = table(history[self.names[0]], RANKS, history)
+        return Lines(layers=found.lines, scale=log_if_wide([found.values.ravel()]))
+
+
+COVARIANCES = ("InputCovariance", "OutputGradientCovariance")
+CONDITIONS = {
+    "20 %": "condition_20",
+    "50 %": "condition_50",
+    "80 %": "condition_80",
+    "all": "condition",
+}
+NONE = "no eigenvalue is a number"
+GAP = (30.0, 32.0)
+"""Points between small panels, across and up."""
+
+
+class LayerStableRanksInstrument(Instrument):
+    """Stable rank of the covariance of each layer's inputs, or gradients at its outputs."""
+
+    kinds = COVARIANCES
+    aspect = "stable rank"
+    label = "rank"
+
+    def content(self, history: History) -> Lines:
+        found = layer_lines(history[self.names[0]], history, ("stable_rank",))
+        return Lines(layers=found.lines, scale=log_if_wide([found.table.ravel()]))
+
+
+class LayerConditionsInstrument(Instrument):
+    """Condition numbers of the covariance, the median over layers."""
+
+    kinds = COVARIANCES
+    aspect = "condition"
+    label = "ratio of eigenvalues"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        found = [_median(records, history, field) for field in CONDITIONS.values()]
+        colors = (SKY, BLUE, PURPLE, ORANGE)
+        return Lines(tuple(map(Curve, CONDITIONS, found, colors)), scale="log")
+
+
+def _median(records: Series, history: History, field: str) -> Line:
+    found = layer_lines(records, history, (field,))
+    first = next(iter(found.lines.values()))
+    # ∞ is sorted behind all numbers, and the median may be ∞.
+    table = np.sort(found.table, axis=0)
+    counts = np.isnan(table).shape[0] - np.isnan(table).sum(axis=0)
+    middle = np.array([
+        np.median(values[:count]) if count else math.nan
+        for values, count in zip(table.T, counts, strict=True)
+    ])  # fmt: skip
+    return Line(first.steps, middle, first.reason)
+
+
+class LayerSpectraInstrument(Instrument):
+    """The largest eigenvalues of the covariance of each layer over time, in small panels."""
+
+    kinds = COVARIANCES
+    aspect = "spectra"
+    secondary = True
+    part = "layers"
+    columns = 4
+    width = 4.0
+
+    def content(self, history: History) -> Grid:
+        records = history[self.names[0]].having(self.part)
+        names = in_order(records.entries, history)
+        found = {name: eigenvalue_lines(records.column(name)) for name in names}
+        values = [one.values[one.finite] for lines in found.values() for one in lines.values()]
+        joined = np.concatenate([*values, []])
+        limits = (float(joined.min()), float(joined.max())) if joined.size else None
+        parts = {
+            name: Lines(layers=lines, scale="log", limits=limits, message=NONE * (not lines))
+            for name, lines in found.items()
+        }
+        most = max((len(lines) for lines in found.values()), default=0)
+        words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
+        return Grid(parts, self.columns, words, GAP)

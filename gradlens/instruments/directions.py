@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from matplotlib.colors import LogNorm
@@ -62,10 +61,9 @@ class DirectionsInstrument(Instrument):
     narrow panel has no picture.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("DirectionalDerivatives",)
-    title: ClassVar[str] = "Signal along directions"
-    together: ClassVar[bool] = False
-    width: ClassVar[float] = 1.5
+    kinds = ("DirectionalDerivatives",)
+    title = "Signal along directions"
+    width = 1.5
 
     def content(self, history: History) -> Lines | Map:
         records = history[self.names[0]]
@@ -90,10 +88,9 @@ class DirectionsInstrument(Instrument):
 class OverlapInstrument(Instrument):
     """Share of the gradient's squared norm that lies along the directions of largest curvature."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("DirectionalDerivatives",)
-    title: ClassVar[str] = "Gradient in top directions"
-    label: ClassVar[str] = "share of ‖ḡ‖²"
-    together: ClassVar[bool] = False
+    kinds = ("DirectionalDerivatives",)
+    title = "Gradient in top directions"
+    label = "share of ‖ḡ‖²"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +24,6 @@ class GenericInstrument(Instrument):
 
     Dicts may hold numbers or arrays; of an array in a dict, the root mean square is shown.
     """
-
-    together: ClassVar[bool] = False
 
     def content(self, history: History) -> Lines:
         name = self.names[0]

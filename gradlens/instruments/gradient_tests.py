@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -55,10 +54,11 @@ class GradientTestsInstrument(Instrument):
     of the first; circles and lines are drawn for all. A narrow panel has no picture.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("NormTest", "InnerTest", "OrthoTest")
-    title: ClassVar[str] = "Gradient tests"
-    label: ClassVar[str] = "θ, ν"
-    width: ClassVar[float] = 1.5
+    together = True
+    kinds = ("NormTest", "InnerTest", "OrthoTest")
+    title = "Gradient tests"
+    label = "θ, ν"
+    width = 1.5
 
     def content(self, history: History) -> Lines:
         found = {name: network_line(history[name]) for name in self.names}

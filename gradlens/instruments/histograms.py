@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, final
+from typing import final
 
 import numpy as np
 
@@ -37,9 +37,8 @@ class Histogram1dInstrument(Instrument):
     elements are marked. Pages show all steps.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("GradHist1d",)
-    title: ClassVar[str] = "Gradient elements"
-    together: ClassVar[bool] = False
+    kinds = ("GradHist1d",)
+    title = "Gradient elements"
 
     def content(self, history: History) -> Lines | Shapes:
         records = history[self.names[0]]
@@ -147,9 +146,8 @@ class Histogram2dInstrument(Instrument):
     The colour is the logarithm of the count; the marginals have logarithmic counts too.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("GradHist2d",)
-    title: ClassVar[str] = "Joint histogram"
-    together: ClassVar[bool] = False
+    kinds = ("GradHist2d",)
+    title = "Joint histogram"
 
     def content(self, history: History) -> Lines | Picture:
         records = history[self.names[0]]
@@ -187,11 +185,10 @@ EMPTY = Lines(message="no finite element")
 class _ParameterPanels(Instrument, ABC):
     """What histograms of each parameter show at the latest step, in small panels."""
 
-    together: ClassVar[bool] = False
-    secondary: ClassVar[bool] = True
-    part: ClassVar[str] = "parameters"
-    columns: ClassVar[int] = 6
-    width: ClassVar[float] = 4.0
+    secondary = True
+    part = "parameters"
+    columns = 6
+    width = 4.0
 
     @final
     def _latest(self, history: History) -> tuple[int, dict[str, Histogram]]:
@@ -209,8 +206,8 @@ class LayerHistogramsInstrument(_ParameterPanels):
     For very many parameters, there is one panel with a row for each, and colour is log density.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("GradHist1d",)
-    title: ClassVar[str] = "Gradient elements by parameter"
+    kinds = ("GradHist1d",)
+    title = "Gradient elements by parameter"
 
     def content(self, history: History) -> Grid | Picture:
         step, parts = self._latest(history)
@@ -247,8 +244,8 @@ class LayerJointHistogramsInstrument(_ParameterPanels):
     ``MOST`` panels at most, those nearest to the input.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("GradHist2d",)
-    title: ClassVar[str] = "Joint histogram by parameter"
+    kinds = ("GradHist2d",)
+    title = "Joint histogram by parameter"
 
     def content(self, history: History) -> Grid:
         step, parts = self._latest(history)

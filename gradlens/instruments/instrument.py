@@ -69,7 +69,7 @@ class Instrument(ABC):
     title: ClassVar[str] = ""
     aspect: ClassVar[str] = ""
     label: ClassVar[str] = ""
-    together: ClassVar[bool] = True
+    together: ClassVar[bool] = False
     secondary: ClassVar[bool] = False
     mapped: ClassVar[bool] = False
     part: ClassVar[str] = ""

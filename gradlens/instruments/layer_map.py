@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
@@ -39,10 +38,9 @@ class LayerMapInstrument(Instrument):
     finite number, and blank if there is no record.
     """
 
-    together: ClassVar[bool] = False
-    secondary: ClassVar[bool] = True
-    by_layer: ClassVar[bool] = True
-    width: ClassVar[float] = 2.0
+    secondary = True
+    by_layer = True
+    width = 2.0
 
     def _own_title(self, history: History, name: str) -> str:
         found = layout(history[name], history)

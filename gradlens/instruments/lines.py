@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -50,14 +48,10 @@ from gradlens.instruments.style import (
     AMBER,
     BLUE,
     MUTED,
-    ORANGE,
     PAPER,
-    PURPLE,
-    SMALLEST_SIZE,
     TICK_SIZE,
     Entry,
     darker,
-    figure_of,
     key,
     points,
     sequence_key,
@@ -77,9 +71,6 @@ ROOM_OF_NAME = 8.5
 BESIDE = 34.0
 """Points between shapes and the lines beside them."""
 
-Side = Literal["top", "bottom"]
-"""Of a text: which of its edges is at a line."""
-
 
 def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     """Draw curves over the steps of ``axis``, in front of the lines of layers.
@@ -93,7 +84,7 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     if not any_finite(shown.lines):
         axis.apply(ax)
         return explain_empty(ax, shown.lines, shown.message)
-    head = ax
+    head, width = ax, size_in_points(ax)[0]
     artists: Artists = {}
     if shown.beside is not None:
         picture, ax = picture_and_series(ax, shown.beside.share, BESIDE)
@@ -114,19 +105,16 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
         for number, (low, high) in enumerate(one.spreads, 1):
             name = f"{one.name} band" + f" {number}" * (number > 1)
             artists[name] = band(ax, axis, low, high, one.color)
-    artists |= {} if few else _areas(ax, axis, layers) | _extremes(ax, axis, layers)
+    artists |= {} if few else _areas(ax, axis, layers)
     entries = _entries(shown, fronts, zeros)
-    named: Artists = {}
-    if shown.named_at_ends or 1 < len(layers) <= NAMED_AT_ENDS:
-        of_layers = dict(zip(short_names([*layers]), layer_curves(layers), strict=True))
-        named = _names_at_ends(ax, {one.name: one for one in shown.curves} | of_layers)
-    if named or shown.named_at_ends:
-        artists |= named
-        explained = key(head, _entries_of_zeros(shown, zeros))
+    named = _names_at_ends(ax, _to_be_named(shown, layers, few))
+    artists |= named
+    if few and (named or shown.named_at_ends):
+        explained = key(head, _entries_of_zeros(shown, zeros), width)
     elif few and layers:
         explained = sequence_key(head, [*layers], entries)
     else:
-        explained = key(head, [*entries, *(() if few else _key_of_quantiles(len(layers)))])
+        explained = key(head, [*entries, *(() if few else _key_of_quantiles(len(layers)))], width)
     if explained is not None:
         artists["key"] = explained
     elif shown.words:
@@ -225,6 +213,17 @@ def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) 
             markeredgecolor=MUTED, markeredgewidth=0.8, zorder=4,
         )  # fmt: skip
     return artists
+
+
+def _to_be_named(shown: Lines, layers: Mapping[str, Line], few: bool) -> dict[str, Curve]:
+    """The curves that have names at their ends: a few, or the lowest and the highest of many."""
+    curves = {one.name: one for one in shown.curves}
+    drawn = layer_curves(layers, shown.single_lines)
+    if not few:
+        return dict(zip(lowest_and_highest(layers), drawn[1:], strict=True))
+    if shown.named_at_ends or 1 < len(layers) <= NAMED_AT_ENDS:
+        return curves | dict(zip(short_names([*layers]), drawn, strict=True))
+    return {}
 
 
 def _names_at_ends(ax: Axes, named: Mapping[str, Curve]) -> Artists:
@@ -326,89 +325,3 @@ def _areas(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
         "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
         "quartiles": band(ax, axis, first, third, BLUE),
     }
-
-
-def _extremes(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
-    """The names of the lowest and the highest line, at their ends on the right.
-
-    They are between the two lines if there is room for both, and otherwise outside. A name that
-    would cover a line between them is outside, if it covers none there.
-    """
-    names = lowest_and_highest(lines)
-    ends = [smooth(lines[name], axis.warp) for name in names]
-    last = [float(_heights(ax, one.steps, one.values)[-1]) for one in ends]
-    pixel = figure_of(ax).dpi / 72
-    room = (last[1] - last[0]) / pixel > 2.6 * points(7)
-    width = 0.6 * size_in_points(ax)[0]
-    artists: Artists = {}
-    taken: list[Floats] = []
-    for which, name, line, end, sides, color in zip(
-        ("lowest", "highest"),
-        names,
-        ends,
-        last,
-        (("bottom", "top"), ("top", "bottom")),
-        (PURPLE, ORANGE),
-        strict=True,
-    ):
-        label = shorten(name, width, SMALLEST_SIZE)
-        span = (text_width(label, SMALLEST_SIZE) + 3) * pixel
-        own = _heights(ax, line.steps, line.values, span)
-        others = [_heights(ax, *_points(one), span=span) for one in ax.get_lines()]
-        possible = sides if room else sides[1:]
-        side, height = _free_place(ax, own, [*taken, *others], possible) or (possible[0], end)
-        taken.append(height + np.array([0.0, _line_of_text(ax) * (1 if side == "bottom" else -1)]))
-        artists[f"{which} name"] = ax.annotate(
-            label,
-            (1, _inside(ax, height, side)),
-            xycoords="axes fraction",
-            xytext=(-1, 1.5 if side == "bottom" else -1.5),
-            textcoords="offset points",
-            fontsize=SMALLEST_SIZE,
-            color=color,
-            ha="right",
-            va=side,
-            zorder=6,
-            bbox={"boxstyle": "square,pad=0.08", "facecolor": PAPER, "alpha": 0.75, "linewidth": 0},
-        )
-    return artists
-
-
-def _points(line: Line2D) -> tuple[Floats, Floats]:
-    return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
-
-
-def _heights(ax: Axes, steps: Floats, values: Floats, span: float = math.inf) -> Floats:
-    """Heights of a line in pixels, over the last ``span`` pixels of the axis."""
-    places = ax.transData.transform(np.column_stack([steps, values]))
-    x, y = places[np.isfinite(places).all(axis=1)].T
-    left = ax.bbox.x1 - span
-    if not x.size or x[0] >= left:
-        return np.asarray(y, dtype=np.float64)
-    return np.append(np.interp(left, x, y), y[x > left])
-
-
-def _free_place(
-    ax: Axes, own: Floats, others: Sequence[Floats], sides: Sequence[Side]
-) -> tuple[Side, float] | None:
-    """The first side of a line, and the height there, where a text covers none of the others."""
-    for side in sides:
-        height = float(own.max() if side == "bottom" else own.min())
-        low = height if side == "bottom" else height - _line_of_text(ax)
-        high = low + _line_of_text(ax)
-        covers = any(one.size and one.min() < high and one.max() > low for one in others)
-        if not covers and ax.bbox.y0 <= low and high <= ax.bbox.y1:
-            return side, height
-    return None
-
-
-def _inside(ax: Axes, height: float, side: Side) -> float:
-    """A height in pixels as a share of the axis, with room for a line of text on one side of it."""
-    room = _line_of_text(ax) / ax.bbox.height
-    share = (height - ax.bbox.y0) / ax.bbox.height
-    return min(max(share, room if side == "top" else 0.0), 1 - (room if side == "bottom" else 0.0))
-
-
-def _line_of_text(ax: Axes) -> float:
-    """Pixels that a line of small text takes."""
-    return points(9) * figure_of(ax).dpi / 72

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar, final
 
+import numpy as np
+
 from gradlens.history.history import History
-from gradlens.history.lines import network_line
-from gradlens.history.view import GROUPS_OF_LOGGED, Group
+from gradlens.history.lines import Line, durations, field_line, line, network_line
+from gradlens.history.view import GROUPS_OF_LOGGED
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Curve, Lines, readout
-from gradlens.instruments.scales import Scale, log_if_wide
-from gradlens.instruments.style import categorical_colors
+from gradlens.instruments.panel import Curve, Lines, any_finite, readout
+from gradlens.instruments.scales import Scale, log_if_wide, number_label
+from gradlens.instruments.series import in_force, smooth
+from gradlens.instruments.style import MUTED, categorical_colors
 
 
 class _NumbersInstrument(Instrument):
@@ -23,6 +27,7 @@ class _NumbersInstrument(Instrument):
     single values may be out of the range of the axis.
     """
 
+    together = True
     scale: ClassVar[Scale | None] = None
     labels: ClassVar[Mapping[str, str]] = {}
     words: ClassVar[str] = ""
@@ -61,47 +66,47 @@ def short_labels(
 class LossInstrument(_NumbersInstrument):
     """The mini-batch loss; logarithmic once it has fallen far."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("Loss",)
-    title: ClassVar[str] = "Loss"
+    kinds = ("Loss",)
+    title = "Loss"
     words: ClassVar[str] = "of the mini-batch"
 
 
 class LossesInstrument(_NumbersInstrument):
     """Losses of the training, validation and test data."""
 
-    logged: ClassVar[tuple[str, ...]] = ("train_loss", "valid_loss", "test_loss")
+    logged = ("train_loss", "valid_loss", "test_loss")
     labels: ClassVar[Mapping[str, str]] = {n: n.removesuffix("_loss") for n in logged}
-    home: ClassVar[Group] = GROUPS_OF_LOGGED["train_loss"]
-    title: ClassVar[str] = "Losses"
-    label: ClassVar[str] = "loss"
+    home = GROUPS_OF_LOGGED["train_loss"]
+    title = "Losses"
+    label = "loss"
     shows_last: ClassVar[bool] = True
 
 
 class AccuracyInstrument(_NumbersInstrument):
     """Accuracies on the training, validation and test data."""
 
-    logged: ClassVar[tuple[str, ...]] = ("train_accuracy", "valid_accuracy", "test_accuracy")
+    logged = ("train_accuracy", "valid_accuracy", "test_accuracy")
     labels: ClassVar[Mapping[str, str]] = {n: n.removesuffix("_accuracy") for n in logged}
-    home: ClassVar[Group] = GROUPS_OF_LOGGED["train_accuracy"]
-    title: ClassVar[str] = "Accuracy"
-    label: ClassVar[str] = "accuracy"
+    home = GROUPS_OF_LOGGED["train_accuracy"]
+    title = "Accuracy"
+    label = "accuracy"
     shows_last: ClassVar[bool] = True
 
 
 class LearningRateInstrument(_NumbersInstrument):
     """The learning rate."""
 
-    logged: ClassVar[tuple[str, ...]] = ("learning_rate",)
-    home: ClassVar[Group] = GROUPS_OF_LOGGED["learning_rate"]
-    title: ClassVar[str] = "Learning rate"
-    label: ClassVar[str] = "η"
+    logged = ("learning_rate",)
+    home = GROUPS_OF_LOGGED["learning_rate"]
+    title = "Learning rate"
+    label = "η"
 
 
 class MeanGSNRInstrument(_NumbersInstrument):
     """Mean gradient signal-to-noise ratio."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("MeanGSNR",)
-    title: ClassVar[str] = "Mean GSNR"
+    kinds = ("MeanGSNR",)
+    title = "Mean GSNR"
     scale: ClassVar[Scale | None] = "log"
     words: ClassVar[str] = "squared mean over variance"
 
@@ -109,8 +114,120 @@ class MeanGSNRInstrument(_NumbersInstrument):
 class TICInstrument(_NumbersInstrument):
     """Takeuchi's information criterion, from the diagonals and from the traces of its matrices."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("TICDiag", "TICTrace")
+    kinds = ("TICDiag", "TICTrace")
     labels: ClassVar[Mapping[str, str]] = {"TICDiag": "diagonal", "TICTrace": "trace"}
-    title: ClassVar[str] = "TIC"
+    title = "TIC"
     spiky: ClassVar[bool] = True
     words: ClassVar[str] = "Takeuchi's information criterion, {label}"
+
+
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+class TimeInstrument(Instrument):
+    """Mean time per step between two records, from time stamps in seconds."""
+
+    together = True
+    kinds = ("Time",)
+    title = "Time per step"
+    label = "time"
+
+    def content(self, history: History) -> Lines:
+        stamps = {name: line(history[name]) for name in self.names}
+        seconds = {name: durations(one) for name, one in stamps.items()}
+        if any_finite(list(stamps.values())) and not any_finite(list(seconds.values())):
+            seconds = {
+                n: Line(one.steps, one.values, "needs two records") for n, one in seconds.items()
+            }
+        middle = _median(seconds)
+        factor, unit = next((u for u in UNITS if not middle < u[0]), UNITS[-1])
+        found = [Line(one.steps, one.values / factor, one.reason) for one in seconds.values()]
+        latest = f"{number_label(middle / factor)} {unit}" if np.isfinite(middle) else ""
+        colors = categorical_colors(len(found))
+        return Lines(
+            tuple(map(partial(Curve, unit=unit), seconds, found, colors)),
+            scale=log_if_wide([one.values for one in found], 10),
+            latest=(latest, False),
+            words=f"in {unit}, median on the right" if latest else "",
+        )
+
+
+def _median(lines: dict[str, Line]) -> float:
+    found = np.concatenate([one.values[one.finite] for one in lines.values()])
+    return float(np.median(found)) if found.size else float("nan")
+
+
+IN_USE = "batch_size"
+
+
+class BatchSizeInstrument(Instrument):
+    """The batch size that CABS suggests, and the one in use if the training loop has logged it."""
+
+    together = True
+    kinds = ("CABS",)
+    logged = (IN_USE,)
+    home = GROUPS_OF_LOGGED[IN_USE]
+    title = "Batch size"
+    label = "samples"
+
+    def content(self, history: History) -> Lines:
+        suggested = {name: line(history[name]) for name in self.names if name != IN_USE}
+        steps = [one.steps for one in suggested.values()] or [line(history[IN_USE]).steps]
+        used = in_force(IN_USE, np.unique(np.concatenate(steps)), history)
+        colors = categorical_colors(len(suggested))
+        in_samples = partial(Curve, unit="samples")
+        curves = [*map(in_samples, suggested, suggested.values(), colors)]
+        if used.steps.size:
+            curves.append(in_samples("in use", used, MUTED))
+        return Lines(
+            tuple(curves),
+            scale="log",
+            latest=readout(curves[0].line),
+            words="suggested by CABS" if suggested else "in use",
+        )
+
+
+class EarlyStoppingInstrument(Instrument):
+    """The evidence-based stopping criterion; the range in which to stop, above zero, is tinted.
+
+    Single steps at which a few elements have almost no variance are far below the others. They are
+    outside the range of the axis.
+    """
+
+    kinds = ("EarlyStopping",)
+    title = "Early stopping"
+
+    def content(self, history: History) -> Lines:
+        found = line(history[self.names[0]])
+        text, alarm = readout(found)
+        return Lines(
+            (Curve("criterion", found),),
+            latest=(text, alarm or found.latest > 0),
+            words="above 0 the gradient is noise: stop",
+            spiky=True,
+            room=(0.0, 0.1),
+            danger=Line(found.steps, np.zeros_like(found.steps)),
+        )
+
+
+class GradNoiseScaleInstrument(Instrument):
+    """Gradient noise scale with the band of its confidence interval.
+
+    Single estimates may be far too large, even infinite. They are above the range of the axis.
+    """
+
+    kinds = ("GradNoiseScale",)
+    title = "Gradient noise scale"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        value, low, high = (field_line(records, name) for name in ("value", "low", "high"))
+        middle = smooth(value, bridge=True)
+        many = middle is not value
+        return Lines(
+            (Curve("noise scale", value, spreads=((low, high),), unit="samples"),),
+            scale="log",
+            latest=readout(middle),
+            words="in samples, median on the right" if many else "samples",
+            spiky=True,
+        )

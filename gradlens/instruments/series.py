@@ -167,4 +167,5 @@ def lowest_and_highest(lines: Mapping[str, Line]) -> tuple[str, str]:
         found = one.values[one.finite]
         if found.size:
             levels[name] = float(np.median(found[-max(1, found.size // 10) :]))
-    return min(levels, key=levels.__getitem__), max(levels, key=levels.__getitem__)
+    # Of equal ones, the first and the last.
+    return min(levels, key=levels.__getitem__), max(reversed(levels), key=levels.__getitem__)

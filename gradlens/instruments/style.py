@@ -337,11 +337,14 @@ class Entry:
     mark: Literal["line", "thin", "dashed", "box"] = "line"
 
 
-def key(ax: Axes, entries: Sequence[Entry]) -> Artist | None:
-    """Explain marks in one line under the title, with the number of entries that don't fit."""
+def key(ax: Axes, entries: Sequence[Entry], width: float | None = None) -> Artist | None:
+    """Explain marks in one line under the title, with the number of entries that don't fit.
+
+    It is on ``width`` points, by default that of the axis.
+    """
     if not entries:
         return None
-    room = size_in_points(ax)[0]
+    room = size_in_points(ax)[0] if width is None else width
     labels, space = _fitting([entry.label for entry in entries], room)
     parts: list[OffsetBox] = []
     for entry, label in zip(entries, labels, strict=False):

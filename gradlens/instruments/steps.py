@@ -1,4 +1,4 @@
-"""The local step size: the point of a fitted parabola at which each step ended."""
+"""Instruments of steps: where they end, how long they are, and what they do to the parameters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, line
+from gradlens.history.lines import Floats, line, lines, rms_lines
+from gradlens.history.scalars import scalars_of
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.panel import Curve, Lines, Ruler, Shape, Shapes
+from gradlens.instruments.scales import Scale, log_if_wide
+from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import BLUE, INK, ORANGE, Color, Entry, tint
 
 KEY = (Entry("all", tint(BLUE, 0.4), "box"), Entry("latest 10 %", ORANGE))
@@ -28,10 +31,9 @@ class AlphaInstrument(Instrument):
     means. A narrow panel has no parabola.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("Alpha",)
-    title: ClassVar[str] = "Local step size α"
-    together: ClassVar[bool] = False
-    width: ClassVar[float] = 1.5
+    kinds = ("Alpha",)
+    title = "Local step size α"
+    width = 1.5
 
     def content(self, history: History) -> Lines:
         found = line(history[self.names[0]])
@@ -81,3 +83,53 @@ def _density(name: str, values: Floats, edges: Floats, height: float, color: Col
 def _mean(name: str, values: Floats, limits: tuple[float, float], color: Color) -> Shape:
     mean = np.clip([values.mean()], *limits)
     return Shape(name, mean, mean**2, color, "points", width=4.5)
+
+
+class _NormsInstrument(Instrument):
+    scale: ClassVar[Scale] = "log"
+
+    def content(self, history: History) -> Lines:
+        name = self.names[0]
+        found = lines(history[name])
+        (total,) = scalars_of(name, history[name], history.sources.get(name), history.parameters)
+        return Lines(
+            (Curve("total", total.line, INK),),
+            {name: found[name] for name in input_to_output(tuple(found), history)},
+            scale=self.scale,
+        )
+
+
+class GradNormInstrument(_NormsInstrument):
+    """Gradient norm of the whole network, and of each parameter from input to output."""
+
+    kinds = ("GradNorm",)
+    title = "Gradient norm"
+
+
+class UpdateSizeInstrument(_NormsInstrument):
+    """Length of each step, of the whole network and of each parameter from input to output."""
+
+    kinds = ("UpdateSize",)
+    title = "Update size"
+
+
+class DistanceInstrument(_NormsInstrument):
+    """Distance from the start, of the whole network and of each parameter."""
+
+    kinds = ("Distance",)
+    title = "Distance from the start"
+    scale: ClassVar[Scale] = "linear"
+
+
+class ParametersInstrument(Instrument):
+    """Root mean square of each parameter's elements, coloured from input to output."""
+
+    kinds = ("Parameters",)
+    title = "Parameters, RMS"
+    label = "RMS"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        found = rms_lines(records) or {self.names[0]: line(records)}
+        layers = {name: found[name] for name in input_to_output(tuple(found), history)}
+        return Lines(layers=layers, scale=log_if_wide([one.values for one in layers.values()]))

@@ -1,0 +1,204 @@
+"""Instruments of the curvature: its eigenvalues, its trace, and their distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gradlens.history.histograms import percent
+from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line, field_line, line, rows
+from gradlens.history.series import Series
+from gradlens.history.setup import threshold_at, threshold_formula
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.panel import Curve, Lines, Ruler, Shape, Shapes, readout
+from gradlens.instruments.scales import log_if_far, number_label, padded, step_label
+from gradlens.instruments.series import in_force
+from gradlens.instruments.style import BLUE, FAINT, MUTED, Entry, tint
+
+FAR = 5.0
+"""How many times the largest eigenvalue a threshold may be to be drawn; others are only named."""
+
+
+class HessMaxEVInstrument(Instrument):
+    """Largest eigenvalue of the Hessian, which may be negative.
+
+    If the run's optimizer is SGD, there is a line at the threshold of its learning rate and
+    momentum, above which it is unstable. Other optimizers have none for this eigenvalue.
+    """
+
+    kinds = ("HessMaxEV",)
+    title = "Largest Hessian eigenvalue"
+
+    def content(self, history: History) -> Lines:
+        found = line(history[self.names[0]])
+        formula, threshold = _threshold(history, found)
+        largest = np.abs(found.values[found.finite]).max(initial=0)
+        known = threshold.values[threshold.finite]
+        near = bool(known.size) and bool(known.min() <= FAR * largest)
+        curves = [Curve("λ₁", found), *([Curve(formula, threshold, MUTED)] if near else [])]
+        far = f" · {formula} = {number_label(known[-1])}, far above" if known.size else ""
+        return Lines(
+            tuple(curves),
+            scale=log_if_far([one.line.values for one in curves]),
+            latest=readout(found),
+            words=f"λ₁ of the mini-batch{far}",
+        )
+
+
+def _threshold(history: History, found: Line) -> tuple[str, Line]:
+    """The formula of the threshold, and the threshold; NaN where none is known."""
+    setups = history.facts.setups
+    rates = _learning_rates(history, found)
+    began = np.array([*setups], dtype=np.float64)
+    places = np.searchsorted(began, rates.steps, side="right") - 1
+    every = [*setups.values()]
+    values = [
+        threshold_at(every[max(place, 0)], rate) if every else np.nan
+        for place, rate in zip(places, rates.values, strict=True)
+    ]
+    threshold = Line(rates.steps, np.array(values, dtype=np.float64))
+    formula = threshold_formula(every[-1]) if every and every[-1].groups else ""
+    return formula, threshold
+
+
+def _learning_rates(history: History, found: Line) -> Line:
+    """Those that the optimizer had, or else those that the training loop has logged."""
+    table = history.facts.steps
+    if "lr" not in table.names:
+        return in_force("learning_rate", found.steps, history)
+    last = np.searchsorted(table.steps, found.steps, side="right") - 1
+    rates = table["lr"].astype(np.float64)
+    return Line(found.steps[last >= 0], rates[last[last >= 0]])
+
+
+class StabilityInstrument(Instrument):
+    """Sharpness and the threshold beyond which a quadratic loss diverges, tinted above it."""
+
+    kinds = ("Stability",)
+    title = "Edge of stability"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        sharpness, threshold = (field_line(records, n) for n in ("sharpness", "threshold"))
+        latest, alarm = readout(field_line(records, "ratio"))
+        return Lines(
+            (Curve("sharpness", sharpness), Curve("threshold", threshold, MUTED, width=1.0)),
+            scale="log",
+            latest=(f"ratio {latest}" if latest else "", alarm),
+            danger=threshold,
+        )
+
+
+class HessEigenvaluesInstrument(Instrument):
+    """Eigenvalues of the curvature; those that have not converged are hollow points."""
+
+    kinds = ("HessEigenvalues",)
+    title = "Curvature eigenvalues"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        layers = curvature_lines(records)
+        if not layers:
+            return Lines(layers={"λ": line(records)})
+        failed = [step for step, good in records.having("converged").items() if not good]
+        text, alarm = readout(layers["λ1"])
+        share = f"{percent(len(failed) / len(records))} unconverged"
+        return Lines(
+            layers=layers,
+            scale="log",
+            latest=(share if failed else f"λ1 {text}", alarm),
+            uncertain=np.array(failed, dtype=np.float64),
+        )
+
+
+def curvature_lines(records: Series) -> dict[str, Line]:
+    """Eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where a record has fewer."""
+    table, why = rows([*records.column("eigenvalues").values()]), records.reason
+    return {f"λ{n}": Line(records.steps, one, why) for n, one in enumerate(table.T, start=1)}
+
+
+class HessTraceInstrument(Instrument):
+    """Trace of the Hessian with the band of its estimation error, unless it is exact."""
+
+    kinds = ("HessTrace",)
+    title = "Hessian trace"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        trace, low, high = (field_line(records, name) for name in ("trace", "low", "high"))
+        estimated = bool((high.values > low.values).any())
+        words = [*_methods(records), *(["band: error of the estimate"] if estimated else [])]
+        return Lines(
+            (Curve("trace", trace, spreads=((low, high),) if estimated else ()),),
+            scale=log_if_far([trace.values]),
+            words=" · ".join(words),
+            spiky=True,
+        )
+
+
+def _methods(records: Series) -> list[str]:
+    """The methods that computed the traces; each change with its first step."""
+    found = {s: v for s, v in records.having("method").items() if isinstance(v, str)}
+    pairs = pairwise([(0, ""), *found.items()])
+    changes = [now for before, now in pairs if now[1] != before[1]]
+    if not changes:
+        return []
+    later = [f"{method} from step {step_label(step)}" for step, method in changes[1:]]
+    return [", ".join([changes[0][1], *later])]
+
+
+FLOOR = 1e-4
+"""Smallest density that is shown, as a fraction of the largest; estimates below are inaccurate."""
+ARRAYS = ("grid", "density", "low", "high")
+
+
+class SpectralDensityInstrument(Instrument):
+    """Density of the Hessian's eigenvalues at the latest step, with its error, and the first."""
+
+    kinds = ("SpectralDensity",)
+    title = "Hessian spectral density"
+
+    def content(self, history: History) -> Lines | Shapes:
+        records = history[self.names[0]]
+        steps = [step for step, value in records.items() if _usable(value)]
+        if not steps:
+            return Lines((Curve("", line(records)),))
+        last, before = _arrays(records, steps[-1]), steps[:-1][:1]
+        first = _arrays(records, steps[0])
+        floor = FLOOR * float(last["density"].max())
+        # What is below the axis ends there, because zero isn't on a logarithmic one.
+        shown = {name: np.maximum(last[name], floor / 10) for name in ARRAYS[1:]}
+        band = Shape("band", last["grid"], shown["high"], tint(BLUE, 0.2), "area", shown["low"])
+        behind = [
+            Shape("first", first["grid"], np.maximum(first["density"], floor / 10), FAINT)
+            for _ in before
+        ]
+        front = Shape("density", last["grid"], shown["density"], BLUE, width=1.4)
+        grid = np.concatenate([one["grid"][one["density"] > floor] for one in (first, last)])
+        pad = 0.04 * float(grid.max() - grid.min()) or 0.5
+        top = max(float(one.max()) for one in (first["density"], last["density"], last["high"]))
+        return Shapes(
+            (band, *behind, front),
+            Ruler("eigenvalue", (float(grid.min()) - pad, float(grid.max()) + pad)),
+            Ruler("density", (floor, padded(floor, top, log=True)[1]), log=True),
+            (
+                Entry(f"step {step_label(steps[-1])}", BLUE),
+                *(Entry(f"step {step_label(step)}", FAINT, "thin") for step in before),
+                Entry("error", tint(BLUE, 0.2), "box"),
+            ),
+        )
+
+
+def _arrays(records: Series, step: int) -> dict[str, Floats]:
+    return {name: np.asarray(records[step][name], dtype=np.float64) for name in ARRAYS}
+
+
+def _usable(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not {*ARRAYS} <= {*value}:
+        return False
+    density = np.asarray(value["density"], dtype=np.float64)
+    return bool(density.size and np.isfinite(density).all() and density.max() > 0)
