@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -114,50 +115,32 @@ def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
     """
     infinite = [line.steps[np.isposinf(line.values)] for line in lines if not always_infinite(line)]
     others = [line.steps[~line.finite & ~np.isposinf(line.values)] for line in lines]
-    artists = {
-        name: _ticks(ax, axis, np.unique(np.concatenate(steps)), height, color)
-        for name, steps, height, color in (
-            ("missing", others, 0.0, ALARM),
-            ("infinite", infinite, 1.0, MUTED),
-        )
-        if any(one.size for one in steps)
-    }
-    return artists | _upper_edge(ax, [line for line in lines if always_infinite(line)])
+    artists: Artists = {}
+    for name, found, height, color in (
+        ("missing", others, 0.0, ALARM), ("infinite", infinite, 1.0, MUTED)
+    ):  # fmt: skip
+        if any(one.size for one in found):
+            steps = np.unique(np.concatenate(found))
+            shown, _ = thin(steps, np.zeros_like(steps), warp=axis.warp)
+            look = {"marker": "|", "markersize": 4, "markeredgewidth": 1.0, "linestyle": "none"}
+            artists[name] = at_height(ax, shown, height, color, **look)
+    always = [line.steps[np.isposinf(line.values)] for line in lines if always_infinite(line)]
+    if always:
+        steps = np.unique(np.concatenate(always))[[0, -1]]
+        artists["always infinite"] = at_height(ax, steps, 1.0, MUTED, linewidth=1.6, markersize=3)
+    return artists
 
 
-def _upper_edge(ax: Axes, lines: Sequence[Line]) -> Artists:
-    if not lines:
-        return {}
-    steps = np.unique(np.concatenate([line.steps[np.isposinf(line.values)] for line in lines]))
+def at_height(ax: Axes, steps: Floats, height: Floats | float, color: Color, **look: Any) -> Artist:
+    """Marks at steps, or a line, at a height from 0 on the base line to 1 on the upper edge."""
+    usual: dict[str, Any] = {"linestyle": "-", "marker": "o", "markeredgewidth": 0, "zorder": 4}
     (artist,) = ax.plot(
-        steps[[0, -1]],
-        [1.0, 1.0],
-        transform=ax.get_xaxis_transform(),
-        color=MUTED,
-        linewidth=1.6,
-        linestyle="-",
-        marker="o",
-        markersize=3,
-        markeredgewidth=0,
-        clip_on=False,
-        zorder=4,
-    )
-    return {"always infinite": artist}
-
-
-def _ticks(ax: Axes, axis: StepAxis, steps: Floats, height: float, color: Color) -> Artist:
-    shown, _ = thin(steps, np.zeros_like(steps), warp=axis.warp)
-    (artist,) = ax.plot(
-        shown,
-        np.full_like(shown, height),
+        steps,
+        np.broadcast_to(height, steps.shape),
         transform=ax.get_xaxis_transform(),
         color=color,
-        linestyle="none",
-        marker="|",
-        markersize=4,
-        markeredgewidth=1.0,
         clip_on=False,
-        zorder=4,
+        **usual | look,
     )
     return artist
 
@@ -170,28 +153,14 @@ def beyond(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
     low, high = ax.get_ylim()
     above = [line.steps[line.finite & (line.values > high)] for line in lines]
     below = [line.steps[line.finite & (line.values < low)] for line in lines]
-    return {
-        name: _arrows(ax, axis, np.unique(np.concatenate(steps)), height, marker)
-        for name, steps, height, marker in (("above", above, 1.0, "^"), ("below", below, 0.0, "v"))
-        if any(one.size for one in steps)
-    }
-
-
-def _arrows(ax: Axes, axis: StepAxis, steps: Floats, height: float, marker: str) -> Artist:
-    shown = _apart(axis.warp(steps), axis.warp(np.array([axis.low, axis.high])))
-    (artist,) = ax.plot(
-        axis.unwarp(shown),
-        np.full_like(shown, height),
-        transform=ax.get_xaxis_transform(),
-        color=MUTED,
-        linestyle="none",
-        marker=marker,
-        markersize=3.5,
-        markeredgewidth=0,
-        clip_on=False,
-        zorder=4,
-    )
-    return artist
+    ends = axis.warp(np.array([axis.low, axis.high]))
+    artists: Artists = {}
+    for name, found, height, marker in (("above", above, 1.0, "^"), ("below", below, 0.0, "v")):
+        if any(one.size for one in found):
+            shown = _apart(axis.warp(np.unique(np.concatenate(found))), ends)
+            look = {"marker": marker, "markersize": 3.5, "linestyle": "none"}
+            artists[name] = at_height(ax, axis.unwarp(shown), height, MUTED, **look)
+    return artists
 
 
 def _apart(places: Floats, ends: Floats) -> Floats:

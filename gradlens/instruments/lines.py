@@ -12,6 +12,7 @@ from gradlens.history.lines import Floats, Line
 from gradlens.instruments.drawing import (
     alone,
     apart,
+    at_height,
     band,
     beyond,
     curve,
@@ -293,22 +294,10 @@ def _zero_floor(ax: Axes, lines: Sequence[Line]) -> Artists:
     low, high = ax.get_ylim()
     height = -low / (high - low) if ax.get_yscale() == "linear" and low < 0 < high else 0.0
     heights = np.where(is_zero, height, np.nan)
-    shown = thin(steps, heights)
-    (artist,) = ax.plot(
-        *shown,
-        transform=ax.get_xaxis_transform(),
-        color=AMBER,
-        linewidth=2.6,
-        linestyle="-",
-        solid_capstyle="butt",
-        marker="s",
-        markersize=2.6,
-        markeredgewidth=0,
-        markevery=np.flatnonzero(alone(shown[1])).tolist(),
-        clip_on=False,
-        zorder=3.8,
-    )
-    return {"zeros": artist}
+    shown, places = thin(steps, heights)
+    marks = np.flatnonzero(alone(places)).tolist()
+    look = {"marker": "s", "markersize": 2.6, "markevery": marks, "solid_capstyle": "butt"}
+    return {"zeros": at_height(ax, shown, places, AMBER, linewidth=2.6, **look | {"zorder": 3.8})}
 
 
 def _key_of_quantiles(count: int) -> tuple[Entry, ...]:

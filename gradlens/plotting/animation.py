@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,16 +11,18 @@ from subprocess import CalledProcessError
 
 import numpy as np
 from matplotlib.animation import FFMpegWriter
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from PIL import Image
 
 from gradlens.history.history import History
 from gradlens.history.run_file import replacing
 from gradlens.instruments.instrument import step_axis
-from gradlens.instruments.panel import Panel
+from gradlens.instruments.panel import Content, Grid, Lines, Map, Panel, Picture, Shapes
+from gradlens.instruments.scales import StepLabels
 from gradlens.instruments.style import PAPER
-from gradlens.plotting.axes_state import apply, look_of_panel, shows_single_steps, widened
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import panels
 from gradlens.plotting.plotter import up_to
@@ -61,29 +64,39 @@ def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[t
     single steps has room for all that are shown.
     """
     parts, findings = screen.parts(history), screen.marked(history)
-    whole = panels(parts, history)
+    every = panels(parts, history)
 
     def until(step: int, chosen: Sequence[int]) -> tuple[Panel, ...]:
         known = panels((parts[place] for place in chosen), up_to(history, step))
         pairs = zip(known, chosen, strict=True)
-        return tuple(replace(whole[place], content=one.content) for one, place in pairs)
+        return tuple(replace(every[place], content=one.content) for one, place in pairs)
 
-    figure, every = Figure(dpi=DPI, facecolor=PAPER), range(len(parts))
-    screen.draw(_until(history, history.steps[-1], steps[0]), figure, whole, True, findings)
-    looks = [look_of_panel(ax) for ax in figure.axes]
-    changing = [place for place, panel in enumerate(looks) if shows_single_steps(panel)]
+    whole = Figure(dpi=DPI, facecolor=PAPER)
+    screen.draw(_until(history, history.steps[-1], steps[0]), whole, every, True, findings)
+    changing = [place for place, panel in enumerate(every) if _shows_single_steps(panel.content)]
     sketch = Figure(facecolor=PAPER)
     for step in _with_progress(steps, "axes  ") if changing else ():
         known = _until(history, step, steps[0])
         screen.draw(known, sketch, until(step, changing), findings=())
         for place, ax in zip(changing, sketch.axes, strict=True):
-            looks[place] = widened(looks[place], ax)
+            for one, other in _pairs(whole.axes[place], ax):
+                _widen(one, other)
+    figure = Figure(dpi=DPI, facecolor=PAPER)
+    figure.set_size_inches(*whole.get_size_inches())
     for step in _with_progress(steps, "frames"):
         known = _until(history, step, steps[0])
-        screen.draw(known, figure, until(step, every), False, findings)
-        for panel, ax in zip(looks, figure.axes, strict=True):
-            apply(panel, ax)
+        screen.draw(known, figure, until(step, range(len(parts))), False, findings)
+        for panel, ax in zip(whole.axes, figure.axes, strict=True):
+            for one, other in _pairs(panel, ax):
+                _set_like(other, one)
         yield step, figure
+
+
+def _shows_single_steps(shown: Content) -> bool:
+    """Whether a panel shows single steps, besides all steps or instead of these."""
+    return isinstance(shown, (Picture, Shapes, Grid)) or (
+        isinstance(shown, (Lines, Map)) and shown.beside is not None
+    )
 
 
 def _until(history: History, step: int, first: int) -> History:
@@ -105,6 +118,60 @@ def frame_steps(history: History, most: int, log: bool = False) -> list[int]:
     wanted = np.linspace(places[0], places[-1], most) if most > 1 else places[-1:]
     chosen = np.searchsorted(places, wanted).clip(0, steps.size - 1)
     return [int(step) for step in np.unique(steps[chosen])]
+
+
+# Axes ---------------------------------------------------------------------------------------
+
+
+def _pairs(panel: Axes, other: Axes) -> list[tuple[Axes, Axes]]:
+    """The axes of a panel and those of the same panel at another step."""
+    pairs = [*_with_children(panel)], [*_with_children(other)]
+    # A panel without data may have no axes inside.
+    return list(zip(*pairs, strict=True)) if len(pairs[0]) == len(pairs[1]) else []
+
+
+def _with_children(ax: Axes) -> Iterator[Axes]:
+    yield ax
+    for child in ax.child_axes:
+        if isinstance(child, Axes):
+            yield from _with_children(child)
+
+
+def _shows_all_steps(ax: Axes) -> bool:
+    return isinstance(ax.xaxis.get_major_formatter(), StepLabels) or not ax.axison
+
+
+def _widen(ax: Axes, other: Axes) -> None:
+    """Extend the ranges of an axis by those of another one, unless one of them has all steps."""
+    if _shows_all_steps(ax) or _shows_all_steps(other) or not other.has_data():
+        return
+    for axis, another in ((ax.xaxis, other.xaxis), (ax.yaxis, other.yaxis)):
+        if axis.get_scale() == another.get_scale():
+            low, high = axis.get_view_interval()
+            ends = sorted((low, high, *another.get_view_interval()))
+            first, last = (ends[0], ends[-1]) if low <= high else (ends[-1], ends[0])
+            axis.set_view_interval(first, last, ignore=True)
+
+
+def _set_like(ax: Axes, other: Axes) -> None:
+    """Give an axis the ranges, scales, ticks and colours of another one."""
+    for axis, model, set_scale in (
+        (ax.xaxis, other.xaxis, ax.set_xscale),
+        (ax.yaxis, other.yaxis, ax.set_yscale),
+    ):
+        names = ("base", "linthresh", "linscale") if model.get_scale() == "symlog" else ()
+        set_scale(model.get_scale(), **{n: getattr(model.get_transform(), n) for n in names})
+        axis.set_major_locator(copy.copy(model.get_major_locator()))
+        axis.set_minor_locator(copy.copy(model.get_minor_locator()))
+        axis.set_major_formatter(copy.copy(model.get_major_formatter()))
+    ax.set(xlim=other.get_xlim(), ylim=other.get_ylim())
+    if _shows_all_steps(ax):
+        for mesh, model_mesh in zip(_meshes(ax), _meshes(other), strict=False):
+            mesh.set_norm(model_mesh.norm)
+
+
+def _meshes(ax: Axes) -> list[QuadMesh]:
+    return [mesh for mesh in ax.collections if isinstance(mesh, QuadMesh)]
 
 
 # Files --------------------------------------------------------------------------------------
