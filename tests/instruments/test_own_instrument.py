@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +24,9 @@ from gradlens.instruments import (
     Instrument,
     Lines,
     LossInstrument,
+    Ruler,
+    Shape,
+    Shapes,
     line,
 )
 from gradlens.plotting.animation import frames
@@ -170,6 +175,40 @@ def test_animations_draw_with_the_given_instruments() -> None:
     history = recorded(("MyNorm", "GradNorm"))
     titles = [figure.axes[0].get_title(loc="left") for _, figure in frames(history, screen, [0, 2])]
     assert titles == ["My norm", "My norm"]
+
+
+def test_pages_draw_with_the_given_instruments() -> None:
+    pytest.importorskip("bokeh")
+    from gradlens.report.content import cards
+
+    history = recorded(("MyNorm", "GradNorm"))
+    found = cards({"run": history}, (*BUILT_IN, MyNormInstrument()))
+    (shown,) = (one.panel.content for one in found if one.panel.title == "My norm")
+    assert isinstance(shown, Lines)
+    assert [curve.name for curve in shown.curves] == ["MyNorm"]
+
+
+class MyShapes(MyNormInstrument):
+    """Shapes of the user's own."""
+
+    def content(self, history: History) -> Shapes:
+        x = np.arange(3.0)
+        kinds: tuple[Any, ...] = ("line", "area", "points", "arrow")
+        shapes = tuple(Shape(kind, x, x, kind=kind) for kind in kinds)
+        return Shapes(shapes, Ruler("x", (0, 3)), Ruler("y", (0, 3)))
+
+
+def test_shapes_are_drawn_in_figures_and_on_pages() -> None:
+    pytest.importorskip("bokeh")
+    from bokeh.document import Document
+
+    from gradlens.report.page import Live, page
+
+    history = recorded(("MyNorm", "GradNorm"))
+    drawing = MyShapes().plot(history)
+    assert {*drawing.artists} == {"line", "area", "points", "arrow"}
+    document = Live(page({"run": history}, "", (MyShapes(),))).document(Document())
+    assert len([*document.select({"name": "shape"})]) == 5  # an arrow has a line and a head
 
 
 def test_a_derived_quantity_is_compared_as_its_base() -> None:
