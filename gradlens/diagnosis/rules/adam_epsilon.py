@@ -9,7 +9,7 @@ import numpy as np
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import OPTIMIZER
 from gradlens.diagnosis.numbers import median, medians, ratio, share
-from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, below
 
 TIMES = 1.0
 """Epsilon over the median of √v: measured at most 1e-3 in healthy runs, and 300 to 7e4 in faulty
@@ -55,12 +55,5 @@ RULE = Rule(
     advice="Use eps=1e-8, which is the default. With a large epsilon, Adam is gradient descent "
     "with a very small learning rate.",
     others=("lr_too_low",),
-    explains=(
-        "nonfinite_weights",
-        "nonfinite_loss",
-        "lr_too_high",
-        "lr_edge",
-        "lr_too_low",
-        "labels_random",
-    ),
+    explains=("nonfinite_weights", "nonfinite_loss", "lr_too_high", *NO_PROGRESS),
 )

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES
 from gradlens.diagnosis.numbers import finite, ratio
-from gradlens.diagnosis.rule import Rule, Sign, below
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, below
 from gradlens.history.lines import Floats
 
 SHARE = 0.8
@@ -103,18 +103,5 @@ RULE = Rule(
     needs=(SAMPLES,),
     find=find,
     advice="Shuffle the training data: DataLoader(..., shuffle=True).",
-    explains=(
-        "class_imbalance",
-        "outlier_sample",
-        "corrupt_batch",
-        "clipping_always",
-        "saturated_units",
-        "dead_units",
-        "lr_edge",
-        "lr_too_high",
-        "label_noise",
-        "overfitting",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=("class_imbalance", "outlier_sample", "overfitting", *INSTABILITY, *NO_PROGRESS),
 )

@@ -10,7 +10,7 @@ from gradlens.diagnosis.course import is_stuck, starts_late
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import INPUTS
 from gradlens.diagnosis.numbers import median, share
-from gradlens.diagnosis.rule import Rule, Sign, below
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, below
 
 SPREAD = 0.02
 """The rms of the samples' difference from their mean, over that of the samples: 0.3 and more of
@@ -51,8 +51,6 @@ RULE = Rule(
         "input_offset",
         "dead_units",
         "symmetric_init",
-        "lr_too_low",
-        "constant_output",
-        "labels_random",
+        *NO_PROGRESS,
     ),
 )

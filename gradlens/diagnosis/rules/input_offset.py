@@ -10,7 +10,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.inputs import beyond
 from gradlens.diagnosis.needs import INPUTS
 from gradlens.diagnosis.numbers import ratio
-from gradlens.diagnosis.rule import Rule, Sign
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign
 
 LARGE, LARGEST = 3.5, 6.0
 """The mean over the standard deviation: measured at most 3.1 in healthy runs (inputs in 0 to 1),
@@ -31,21 +31,11 @@ RULE = Rule(
     find=find,
     advice="Subtract the mean of the training set from the inputs.",
     explains=(
-        "nonfinite_loss",
-        "nonfinite_gradient",
-        "nonfinite_weights",
         "input_scale",
         "loss_sum",
-        "clipping_always",
         "exploding_gradients",
-        "saturated_units",
-        "dead_units",
-        "vanishing_gradients",
-        "lr_too_high",
-        "lr_edge",
-        "lr_too_low",
-        "constant_output",
-        "labels_random",
+        *INSTABILITY,
+        *NO_PROGRESS,
     ),
     sources=("LeCun et al. (1998), Efficient BackProp, Sec. 4.3",),
 )

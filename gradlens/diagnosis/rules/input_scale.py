@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.inputs import beyond
 from gradlens.diagnosis.needs import INPUTS
-from gradlens.diagnosis.rule import Rule, Sign
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign
 
 LARGE, LARGEST = 5.0, 20.0
 """The rms of the inputs: measured 0.3 to 1 in healthy runs, and 110 to 140 in faulty ones. In
@@ -26,21 +26,6 @@ RULE = Rule(
     needs=(INPUTS,),
     find=find,
     advice="Normalise inputs to mean 0 and variance 1; divide pixels by 255 at least.",
-    explains=(
-        "nonfinite_loss",
-        "nonfinite_gradient",
-        "nonfinite_weights",
-        "loss_sum",
-        "clipping_always",
-        "saturated_units",
-        "dead_units",
-        "vanishing_gradients",
-        "corrupt_batch",
-        "lr_too_high",
-        "lr_edge",
-        "lr_too_low",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=("loss_sum", *INSTABILITY, *NO_PROGRESS),
     sources=("LeCun et al. (1998), Efficient BackProp, Sec. 4.3",),
 )

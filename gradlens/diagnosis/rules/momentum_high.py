@@ -8,7 +8,7 @@ from gradlens.diagnosis.course import is_stuck, rise
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, OPTIMIZER
 from gradlens.diagnosis.numbers import largest
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above
 
 HIGHEST = 0.98
 """A momentum above the usual 0.9 and 0.95; 0.99 is used with large batches and long runs."""
@@ -45,16 +45,5 @@ RULE = Rule(
     advice="Use a momentum of 0.9, or a lower learning rate: with momentum b, steps are 1/(1 - b) "
     "times as long.",
     others=("lr_edge", "zero_grad_missing"),
-    explains=(
-        "nonfinite_loss",
-        "nonfinite_gradient",
-        "nonfinite_weights",
-        "saturated_units",
-        "dead_units",
-        "lr_too_high",
-        "lr_edge",
-        "overfitting",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=("overfitting", *INSTABILITY, *NO_PROGRESS),
 )

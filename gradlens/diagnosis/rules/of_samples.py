@@ -10,7 +10,7 @@ from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import COVERAGE, OUTPUTS
 from gradlens.diagnosis.numbers import largest
-from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, below
 
 MEETING = "samples meet"
 """How a reason begins for which parameters have no per-sample gradients: it is in the network, and
@@ -78,7 +78,7 @@ RULES = (
         "samples, and recurrent layers take [steps, samples, features] unless batch_first=True. "
         "Layers that compare samples on purpose, as in contrastive learning, are right.",
         others=("labels_random",),
-        explains=("lr_edge", "lr_too_low", "constant_output", "labels_random"),
+        explains=NO_PROGRESS,
     ),
     Rule(
         fault="constant_output",

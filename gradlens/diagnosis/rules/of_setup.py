@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import GRAPH, OPTIMIZER, SETUP
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
 from gradlens.history.setup import Setup
 
 ATTENTION = "MultiheadAttention"
@@ -98,9 +98,6 @@ def of_one(evidence: Evidence, step: int) -> Sign:
     return Sign(step, where=(evidence.setup.of_one,))
 
 
-NOTHING = ("lr_edge", "lr_too_low", "vanishing_gradients", "label_noise", "labels_random")
-"""What follows where the loss can't be learnt from."""
-
 RULES = (
     Rule(
         fault="optimizer_misses",
@@ -128,7 +125,7 @@ RULES = (
         advice="Pass logits, the scores before the softmax or sigmoid: CrossEntropyLoss and "
         "BCEWithLogitsLoss apply it themselves. Applied twice, it keeps the loss high and "
         "gradients small.",
-        explains=("vanishing_gradients", "lr_too_low", "labels_random"),
+        explains=NO_PROGRESS,
     ),
     Rule(
         fault="softmax_axis",
@@ -137,7 +134,7 @@ RULES = (
         find=since(lambda setup: setup.over_samples, over_samples),
         advice="Use dim=1, the axis of the classes: with dim=0, the probabilities of one class add "
         "up to 1 over the samples.",
-        explains=("samples_mixed", *NOTHING),
+        explains=("samples_mixed", *NO_PROGRESS),
     ),
     Rule(
         fault="one_element",
@@ -147,8 +144,7 @@ RULES = (
         advice="With one output, use a sigmoid and BCEWithLogitsLoss, or two outputs for "
         "CrossEntropyLoss; normalise over more than one feature: the softmax of one number is 1, "
         "and its normalisation 0, whatever the network computes.",
-        explains=("exploding_gradients", "no_gradient", "no_step", "dead_units", "constant_output",
-                  *NOTHING),
+        explains=("exploding_gradients", "no_gradient", "no_step", "dead_units", *NO_PROGRESS),
     ),
     Rule(
         fault="loss_broadcast",
@@ -157,7 +153,7 @@ RULES = (
         find=since(lambda setup: setup.broadcast, broadcast),
         advice="Give predictions and targets the same shape, by outputs.squeeze(1) or "
         "targets.unsqueeze(1). As it is, the best that a network can learn is the mean target.",
-        explains=("constant_output", "samples_mixed", *NOTHING),
+        explains=("samples_mixed", *NO_PROGRESS),
     ),
     Rule(
         fault="target_trained",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SATURATED
-from gradlens.diagnosis.rule import Rule, Sign
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign
 from gradlens.diagnosis.rules.dead_units import inactive
 
 SHARE = 0.5
@@ -26,6 +26,6 @@ RULE = Rule(
     find=find,
     advice="Use smaller weights at the start (Glorot), or smaller inputs.",
     others=("exploding_gradients", "input_scale", "lr_too_high"),
-    explains=("vanishing_gradients", "lr_edge", "lr_too_low", "constant_output", "labels_random"),
+    explains=NO_PROGRESS,
     sources=("Glorot and Bengio (2010)",),
 )

@@ -10,7 +10,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.gains import is_weight
 from gradlens.diagnosis.needs import ROW_SPREAD
 from gradlens.diagnosis.numbers import largest
-from gradlens.diagnosis.rule import Rule, Sign, below
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, below
 
 SPREAD = 1e-3
 """The spread of a weight's rows over its size: measured 0.7 and more in healthy runs, and 0 in
@@ -61,13 +61,5 @@ RULE = Rule(
     find=find,
     advice="Draw the weights at random: units that begin as equals have equal gradients, and stay "
     "equal.",
-    explains=(
-        "saturated_units",
-        "dead_units",
-        "vanishing_gradients",
-        "lr_edge",
-        "lr_too_low",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=("saturated_units", "dead_units", *NO_PROGRESS),
 )

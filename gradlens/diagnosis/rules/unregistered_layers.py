@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import GRAPH
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
 
 RECORDS = 4
 """Records, so many steps apart that whatever is trained has changed in between."""
@@ -46,5 +46,5 @@ RULE = Rule(
     needs=(GRAPH,),
     find=find,
     advice="Use nn.ModuleList or nn.ModuleDict in place of the list or dict.",
-    explains=("vanishing_gradients", "lr_too_low", "labels_random"),
+    explains=NO_PROGRESS,
 )

@@ -13,7 +13,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.gains import gains
 from gradlens.diagnosis.needs import GRADIENTS
 from gradlens.diagnosis.numbers import largest, median, ratio
-from gradlens.diagnosis.rule import Rule, Sign, below
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, below
 
 SMALLEST = 3e-4
 """Gradient rms of a weight over the largest of all: measured 0.07 and more in healthy runs, and at
@@ -102,6 +102,6 @@ RULE = Rule(
     find=find,
     advice=ADVICE,
     others=("precision_underflow", "saturated_units"),
-    explains=("lr_edge", "lr_too_low", "constant_output", "labels_random"),
+    explains=NO_PROGRESS,
     sources=("Glorot and Bengio (2010)",),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import STALE
 from gradlens.diagnosis.numbers import first, share
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above
 
 SHARE = 0.5
 """Share of the steps; a loop that has ``zero_grad`` has none (the fact leaves out what isn't
@@ -40,18 +40,5 @@ RULE = Rule(
     advice="Call optimizer.zero_grad() before each backward pass. To accumulate micro-batches on "
     "purpose, call the optimizer's step after the last of them only.",
     others=("momentum_high", "lr_edge"),
-    explains=(
-        "nonfinite_loss",
-        "nonfinite_gradient",
-        "nonfinite_weights",
-        "clipping_always",
-        "saturated_units",
-        "dead_units",
-        "vanishing_gradients",
-        "lr_too_high",
-        "lr_edge",
-        "corrupt_batch",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=(*INSTABILITY, *NO_PROGRESS),
 )
