@@ -30,8 +30,8 @@ ANSWERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "two_layers_zero": (("symmetric_init",), (*DEAD, "vanishing_gradients")),
     "weights_too_large": (("exploding_gradients",), ()),
     "softmax_over_batch": (("softmax_axis", "samples_mixed"), FLAT),
-    "maximised": ((), ()),
-    "one_term_left": ((), ()),
+    "maximised": (("loss_maximised",), ()),
+    "one_term_left": (("no_gradient",), ()),
     "targets_broadcast": (("loss_broadcast",), FLAT),
     "softmax_before_cross_entropy": (("softmax_twice",), FLAT),
     "sigmoid_before_logits_loss": (("softmax_twice",), FLAT),
@@ -64,7 +64,7 @@ ANSWERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "frozen_the_wrong_ones": (("frozen_layer",), (*FLAT, "no_gradient")),
     "decoder_not_in_optimizer": (("optimizer_misses",), FLAT),
     "head_not_appended": (("optimizer_misses",), FLAT),
-    "accumulated_not_divided": (("loss_sum",), (*DIVERGES, "dead_units")),
+    "accumulated_not_divided": (("loss_sum",), (*DIVERGES, *NAN, "dead_units")),
     "decay_too_strong": (("weight_decay_high",), FLAT),
     "clipped_to_nothing": (("clipping_always",), ("lr_too_low", *FLAT)),
     "sigmoid_bounds_outputs": (("target_scale",), ("saturated_units",)),
@@ -87,5 +87,6 @@ ANSWERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pixels_without_data": (("nonfinite_input",), ()),
     "depth_missing": (("nonfinite_target",), ()),
     "attention_all_masked": (NAN[:1], ()),
-    "deviation_of_one_sample": (NAN[:1], ()),
+    # The model is called with the NaN.
+    "deviation_of_one_sample": ((*NAN[:1], "nonfinite_input"), ()),
 }

@@ -128,7 +128,8 @@ def jumps_of_one_sample(evidence: Evidence) -> tuple[Jump, ...]:
 
 
 def _jumps_among(evidence: Evidence, holds: Truths) -> tuple[Jump, ...]:
-    values, places = evidence.loss.values, np.flatnonzero(holds & evidence.loss.finite)
+    values = evidence.loss.values
+    places = np.flatnonzero(holds & evidence.loss.finite & ~_of_the_rest(evidence))
     if not places.size or len(places) > max(MOST_JUMPS * len(values), 1):
         return ()
     factor = float(np.exp(SPREADS * noise(values)))
@@ -138,6 +139,15 @@ def _jumps_among(evidence: Evidence, holds: Truths) -> tuple[Jump, ...]:
         for place in map(int, places)
         if _is_jump(values, place, factor)
     )  # fmt: skip
+
+
+def _of_the_rest(evidence: Evidence) -> Truths:
+    """Which batches are the last of an epoch, with so few samples that their losses differ more."""
+    samples = evidence.column("samples")
+    if len(samples) != len(evidence.loss.values):
+        return np.zeros(len(evidence.loss.values), dtype=np.bool_)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(samples < evidence.typical("samples") / 2)
 
 
 def _of_most_samples(evidence: Evidence) -> Truths:

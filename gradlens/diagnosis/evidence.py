@@ -57,6 +57,11 @@ FEW_SAMPLES, ENOUGH_SAMPLES, FEWEST_LEVELS = 32, 64, 4
 """Batches of fewer samples are averaged until there are so many as the second, whose mean squared
 error has a standard deviation of a fifth; but a run has so many separate means at least."""
 
+SMALL_UPDATE, BEYOND_REACH = 0.1, 10.0
+"""‖update‖/‖θ‖ of updates between which the gradient doesn't change its size, and how many times
+further than the weights can have raised it a loss must have risen: measured at most 2 in runs that
+a rate makes diverge, and 300 and more where an adversary does."""
+
 FIRST_STEPS = 5
 """A median over so many steps doesn't depend on one or two of them."""
 
@@ -201,10 +206,11 @@ class Evidence:
 
         It is the entropy of the labels, but no less than half of log C, so that it isn't zero where
         one class alone was seen; and the variance of the targets, of squared errors. It isn't known
-        where the loss is no mean of the single losses, as where these are weighted by rewards, or
-        where they aren't known and it stays far above, as a sum over the pixels of an image does.
+        where the loss is negative, or no mean of the single losses, as where these are weighted by
+        rewards, or where they aren't known and it stays far above, as a sum over the pixels of an
+        image does.
         """
-        if not self.is_of_samples:
+        if not self.is_of_samples or smallest(self.loss.values) < 0:
             return math.nan
         if self.setup.loss.startswith("Mse"):
             variance = self.typical("target_variance")
@@ -223,11 +229,11 @@ class Evidence:
     def start(self) -> float:
         """The loss that rises are compared with: the first one, or chance if that is more.
 
-        NaN if neither is known, or is positive; or if others train parameters behind the loss,
-        such as an adversary's, which may make it rise. A loss that is negative at times, as one
-        that is weighted by rewards, has no size that others could be compared with.
+        NaN if neither is known, or is positive; or if others than the weights move it, such as an
+        adversary. A loss that is negative at times, as one that is weighted by rewards, has no size
+        that others could be compared with.
         """
-        if self.has_adversary or smallest(self.loss.values) < 0:
+        if self.is_moved_by_others or smallest(self.loss.values) < 0:
             return math.nan
         known = [each for each in (self.first_loss, self.chance) if each > 0]
         return max(known) if known else math.nan
@@ -260,7 +266,7 @@ class Evidence:
         That is chance, or the first loss if chance isn't known; single batches vary.
         """
         reference = self.chance if math.isfinite(self.chance) else self.first_loss
-        if self.has_adversary:
+        if self.is_moved_by_others:
             return math.nan
         return self.late_loss / reference if reference > 0 else math.nan
 
@@ -279,6 +285,25 @@ class Evidence:
         """Whether others train weights behind the loss, as a discriminator's: they change."""
         count, new, same = self.by_name("strangers").matrix(("all", "new", "same"))
         return bool((count > np.nan_to_num(new) + np.nan_to_num(same)).any())
+
+    @cached_property
+    def is_moved_by_others(self) -> bool:
+        """Whether the loss rises by others than the weights, as an adversary's or a detached term.
+
+        The weights can't raise it further than by their way times the steepest gradient, which
+        small updates have no steeper ones between.
+        """
+        shapes = self.history.parameters
+        updates = self.by_name("update_rms")
+        sizes = sum((np.square(v) * math.prod(shapes[n]) for n, v in updates.values.items()
+                     if n in shapes), np.zeros(len(updates.steps)))  # fmt: skip
+        is_each = self.typical("updates") >= 1 and largest(self.update_ratio.values) < SMALL_UPDATE
+        if self.has_adversary or not is_each or not len(self.loss.values):
+            return self.has_adversary
+        way = largest(np.sqrt(sizes)) * self.length
+        rise = largest(self.level) - self.first_loss
+        reach = BEYOND_REACH * way * largest(self.column("grad_norm"))
+        return rise > max(reach, abs(self.first_loss))  # batches differ by less
 
     @cached_property
     def is_origin_known(self) -> bool:

@@ -234,17 +234,17 @@ class Network:
         other = tensors.get("other" if is_first else "self")
         return other is not None and other.numel() == samples
 
-    def is_over_samples(self, samples: int) -> bool:
+    def is_over_samples(self, loss: Loss) -> bool:
         """Whether a softmax in front of the loss is over the samples ``[N, C]`` of a batch.
 
-        Of scores ``[N, N]``, it may compare the samples, and those ``[N, 1]`` may be the weights of
-        the members of a set.
+        Of scores ``[N, N]``, it may compare the samples, whose labels are their numbers then, and
+        those ``[N, 1]`` may be the weights of the members of a set.
         """
-        shapes = ((axis, shape) for _, axis, shape in self._softmaxes_of_loss())
         return any(
-            axis == 0 and len(shape) == 2 and shape[0] == samples and shape[1] not in (1, samples)
-            for axis, shape in shapes
-        )
+            axis == 0 and len(shape) == 2 and shape[0] == loss.samples and shape[1] > 1
+            and (shape[1] != loss.samples or _repeats(loss.targets))
+            for _, axis, shape in self._softmaxes_of_loss()
+        )  # fmt: skip
 
     @property
     def of_one(self) -> str:
@@ -336,6 +336,11 @@ class Network:
         return saved[0] if len(saved) == 1 else None
 
 
+def _repeats(targets: Tensor | None) -> bool:
+    """Whether targets have a number several times, as the labels of classes do."""
+    return targets is not None and len(targets.unique()) < targets.numel()
+
+
 NEARBY = 8
 """Between a layer and its activation, there are at most so many views and normalisations."""
 
@@ -417,7 +422,7 @@ def setup_of(
         activations={each.layer: each.kind for each in network.activations},
         order=network.order,
         transformed=network.transformed,
-        over_samples=network.is_over_samples(loss.samples),
+        over_samples=network.is_over_samples(loss),
         of_one=network.of_one,
         bootstrapped=network.is_bootstrapped(loss),
         before_loss=network.before_loss,

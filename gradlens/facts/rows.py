@@ -190,18 +190,23 @@ def dense_labels(loss: Loss) -> dict[str, Tensor]:
     """Columns of the layers' table, of a loss with several class labels for each sample.
 
     They are the share of the most frequent label, and that of padding, both of the labels that the
-    loss counts. Padding is a label with which some rows end, over different lengths, and which is
-    nowhere else.
+    loss counts. Probabilities are labels if they are 0 and 1, else the share is NaN. Padding is a
+    label with which some rows end, over different lengths, and which is nowhere else.
     """
     targets, samples = loss.targets, loss.samples
-    if targets is None or kind_of(kind(loss.function)).targets != "classes" or loss.is_weighted:
+    of = "" if targets is None else kind_of(kind(loss.function)).targets
+    if targets is None or of not in ("classes", "probabilities") or loss.is_weighted:
         return {}
-    if not loss.is_multiple or not samples or targets.numel() % samples or targets.dim() > 3:
+    if not loss.is_multiple or not samples or targets.numel() % samples:
         return {}
     rows = targets.reshape(samples, -1)
-    ignored = signed(saved(loss.function, "ignore_index"))
-    if rows.shape[1] < FEWEST_OF_ROW:
+    if rows.shape[1] < FEWEST_OF_ROW or (of == "classes" and targets.dim() > 3):
         return {}
+    if of == "probabilities":
+        most = (rows.float().mean() - 0.5).abs() + 0.5
+        is_label = ((rows == 0) | (rows == 1)).all()
+        return {"dense_labels/most": torch.where(is_label, most, math.nan)}
+    ignored = signed(saved(loss.function, "ignore_index"))
     is_counted = rows != ignored
     usual = rows.flatten().mode().values
     shares = [((rows == usual) & is_counted).sum() / is_counted.sum()]

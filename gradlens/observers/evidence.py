@@ -126,7 +126,10 @@ def evidence_of(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> E
     term = term_of(graph, None if place is None else place.node)
     bad = None if bad is None else bad.cpu()
     name = "" if place is None else place.name
-    return replace(found, origin="forward", place=name, hint=term, bad=bad)
+    is_given = place is not None and place.is_given
+    return replace(
+        found, origin="target" if is_given else "forward", place=name, hint=term, bad=bad
+    )
 
 
 def _inputs(graph: Graph, setting: Setting, samples: int) -> Tensor | None:
@@ -157,12 +160,14 @@ _STEEP = ("Sqrt", "Rsqrt", "Log", "Log2", "Log10", "Pow", "Acos", "Asin", "Atan2
 class Place(NamedTuple):
     """A layer or operation, and the rows of its output with numbers that aren't finite.
 
-    ``node`` is its number in the graph.
+    ``node`` is its number in the graph. It ``is_given`` if the numbers came with a tensor without a
+    gradient, such as a target, while the output that it is compared with is finite.
     """
 
     name: str
     bad: Tensor | None
     node: int
+    is_given: bool = False
 
 
 def bad_rows(tensor: Tensor) -> Tensor:
@@ -201,13 +206,37 @@ def first_place(graph: Graph, names: Mapping[int, str], samples: int) -> Place |
             if bool((tensor.isfinite() | tensor.isneginf()).all()) and name not in _RESULTS:
                 continue
             at = number if name in _RESULTS else _source(graph, number)
-            while kind_of(graph.kinds[at]).stays_finite and _source(graph, at) != at:
-                at = _source(graph, at)
+            at = _made(graph, at)
             has_rows = tensor.dim() > 0 and len(tensor) == samples
             name = _place(graph, at, names, _cause(graph, at))
-            return Place(name, bad_rows(tensor) if has_rows else None, at)
+            bad = bad_rows(tensor) if has_rows else None
+            return Place(name, bad, at, _is_given(graph, at))
     poles = ((n, why) for n in inner if (why := _cause(graph, n)))
     return next((Place(_place(graph, n, names, why), None, n) for n, why in poles), None)
+
+
+def _made(graph: Graph, number: int) -> int:
+    """The operation that has made the numbers that others have chosen or kept finite."""
+    kind = kind_of(graph.kinds[number])
+    is_passed = kind.stays_finite or kind.selects or kind.is_view
+    source = _source(graph, number)
+    return _made(graph, source) if is_passed and source != number else number
+
+
+LARGE = 1e30
+"""A product of a layer's input and weights has finite numbers if that of their norms is smaller."""
+
+
+def _is_given(graph: Graph, number: int) -> bool:
+    """Whether a difference isn't finite although a layer's output, which is one of the two, is."""
+    kind, edges = plain_name(graph.kinds[number]), graph.children[number]
+    computed = [edge[0] for edge in edges if edge is not None]
+    if kind not in ("Sub", "Rsub") or len(edges) != 2 or len(computed) != 1:
+        return False
+    layer = _made(graph, computed[0])
+    saved = [t.detach() for _, t in saved_by_name(graph.nodes[layer]) if t.is_floating_point()]
+    norms = [float(torch.linalg.vector_norm(t.double())) for t in saved]
+    return kind_of(graph.kinds[layer]).is_affine and math.prod(norms) < LARGE
 
 
 def _is_of_nothing(graph: Graph, number: int) -> bool:

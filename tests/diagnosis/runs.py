@@ -94,7 +94,7 @@ def layer_columns(steps: int = STEPS, seed: int = 0) -> Columns:
         found[f"weight_rms/{name}"] = size * np.linspace(1, 1.5, count)
         found[f"gradient_rms/{name}"] = np.abs(random.normal(0.01, 0.002, count))
         found[f"update_rms/{name}"] = 3e-3 * size * np.ones(count)
-        found[f"zero_gradients/{name}"] = np.full(count, 0.1)
+        found[f"zero_gradients/{name}"] = np.full(count, 0.0 if name.startswith("4.") else 0.1)
         if len(shape) > 1:
             found[f"row_spread/{name}"] = np.full(count, 0.95)
     for layer in ("0", "2"):

@@ -187,6 +187,7 @@ def broken(origin: Origin) -> History:
     return history
 
 
+ROUNDS = {"stateless": (np.arange(STEPS) % 40 == 0).astype(float)}
 SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
 TANH_ALONE = {"saturated/0": np.full(ROWS, 0.95)}
 TANH = {**L, **TANH_ALONE}
@@ -328,13 +329,15 @@ FAULTY: dict[str, list[History]] = {
     ],
     "precision_underflow": [
         run(
-            layers=by_weight("zero_gradients", zeros, zeros, 0.1),
-            setup=replace(SETUP, half=True),
+            changed(S, loss=STUCK),
+            by_weight("zero_gradients", zeros, zeros, 0.1),
+            replace(SETUP, half=True),
         )
         for zeros in (0.3, 1.0)
     ],
     "dead_units": [
-        *(run(layers={**L, "dead/2": np.full(ROWS, share)}) for share in (0.75, 1.0)),
+        run(layers={**L, "dead/2": np.full(ROWS, 0.75)}),
+        run(changed(S, loss=STUCK), {**L, "dead/2": np.full(ROWS, 1.0)}),
         run(changed(S, loss=STUCK), DYING),
     ],
     "saturated_units": [run(layers=TANH)],
@@ -371,20 +374,37 @@ FAULTY: dict[str, list[History]] = {
         unlabelled(loss=FLAT, valid=(4, 3.5, 3.6, 3.5)),
     ],
     "label_noise": [
-        *(run(changed(S, loss_over=share)) for share in (0.06, 0.2)),
-        validated(0.12, changed(S, loss_over=0.04)),
+        *(validated(0.12, changed(S, loss_over=share)) for share in (0.04, 0.06, 0.2)),
     ],
     "lr_decayed": [run(changed(S, lr=0.1 * fall ** np.arange(STEPS))) for fall in (0.9, 0.5)],
     "optimizer_anew": [
-        run({**S, "stateless": np.ones(STEPS)}, setup=setup) for setup in (adam(), SETUP)
+        *(run({**S, "stateless": np.ones(STEPS)}, setup=setup) for setup in (adam(), SETUP)),
+        run(changed(S, loss=2.3 * 0.98 ** (np.arange(STEPS) % 40)) | ROUNDS, setup=adam()),
     ],
     "loss_of_scores": [
         run(changed(S, loss=S["loss"] - 3, loss_median=S["loss_median"] - fall))
         for fall in (0.8, 3.0)
     ],
+    "loss_maximised": [
+        run(changed(S, loss=-np.exp(np.arange(STEPS) / 20)), setup=SQUARED),
+        run(
+            changed(
+                S,
+                loss=-S["loss"] * np.exp(np.arange(STEPS) / 20),
+                loss_median=S["loss_median"] * np.exp(np.arange(STEPS) / 20),
+            )
+        ),
+        run(changed(S, loss=RISE), setup=with_options(maximize=1.0)),
+    ],
     "target_scale": [
-        run(regression(size, variance), setup=SQUARED)
-        for size, variance in ((1e4, 100.0), (1e9, 1e6))
+        run(
+            changed(S, loss=S["loss"] - 3, loss_median=S["loss_median"] - 3.0),
+            setup=replace(SETUP, loss="BinaryCrossEntropyWithLogitsBackward"),
+        ),
+        *(
+            run(regression(size, variance), setup=SQUARED)
+            for size, variance in ((1e4, 100.0), (1e9, 1e6))
+        ),
     ],
     "unregistered_layers": [
         run(layers=strangers(new=2.0)),
@@ -403,7 +423,16 @@ NOTICED: dict[str, list[History]] = {
     "batch_repeated": [run(changed(S, checksum=0.25))],
     "data_order": [unlabelled(input_mean=DRIFT)],
     "samples_mixed": [covered("samples meet in the loss", S)],
-    "no_gradient": [run(layers=changed(L, **still_ones("4.bias")) | gradients_of("4.bias"))],
+    "no_gradient": [
+        run(layers=changed(L, **still_ones("4.bias")) | gradients_of("4.bias")),
+        run(layers=changed(L, **{"zero_gradients/4.bias": 0.5})),
+    ],
+    "optimizer_anew": [run({**S, **ROUNDS}, setup=adam())],
+    "precision_underflow": [
+        run(layers=by_weight("zero_gradients", zeros, zeros, 0.0), setup=replace(SETUP, half=True))
+        for zeros in (0.0, 0.3)
+    ],
+    "loss_maximised": [run(setup=replace(with_options(maximize=1.0), loss=""))],
     "no_nonlinearity": [run(setup=replace(SETUP, linear_pairs=(("0", "2"),)))],
     "softmax_twice": [run(setup=replace(SETUP, before_loss="log_softmax"))],
     "batchnorm_eval": [
@@ -425,7 +454,7 @@ NOTICED: dict[str, list[History]] = {
     "loss_sum": [run(changed(S, loss=32 * S["loss"]), setup=SUM)],
     "momentum_high": [run(setup=with_options(momentum=0.99))],
     "label_noise": [
-        run(changed(S, loss_over=0.03)),
+        *(run(changed(S, loss_over=share)) for share in (0.03, 0.06)),
         validated(0.12, changed(S, loss_over=0.03)),
         run(changed(S, loss=0.8, loss_over=0.06, loss_median=1.0)),
         run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
@@ -489,6 +518,14 @@ HEALTHY: dict[str, History] = {
     "texts": run(
         changed(S, input_rms=3000.0, labels=4096.0), setup=replace(SETUP, input_kind="integers")
     ),
+    "a unit of a penalty": run(layers={**L, "dead/2": np.full(ROWS, 1.0)}),
+    "targets out of range": run(
+        changed(S, loss=20 * S["loss"], loss_median=20 * S["loss_median"], loss_over=0.0)
+    ),
+    "a loss that others raise": run(changed(S, loss=RISE, grad_norm=1e-4, grad_norm_at_step=1e-4)),
+    "a small last batch": run(
+        {**spikes(share=0.9), "samples": np.where(np.arange(STEPS) % 20 == 0, 3.0, 32.0)}
+    ),
     "rarely used expert": experts(0.01, 0.02, 1e-4, 0.01),
     "an expert that is used once": experts(0.01, 0.02, AT_LAST * 0.01, 0.01),
     "weights that grow": run(layers=first_updates(growth=3.0)),
@@ -536,7 +573,7 @@ def alarms(history: History) -> list[Finding]:
 
 def test_every_rule_has_runs() -> None:
     assert {rule.fault for rule in RULES} == FAULTY.keys() | NOTICED.keys()
-    assert len(RULES) == 54
+    assert len(RULES) == 55
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -23,7 +23,7 @@ from gradlens.diagnosis.rules import (
     input_scale,
     label_noise,
     labels_random,
-    loss_of_scores,
+    loss_below_zero,
     loss_sum,
     lr_decayed,
     lr_edge,
@@ -66,7 +66,7 @@ _MODULES: tuple[Any, ...] = (
     # the network, the loss and the loop
     unregistered_layers,
     of_setup,
-    loss_of_scores,
+    loss_below_zero,
     lr_decayed,
     optimizer_anew,
     unchanged,

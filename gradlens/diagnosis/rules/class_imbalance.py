@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,9 @@ count: networks may have more outputs than the data have classes."""
 
 DENSE = 0.97
 """Share of the most frequent class among the labels of pixels or words."""
+LEARNT = 0.8
+"""The late loss over the entropy of such labels: a constant prediction has 1, at least if there are
+two classes. Below, it is a notice."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -51,7 +55,12 @@ def _of_dense_labels(evidence: Evidence) -> Iterator[Sign]:
     share = median(found.matrix(("most",)))
     if share > DENSE:
         numbers = (above("share of the most frequent class", share, DENSE),)
-        yield Sign(int(found.steps[0]), numbers, title="One class has most pixels or words")
+        entropy = -share * math.log(share) - (1 - share) * math.log1p(-share) if share < 1 else 0.0
+        is_alarm = not evidence.late_loss < LEARNT * entropy
+        yield Sign(int(found.steps[0]), numbers, "very likely", is_alarm, title=OF_DENSE_LABELS)
+
+
+OF_DENSE_LABELS = "One class has most pixels or words"
 
 
 GENERATOR = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,13 +11,18 @@ from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import DEAD
 from gradlens.diagnosis.numbers import first, largest, median
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
 
 SHARE = 0.6
 """Share of a layer's units: measured at most 0.5 at the start of healthy runs (inputs in 0 to 1
 that learn nothing), and 0.75 and more in faulty ones."""
 RECORDS = 3
 """Records at the start, which must agree."""
+BY_CHANCE = 0.75
+"""Of a layer of n units, so much over √n more than half are dead by chance: 1.5 standard
+deviations, where each unit is dead with a probability of a half."""
+LEARNT = 0.5
+"""The late loss over that without learning, of a network that learns in spite of them."""
 SMALLEST = 8
 """Samples of a batch: in smaller ones, a healthy unit is often zero for all of them."""
 
@@ -34,7 +40,11 @@ def inactive(evidence: Evidence, kind: str, words: str, limit: float) -> Iterato
     found = evidence.by_name(kind)
     start = {n: found.values[n][:1].sum() for n in found.values}
     early = tuple(
-        n for n in found.values if start[n] > limit and median(found.values[n][:RECORDS]) > limit
+        name
+        for name, shares in found.values.items()
+        if min(start[name], median(shares[:RECORDS])) > max(limit, _by_chance(evidence, name))
+        # If a network learns without any unit of a layer, it isn't on the way of all signals.
+        if start[name] < 1 or not evidence.progress < LEARNT
     )
     if early:
         numbers = (above(words, largest([start[n] for n in early]), limit),)
@@ -51,6 +61,12 @@ def inactive(evidence: Evidence, kind: str, words: str, limit: float) -> Iterato
         yield Sign(int(found.steps[place]), numbers, "very likely", where=late)
 
 
+def _by_chance(evidence: Evidence, layer: str) -> float:
+    """The share of a layer's units that may be dead by chance; less than all of them."""
+    units = evidence.history.parameters.get(f"{layer}.weight", (0,))[0]
+    return min(0.5 + BY_CHANCE / math.sqrt(units), 0.99) if units else 0.0
+
+
 RULE = Rule(
     fault="dead_units",
     title="Most units of a ReLU are dead",
@@ -59,11 +75,5 @@ RULE = Rule(
     advice="Start with biases of zero and He initialisation; if units die while training, use a "
     "lower learning rate; or use GELU or leaky ReLU.",
     others=("lr_too_high", "input_offset", "symmetric_init"),
-    explains=(
-        "vanishing_gradients",
-        "lr_too_low",
-        "label_noise",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=NO_PROGRESS,
 )

@@ -8,11 +8,14 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.gains import gains
 from gradlens.diagnosis.needs import WEIGHTS
 from gradlens.diagnosis.numbers import largest
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above
 
 GAIN = 2.5
 """rms(W)·√fan-in at the start: measured 0.58 to 0.71 (PyTorch's defaults) and 1.41 (He) in healthy
 runs, and 2.3 to 7 in faulty ones."""
+USUAL = 1.5
+"""The gain of He's initialisation is below. If no weight's is above, the first loss is large for
+another reason, such as targets out of range."""
 LOSS = 3.0
 """The first loss over log C."""
 RISEN = 1.5
@@ -34,7 +37,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     loss = evidence.first_loss / evidence.chance
     saturated = _saturated(evidence)
     is_good = not evidence.typical("input_rms") > GOOD_INPUTS
-    is_classified = evidence.typical("classes") > 1
+    is_classified = evidence.typical("classes") > 1 and not largest([*found.values()]) < USUAL
     if loss < PRETRAINED or not (where or (is_good and is_classified and loss > LOSS)):
         return
     numbers = [above("rms(W) x root of fan-in", largest([*found.values()]), GAIN)] if where else []
@@ -67,21 +70,6 @@ RULE = Rule(
     advice="Use He, Glorot or orthogonal initialisation, which keep the size of activations and "
     "gradients from layer to layer; clip gradients in recurrent networks.",
     others=("input_scale", "lr_too_high"),
-    explains=(
-        "nonfinite_loss",
-        "nonfinite_gradient",
-        "nonfinite_weights",
-        "clipping_always",
-        "saturated_units",
-        "dead_units",
-        "vanishing_gradients",
-        "corrupt_batch",
-        "lr_too_high",
-        "lr_edge",
-        "lr_too_low",
-        "label_noise",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=(*INSTABILITY, *NO_PROGRESS),
     sources=("Glorot and Bengio (2010)", "He et al. (2015), arXiv:1502.01852"),
 )

@@ -34,7 +34,8 @@ in healthy runs with hard samples in both, and as low as with wrong labels where
 AS_HIGH = 0.95
 """The same ratio above which validation has as many such samples: labels are wrong there as well,
 or random by nature, or samples are hard. It is a notice (measured 1.06 to 1.09 in healthy runs
-where an eighth of the labels are random)."""
+where an eighth of the labels are random), as it is without validation, since a network that is too
+small has as many."""
 PERSISTENT, ENOUGH = 0.033, 0.045
 """Share of samples whose loss is above chance at the latest visit and on average, which is needed
 besides: measured at most 0.023 in healthy runs with such a validation loss, and 0.047 and more
@@ -60,7 +61,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if evidence.length < STEPS or not usual < limit or not (is_enough or FEWEST <= found <= MOST):
         return
     lasts = found >= LASTS * _before(evidence)
-    is_certain = found >= CERTAIN and lasts and usual < CLEAR and not validated > AS_HIGH
+    is_certain = found >= CERTAIN and lasts and usual < CLEAR and validated <= AS_HIGH
     numbers = [below("loss of the median sample, over that by chance", usual, limit)]
     if found >= FEWEST:
         least = CERTAIN if is_certain else FEWEST

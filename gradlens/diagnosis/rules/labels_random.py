@@ -46,7 +46,7 @@ def _by_the_first_loss(evidence: Evidence) -> Iterator[Sign]:
         return
     late, early = evidence.late_loss / evidence.first_loss, evidence.late_loss / course[1]
     validated = valid[-1] / valid[1] if len(valid) > 1 else math.nan
-    if late > AS_FIRST and early > AS_EARLY and not validated < AS_EARLY:
+    if HIGHEST > late > AS_FIRST and early > AS_EARLY and not validated < AS_EARLY:
         numbers = [
             above("late loss, over the first one", late, AS_FIRST),
             above("late loss, over that of the second eighth of the run", early, AS_EARLY),

@@ -1,4 +1,4 @@
-"""A loss that needs log-probabilities gets other scores."""
+"""Losses below zero: of functions that can't be negative, and that fall without end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gradlens.diagnosis.course import LONG_ENOUGH, PERSISTENT
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.needs import GRAPH, SINGLE_LOSSES
-from gradlens.diagnosis.numbers import share
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.needs import GRAPH, LOSS, SINGLE_LOSSES
+from gradlens.diagnosis.numbers import finite, largest, median, share
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
 
 NEGATIVE = -1e-3
 """A negative logarithm of a probability is at least 0, but for rounding."""
@@ -17,23 +18,66 @@ MOST = 0.1
 """Share of the steps at which the median sample's is below."""
 
 
-def find(evidence: Evidence) -> Iterator[Sign]:
+def negative(evidence: Evidence, kind: str = "NllLoss") -> Iterator[Sign]:
+    """Single losses below zero, of a kind of loss function that has none."""
     medians = evidence.column("loss_median")
-    known = np.isfinite(medians)
     with np.errstate(invalid="ignore"):
         is_negative = medians < NEGATIVE
-    found = share(is_negative, known)
-    if evidence.setup.loss.startswith("NllLoss") and found > MOST:
+    found = share(is_negative, np.isfinite(medians))
+    if evidence.setup.loss.startswith(kind) and found > MOST:
         name = "share of the steps at which the median sample's loss is negative"
         yield Sign(int(evidence.steps[is_negative][0]), (above(name, found, MOST),))
 
 
-RULE = Rule(
-    fault="loss_of_scores",
-    title="The loss needs log-probabilities, and gets other numbers",
-    needs=(GRAPH, SINGLE_LOSSES),
-    find=find,
-    advice="Use CrossEntropyLoss on the scores of the last layer, without a softmax. NLLLoss needs "
-    "a log_softmax before it; without one, it falls below zero however bad the predictions are.",
-    explains=("lr_too_high", "lr_edge", "exploding_gradients", "saturated_units", "labels_random"),
+REVERSED, ALWAYS = -0.5, 0.9
+"""The loss over its function's value for the median sample, where the sign is reversed, and at what
+share of the steps."""
+FALLS, GROWS = 10.0, 5.0
+"""The lowest losses below zero, over the first one's size, and the late gradient over the first
+ones: a loss that has an end comes to it with smaller gradients."""
+
+
+def maximised(evidence: Evidence) -> Iterator[Sign]:
+    """An error that is made larger, or a loss that falls below zero without end."""
+    step, size = int(evidence.loss.steps[0]), max(abs(evidence.first_loss), 1.0)
+    if evidence.option("maximize") > 0:
+        is_error = bool(evidence.setup.loss) and evidence.first_loss > 0
+        is_error |= evidence.late_loss > FALLS * size
+        yield Sign(
+            step, is_alarm=is_error, title="The optimizer makes the loss larger: maximize=True"
+        )
+        return
+    lowest = largest(np.sort(finite(evidence.loss.values))[:PERSISTENT])
+    if evidence.has_adversary or evidence.length < LONG_ENOUGH or not lowest < -FALLS * size:
+        return
+    medians, gradients = evidence.column("loss_median"), finite(evidence.column("grad_norm"))
+    reversed_ = share(evidence.loss.values[: len(medians)] < REVERSED * medians, medians > 0)
+    growth = median(gradients[-(len(gradients) // 4) :]) / median(gradients[:3])
+    if reversed_ > ALWAYS or (evidence.setup.loss == "" and growth > GROWS):
+        numbers = [below("loss at three steps", lowest, -FALLS * size)]
+        if growth > GROWS:
+            numbers.append(above("late gradient, over the first ones", growth, GROWS))
+        yield Sign(step, tuple(numbers), "very likely")
+
+
+RULES = (
+    Rule(
+        fault="loss_of_scores",
+        title="The loss needs log-probabilities, and gets other numbers",
+        needs=(GRAPH, SINGLE_LOSSES),
+        find=negative,
+        advice="Use CrossEntropyLoss on the scores of the last layer, without a softmax. NLLLoss "
+        "needs a log_softmax before it; without one, it falls below zero however bad the "
+        "predictions are.",
+        explains=("exploding_gradients", *INSTABILITY, *NO_PROGRESS),
+    ),
+    Rule(
+        fault="loss_maximised",
+        title="The loss falls below zero without end: an error is made larger",
+        needs=(LOSS,),
+        find=maximised,
+        advice="Look at the sign of the loss: optimizers make it smaller. A likelihood or a reward "
+        "needs a minus sign, an error doesn't.",
+        explains=("exploding_gradients", *INSTABILITY, *NO_PROGRESS),
+    ),
 )

@@ -19,7 +19,7 @@ from gradlens.diagnosis.course import (
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
 from gradlens.diagnosis.numbers import finite, largest, median, ratio, share, smallest
-from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
 from gradlens.diagnosis.rules.vanishing_gradients import of_weights as vanishes
 from gradlens.history.finding import Measured
@@ -81,7 +81,7 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     elif validation_rise(evidence) > HIGH and update > LARGE_UPDATE:
         name = "validation loss over the first one, at three validations"
         yield above(name, validation_rise(evidence), HIGH)
-    elif is_stuck(evidence) and update > LARGE_UPDATE:
+    elif is_stuck(evidence) and evidence.progress > STUCK and update > LARGE_UPDATE:
         yield above("late loss, over that without learning", evidence.progress, STUCK)
     elif has_large_update and is_stuck(evidence) and peak > HIGH:
         yield from _large_updates(evidence, peak)
@@ -189,19 +189,6 @@ RULE = Rule(
     find=find,
     advice="Divide the learning rate by 3.",
     others=("momentum_high", "zero_grad_missing", "batch_too_small"),
-    explains=(
-        "nonfinite_loss",
-        "nonfinite_gradient",
-        "nonfinite_weights",
-        "corrupt_batch",
-        "outlier_sample",
-        "dead_units",
-        "saturated_units",
-        "vanishing_gradients",
-        "label_noise",
-        "overfitting",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=("outlier_sample", "overfitting", *INSTABILITY, *NO_PROGRESS),
     sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
 )

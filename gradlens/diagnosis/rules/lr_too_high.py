@@ -10,7 +10,7 @@ from gradlens.diagnosis.course import is_stuck, update_ratio
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
 from gradlens.diagnosis.numbers import first, largest, median, ratio, share
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above
 from gradlens.history.finding import Measured
 
 PEAK, HIGH, SHARE, FEWEST = 5.0, 3.0, 0.03, 3
@@ -49,7 +49,8 @@ def signs(evidence: Evidence) -> tuple[Measured, ...]:
         found.append(
             above("steps at which the loss is not finite", (~evidence.loss.finite).sum(), 0)
         )
-    if is_stuck(evidence):
+    is_bad = _grows_before_the_end if evidence.ends_badly else is_stuck
+    if is_bad(evidence):
         growth, update = _growth(evidence), update_ratio(evidence)
         if growth > GROWTH:
             found.append(above("size of the weights, over that at the start", growth, GROWTH))
@@ -91,8 +92,5 @@ RULE = Rule(
     find=find,
     advice="Divide the learning rate by 10.",
     others=("loss_sum", "momentum_high", "exploding_gradients"),
-    explains=("nonfinite_loss", "nonfinite_gradient", "nonfinite_weights", "clipping_always",
-              "saturated_units", "dead_units", "vanishing_gradients", "corrupt_batch",
-              "weight_decay_high", "lr_edge", "label_noise", "overfitting", "constant_output",
-              "labels_random"),
+    explains=("weight_decay_high", "overfitting", *INSTABILITY, *NO_PROGRESS),
 )  # fmt: skip

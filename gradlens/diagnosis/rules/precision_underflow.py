@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SETUP, ZEROS
 from gradlens.diagnosis.numbers import largest, median
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
 
 HALF_ZEROS = 0.1
 """Exact zeros of a weight's gradient, in float16 without a scaler: measured 0.1 and more."""
+LEARNT = 0.5
+"""The late loss over that without learning, of a network that learns in spite of them."""
 ZEROS_ANYWAY = 0.9
 """Exact zeros in other cases: measured at most 0.33 in healthy runs with ReLU."""
 DEAD = 0.5
@@ -23,9 +25,9 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     shares = {n: median(zeros.values[n]) for n in evidence.trained if n in zeros.values}
     if step is not None:
         where = tuple(name for name, found in shares.items() if found > HALF_ZEROS)
-        numbers = (above("exact zeros of a weight's gradient", largest([*shares.values()] or 0),
-                         HALF_ZEROS),)  # fmt: skip
-        yield Sign(step, numbers, is_alarm=bool(where), where=where)
+        most = above("exact zeros of a weight's gradient", largest([*shares.values()]), HALF_ZEROS)
+        is_alarm = bool(where) and not evidence.progress < LEARNT
+        yield Sign(step, (most,) if where else (), is_alarm=is_alarm, where=where)
         return
     where = tuple(name for name, found in shares.items() if found > ZEROS_ANYWAY)
     dead = largest([median(each) for each in evidence.by_name("dead").values.values()])
@@ -48,10 +50,7 @@ RULE = Rule(
         "nonfinite_loss",
         "nonfinite_gradient",
         "nonfinite_weights",
-        "vanishing_gradients",
-        "lr_edge",
-        "lr_too_low",
         "overfitting",
-        "labels_random",
+        *NO_PROGRESS,
     ),
 )

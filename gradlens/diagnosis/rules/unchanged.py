@@ -10,7 +10,7 @@ from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import STEPS_OF_WEIGHTS
 from gradlens.diagnosis.numbers import Truths
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
 
 FEWEST = 10
 """Steps without a change; more than micro-batches usually have."""
@@ -47,6 +47,7 @@ def no_gradient(evidence: Evidence) -> Iterator[Sign]:
     steps = evidence.by_name("weight_rms").steps
     if len(steps) < RECORDS or steps[-1] - steps[0] < FEWEST:
         return
+    yield from unused(evidence)
     held = {*evidence.by_name("weight_rms").values} - {*evidence.setup.missed}
     names = tuple(name for name in evidence.history.parameters if name in held)
     idle = np.asarray(still(evidence, names).all(axis=1))
@@ -74,6 +75,22 @@ def no_gradient(evidence: Evidence) -> Iterator[Sign]:
 
 RECORDS = 3
 """Records of the parameters; with fewer, nothing is said."""
+
+
+def unused(evidence: Evidence) -> Iterator[Sign]:
+    """Outputs that the loss doesn't depend on: the same elements of the last bias have no gradient.
+
+    Behind an activation, such units may be dead.
+    """
+    name = evidence.setup.order[-1] if evidence.setup.order else ""
+    shares = evidence.by_name("zero_gradients").values.get(name, np.zeros(0))
+    is_last = name.endswith("bias") and name.rpartition(".")[0] not in evidence.setup.activations
+    if is_last and len(shares) > RECORDS and 0 < shares[0] < 1 and (shares == shares[0]).all():
+        number = above("share of the outputs without a gradient", shares[0], 0)
+        yield Sign(int(evidence.steps[0]), (number,), is_alarm=False, where=(name,), title=UNUSED)
+
+
+UNUSED = "The loss doesn't depend on some of the network's outputs"
 
 
 def still(evidence: Evidence, names: Sequence[str]) -> Truths:
@@ -119,8 +136,7 @@ RULES = (
         find=no_step,
         advice="Call optimizer.step() after backward, on the optimizer that has the model's "
         "parameters. A GradScaler skips steps as long as gradients are not finite.",
-        explains=("symmetric_init", "dead_units", "lr_edge", "lr_too_high", "lr_too_low",
-                  "constant_output", "labels_random"),
+        explains=("symmetric_init", "dead_units", "lr_too_high", *NO_PROGRESS),
     ),
     Rule(
         fault="no_gradient",
@@ -130,8 +146,6 @@ RULES = (
         advice="See whether forward uses these layers, and whether something cuts the graph behind "
         "them, such as detach(), item() or no_grad(). Of layers that are left out on purpose, "
         "nothing is wrong.",
-        explains=("symmetric_init", "dead_units", "vanishing_gradients", "lr_edge", "lr_too_high",
-                  "lr_too_low", "constant_output",
-                  "labels_random"),
+        explains=("symmetric_init", "dead_units", "lr_too_high", *NO_PROGRESS),
     ),
 )  # fmt: skip

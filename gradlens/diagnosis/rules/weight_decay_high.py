@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import OPTIMIZER, WEIGHTS
-from gradlens.diagnosis.numbers import first, largest, medians, ratio
-from gradlens.diagnosis.rule import Rule, Sign, below
+from gradlens.diagnosis.numbers import first, largest, ratio
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, below
 
 SHRUNK = 0.7
-"""The weights' size over that at the start: measured 1 and more in healthy runs, and at most 0.25
-in faulty ones. (A third of the way, where weights of healthy runs with some decay may get to.)"""
+"""The geometric mean of the weights' sizes over those at the start: measured 1 and more in healthy
+runs, and at most 0.56 in faulty ones."""
 MEMORY = 1.0
 """Steps in which decay shrinks weights to a third, over those of the run: measured 40 and more in
 healthy runs, and at most 0.33 in faulty ones."""
@@ -28,10 +30,10 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     momentum = evidence.option("momentum")
     memory = (1 - (momentum if momentum > 0 else 0)) / (rate * decay)
     weights = evidence.by_name("weight_rms")
-    if evidence.length < 2 or not len(weights.steps):
+    if evidence.length < 2 or not len(weights.steps) or not evidence.trained:
         return
     sizes = weights.matrix(evidence.trained)
-    course = medians(ratio(sizes, sizes[:, :1]))
+    course = np.exp(np.nan_to_num(np.log(ratio(sizes, sizes[:, :1]))).mean(axis=0))
     if memory < MEMORY * evidence.length and course[-1] < SHRUNK:
         learnt = LEARNT if evidence.is_normalised else LEARNT_WELL
         place = first(course < SHRUNK)
@@ -54,12 +56,6 @@ RULE = Rule(
     find=find,
     advice="Divide weight_decay by 10 or more, so that 1/(learning rate x decay) is more than "
     "the number of steps.",
-    explains=(
-        "vanishing_gradients",
-        "dead_units",
-        "lr_too_low",
-        "constant_output",
-        "labels_random",
-    ),
+    explains=("dead_units", *NO_PROGRESS),
     sources=("Wang and Aitchison (2024), arXiv:2405.13698: decay as a time scale",),
 )
