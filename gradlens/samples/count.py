@@ -8,7 +8,7 @@ loss (``gradlens.samples.names``), which confirms or contradicts that.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from operator import index
 from typing import SupportsIndex
@@ -165,10 +165,21 @@ class LossRows:
     has_row_for_each: bool
 
     @property
+    def samples(self) -> list[int]:
+        """The samples that have rows."""
+        every = set[int]().union(*map(distinct, self.sources.values()))
+        return sorted(sample for sample in every if sample >= 0)
+
+    @property
     def are_in_order(self) -> bool:
         """Whether the samples come one after the other, in the order of their numbers."""
         first = [[*dict.fromkeys(each[each >= 0].tolist())] for each in self.sources.values()]
         return all(each == sorted(each) for each in first)
+
+    def in_order(self, order: Labels) -> LossRows:
+        """The same rows with other samples, by the present ones."""
+        found = {e: np.where(each < 0, each, order[each]) for e, each in self.sources.items()}
+        return replace(self, sources=found)
 
     def are_those_of(self, other: LossRows) -> bool:
         """Whether the same rows have the same samples."""

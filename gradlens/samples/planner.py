@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from gradlens.graph.graph import Edge, Graph, is_python_function
@@ -54,7 +55,6 @@ from gradlens.samples.labels import (
     UNREADABLE,
     Labels,
     are_known,
-    differ,
     distinct,
     replaced,
 )
@@ -323,19 +323,21 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     by_order = rows.by_place or names.by_order
     if by_order and reading.needs_names:
         raise UnavailableError(UNSURE.format(samples=reading.samples))
-    if by_order and not rows.are_in_order:
-        raise UnavailableError(UNKNOWN_ORDER)
     planner = _Planner(loss, passages, reading, rows.sources)
+    order = planner.order(names)
+    own = order[rows.samples]
+    is_known, is_same = bool((own >= 0).all()), bool(((own < 0) | (own == rows.samples)).all())
+    if not is_known and not (is_same and (rows.are_in_order or not by_order)):
+        raise UnavailableError(UNKNOWN_ORDER)
+    if not is_same:
+        rows = rows.in_order(order)
+        planner = _Planner(loss, passages, reading, rows.sources)
     plan = planner.plan()
     second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
     by_second = reading.axis == 1 and reading.samples in second
     if plan.mixed and by_second and not loss.evidence.positions_first:
         raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
-    if names.by_order and planner.refused:
-        raise UnavailableError(next(iter(planner.refused.values())))
-    if planner.contradicts(names.known):
-        raise UnavailableError(UNKNOWN_ORDER)
-    holds = plan.holds and names.are_in_order
+    holds = plan.holds and names.are_in_order and planner.confirms_again(names)
     plan = replace(plan, selections=passages.selections, holds=holds)
     return _Attempt(reading, rows, plan, by_order)
 
@@ -383,20 +385,36 @@ class _Planner:
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
         self._labels = Structure(passages, sources, loss.alone)
 
-    @property
-    def refused(self) -> Mapping[int, str]:
-        """Why nodes couldn't be asked what they do to rows."""
-        return self._labels.refused
+    def order(self, names: Names) -> NDArray[np.int64]:
+        """The sample of each label ``[N]``, by rows that are those of the model's inputs.
 
-    def contradicts(self, names: Mapping[Edge, Named]) -> bool:
-        """Whether rows that are the model's inputs' belong to other samples by their labels."""
-        for edge, each in names.items():
+        ``NO_SAMPLE`` where these don't tell; ``UnavailableError`` if they tell several.
+        """
+        samples = self._reading.samples
+        found = np.full(samples, NO_SAMPLE)
+        for edge, each in names.known.items():
             if edge[0] not in self._hidden:
                 shared = [axis for axis, length in enumerate(each.names.shape) if length == 1]
                 labelled = LabelledEdge(edge, tuple(shared))
-                if differ(self._labels.rows(labelled), labelled.rows_of(each.names)):
-                    return True
-        return False
+                pair = self._labels.rows(labelled), labelled.rows_of(each.names)
+                labels, own = (each.flatten() for each in np.broadcast_arrays(*pair))
+                is_known = (labels >= 0) & (own >= 0)
+                labels, own = labels[is_known], own[is_known]
+                found[labels] = np.where(found[labels] < 0, own, found[labels])
+                if (found[labels] != own).any():
+                    raise UnavailableError(UNKNOWN_ORDER)
+        if names.by_order and self._labels.refused:
+            raise UnavailableError(next(iter(self._labels.refused.values())))
+        known = np.flatnonzero(found >= 0)
+        is_other = (found[known] != known).any()
+        is_sure = not any(each.by_order for each in names.known.values())
+        if is_other and not (is_sure and len(np.unique(found[known])) == len(known)):
+            raise UnavailableError(UNKNOWN_ORDER)
+        return found
+
+    def confirms_again(self, names: Names) -> bool:
+        """Whether rows have the same order in all graphs with this structure and selections."""
+        return not names.by_order or self._labels.last(edge[0] for edge in names.known)
 
     def plan(self) -> Plan:
         """The plan, with what else the loss's graph is asked for."""

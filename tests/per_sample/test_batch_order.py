@@ -40,6 +40,20 @@ def single(outputs: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs, y, reduction="none")
 
 
+class Permuted(torch.autograd.Function):
+    """Rows in another order, which only its backward function shows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return x[order]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (order,) = ctx.saved_tensors
+        return gradients[0][order.argsort()], None
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "in order": lambda o, y: single(o, y).mean(),
     "sorted": lambda o, y: single(o, y).sort().values.mean(),
@@ -55,6 +69,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "top-k of some": lambda o, y: single(o, y).topk(2).values.mean(),
     "the median": lambda o, y: single(o, y).median(),
     "a mask": lambda o, y: single(o, y)[y != 0].mean(),
+    "outputs permuted by a function": lambda o, y: single(Permuted.apply(o, PERM), y).mean(),
     "outputs and targets permuted": lambda o, y: single(o[PERM], y[PERM]).mean(),
     "halves in the other order": lambda o, y: single(
         torch.cat([o[3:], o[:3]]), torch.cat([y[3:], y[:3]])
@@ -69,6 +84,7 @@ BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "permuted": lambda x: x[PERM],
     "permuted and back": lambda x: x[PERM].exp()[PERM.argsort()],
     "reversed": lambda x: x.flip(0),
+    "permuted by a function": lambda x: Permuted.apply(x, PERM),
     "shuffled in halves": lambda x: x.view(2, N // 2, H).transpose(0, 1).reshape(N, H),
 }
 BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -147,3 +163,20 @@ def test_rows_behind_code_that_cannot_be_run_may_be_in_any_order(batch_size: int
         single(model(torch.randn(N, D).double()), torch.arange(N) % C).mean().backward()
     with pytest.raises(KeyError, match="Counted would have to run once more"):
         gradients["head"]
+
+
+def test_another_order_at_each_step() -> None:
+    """What code of others does to rows is looked at anew."""
+    torch.manual_seed(0)
+    orders = iter([PERM, torch.arange(N), PERM.flip(0), torch.arange(N).flip(0), PERM])
+    model = gradlens.extend(Rows(lambda x: Permuted.apply(x, next(orders))).double())
+    gradients = gradlens.per_sample_gradients(model, loss_reduction="sum")
+    for order in (PERM, torch.arange(N), PERM.flip(0), torch.arange(N).flip(0), PERM):
+        x, y = torch.randn(N, D).double(), torch.arange(N) % C
+        with gradients:
+            single(model(x), y).sum().backward()
+        features = (x @ model.weight.detach().T).tanh()[order]
+        logits = (features @ model.head.detach().T).requires_grad_()
+        (delta,) = torch.autograd.grad(single(logits, y).sum(), logits)
+        rows = torch.einsum("nc,nh->nch", delta, features)[order.argsort()]
+        assert_close(gradients["head"].dense(), rows)
