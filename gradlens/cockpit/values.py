@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradlens.cockpit.boundary import Boundary, Refuse
 from gradlens.curvature.curvature import Curvature
-from gradlens.history.json_lines import DEEPEST, LARGEST, Value
+from gradlens.history.json_lines import LARGEST, Value
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
@@ -163,8 +163,8 @@ def recordable(quantity: Quantity, global_step: int, value: Any) -> Value:
     return plain
 
 
-DEEPEST_VALUE = DEEPEST - 10
-"""How deep a value may be nested; the record of a step, and encoded arrays, need more levels."""
+DEEPEST = 40
+"""How deep a value may be nested, which is far from Python's limit of recursion."""
 
 
 def to_plain(value: Any, depth: int = 0) -> Value:
@@ -172,8 +172,8 @@ def to_plain(value: Any, depth: int = 0) -> Value:
 
     ``TypeError`` for anything else, and for what a file can't hold.
     """
-    if depth > DEEPEST_VALUE:
-        raise _unrecordable(f"value that is nested more than {DEEPEST_VALUE} levels deep")
+    if depth > DEEPEST:
+        raise _unrecordable(f"value that is nested more than {DEEPEST} levels deep")
     if isinstance(value, Tensor):
         found = value.detach().to_dense().cpu()
         value = (found.float() if found.dtype == torch.bfloat16 else found).numpy()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gradlens.history.html import table
-from gradlens.history.plain_data import Count
 
 FEW = 6
 """No more names than this are listed in a remark."""
@@ -47,7 +46,7 @@ class Coverage:
     missing: Mapping[str, str] = field(default_factory=dict)
     coupled: tuple[str, ...] = ()
     batchnorm: Policy = "coupled"
-    samples: Count | None = None
+    samples: int | None = None
     known_by: str = ""
     frozen: tuple[str, ...] = ()
 

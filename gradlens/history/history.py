@@ -38,7 +38,7 @@ from gradlens.history.records import (
 )
 from gradlens.history.run_file import new_file
 from gradlens.history.scalars import Scalar, scalars_of
-from gradlens.history.series import Content, Series, taken_in
+from gradlens.history.series import EXACT, Content, Series, taken_in
 from gradlens.history.spikes import Spike
 from gradlens.spelling import near
 
@@ -427,7 +427,7 @@ class Reading:
             self._take_in(line.rstrip(b"\n").decode("utf-8"))
         except OtherFormatError as error:
             raise ValueError(f"{self._path}, line {self._lines + 1}: {error}") from error
-        except ValueError as error:
+        except BROKEN as error:
             if not line.endswith(b"\n"):
                 self.history.truncated = True
                 return
@@ -453,11 +453,17 @@ class Reading:
             if key not in stored:
                 raise ValueError(f"the record has no {key!r}")
         step = from_plain(int, stored["step"], "the record.step")
+        if abs(step) > EXACT:  # which no axis could show
+            raise ValueError("the record.step is too large")
         if kind == "values":
             self.history.add(step, from_plain(dict, stored["values"], "the record.values"))
         else:
             content = from_plain(KINDS[kind], value_of(stored[kind]), f"the {kind}")
             self.history.take_in(step, kind, content)
+
+
+BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What is raised by a line that isn't what it should be."""
 
 
 class OtherFormatError(ValueError):

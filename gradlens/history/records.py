@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -13,15 +13,13 @@ from gradlens.history.coverage import Coverage, few, percent
 from gradlens.history.facts import Rows
 from gradlens.history.finding import Finding
 from gradlens.history.json_lines import Value
-from gradlens.history.plain_data import Between, Count, plain
+from gradlens.history.plain_data import plain
 from gradlens.history.setup import Setup
 from gradlens.history.spikes import SampleId, Spike
 from gradlens.history.view import View
 from gradlens.messages import GradlensWarning
 
 FORMAT = 1
-
-Shape: TypeAlias = Annotated[tuple[Count, ...], Between(0, 64)]
 
 NOUNS = {"parameters": "parameter", "layers": "layer"}
 """Entries of a value with the numbers of each parameter or layer."""
@@ -72,7 +70,7 @@ class Spending:
     taken: float = math.nan
     step_seconds: float = math.nan
     look_seconds: float = math.nan
-    turns: Mapping[str, Count] = field(default_factory=dict)
+    turns: Mapping[str, int] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         """The share in words, then the cost of a look, and the turns of all quantities."""
@@ -120,7 +118,7 @@ class Samples:
     norm: np.ndarray
     label: np.ndarray
     predicted: np.ndarray
-    left_out: Count = 0
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -155,7 +153,7 @@ class Header:
     """What a file's series come from, and the shapes of the network's parameters."""
 
     sources: Mapping[str, Source]
-    parameters: Mapping[str, Shape]
+    parameters: Mapping[str, tuple[int, ...]]
 
 
 KINDS: Mapping[str, Any] = {

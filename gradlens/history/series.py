@@ -20,14 +20,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from gradlens.history.json_lines import (
-    DEEPEST,
     MARKS,
-    TOO_DEEP,
     Value,
     array_bytes,
     array_of,
-    array_size,
-    check_size,
     encoded,
     inflated,
     unmarked,
@@ -124,30 +120,23 @@ def grown(column: array[Number], numbers: Iterable[Number]) -> array[Number]:
 EXACT = 2**53
 """Whole numbers of at most this size are exact as floats."""
 
-RECORD = 2
-"""Levels of a record around its values."""
 
-
-def taken_in(stored: Any, content: Content, depth: int = RECORD) -> Any:
+def taken_in(stored: Any, content: Content) -> Any:
     """Add a value as JSON has it; what it is apart from its numbers, which describes its ``Form``.
 
-    ``ValueError`` if there is no such value, or an array is damaged; a part may be added then.
+    ``ValueError`` or ``TypeError`` if there is no such value, or an array is damaged; a part may be
+    added then.
     """
     kind = type(stored)
     if kind is float or (kind is int and abs(stored) <= EXACT):
         content.extend((stored,))
         return kind
-    if kind is int:
-        check_size(stored)
     if kind is not list and kind is not dict:
         return kind, stored
-    if depth == DEEPEST:
-        raise ValueError(TOO_DEEP)
     (mark,) = stored if kind is dict and len(stored) == 1 else ("",)
     if mark == "$array":
-        size = array_bytes(stored[mark])
         dtype, shape, text = stored[mark]
-        content.add(text, size)
+        content.add(text, array_bytes(dtype, shape))
         return mark, dtype, *shape
     if mark in MARKS:
         value_of(stored)  # which fails if there is no such value
@@ -157,7 +146,7 @@ def taken_in(stored: Any, content: Content, depth: int = RECORD) -> Any:
         content.extend(values)
         parts: Any = float
     else:
-        parts = tuple([taken_in(one, content, depth + 1) for one in values])
+        parts = tuple([taken_in(one, content) for one in values])
     return kind, len(stored) if kind is list else tuple(stored), parts
 
 
@@ -211,8 +200,8 @@ class Form:
             return self.kind(content.numbers[start])
         if self.kind is np.ndarray:
             _, dtype, *shape = self.description
-            size = array_size(dtype, shape) * np.dtype(dtype).itemsize
-            return array_of(dtype, shape, content.bytes_of(content.numbers[start], size))
+            found = content.bytes_of(content.numbers[start], array_bytes(dtype, shape))
+            return array_of(dtype, shape, found)
         if self.is_plain:
             values = [*content.numbers[start : start + self.numbers]]
         else:

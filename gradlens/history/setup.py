@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradlens.history.plain_data import Count
-
 
 @dataclass(frozen=True)
 class ParameterGroup:
@@ -30,7 +28,7 @@ class Layer:
 
     classes: tuple[str, ...]
     training: bool
-    fan_in: Count = 0
+    fan_in: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from gradlens.history.plain_data import Between, Count
-
-SampleId: TypeAlias = Annotated[int, Between(-(2**63), 2**64)] | str
+SampleId: TypeAlias = int | str
 """What the user calls a sample: ``info={"ids": ...}``."""
 
 Origin: TypeAlias = Literal["jump", "weights", "input", "target", "forward", "backward"]
@@ -29,7 +27,7 @@ class Suspect:
     what the model was called with and of real targets. What isn't known is a NaN.
     """
 
-    index: Count
+    index: int
     id: SampleId | None = None
     share: float = math.nan
     loss: float = math.nan
@@ -68,8 +66,8 @@ class Spike:
     origin: Origin = "jump"
     place: str = ""
     hint: str = ""
-    part: Count = 0
-    samples: Count = 0
+    part: int = 0
+    samples: int = 0
     suspects: tuple[Suspect, ...] = ()
     without_norms: str = ""
     layers: Mapping[str, float] = field(default_factory=dict)

@@ -108,33 +108,36 @@ COLUMNS = {name: np.zeros(0, kind) for name, kind in ARRAYS.items()}
 SAMPLES = stored(plain(Samples(1, (), **COLUMNS)))
 CRAFTED: dict[str, tuple[str, str]] = {
     "a list for a record": ("[1]", "line 2 is broken (a record is a JSON object)"),
-    "a list of values": ('{"step":1,"values":[1]}', "the record.values is a list of 1, not an obj"),
+    "a list of values": (
+        '{"step":1,"values":[1]}',
+        "the record.values is [1], not of the type dict",
+    ),
     "no values": ('{"step":1}', "line 2 is broken (the record has no 'values')"),
-    "a step of text": ('{"step":"1","values":{}}', "the record.step is '1', not a whole number"),
+    "a step of text": ('{"step":"1","values":{}}', "the record.step is '1', not of the type int"),
     "a huge step": (
         f'{{"step":{10**30},"values":{{}}}}',
-        "not a whole number from -90071992547409",
+        "the record.step is too large",
     ),
-    "a true step": ('{"step":true,"values":{}}', "the record.step is True, not a whole number"),
+    "a true step": ('{"step":true,"values":{}}', "the record.step is True, not of the type int"),
     "NaN": ('{"step":1,"values":{"a":NaN}}', "line 2 is broken (NaN is no JSON)"),
-    "a huge number": (f'{{"step":1,"values":{{"a":1{"0" * 400}}}}}', "larger than any float"),
     "digits": (f'{{"step":1,"values":{{"a":{"1" * 10_000}}}}}', "line 2 is broken (Exceeds the"),
-    "depth": ('{"step":1,"values":{"a":' + "[" * 60 + "]" * 60 + "}}", "more than 50 levels deep"),
-    "great depth": ("[" * 100_000, "line 2 is broken (it is nested more than 50 levels deep)"),
-    "half a character": (r'{"step":1,"values":{"\ud800":1}}', "half a character"),
+    "depth": ("[" * 100_000, "line 2 is broken (it is nested too deep)"),
     "a bomb": (dumped({"step": 1, "values": {"a": BOMB}}), "the length"),
     "a bomb of zeros": (dumped({"step": 1, "values": {"a": BOMB_OF_ZEROS}}), "the length"),
-    "a shape": (dumped({"step": 1, "values": {"a": array("<f8", [-1], b"")}}), "the shape of an $"),
+    "a shape": (dumped({"step": 1, "values": {"a": array("<f8", [-1], b"")}}), "line 2 is broken"),
     "objects": (dumped({"step": 1, "values": {"a": array("O", [1], b"x" * 8)}}), "the dtype of an"),
     "a short array": (dumped({"step": 1, "values": {"a": array("<f8", [9], b"x")}}), "the length"),
-    "a note of numbers": ('{"step":1,"note":3}', "the note is 3, not a text"),
-    "coverage": ('{"step":1,"coverage":{"missing":[]}}', "coverage.missing is a list of 0, not an"),
+    "a note of numbers": ('{"step":1,"note":3}', "the note is 3, not of the type str"),
+    "coverage": (
+        '{"step":1,"coverage":{"missing":[]}}',
+        "coverage.missing is [], not of the type dict",
+    ),
     "a spike": ('{"step":1,"spike":{}}', "line 2 is broken (the spike has no 'loss')"),
-    "a spike of a list": ('{"step":1,"spike":[]}', "the spike is a list of 0, not an object"),
+    "a spike of a list": ('{"step":1,"spike":[]}', "the spike is [], not of the type dict"),
     "a spike without a step": ('{"spike":{}}', "the record has no 'step'"),
     "a suspect": (
         dumped({"step": 1, "spike": {**SPIKE, "suspects": [{"index": "a"}]}}),
-        "the spike.suspects[0].index is 'a', not a whole number",
+        "the spike.suspects[0].index is 'a', not of the type int",
     ),
     "an origin": (
         dumped({"step": 1, "spike": {**SPIKE, "origin": "x"}}),
@@ -147,7 +150,7 @@ CRAFTED: dict[str, tuple[str, str]] = {
     ),
     "samples of a text": (
         dumped({"step": 1, "samples": {**SAMPLES, "visits": "x"}}),
-        "the samples.visits is 'x', not an array",
+        "the samples.visits is 'x', not of the type ndarray",
     ),
     "a sample twice": (
         dumped({"step": 1, "samples": {**SAMPLES, "ids": [1, 1]}}),
@@ -155,14 +158,17 @@ CRAFTED: dict[str, tuple[str, str]] = {
     ),
     "a sample without a name": (
         dumped({"step": 1, "samples": {**SAMPLES, "ids": [1.5]}}),
-        "the samples.ids[0] is 1.5, not a text",
+        "the samples.ids[0] is 1.5, not of the type str",
     ),
-    "a header": ('{"gradlens_run":1,"sources":{"a":1}}', "the header.sources.'a' is 1, not an obj"),
+    "a header": (
+        '{"gradlens_run":1,"sources":{"a":1}}',
+        "the header.sources.a is 1, not of the type dict",
+    ),
     "another format": (
         '{"gradlens_run":2}',
         "line 2: the run has format 2, and this version reads",
     ),
-    "bytes": ("\x00\x01", "line 2 is broken (Expecting value at column 1)"),
+    "bytes": ("\x00\x01", "line 2 is broken (Expecting value at character 0)"),
 }
 
 
