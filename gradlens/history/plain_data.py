@@ -49,10 +49,10 @@ def from_plain(kind: Any, found: Any, where: str) -> Any:
     if origin is Mapping:
         entries = _of_kind(dict, found, where)
         return {k: from_plain(arguments[1], entry, f"{where}.{k}") for k, entry in entries.items()}
-    if not is_dataclass(kind):
+    types, content = _types(kind), {}
+    if not types:
         return _of_kind(kind, found, where)
-    content = {}
-    for name, each in _types(kind).items():
+    for name, each in types.items():
         if name not in _of_kind(dict, found, where):
             raise ValueError(f"{where} has no {name!r}")
         content[name] = from_plain(each, found[name], f"{where}.{name}")
@@ -61,6 +61,9 @@ def from_plain(kind: Any, found: Any, where: str) -> Any:
 
 @cache
 def _types(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields; empty for other types."""
+    if not is_dataclass(kind):
+        return {}
     hints = get_type_hints(kind)
     return {each.name: hints[each.name] for each in fields(kind)}
 
