@@ -234,8 +234,31 @@ class TrackedStep:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        tracking, boundary, context = self._tracking, self._tracking.boundary, self._context
         try:
-            self._exit(error)
+            if tracking.budget is not None:
+                tracking.budget.end_backward([each.name for each in self._values.active])
+            if self._contexts is not None:
+                with boundary.contain("the end of a backward pass", self._refuse_all):
+                    self._contexts.close()
+            if error is not None:
+                self._interrupt(error)
+            once = 0.0 if self._gradients is None else self._gradients.planning_seconds
+            try:
+                if error is None and self._backpack is not None and self._backpack.lacking:
+                    tracking.run.note(context.global_step, self._backpack.lacking)
+                if error is None and self._is_tracked:
+                    self._finish()
+                elif not context.accumulating:
+                    tracking.assembly.drop()  # what an exception has left of an untracked step
+            finally:
+                with boundary.contain("the end of a step"):
+                    outcome = self._outcome(error)
+                    boundary.tell(self._observers, lambda each: each.leave(context, outcome))
+                    self._release()
+                    tracking.end_step(context.global_step, context.accumulating and error is None)
+                if tracking.budget is not None:
+                    tracking.budget.end_step(once)
         except BaseException:
             self._abandon()
             raise
@@ -246,32 +269,6 @@ class TrackedStep:
             self._contexts.close()
         self._tracking.assembly.interrupt()
         self._release()
-
-    def _exit(self, error: BaseException | None) -> None:
-        tracking, boundary, context = self._tracking, self._tracking.boundary, self._context
-        if tracking.budget is not None:
-            tracking.budget.end_backward([each.name for each in self._values.active])
-        if self._contexts is not None:
-            with boundary.contain("the end of a backward pass", self._refuse_all):
-                self._contexts.close()
-        if error is not None:
-            self._interrupt(error)
-        once = 0.0 if self._gradients is None else self._gradients.planning_seconds
-        try:
-            if error is None and self._backpack is not None and self._backpack.lacking:
-                tracking.run.note(context.global_step, self._backpack.lacking)
-            if error is None and self._is_tracked:
-                self._finish()
-            elif not context.accumulating:
-                tracking.assembly.drop()  # what an exception has left of an untracked step
-        finally:
-            with boundary.contain("the end of a step"):
-                outcome = self._outcome(error)
-                boundary.tell(self._observers, lambda each: each.leave(context, outcome))
-                self._release()
-                tracking.end_step(context.global_step, context.accumulating and error is None)
-            if tracking.budget is not None:
-                tracking.budget.end_step(once)
 
     def _interrupt(self, error: BaseException) -> None:
         """Drop the batch's parts, since an exception leaves the context.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -173,21 +174,15 @@ def rms(arrays: Sequence[Any]) -> Floats:
     shapes = {arrays[place].shape for place in places}
     for shape in shapes:
         same = [place for place in places if arrays[place].shape == shape]
-        result[same] = _rms_of_equal_shapes([arrays[place] for place in same])
+        # Arrays are stacked in pieces of bounded size, because one call for each array is slow, and
+        # one call for all needs as much memory as the whole history.
+        size = math.prod(shape)
+        piece = max(1, CHUNK // size)
+        for start in range(0, len(same), piece):
+            chosen = same[start : start + piece]
+            stacked = np.stack([arrays[place] for place in chosen]).reshape(-1, size)
+            result[chosen] = np.sqrt(np.square(stacked, dtype=np.float64).mean(axis=1))
     return result
-
-
-def _rms_of_equal_shapes(arrays: Sequence[NDArray[Any]]) -> Floats:
-    # Arrays are stacked in pieces of bounded size, because one call for each array is slow, and one
-    # call for all needs as much memory as the whole history.
-    size = arrays[0].size
-    piece = max(1, CHUNK // size)
-    sums = [
-        np.square(np.stack(arrays[start : start + piece]).reshape(-1, size), dtype=np.float64)
-        for start in range(0, len(arrays), piece)
-    ]
-    means: Floats = np.concatenate([squares.mean(axis=1) for squares in sums])
-    return np.sqrt(means)
 
 
 def quantiles(value: Any, shares: Sequence[float]) -> Floats:

@@ -20,7 +20,7 @@ from gradlens.graph.graph import Graph
 from gradlens.history.history import History
 from gradlens.history.setup import descent_threshold
 from gradlens.history.spikes import NEVER, Spike
-from gradlens.observers.evidence import Evidence, bad_gradients, evidence_of, steep_places
+from gradlens.observers.evidence import Evidence, bad_tensors, evidence_of, steep_places
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
 from gradlens.reductions import Deviations, SquaredNorms
 from gradlens.stateful import State
@@ -159,7 +159,8 @@ class Autopsies(Observer):
         if self._before is not None and not math.isfinite(abs(self._before.item())):
             return
         loss = info["loss"].item() / loss_scale(info)
-        bad = bad_gradients(self._setting.parameters) if math.isfinite(loss) else []
+        gradients = {name: p.grad for name, p in self._setting.parameters.items()}
+        bad = bad_tensors(gradients) if math.isfinite(loss) else []
         if bad:
             self._trigger.expect_not_finite()
             hint = ", ".join(steep_places(Graph(info["loss"]), self._setting.names)[:STEEP])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.gradients.loss_factor import loss_scale
@@ -111,7 +111,7 @@ def evidence_of(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> E
     found = Evidence(on_host, _root_mean_squares(inputs), _root_mean_squares(targets))
     if is_finite:
         return found
-    weights = bad_parameters(setting.leaves)
+    weights = bad_tensors(setting.leaves)
     if weights:
         return replace(found, origin="weights", place=layer_of(weights[0]))
     given: tuple[tuple[Origin, Tensor | None], ...] = (("input", inputs), ("target", targets))
@@ -178,15 +178,10 @@ def bad_rows(tensor: Tensor) -> Tensor:
     return found.any(tuple(range(1, found.dim()))) if found.dim() > 1 else found
 
 
-def bad_parameters(parameters: Mapping[str, Tensor]) -> list[str]:
-    """Names of the parameters that have a NaN or an Inf."""
-    return [name for name, each in parameters.items() if not bool(each.detach().isfinite().all())]
-
-
-def bad_gradients(parameters: Mapping[str, nn.Parameter]) -> list[str]:
-    """Names of the parameters whose gradients have a NaN or an Inf."""
-    found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    return bad_parameters(found)
+def bad_tensors(tensors: Mapping[str, Tensor | None]) -> list[str]:
+    """Names of the tensors that have a NaN or an Inf."""
+    found = {name: each.detach() for name, each in tensors.items() if each is not None}
+    return [name for name, each in found.items() if not bool(each.isfinite().all())]
 
 
 def first_place(graph: Graph, names: Mapping[int, str], samples: int) -> Place | None:
@@ -313,17 +308,12 @@ def _terms(graph: Graph, edge: Edge) -> Iterator[Edge | None]:
 def _source(graph: Graph, number: int) -> int:
     """The operation that has computed the input of a node; the node itself if that is data."""
     inputs = [edge[0] for edge in graph.children[number] if edge is not None]
-    computed = [each for each in inputs if not _is_parameter(graph, each)]
+    computed = [each for each in inputs if _leaf(graph, (each, 0)) is None]
     return max(computed, default=number, key=lambda each: sequence_number(graph.nodes[each]))
 
 
-def _is_parameter(graph: Graph, number: int) -> bool:
-    """Whether a node is a leaf, or a view or cast of one."""
-    return _leaf(graph, (number, 0)) is not None
-
-
 def _leaf(graph: Graph, edge: Edge | None) -> int | None:
-    """The leaf that an edge leads to by nodes with one input alone."""
+    """The leaf that an edge leads to by nodes with one input alone, such as views and casts."""
     while edge is not None and graph.kinds[edge[0]] != LEAF:
         below = graph.children[edge[0]]
         edge = below[0] if len(below) == 1 else None
