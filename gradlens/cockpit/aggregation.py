@@ -168,56 +168,48 @@ class Aggregation:
         self._windows: dict[str, Window] = {}
         """What isn't recorded yet of each series of aggregates and pushed metrics."""
         self._recorded: dict[str, Window] = {}
-        """What was recorded under the present step, to which further values of it are added."""
-        self._step = 0
-
-    def begin_step(self, global_step: int) -> None:
-        """A step has begun; statistics from now on are recorded under it."""
-        if global_step != self._step:
-            self._recorded = {}
-        self._step = global_step
+        """What was recorded at step ``_at``, to which further values of that step are added."""
+        self._at = 0
 
     def take_in(self, global_step: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """The record of a step: values that aren't aggregated, and statistics of full windows."""
-        if global_step > self._step:
-            self.begin_step(global_step)
         kept = dict(values)
         for name in self._aggregates.keys() & values.keys():
             aggregate = self._aggregates[name]
-            self._add(aggregate.name, values[name], aggregate.statistics)
+            self._add(global_step, aggregate.name, values[name], aggregate.statistics)
             if not aggregate.raw:
                 del kept[name]
             if self._windows[aggregate.name].records == aggregate.over:
-                kept |= self._records([aggregate.name])
+                kept |= self._records(global_step, [aggregate.name])
         return kept
 
-    def push(self, metrics: Mapping[str, float]) -> None:
+    def push(self, global_step: int, metrics: Mapping[str, float]) -> None:
         """Add values of the training loop's metrics."""
         for name, value in metrics.items():
-            self._add(name, value, STATISTICS)
+            self._add(global_step, name, value, STATISTICS)
 
-    def _add(self, name: str, value: Any, statistics: Sequence[Statistic]) -> None:
+    def _add(self, step: int, name: str, value: Any, statistics: Sequence[Statistic]) -> None:
         self._windows.setdefault(name, Window(statistics)).add(value)
-        if name in self._recorded:
+        if self.has_recorded(step, name):
             self._recorded[name].add(value)
 
     def has_pushed(self, name: str) -> bool:
         """Whether a metric of this name has values in the present epoch."""
         return name in self._windows and name not in self._over
 
-    def has_recorded(self, name: str) -> bool:
-        """Whether a series has a record under the present step, to which values are added."""
-        return name in self._recorded
+    def has_recorded(self, global_step: int, name: str) -> bool:
+        """Whether a series has a record at a step, to which further values are added."""
+        return global_step == self._at and name in self._recorded
 
-    def end_epoch(self, and_windows: bool = False) -> tuple[int, dict[str, Any]]:
-        """The step and the record of an epoch, ``and_windows`` that aren't full."""
+    def end_epoch(self, global_step: int, and_windows: bool = False) -> dict[str, Any]:
+        """The record of an epoch at its last step, ``and_windows`` that aren't full."""
         of_epoch = (n for n in self._windows if self._over.get(n, "epoch") == "epoch")
-        return self._step, self._records([*(self._windows if and_windows else of_epoch)])
+        return self._records(global_step, [*(self._windows if and_windows else of_epoch)])
 
     def state_dict(self) -> State:
         """The windows that aren't full, and the statistics under the last step."""
         return {
-            "step": self._step,
+            "at": self._at,
             "aggregates": [*self._over],
             "windows": {name: window.state_dict() for name, window in self._windows.items()},
             "recorded": {name: window.state_dict() for name, window in self._recorded.items()},
@@ -225,15 +217,17 @@ class Aggregation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; windows of what isn't aggregated any more are left out."""
-        self._step = state["step"]
+        self._at = state["at"]
         gone = {*state["aggregates"]} - self._over.keys()
         self._windows, self._recorded = (
             {name: Window.from_state(one) for name, one in state[part].items() if name not in gone}
             for part in ("windows", "recorded")
         )
 
-    def _records(self, names: Iterable[str]) -> dict[str, Any]:
-        """Records of windows, with what the same series have recorded under the same step."""
+    def _records(self, step: int, names: Iterable[str]) -> dict[str, Any]:
+        """Records of windows, with what the same series have recorded at the same step."""
+        if step != self._at:
+            self._recorded, self._at = {}, step
         for name in names:
             window = self._windows.pop(name)
             self._recorded.setdefault(name, window)

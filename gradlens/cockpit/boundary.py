@@ -32,14 +32,9 @@ class Boundary:
     ``strict``, it is raised. Interrupts and warnings that are errors are always raised.
     """
 
-    def __init__(self, note: Callable[[int, str], None], strict: bool = False) -> None:
+    def __init__(self, note: Callable[[str], None], strict: bool = False) -> None:
         self.strict = strict
         self._note = note
-        self._step = 0
-
-    def begin_step(self, global_step: int) -> None:
-        """Notes belong to this step from now on."""
-        self._step = global_step
 
     def contain(self, work: str, refuse: Refuse | None = None) -> AbstractContextManager[None]:
         """A context for a piece of ``work``; ``refuse`` is called with the reason if it fails."""
@@ -77,7 +72,7 @@ class Boundary:
         reason = f"{first_line(error)} ({_place(error)})"
         if refuse is not None:
             refuse(reason)
-        self._note(self._step, FAILED.format(work=work, reason=reason))
+        self._note(FAILED.format(work=work, reason=reason))
 
 
 @dataclass

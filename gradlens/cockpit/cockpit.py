@@ -165,7 +165,7 @@ class Cockpit:
             self.budget = Budget(budget, [each.name for each in self.quantities], device)
         self._run = Run(aggregation, self.parameters, run, resume, processes.rank == 0, sinks)
         self._files = OwnFiles()
-        boundary = Boundary(self._run.note, strict)
+        boundary = Boundary(self._run.note_now, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
         forward_passes = ForwardPasses(
@@ -268,13 +268,7 @@ class Cockpit:
             Log what is tracked at this step.
         """
         step = step_number(global_step)
-        is_idle = False
-        try:
-            if not (extensions or accumulating or debug):
-                is_idle = self._tracking.is_idle(step, info)
-        except Exception as error:
-            self._tracking.boundary.report("the beginning of a step", error)
-        if is_idle:
+        if not (extensions or accumulating or debug) and self._tracking.is_idle(step, info):
             return IdleStep(self._tracking, step)
         if extensions:
             check_extensions(extensions)

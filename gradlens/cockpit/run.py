@@ -54,7 +54,6 @@ class Run:
         self.is_continued = bool(self.history.steps)
         """Whether the file had values from an earlier program."""
         self._step = self.history.steps[-1] if self.history.steps else 0
-        aggregation.begin_step(self._step)
         self._file = RunFile(path, resume) if path is not None and writes else None
         if self._file is not None:
             self.history.content.leave(self._file)
@@ -84,7 +83,6 @@ class Run:
         """A step's context is entered."""
         self.has_begun = True
         self._step = global_step
-        self._aggregation.begin_step(global_step)
 
     def has_values(self, global_step: int) -> bool:
         """Whether a quantity has a value at the step already."""
@@ -110,6 +108,10 @@ class Run:
         if any(note.text == text for note in self.history.notes):
             return
         self.take_in(global_step, "note", text)
+
+    def note_now(self, text: str) -> None:
+        """Note a text at the present step."""
+        self.note(self._step, text)
 
     def take_in(self, global_step: int, kind: str, content: Any) -> None:
         """Record what is known of a step besides values (``records.KINDS``), unless it was before.
@@ -142,20 +144,20 @@ class Run:
             self._check_name(name, "push", "pushed")
             is_resumed = self.is_continued and not self.has_begun
             is_known = name in self.history and self._step in self.history[name]
-            if is_resumed and is_known and not self._aggregation.has_recorded(name):
+            if is_resumed and is_known and not self._aggregation.has_recorded(self._step, name):
                 raise ValueError(
                     f"push({name}=...): the run that is resumed has a record of it under its last "
                     "step, which is kept: push it after the next step"
                 )
-        self._aggregation.push(values)
+        self._aggregation.push(self._step, values)
 
     def end_epoch(self) -> None:
         """Record the statistics over an epoch."""
-        self._append_statistics(*self._aggregation.end_epoch())
+        self._append_statistics(self._aggregation.end_epoch(self._step))
 
     def close(self) -> None:
         """Record the statistics that remain, and close the file."""
-        self._append_statistics(*self._aggregation.end_epoch(and_windows=True))
+        self._append_statistics(self._aggregation.end_epoch(self._step, and_windows=True))
         if self._publisher is not None:
             self._publisher.close()
         self._is_closed = True
@@ -224,10 +226,10 @@ class Run:
         """Note that something between records and sinks has failed."""
         self.note(self._step, LEFT_OUT.format(what=what, reason=first_line(error)))
 
-    def _append_statistics(self, global_step: int, values: Mapping[str, Any]) -> None:
+    def _append_statistics(self, values: Mapping[str, Any]) -> None:
         for name in values:
             self._add_source(name, PUSHED)
-        self._append(global_step, values)
+        self._append(self._step, values)
 
     def _add_source(self, name: str, source: Source) -> None:
         if name not in self.history.sources:

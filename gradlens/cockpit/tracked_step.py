@@ -99,7 +99,6 @@ class TrackedStep:
             raise RuntimeError(ENTERED)
         self._is_entered = True
         try:
-            boundary.begin_step(step)
             with boundary.contain("the beginning of a step", self._refuse_all):
                 tracking.begin_step(step)
                 active = tracking.forward_passes.active_at(step, boundary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,19 +72,24 @@ class Tracking:
         )
 
     def is_idle(self, global_step: int, info: Mapping[str, Any] | None) -> bool:
-        """Whether nothing is to be done at a step, or the budget has no means for it."""
+        """Whether nothing is to be done at a step, or the budget has no means for it.
+
+        Where a schedule raises an exception, that is contained when the step is tracked.
+        """
         is_watched = self.are_watched or (info is not None and "ids" in info)
         if is_watched and self.forward_passes.has_means(global_step):
             return False
         waits = self.updates.is_waiting or self.assembly.has_own_parts
         if waits or self.forward_passes.begins or self.assembly.processes.count > 1:
             return False
-        self.boundary.begin_step(global_step)
-        return not self.forward_passes.active_at(global_step, self.boundary)
+        with suppress(Exception):
+            return not self.forward_passes.active_at(global_step)
+        return False
 
     def begin_step(self, global_step: int) -> None:
         """A step's context is entered: the one before is over, and what waited for the update."""
-        budget = self.budget
+        budget, is_first = self.budget, not self.run.has_begun
+        self.run.begin_step(global_step)
         if budget is not None:
             if budget.begin_step(global_step):  # what was tracked before has been paid for
                 self.run.take_in(budget.latest_step, "spending", budget.spending)
@@ -94,9 +100,9 @@ class Tracking:
             with self.boundary.contain(f"starting {quantity.name}"):
                 quantity.begin(self.setting.parameters)
         late = [quantity.name for quantity in new if type(quantity).start is not Quantity.start]
-        if late and self.run.is_continued and not self.run.has_begun:
+        if late and self.run.is_continued and is_first:
             self.run.note(global_step, LATE_START.format(names=", ".join(late), step=global_step))
-        if not self.run.has_begun:
+        if is_first:
             apart = processes_apart(self.setting)
             if apart:
                 self.run.note(global_step, APART.format(count=apart))
@@ -104,7 +110,6 @@ class Tracking:
         if not (is_compared or self.may_end_alone):
             self.assembly.compare([f"{q.name}: {q.schedule!r}" for q in self.quantities])
         self.updates.begin_step(global_step)
-        self.run.begin_step(global_step)
         is_behind = self.forward_passes.begin_step(global_step)
         if is_behind and self.run.has_values(global_step):
             self.run.note(global_step, REPEATED)
@@ -151,7 +156,6 @@ class IdleStep:
     def __enter__(self) -> None:
         tracking = self._tracking
         try:
-            tracking.boundary.begin_step(self._global_step)
             tracking.begin_step(self._global_step)
             tracking.setting.buffer.free()
             tracking.boundary.tell(tracking.observers, lambda observer: observer.skip())

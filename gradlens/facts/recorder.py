@@ -90,7 +90,7 @@ class FactRecorder(Observer):
             self.skip()
             return
         if not (self._goes_on and self._present is not None and self._present.step == step):
-            self._end_last_step()
+            self.skip()
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
             self._present = StepFacts(step, of_layers={} if is_layer_step else None)
             self._steps += 1
@@ -118,10 +118,6 @@ class FactRecorder(Observer):
             self._present.numbers |= output_columns(loss)
         if is_first:
             self._read_network(self._present, graph, loss, info)
-
-    def skip(self) -> None:
-        """The last update is over."""
-        self._end_last_step()
 
     def _read_loss(self, facts: StepFacts, loss: Loss, info: Mapping[str, Any]) -> None:
         found, scale = loss_rows(loss), loss_scale(info)
@@ -178,7 +174,7 @@ class FactRecorder(Observer):
             self._before = {name: some_elements(p) for name, p in self._parameters.items()}
         self._optimizer.begin(scale if is_norm_step else None)
 
-    def _end_last_step(self) -> None:
+    def skip(self) -> None:
         """The update that follows the latest step is over."""
         facts, self._present = self._present, None
         self._goes_on = False
@@ -203,16 +199,15 @@ class FactRecorder(Observer):
         steps, self._complete = self._complete, []
         if not steps:
             return
-        rows, of_layers = columns(steps, self._labels)
-        of_steps = {facts.step: row for facts, row in zip(steps, rows, strict=True)}
+        of_steps, of_layers = columns(steps, self._labels)
         self._run.take_in(steps[-1].step, "facts", RowsOfFacts.of("steps", of_steps))
-        for step, row in of_layers:
+        for step, row in of_layers.items():
             if row:
                 self._run.take_in(step, "facts", RowsOfFacts.of("layers", {step: row}))
 
     def state_dict(self) -> State:
         """How many steps and labels there were; called between an update and the next context."""
-        self._end_last_step()
+        self.skip()
         self.flush()
         return {"steps": self._steps, "labels": dict(self._labels)}
 
@@ -223,7 +218,7 @@ class FactRecorder(Observer):
 
     def close(self) -> None:
         """Record the last step, and remove all hooks."""
-        self._end_last_step()
+        self.skip()
         self.flush()
         self._optimizer.close()
 

@@ -85,8 +85,8 @@ Columns = dict[str, float]
 
 def columns(
     steps: Sequence[StepFacts], labels: Counter[int]
-) -> tuple[list[Columns], list[tuple[int, Columns]]]:
-    """The rows of the steps' table, and those of the layers' table with their steps.
+) -> tuple[dict[int, Columns], dict[int, Columns]]:
+    """The rows of the steps' table and of the layers' table, by step.
 
     All tensors are moved to the host together. The labels are added to ``labels``, which says how
     often each class was one so far.
@@ -115,7 +115,7 @@ def columns(
     for places, values in _alike(known, [0] * len(steps)):
         counts |= zip(places, counts_of(values), strict=True)
         _add(found, places, label_columns(np.stack([counts[n] for n in places])))
-    of_layers: list[tuple[int, Columns]] = []
+    of_layers: dict[int, Columns] = {}
     for n, step in enumerate(steps):
         if len(step.ids) == samples[n]:
             found[n] |= ids_of(found[n], step.ids)
@@ -124,8 +124,8 @@ def columns(
         if step.of_layers is not None:
             row = {name: float(value) for name, value in step.of_layers.items()}
             row |= {f"labels/{label}": float(labels[label]) for label in sorted(labels)}
-            of_layers.append((step.step, row))
-    return found, of_layers
+            of_layers[step.step] = row
+    return {s.step: row for s, row in zip(steps, found, strict=True)}, of_layers
 
 
 def _alike(
