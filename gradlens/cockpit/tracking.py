@@ -92,30 +92,29 @@ class Tracking:
         self.run.begin_step(global_step)
         if budget is not None:
             if budget.begin_step(global_step):  # what was tracked before has been paid for
-                self.run.take_in(budget.latest_step, "spending", budget.spending)
+                self.run.take_in(global_step, "spending", budget.spending)
             if budget.pays_for_none:
-                self.run.note(global_step, budget.pays_for_none)
+                self.run.note_now(budget.pays_for_none)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
                 quantity.begin(self.setting.parameters)
         late = [quantity.name for quantity in new if type(quantity).start is not Quantity.start]
         if late and self.run.is_continued and is_first:
-            self.run.note(global_step, LATE_START.format(names=", ".join(late), step=global_step))
-        if is_first:
-            apart = processes_apart(self.setting)
-            if apart:
-                self.run.note(global_step, APART.format(count=apart))
+            self.run.note_now(LATE_START.format(names=", ".join(late), step=global_step))
+        apart = processes_apart(self.setting) if is_first else 0
+        if apart:
+            self.run.note_now(APART.format(count=apart))
         is_compared = self.assembly.processes.count == 1 or self.assembly.is_compared
         if not (is_compared or self.may_end_alone):
             self.assembly.compare([f"{q.name}: {q.schedule!r}" for q in self.quantities])
         self.updates.begin_step(global_step)
         is_behind = self.forward_passes.begin_step(global_step)
         if is_behind and self.run.has_values(global_step):
-            self.run.note(global_step, REPEATED)
+            self.run.note_now(REPEATED)
         left_over = self.assembly.begin_step(global_step)
         if left_over:
-            self.run.note(global_step, left_over)
+            self.run.note_now(left_over)
 
     def end_step(self, global_step: int, goes_on: bool = False) -> None:
         """A step's context is left; perhaps the step goes on with another one."""

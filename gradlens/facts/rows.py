@@ -175,11 +175,15 @@ def loss_rows(loss: Loss) -> LossRows:
     is_known = count <= MOST_LABELS and (of != "classes" or targets.dim() == 1)
     # With weights of their own, they may be actions, whose losses are multiplied by rewards.
     are_labels = of != "numbers" and not loss.weighs_rows
+    classes = 2 if of == "probabilities" else 0
+    if of == "classes":
+        outputs = saved(loss.function, "self")
+        classes = outputs.shape[1 if outputs.dim() > 1 else 0]
     return LossRows(
         loss.values(weighted=False) if is_known else None,
         targets.reshape(-1).clone() if is_known and is_single and are_labels else None,
         signed(saved(loss.function, "ignore_index")) if of == "classes" else None,
-        _classes(saved(loss.function, "self"), of),
+        classes,
         count,
         accumulable(targets).var(correction=0) if of == "numbers" else None,
     )
@@ -222,13 +226,6 @@ def dense_labels(loss: Loss) -> dict[str, Tensor]:
 
 FEWEST_OF_ROW = 4
 """Labels of a sample of which some may be padding."""
-
-
-def _classes(outputs: Tensor, of: str) -> int:
-    """The number of classes; 0 of a regression."""
-    if of == "classes":
-        return outputs.shape[1 if outputs.dim() > 1 else 0]
-    return 2 if of == "probabilities" else 0
 
 
 @torch.no_grad()

@@ -202,35 +202,21 @@ _COVARIANCE = (
 )
 
 OF_LAYERS: Mapping[str, tuple[Part, ...]] = {
-    "OutputNorm": _MEDIAN,
-    "InputNorm": _MEDIAN,
-    "InputMean": _MEDIAN,
-    "InputStd": _MEDIAN,
-    "DeadNeurons": _MEDIAN,
-    "RankMe": _MEDIAN,
-    "MeanTID": _MEDIAN,
-    "VarTID": _MEDIAN,
-    "ParameterNorm": _MEDIAN,
-    "ConditionNumber": _MEDIAN,
-    "WeightSignFlips": _MEDIAN,
-    "OutputGradientGeometry": _GEOMETRY,
-    "InputGradientGeometry": _GEOMETRY,
-    "GradientGeometry": _GEOMETRY,
-    "UpdateGeometry": _GEOMETRY,
-    "InputCovariance": _COVARIANCE,
-    "OutputGradientCovariance": _COVARIANCE,
+    **dict.fromkeys(("OutputNorm", "InputNorm", "InputMean", "InputStd", "DeadNeurons"), _MEDIAN),
+    **dict.fromkeys(("RankMe", "MeanTID", "VarTID", "ParameterNorm"), _MEDIAN),
+    **dict.fromkeys(("ConditionNumber", "WeightSignFlips"), _MEDIAN),
+    **dict.fromkeys(("OutputGradientGeometry", "InputGradientGeometry"), _GEOMETRY),
+    **dict.fromkeys(("GradientGeometry", "UpdateGeometry"), _GEOMETRY),
+    **dict.fromkeys(("InputCovariance", "OutputGradientCovariance"), _COVARIANCE),
     "Aggregate": (Part("mean", "mean"), Part("median", "median")),
 }
 """What is worth telling of records by layer, and of aggregates."""
 
 KNOWN: Mapping[str, tuple[Part, ...]] = {
     **OF_LAYERS,
-    "GradNorm": _NORM,
-    "Distance": _NORM,
-    "UpdateSize": _NORM,
+    **dict.fromkeys(("GradNorm", "Distance", "UpdateSize"), _NORM),
     "Parameters": (Part("norm", read=_norm_of_elements),),
-    "GradHist1d": (Part("clipped", "below", _clipped),),
-    "GradHist2d": (Part("clipped", "below", _clipped),),
+    **dict.fromkeys(("GradHist1d", "GradHist2d"), (Part("clipped", "below", _clipped),)),
     "GradCovariance": (Part("trace", "trace"), Part("rank", "effective_rank")),
     "HessTrace": (Part("", "trace"),),
     "HessEigenvalues": (Part("λ1", "eigenvalues", _first_eigenvalue),),

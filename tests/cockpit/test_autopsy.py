@@ -369,7 +369,7 @@ def test_failing_is_contained(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("a defect")
 
     expected = train(classification(), outlier, None).weights
-    for name in ("_evidence", "by_layer", "loss_scale"):
+    for name in ("evidence_of", "by_layer", "loss_scale"):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, fails)
             with pytest.warns(gradlens.GradlensWarning, match="a defect"):
