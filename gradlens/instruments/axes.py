@@ -126,9 +126,10 @@ def panel_box(
     return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
 
 
-def new_axes(panels: int, size: tuple[float, float]) -> Axes:
-    """An axis for panels of this size on a new figure, which needs no window."""
+def new_axes(panels: Sequence[Panel]) -> Axes:
+    """An axis for panels beside each other on a new figure, which needs no window."""
     scale = 1.2 * font_scale()
-    across, up = scale * CELL[0] * size[0] * panels, scale * CELL[1] * size[1]
+    across = scale * CELL[0] * sum(panel.width for panel in panels)
+    up = scale * CELL[1] * max(panel.height for panel in panels)
     figure = Figure(figsize=(across, up), dpi=150, facecolor=PAPER)
     return figure.add_axes(tuple(panel_box(0, 0, across, up, figure)))  # type: ignore[arg-type]

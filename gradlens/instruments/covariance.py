@@ -11,9 +11,10 @@ from gradlens.history.lines import Line, field_line, rows
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import layer_lines
-from gradlens.instruments.layers import Layout, in_order, table
+from gradlens.instruments.layers import Layout, table
 from gradlens.instruments.panel import Curve, Grid, Lines, readout
 from gradlens.instruments.scales import log_if_wide
+from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import BLUE, INK, ORANGE, PURPLE, SKY
 
 MOST = 10
@@ -77,7 +78,6 @@ class LayerRanksInstrument(Instrument):
     label = "rank"
     secondary = True
     part = "layers"
-    width = 2.0
 
     def content(self, history: History) -> Lines:
         found = table(history[self.names[0]], RANKS, history)
@@ -105,7 +105,7 @@ class LayerStableRanksInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         found = layer_lines(history[self.names[0]], history, ("stable_rank",))
-        return Lines(layers=found.lines, scale=log_if_wide([found.table.ravel()]))
+        return Lines(layers=found, scale=log_if_wide([one.values for one in found.values()]))
 
 
 class LayerConditionsInstrument(Instrument):
@@ -124,9 +124,9 @@ class LayerConditionsInstrument(Instrument):
 
 def _median(records: Series, history: History, field: str) -> Line:
     found = layer_lines(records, history, (field,))
-    first = next(iter(found.lines.values()))
+    first = next(iter(found.values()))
     # ∞ is sorted behind all numbers, and the median may be ∞.
-    table = np.sort(found.table, axis=0)
+    table = np.sort([one.values for one in found.values()], axis=0)
     counts = np.isnan(table).shape[0] - np.isnan(table).sum(axis=0)
     middle = np.array([
         np.median(values[:count]) if count else math.nan
@@ -142,12 +142,10 @@ class LayerSpectraInstrument(Instrument):
     aspect = "spectra"
     secondary = True
     part = "layers"
-    columns = 4
-    width = 4.0
 
     def content(self, history: History) -> Grid:
         records = history[self.names[0]].having(self.part)
-        names = in_order(records.entries, history)
+        names = input_to_output(records.entries, history)
         found = {name: eigenvalue_lines(records.column(name)) for name in names}
         values = [one.values[one.finite] for lines in found.values() for one in lines.values()]
         joined = np.concatenate([*values, []])
@@ -158,4 +156,4 @@ class LayerSpectraInstrument(Instrument):
         }
         most = max((len(lines) for lines in found.values()), default=0)
         words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
-        return Grid(parts, self.columns, words, GAP)
+        return Grid(parts, words, 4, GAP)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from matplotlib.colors import LogNorm
 
@@ -35,22 +33,6 @@ KEY = (
 )
 
 
-@dataclass(frozen=True)
-class Ratios:
-    """Signal-to-noise ratios ``[S, k]`` at S ``steps``, along k directions; NaN for none."""
-
-    steps: Floats
-    values: Floats
-    reason: str
-
-    @property
-    def latest(self) -> Floats:
-        """Those of the last step that has any, ``[k]``."""
-        known = self.values[np.isfinite(self.values).any(axis=1)]
-        found: Floats = known[-1]
-        return found
-
-
 class DirectionsInstrument(Instrument):
     """Signal and noise along the directions of largest curvature, at the latest step and over time.
 
@@ -63,24 +45,24 @@ class DirectionsInstrument(Instrument):
 
     kinds = ("DirectionalDerivatives",)
     title = "Signal along directions"
-    width = 1.5
 
     def content(self, history: History) -> Lines | Map:
         records = history[self.names[0]]
-        gradient, curvature = (ratios(records, n) for n in ("gradient_snr", "curvature_snr"))
-        if not np.isfinite(gradient.values).any():
-            nothing = np.full_like(gradient.steps, np.nan)
-            return Lines((Curve("signal", Line(gradient.steps, nothing, gradient.reason)),))
-        latest = gradient.latest
-        known = int(np.isfinite(latest).sum())
-        found = _columns(gradient)
+        gradient, why = _ratios(records, "gradient_snr")
+        latest = _last(gradient)
+        if not np.isfinite(latest).any():
+            nothing = np.full(len(records), np.nan)
+            return Lines((Curve("signal", Line(records.steps, nothing, why)),))
+        curvature, _ = _ratios(records, "curvature_snr")
+        table = _columns(records.steps, gradient, why)
+        count = f"{(latest > SIGNAL).sum()} of {np.isfinite(latest).sum()}"
         return Map(
-            found,
-            found.names,
+            table,
+            table.names,
             LogNorm(*RANGE),
             words="signal-to-noise ratio of the gradient",
-            readout=(f"signal in {(latest > SIGNAL).sum()} of {known}", False),
-            beside=_latest(latest, curvature.latest),
+            readout=(f"signal in {count}", False),
+            beside=_latest(latest, _last(curvature)),
             colors="signal",
         )
 
@@ -103,11 +85,17 @@ class OverlapInstrument(Instrument):
         )
 
 
-def ratios(records: Series, name: str) -> Ratios:
-    """One of the entries ``"gradient_snr"`` and ``"curvature_snr"`` of a series."""
+def _ratios(records: Series, name: str) -> tuple[Floats, str]:
+    """Ratios ``[S, k]`` at S steps along k directions, NaN for none, and why there is none."""
     lists = [*records.column(name).values()]
     why = records.reason or reason(v for one in lists if isinstance(one, list) for v in one)
-    return Ratios(records.steps, rows(lists), why)
+    return rows(lists), why
+
+
+def _last(ratios: Floats) -> Floats:
+    """Those of the last step that has any, ``[k]``; NaN if there is none."""
+    known = ratios[np.isfinite(ratios).any(axis=1)]
+    return known[-1] if len(known) else np.full(ratios.shape[1], np.nan)
 
 
 def _latest(gradient: Floats, curvature: Floats) -> Shapes:
@@ -139,22 +127,15 @@ def _latest(gradient: Floats, curvature: Floats) -> Shapes:
     )
 
 
-def _columns(found: Ratios) -> LayerTable:
+def _columns(steps: Floats, ratios: Floats, why: str) -> LayerTable:
     """The ratios at their steps, or their means over equal numbers of steps."""
-    pieces = [*zip(
-        np.array_split(found.steps, min(COLUMNS, found.steps.size)),
-        np.array_split(found.values, min(COLUMNS, found.steps.size)),
-        strict=True,
-    )]  # fmt: skip
-    finite = [np.isfinite(values) for _, values in pieces]
-    sums = [
-        np.where(known, values, 0.0).sum(0)
-        for known, (_, values) in zip(finite, pieces, strict=True)
-    ]
-    counts = np.array([known.sum(0) for known in finite])
-    means = np.where(counts > 0, np.array(sums) / np.maximum(counts, 1), np.nan).T
-    names = tuple(f"λ{n}" for n in range(1, len(means) + 1))
-    steps = np.array([(steps[0] + steps[-1]) / 2 for steps, _ in pieces])
+    pieces = np.array_split(np.arange(steps.size), min(COLUMNS, steps.size))
+    finite = np.isfinite(ratios)
+    sums = np.array([np.where(finite, ratios, 0.0)[piece].sum(0) for piece in pieces])
+    counts = np.array([finite[piece].sum(0) for piece in pieces])
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).T
+    middles = np.array([(steps[piece[0]] + steps[piece[-1]]) / 2 for piece in pieces])
     # Directions that don't exist are blank, and steps without any direction are marked.
     recorded = np.broadcast_to(~np.isfinite(means).any(axis=0), means.shape)
-    return LayerTable(names, steps, means, recorded, found.reason)
+    names = tuple(f"λ{n}" for n in range(1, len(means) + 1))
+    return LayerTable(names, middles, means, recorded, why)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,15 +17,12 @@ from gradlens.instruments.panel import (
     Ruler,
     Shape,
     Shapes,
-    any_finite,
 )
 from gradlens.instruments.style import (
     BLUE,
     GREEN,
     INK,
-    MUTED,
     ORANGE,
-    RGB,
     Color,
     tint,
 )
@@ -34,13 +30,15 @@ from gradlens.instruments.style import (
 SHARE = 0.35
 """The picture's share of the width."""
 SHORT = {"NormTest": "norm θ", "InnerTest": "inner θ", "OrthoTest": "ortho ν"}
-COLORS: dict[str, Color] = {"NormTest": BLUE, "InnerTest": ORANGE, "OrthoTest": GREEN}
 
 
 # θ² of the norm test is the sum of the other two squares. Its line is wide and those of the others
 # are narrow, and that of ν is dashed, so that each can be seen where they are almost equal.
-WIDTHS = {"NormTest": 3.6, "InnerTest": 1.5, "OrthoTest": 1.5}
-DASHED: LineStyle = (0, (3.0, 1.5))
+LOOKS: Mapping[str, tuple[Color, float, LineStyle]] = {
+    "NormTest": (BLUE, 3.6, "-"),
+    "InnerTest": (ORANGE, 1.5, "-"),
+    "OrthoTest": (GREEN, 1.5, (0, (3.0, 1.5))),
+}
 DOTTED: LineStyle = (0, (1.0, 1.2))
 
 
@@ -58,89 +56,55 @@ class GradientTestsInstrument(Instrument):
     kinds = ("NormTest", "InnerTest", "OrthoTest")
     title = "Gradient tests"
     label = "θ, ν"
-    width = 1.5
 
     def content(self, history: History) -> Lines:
-        found = {name: network_line(history[name]) for name in self.names}
-        tests = _shown_tests(self.names, [self.kind(history, name) for name in self.names])
-        return Lines(
-            tuple(
-                Curve(
-                    test.label,
-                    found[test.name],
-                    test.color,
-                    test.width if len(tests) > 1 else 1.6,
-                    test.style,
-                )
-                for test in tests
-            ),
-            scale="log",
-            levels=(1.0,),
-            beside=_picture(tests, found) if any_finite([*found.values()]) else None,
+        kinds = [self.kind(history, name) for name in self.names]
+        labels = short_labels(self.names, kinds, SHORT)
+        places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
+        curves = tuple(
+            _curve(label, network_line(history[name]), kind, place, len(kinds) > 1)
+            for label, name, kind, place in zip(labels, self.names, kinds, places, strict=True)
         )
+        known = [(k, c) for k, c in zip(kinds, curves, strict=True) if c.line.finite.any()]
+        return Lines(curves, scale="log", levels=(1.0,), beside=_picture(known) if known else None)
 
 
-@dataclass(frozen=True)
-class ShownTest:
-    """How a test is shown; ``place`` counts the tests of its kind."""
-
-    name: str
-    kind: str
-    place: int
-    label: str
-
-    @property
-    def style(self) -> LineStyle:
-        """Dots for the second of a kind."""
-        if self.place:
-            return DOTTED
-        return DASHED if self.kind == "OrthoTest" else "-"
-
-    @property
-    def width(self) -> float:
-        """Points."""
-        return WIDTHS.get(self.kind, 1.4) if self.place == 0 else 1.4
-
-    @property
-    def color(self) -> RGB:
-        """One hue for each kind, and a pale one for the second of its kind."""
-        color = COLORS.get(self.kind, MUTED)
-        return tint(color, 1.0 if self.place == 0 else 0.5)
+def _curve(label: str, found: Line, kind: str, place: int, several: bool) -> Curve:
+    """The line of a test; ``place`` counts those of its kind, of which the second is pale."""
+    color, width, style = LOOKS[kind]
+    if place:
+        return Curve(label, found, tint(color, 0.5), 1.4, DOTTED)
+    return Curve(label, found, color, width if several else 1.6, style)
 
 
-def _shown_tests(names: Sequence[str], kinds: Sequence[str]) -> list[ShownTest]:
-    labels = short_labels(names, kinds, SHORT)
-    return [
-        ShownTest(name, kind, kinds[:place].count(kind), label)
-        for place, (name, kind, label) in enumerate(zip(names, kinds, labels, strict=True))
-    ]
-
-
-def _picture(tests: Sequence[ShownTest], found: Mapping[str, Line]) -> Shapes:
-    known = [test for test in tests if found[test.name].finite.any()]
-    values = {test: _last(found[test.name]) for test in known}
-    first = {test.kind: values[test] for test in known if test.place == 0}
-    reach = max(values.values())
+def _picture(tests: Sequence[tuple[str, Curve]]) -> Shapes:
+    """The tests of each kind at their latest steps; all have numbers."""
+    values = [float(one.line.values[one.line.finite][-1]) for _, one in tests]
+    step = max(float(one.line.steps[one.line.finite][-1]) for _, one in tests)
+    kinds = [kind for kind, _ in tests]
+    first = {kind: values[kinds.index(kind)] for kind in kinds}
+    reach = max(values)
     left, right = min(0.0, 1 - reach), 1 + max(reach, 0.1)
     half = 0.57 * max(right - left, 2 * reach)
     low, high = (left + right) / 2 - half, (left + right) / 2 + half
-    shapes = []
+    bands: list[Shape] = []
+    circles: list[Shape] = []
     if "OrthoTest" in first:
-        ortho = first["OrthoTest"]
-        shapes.append(_band("ortho band", (low, high), (-ortho, ortho), GREEN))
+        ends = (-first["OrthoTest"], first["OrthoTest"])
+        bands.append(_band("ortho band", (low, high), ends, GREEN))
     if "InnerTest" in first:
-        inner = first["InnerTest"]
-        shapes.append(_band("inner band", (1 - inner, 1 + inner), (-half, half), ORANGE))
-    for test in known:
-        if test.kind == "NormTest":
-            name = "norm circle" if test.place == 0 else f"norm circle {test.name}"
-            shapes.append(_circle(name, values[test], test))
-    zeros = np.zeros(2)
-    shapes.append(Shape("mean gradient", np.array([0.0, 1.0]), zeros, INK, "arrow", width=1.2))
-    shapes.append(Shape("origin", zeros[:1], zeros[:1], INK, "points", width=3.0))
-    step = max(float(one.steps[one.finite][-1]) for one in found.values() if one.finite.any())
+        ends = (1 - first["InnerTest"], 1 + first["InnerTest"])
+        bands.append(_band("inner band", ends, (-half, half), ORANGE))
+    turns, zeros = np.linspace(0, 2 * np.pi, 100), np.zeros(2)
+    for (kind, one), radius in zip(tests, values, strict=True):
+        if kind == "NormTest":
+            name = f"norm circle {one.name}" if circles else "norm circle"
+            x, y = 1 + radius * np.cos(turns), radius * np.sin(turns)
+            circles.append(Shape(name, x, y, one.color, width=1.5, style=one.style or "-"))
+    arrow = Shape("mean gradient", np.array([0.0, 1.0]), zeros, INK, "arrow", width=1.2)
+    origin = Shape("origin", zeros[:1], zeros[:1], INK, "points", width=3.0)
     return Shapes(
-        tuple(shapes),
+        (*bands, *circles, arrow, origin),
         Ruler("dot in circle: noise > gradient", (low, high), ticks=(0.0, 1.0)),
         Ruler("", (-half, half), ticks=()),
         words=f"step {step:,.0f}",
@@ -150,16 +114,6 @@ def _picture(tests: Sequence[ShownTest], found: Mapping[str, Line]) -> Shapes:
     )
 
 
-def _last(one: Line) -> float:
-    return float(one.values[one.finite][-1])
-
-
 def _band(name: str, x: tuple[float, float], y: tuple[float, float], color: Color) -> Shape:
     low, high = np.full(2, y[0]), np.full(2, y[1])
     return Shape(name, np.array(x), high, color, "area", low, opacity=0.16)
-
-
-def _circle(name: str, radius: float, test: ShownTest) -> Shape:
-    turns = np.linspace(0, 2 * np.pi, 100)
-    x, y = 1 + radius * np.cos(turns), radius * np.sin(turns)
-    return Shape(name, x, y, test.color, width=1.5, style=test.style)

@@ -187,8 +187,6 @@ class _ParameterPanels(Instrument, ABC):
 
     secondary = True
     part = "parameters"
-    columns = 6
-    width = 4.0
 
     @final
     def _latest(self, history: History) -> tuple[int, dict[str, Histogram]]:
@@ -216,7 +214,7 @@ class LayerHistogramsInstrument(_ParameterPanels):
             words = f"step {step:,} · colour: density, log · from input to output"
             return _carpet(parts, row_labels([*parts], history), _with_margins(across), words)
         words = f"step {step:,} · density, log · orange: clipped · from input to output"
-        return Grid({name: _small(one, across) for name, one in parts.items()}, self.columns, words)
+        return Grid({name: _small(one, across) for name, one in parts.items()}, words)
 
 
 def _small(one: Histogram, across: tuple[float, float]) -> Lines | Shapes:
@@ -257,4 +255,4 @@ class LayerJointHistogramsInstrument(_ParameterPanels):
         }
         first = f"first {len(shown)} of {len(parts)}, " if len(parts) > len(shown) else ""
         words = f"step {step:,} · across: gₙ, up: parameter · colour: count, log · {first}"
-        return Grid(found, self.columns, f"{words}from input to output")
+        return Grid(found, f"{words}from input to output")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, final, get_args
@@ -14,7 +13,7 @@ from gradlens.history.records import Source
 from gradlens.history.series import Series
 from gradlens.history.view import Group, View
 from gradlens.instruments.axes import Drawing, draw_panel, draw_side_by_side, new_axes
-from gradlens.instruments.layers import layout, row_names
+from gradlens.instruments.layers import layout
 from gradlens.instruments.panel import Content, Lines, Panel
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.style import literal
@@ -50,14 +49,11 @@ class Instrument(ABC):
     the value axis, go before those of the view. ``aspect`` says what is drawn of records that have
     several numbers.
 
-    All series share one panel if ``together``, and otherwise each has a panel of its own, which is
-    ``width`` cells wide. ``secondary`` instruments are on the secondary screen only; numbers of
-    ``mapped`` ones are there as a map of layers × steps instead.
-
-    With ``part``, only series of dicts that have this entry are drawn; with ``columns``, each key
-    of that entry is a small panel, and the height grows with their number. ``by_layer`` instruments
-    draw series of every kind that hold numbers by parameter or layer, and their height grows with
-    the number of these.
+    All series share one panel if ``together``, and otherwise each has a panel of its own.
+    ``secondary`` instruments are on the secondary screen only; numbers of ``mapped`` ones are there
+    as a map of layers × steps instead. With ``part``, only series of dicts that have this entry are
+    drawn. ``by_layer`` instruments draw series of every kind that hold numbers by parameter or
+    layer.
     """
 
     names: tuple[str, ...] = ()
@@ -73,8 +69,6 @@ class Instrument(ABC):
     secondary: ClassVar[bool] = False
     mapped: ClassVar[bool] = False
     part: ClassVar[str] = ""
-    width: ClassVar[float] = 1.0
-    columns: ClassVar[int] = 0
     by_layer: ClassVar[bool] = False
 
     @abstractmethod
@@ -138,7 +132,6 @@ class Instrument(ABC):
             self.names,
             self._content(history),
             self._label(history),
-            *self.size(history),
         )
 
     def _content(self, history: History) -> Content:
@@ -162,7 +155,7 @@ class Instrument(ABC):
         ``log_step`` makes the step axis logarithmic. Nothing but the axis changes.
         """
         panels = self.panels(history) or (Panel(self.title, self.home, (), Lines()),)
-        ax = new_axes(len(panels), self.size(history)) if ax is None else ax
+        ax = new_axes(panels) if ax is None else ax
         axis = step_axis(history, log_step)
         if len(panels) == 1:
             drawing = draw_panel(panels[0], ax, axis)
@@ -170,24 +163,6 @@ class Instrument(ABC):
             drawing = draw_side_by_side(panels, ax, axis)
         literal(ax)
         return drawing
-
-    @final
-    def size(self, history: History) -> tuple[float, float]:
-        """Width and height in cells of a figure that suit what there is to draw."""
-        height = 1.0
-        for name in self.series(history):
-            height = max(height, self._height(history, name))
-        return self.width, height
-
-    def _height(self, history: History, name: str) -> float:
-        # A higher panel would not fit on a usual screen.
-        if self.columns:
-            entries = history[name].having(self.part).entries
-            return min(0.25 + 0.5 * math.ceil(len(entries) / self.columns), 4.25)
-        found = layout(history[name], history) if self.by_layer else None
-        if found is None:
-            return 1.0
-        return min(0.5 + 0.25 * math.ceil(len(row_names(history[name], found)) / 4), 2.5)
 
     @final
     def heading(self, history: History) -> str:

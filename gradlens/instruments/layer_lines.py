@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, field_line, line_through, lines
+from gradlens.history.lines import Line, field_line, line_through, lines
 from gradlens.history.records import NOUNS
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layers import are_shares, in_order
-from gradlens.instruments.panel import Curve, Lines, always_infinite
+from gradlens.instruments.layers import are_shares
+from gradlens.instruments.panel import Curve, Lines, always_infinite, any_finite
+from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import ALARM, BLUE, CATEGORICAL, ORANGE
 
 SIZES = ("norm", "rms", "")
 """Entries of a layer's record to draw; an empty one if the record is the number itself."""
 
 
-@dataclass(frozen=True)
-class LayerLines:
-    """A line for each layer or parameter, from input to output, all at the same steps."""
+def layer_lines(records: Series, history: History, fields: Sequence[str]) -> dict[str, Line]:
+    """The first of ``fields`` that the layers of some records have, from input to output.
 
-    lines: Mapping[str, Line]
-
-    @property
-    def table(self) -> Floats:
-        """``[R, K]``"""
-        return np.array([one.values for one in self.lines.values()])
-
-
-def layer_lines(records: Series, history: History, fields: Sequence[str]) -> LayerLines:
-    """The first of ``fields`` that the layers of some records have.
-
-    Layers that never have a number, such as a first one without a gradient at its input, are left
-    out if others have numbers; ∞ counts as a number here. Records without layers give one line
-    without numbers and with the reason.
+    All lines are at the same steps. Layers that never have a number, such as a first one without a
+    gradient at its input, are left out if others have numbers; ∞ counts as a number here. Records
+    without layers give one line without numbers and with the reason.
     """
     part = next((name for name in NOUNS if records.having(name)), "layers")
     parts = records.column(part, whole=True)
@@ -46,10 +34,10 @@ def layer_lines(records: Series, history: History, fields: Sequence[str]) -> Lay
         shown = {name: one for name, one in lines(parts, field).items() if _has_content(one)}
         found = {name: one for name, one in shown.items() if _has_numbers(one)} or shown
         if found:
-            names = in_order(tuple(found), history)
-            return LayerLines({name: found[name] for name in names})
+            names = input_to_output(tuple(found), history)
+            return {name: found[name] for name in names}
     nothing = Line(parts.steps, np.full(len(parts), np.nan), parts.reason)
-    return LayerLines({"": nothing})
+    return {"": nothing}
 
 
 def _has_numbers(one: Line) -> bool:
@@ -85,13 +73,9 @@ class LayerLinesInstrument(Instrument):
     def content(self, history: History) -> Lines:
         found = layer_lines(history[self.names[0]], history, SIZES)
         view = self.view(history)
-        known = np.isfinite(found.table).any()
-        return Lines(
-            layers=found.lines,
-            scale=view.yscale,
-            words=view.label,
-            shares=bool(known) and are_shares(found.table, view),
-        )
+        values = np.array([one.values for one in found.values()])
+        shares = any_finite([*found.values()]) and are_shares(values, view)
+        return Lines(layers=found, scale=view.yscale, words=view.label, shares=shares)
 
 
 class CorrelationsInstrument(Instrument):
@@ -109,7 +93,7 @@ class CorrelationsInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         found = layer_lines(history[self.names[0]], history, ("correlation",))
-        return Lines(layers=found.lines, limits=(-1.05, 1.05))
+        return Lines(layers=found, limits=(-1.05, 1.05))
 
 
 MANY = 0.5
@@ -160,7 +144,7 @@ class AggregateInstrument(Instrument):
         if len(shown) > len(CATEGORICAL):
             middles = {path[1]: _middle(found) for path, found in shown.items()}
             return Lines(
-                layers={name: middles[name] for name in in_order(tuple(middles), history)},
+                layers={name: middles[name] for name in input_to_output(tuple(middles), history)},
                 scale=scale,
             )
         if not shown:

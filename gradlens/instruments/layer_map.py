@@ -40,7 +40,6 @@ class LayerMapInstrument(Instrument):
 
     secondary = True
     by_layer = True
-    width = 2.0
 
     def _own_title(self, history: History, name: str) -> str:
         found = layout(history[name], history)

@@ -105,15 +105,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or not np.isnan(number(value))
 
 
-def row_names(records: Series, found: Layout) -> tuple[str, ...]:
-    """Names of all parameters or layers in a series."""
-    return _parts(records, found).entries
-
-
 def row_lines(records: Series, found: Layout, history: History) -> dict[str, Line]:
     """The numbers of each parameter or layer, from input to output."""
     by_name = lines(_parts(records, found), found.field)
-    return {name: by_name[name] for name in in_order(tuple(by_name), history)}
+    return {name: by_name[name] for name in input_to_output(tuple(by_name), history)}
 
 
 def table(records: Series, found: Layout, history: History) -> LayerTable:
@@ -137,17 +132,6 @@ def layer_class(name: str, history: History) -> str:
         if layer:
             return layer.classes[0]
     return ""
-
-
-def in_order(names: Sequence[str], history: History) -> tuple[str, ...]:
-    """Parameters or layers from input to output.
-
-    The history has the order of parameters, and of the layers with parameters. If these are in
-    order among ``names``, all others keep their places between them.
-    """
-    order = network_order(history)
-    known = [order[name] for name in names if name in order]
-    return tuple(names) if known == sorted(known) else input_to_output(names, history)
 
 
 def _parts(records: Series, found: Layout) -> Series:
@@ -184,7 +168,7 @@ def columns(found: LayerTable, most: int, warp: Warp) -> tuple[LayerTable, Float
         np.logical_or.reduceat(found.recorded, first, axis=1),
         found.reason,
     )
-    return thinned, _edges(places[first], places[last])
+    return thinned, edges(places[first], places[last])
 
 
 def _extremes(values: Floats, first: NDArray[np.int64]) -> Floats:
@@ -195,7 +179,8 @@ def _extremes(values: Floats, first: NDArray[np.int64]) -> Floats:
     return np.where(np.isfinite(furthest), furthest, np.nan)
 
 
-def _edges(first: Floats, last: Floats) -> Floats:
+def edges(first: Floats, last: Floats) -> Floats:
+    """Ends ``[K + 1]`` of the columns of a map, which have these first and last places."""
     inner = (last[:-1] + first[1:]) / 2
     if not inner.size:
         return np.array([first[0] - 0.5, last[-1] + 0.5])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,7 +25,6 @@ from gradlens.instruments.drawing import (
     zero_line,
 )
 from gradlens.instruments.layers import short_names
-from gradlens.instruments.overlaps import separate
 from gradlens.instruments.panel import (
     MOST_LINES,
     Artists,
@@ -53,6 +54,7 @@ from gradlens.instruments.style import (
     TICK_SIZE,
     Entry,
     darker,
+    figure_of,
     key,
     points,
     sequence_key,
@@ -314,3 +316,53 @@ def _areas(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
         "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
         "quartiles": band(ax, axis, first, third, BLUE),
     }
+
+
+NEAR = 0.5
+"""Points between two lines of which one hides the other."""
+DASH = 2.5
+"""Length of a dash in widths of its line."""
+
+Dashes = Literal["-"] | tuple[float, tuple[float, ...]]
+
+
+def separate(ax: Axes, drawn: Sequence[Line2D]) -> None:
+    """Dash drawn lines that would hide earlier ones.
+
+    Call it when the range of the axis is that of the values.
+    """
+    styles = dashes([_in_points(ax, one) for one in drawn])
+    for one, style in zip(drawn, styles, strict=True):
+        one.set_linestyle(style)
+
+
+def _in_points(ax: Axes, drawn: Line2D) -> Line:
+    steps, values = (np.asarray(one, dtype=np.float64) for one in drawn.get_data())
+    heights = ax.transData.transform(np.stack([steps, values], 1))[:, 1]
+    return Line(steps, heights * 72 / figure_of(ax).dpi)
+
+
+def dashes(lines: Sequence[Line]) -> list[Dashes]:
+    """A solid line for each, and dashes for one that would hide an earlier one; in points."""
+    first: list[int] = []
+    for place, one in enumerate(lines):
+        hidden = [first[other] for other in range(place) if _hides(one, lines[other])]
+        first.append(hidden[0] if hidden else place)
+    counts = Counter(first)
+    seen: Counter[int] = Counter()
+    styles: list[Dashes] = []
+    for place in first:
+        number, count = seen[place], counts[place]
+        # The dashes of each fill the gaps of the others.
+        dash: Dashes = (-DASH * number, (DASH, DASH * (count - 1)))
+        styles.append(dash if number else "-")
+        seen[place] += 1
+    return styles
+
+
+def _hides(front: Line, behind: Line) -> bool:
+    """Whether two lines are less than ``NEAR`` apart at most of their common steps."""
+    _, first, second = np.intersect1d(behind.steps, front.steps, return_indices=True)
+    apart = np.abs(behind.values[first] - front.values[second])
+    apart = apart[np.isfinite(apart)]
+    return bool(apart.size) and bool(np.mean(apart <= NEAR) > 0.8)

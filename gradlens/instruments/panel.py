@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -226,8 +227,8 @@ class Grid:
     """Small panels by their titles, in at most ``columns``."""
 
     parts: Mapping[str, Lines | Picture | Shapes]
-    columns: int
     words: str
+    columns: int = 6
     gap: tuple[float, float] = (16.0, 30.0)
     readout: Readout = ("", False)
 
@@ -237,7 +238,7 @@ Content = Lines | Map | Picture | Shapes | Grid | Drawn
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A panel as data: its title, its group, the series that it shows, and its size in cells.
+    """A panel as data: its title, its group, and the series that it shows.
 
     ``label`` is that of its value axis.
     """
@@ -247,8 +248,25 @@ class Panel:
     names: tuple[str, ...]
     content: Content
     label: str = ""
-    width: float = 1.0
-    height: float = 1.0
+
+    @property
+    def width(self) -> float:
+        """Cells of a figure that suit what there is to draw."""
+        shown = self.content
+        if isinstance(shown, Grid) or (isinstance(shown, Picture) and shown.labels):
+            return 4.0
+        if isinstance(shown, (Lines, Map)) and shown.beside is not None:
+            return 1.5
+        return 2.0 if isinstance(shown, Map) else 1.0
+
+    @property
+    def height(self) -> float:
+        """Cells; a higher panel would not fit on a usual screen."""
+        shown = self.content
+        if isinstance(shown, Grid):
+            return min(0.25 + 0.5 * math.ceil(len(shown.parts) / shown.columns), 4.25)
+        rows = 0 if isinstance(shown, (Lines, Shapes, Drawn)) else len(shown.labels)
+        return max(1.0, min(0.5 + 0.25 * math.ceil(rows / 4), 2.5))
 
 
 def readout(line: Line) -> Readout:

@@ -22,8 +22,15 @@ Warp = Callable[[Floats], Floats]
 
 
 def input_to_output(names: Sequence[str], history: History) -> tuple[str, ...]:
-    """Parameters or layers in the network's order; names that it doesn't have come last."""
+    """Parameters or layers from input to output.
+
+    The history has the order of parameters, and of the layers with parameters. If these are in
+    order among ``names``, all others keep their places between them, and otherwise they come last.
+    """
     order = network_order(history)
+    known = [order[name] for name in names if name in order]
+    if known == sorted(known):
+        return tuple(names)
     return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
 
 

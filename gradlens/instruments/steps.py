@@ -33,7 +33,6 @@ class AlphaInstrument(Instrument):
 
     kinds = ("Alpha",)
     title = "Local step size α"
-    width = 1.5
 
     def content(self, history: History) -> Lines:
         found = line(history[self.names[0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,21 @@ def write_figure(figure: Figure, path: Path) -> None:
     with replacing(path) as partial, text_as_text():
         color = figure.get_facecolor()
         figure.savefig(partial, format=suffix.removeprefix("."), dpi=DPI, facecolor=color)
+
+
+class NotebookFigure(TextFigure):
+    """A figure that is displayed once in each cell.
+
+    In a notebook, pyplot displays a figure when it is shown, and the notebook displays the result
+    of a cell's last line, which may be the same figure.
+    """
+
+    _cell: int | None = None
+    """The cell in which the figure was displayed last."""
+
+    def _ipython_display_(self) -> None:
+        """Called by IPython, which displays the figure as any other on ``NotImplementedError``."""
+        cell = import_module("IPython").get_ipython().execution_count
+        if cell != self._cell:
+            self._cell = cell
+            raise NotImplementedError

@@ -38,28 +38,6 @@ MOST = 48
 """Panels of a screen, at most: more can't be read on one page, and take longer than ten seconds."""
 
 
-def main_panels(
-    history: History, instruments: Sequence[Instrument] = BUILT_IN
-) -> tuple[Panel, ...]:
-    """Panels of the main screen, group by group.
-
-    A series that none of the instruments draws has a ``GenericInstrument``. Of more than ``MOST``
-    panels, the last ones are left out, with a ``LeftOutWarning``.
-    """
-    return panels(limited(main_parts(history, instruments)), history)
-
-
-def layer_panels(
-    history: History, instruments: Sequence[Instrument] = BUILT_IN
-) -> tuple[Panel, ...]:
-    """Panels of the secondary screen: its instruments, and main panels of the group "layers".
-
-    Of these, it leaves out those whose numbers have a map. There are at most ``MOST``, as on the
-    main screen.
-    """
-    return panels(limited(layer_parts(history, instruments)), history)
-
-
 def panels(parts: Iterable[Instrument], history: History) -> tuple[Panel, ...]:
     """The panels of instruments that have been told their series.
 
@@ -90,7 +68,10 @@ def cannot_be_drawn(names: Sequence[str], error: Exception) -> str:
 def main_parts(
     history: History, instruments: Sequence[Instrument] = BUILT_IN
 ) -> tuple[Instrument, ...]:
-    """The instruments of the main screen, once for each panel, however many there are."""
+    """The instruments of the main screen, once for each panel, group by group.
+
+    A series that none of the instruments draws has a ``GenericInstrument``.
+    """
     main = [one for one in instruments if not one.secondary]
     drawn = {name for one in main for name in one.series(history)} | {EPOCHS}
     others = [name for name in history.names if name not in drawn and drawable(history[name])]
@@ -100,7 +81,10 @@ def main_parts(
 def layer_parts(
     history: History, instruments: Sequence[Instrument] = BUILT_IN
 ) -> tuple[Instrument, ...]:
-    """The instruments of the secondary screen, once for each panel."""
+    """The instruments of the secondary screen, once for each panel.
+
+    Of main ones of the group "layers", it leaves out those whose numbers have a map.
+    """
     secondary = _parts([one for one in instruments if one.secondary], history)
     maps = {name for one in secondary if one.by_layer for name in one.names}
     main = [

@@ -12,24 +12,16 @@ from matplotlib.figure import Figure
 
 from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument
-from gradlens.instruments.instrument import Normalisation, Options, step_axis
+from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.panel import Panel
 from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
-from gradlens.plotting.findings import findings_of
-from gradlens.plotting.layout import FRAMES, WIDEST, FigureSize, Look, columns, pages
+from gradlens.plotting.layout import FigureSize, Look, pages
 from gradlens.plotting.loading import load_run
-from gradlens.plotting.notebook_figure import NotebookFigure
-from gradlens.plotting.output import TextFigure
-from gradlens.plotting.panels import (
-    layer_panels,
-    main_panels,
-    named_parts,
-    nothing,
-)
-from gradlens.plotting.panels import panels as panels_of
-from gradlens.plotting.rendering import draw, draw_empty, words_of
-from gradlens.spelling import near
+from gradlens.plotting.output import NotebookFigure, TextFigure
+from gradlens.plotting.panels import nothing
+from gradlens.plotting.rendering import draw_empty
+from gradlens.plotting.screen import Screen
 
 
 @runtime_checkable
@@ -169,76 +161,69 @@ class CockpitPlotter:
                 f"show_plot={show_plot!r} is no bool: a figure is saved by plot(cockpit, "
                 "show_plot=False).savefig(path), or by save_plot=True with savedir and savename"
             )
+        if isinstance(panels, str):
+            raise TypeError(f"panels={panels!r}: pass a list, as in panels=[{panels!r}]")
         history = up_to(read(source), discard)
-        if style not in FRAMES:
-            raise ValueError(f"there is no style {style!r}{near(style, FRAMES)}")
-        if isinstance(size, str):
-            raise TypeError(
-                f"size={size!r}: pass inches, as in size=3.3, or size=(6.75, 2.5) with a height"
-            )
-        options = Options(single_lines, normalise)
-        instruments = tuple(replace(one, options=options) for one in self.instruments)
-        screens = self._screens(history, panels, instruments)
-        found = findings_of(history) if self.findings else ()
-        heading = plot_title or default_title(source)
+        screen = Screen(
+            plot_title or default_title(source),
+            log_steps=show_log_iter,
+            instruments=self.instruments,
+            findings=self.findings,
+            names=tuple(panels),
+            size=size,
+            look=style,
+            options=Options(single_lines, normalise),
+        )
+        screens = self._screens(history, screen)
+        found = screen.marked(history)
         figures: dict[str, Figure] = {}
-        headings = _headings(heading, [*screens])
-        for (screen, shown), title in zip(screens.items(), headings, strict=True):
-            if shown or not any(screens.values()):
-                old = self._figures.get(screen)
-                figure = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
-                widest = columns(size) if screen == "primary" else min(columns(size), WIDEST)
-                # A window keeps the size that the user has given it.
-                is_new = figure is not old
-                if shown:
-                    axis, words = step_axis(history, show_log_iter), words_of(history, title)
-                    draw(figure, shown, words, axis, is_new, widest, found, style, size)
-                else:
-                    draw_empty(figure, title, nothing(history), is_new, style)
-                figures[screen] = figure
+        for name, (one, shown) in screens.items():
+            old = self._figures.get(name)
+            figure = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
+            # A window keeps the size that the user has given it.
+            is_new = figure is not old
+            if shown:
+                one.draw(history, figure, shown, is_new, found)
+            else:
+                draw_empty(figure, one.title, nothing(history), is_new, style)
+            figures[name] = figure
         if debug:
-            log(describe(history, screens))
+            log(describe(history, {name: shown for name, (_, shown) in screens.items()}))
         self._figures = figures
         if save_plot:
             folder = default_folder(source) if savedir is None else Path(savedir)
-            for screen, figure in figures.items():
-                name = "__".join(filter(None, (savename, screen, savename_append)))
-                save(figure, folder, name, savefig_kwargs)
+            for name, figure in figures.items():
+                file = "__".join(filter(None, (savename, name, savename_append)))
+                save(figure, folder, file, savefig_kwargs)
         if show_plot:
             show(list(figures.values()), block)
         return figures.get("primary") or figures["secondary"]
 
     def _screens(
-        self, history: History, names: Sequence[str], instruments: Sequence[Instrument]
-    ) -> dict[str, tuple[Panel, ...]]:
-        if isinstance(names, str):
-            raise TypeError(f"panels={names!r}: pass a list, as in panels=[{names!r}]")
-        if names:
-            chosen = named_parts(history, names, instruments)
-            return {"primary": panels_of(chosen, history)}
-        primary = main_panels(history, instruments)
-        layers = layer_panels(history, instruments) if self.secondary_screen else ()
+        self, history: History, screen: Screen
+    ) -> dict[str, tuple[Screen, tuple[Panel, ...]]]:
+        """The panels of each screen by name; of the primary one alone if there are none."""
+        if screen.names:
+            return {"primary": (screen, screen.panels(history))}
+        layers = replace(screen, layers=True)
+        primary = screen.all_panels(history)
+        secondary = layers.all_panels(history) if self.secondary_screen else ()
         if self.secondary_screen:
             primary = tuple(panel for panel in primary if panel.group != "layers")
-        screens = {"primary": primary}
-        for number, page in enumerate(pages(layers), 1):
-            screens["secondary" if number == 1 else f"secondary_{number}"] = page
-        if self.secondary_screen and any(screens.values()) and not layers:
+        found = [("primary", screen, primary)] if primary or not secondary else []
+        every = pages(secondary)
+        for number, page in enumerate(every, 1):
+            of = f", page {number} of {len(every)}" * (len(every) > 1)
+            name = "secondary" if number == 1 else f"secondary_{number}"
+            found.append((name, replace(layers, title=f"{screen.title}{of}"), page))
+        if self.secondary_screen and primary and not secondary:
             warnings.warn(
                 "there is nothing by layer or parameter to draw on a secondary screen: record "
                 "GradNorm, GradHist1d or GradCovariance for them",
                 GradlensWarning,
                 stacklevel=3,
             )
-        return screens
-
-
-def _headings(heading: str, screens: Sequence[str]) -> list[str]:
-    """The heading of each screen; pages of the secondary one are numbered."""
-    last = len(screens) - 1
-    if last < 2:
-        return [heading] * len(screens)
-    return [heading, *(f"{heading}, page {page} of {last}" for page in range(1, last + 1))]
+        return {name: (one, shown) for name, one, shown in found}
 
 
 # The run and its panels -------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gradlens.instruments import BUILT_IN, Instrument, Options
 from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.panel import Panel
 from gradlens.plotting.findings import findings_of
-from gradlens.plotting.layout import WIDEST, FigureSize, Look, columns
+from gradlens.plotting.layout import FRAMES, WIDEST, FigureSize, Look, columns
 from gradlens.plotting.panels import (
     layer_parts,
     limited,
@@ -24,6 +24,7 @@ from gradlens.plotting.panels import (
     panels,
 )
 from gradlens.plotting.rendering import draw, words_of
+from gradlens.spelling import near
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,26 @@ class Screen:
     look: Look = "screen"
     options: Options = field(default=Options())
 
+    def __post_init__(self) -> None:
+        given: object = self.size
+        if isinstance(given, str):
+            raise TypeError(
+                f"size={given!r}: pass inches, as in size=3.3, or size=(6.75, 2.5) with a height"
+            )
+        if self.look not in FRAMES:
+            raise ValueError(f"there is no style {self.look!r}{near(self.look, FRAMES)}")
+
     def panels(self, history: History) -> tuple[Panel, ...]:
         """The panels to draw; ``ValueError`` gives the reason if there are none."""
         return panels(self.parts(history), history)
 
+    def all_panels(self, history: History) -> tuple[Panel, ...]:
+        """The panels of a screen that may have none."""
+        return panels(limited(self._parts(history)), history)
+
     def parts(self, history: History) -> tuple[Instrument, ...]:
         """The instruments to draw, once for each panel; ``ValueError`` if there are none."""
-        instruments = [replace(one, options=self.options) for one in self.instruments]
-        if self.names:
-            return named_parts(history, self.names, instruments)
-        found = (layer_parts if self.layers else main_parts)(history, instruments)
+        found = self._parts(history)
         if found:
             return limited(found)
         if self.layers and main_parts(history, self.instruments):
@@ -62,6 +73,12 @@ class Screen:
                 "NormTest(by='layer'), or GradHist1d(keep_individual=True)"
             )
         raise ValueError(nothing(history))
+
+    def _parts(self, history: History) -> tuple[Instrument, ...]:
+        instruments = [replace(one, options=self.options) for one in self.instruments]
+        if self.names:
+            return named_parts(history, self.names, instruments)
+        return (layer_parts if self.layers else main_parts)(history, instruments)
 
     def marked(self, history: History) -> tuple[Finding, ...]:
         """What is wrong with a run, if that is to be marked."""

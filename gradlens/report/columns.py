@@ -11,14 +11,12 @@ from matplotlib.colors import LogNorm, Normalize
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.layers import LayerTable
+from gradlens.instruments.layers import LayerTable, edges
 from gradlens.instruments.layers import columns as columns_of_table
 from gradlens.instruments.panel import Content, Lines, Map, Picture, Shape, Shapes
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, smooth, thin, trend
-from gradlens.report.arrays import compact_steps, compact_values, edges, pixels
-from gradlens.report.content import Card
-from gradlens.report.gaps import Gaps
+from gradlens.report.content import Card, Gaps
 from gradlens.report.palette import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
 from gradlens.report.value_axis import known, threshold, to_places
 
@@ -122,7 +120,7 @@ def _images(codes: NDArray[np.uint8], steps: Floats, axis: StepAxis) -> Columns:
     """An image of equally wide columns for each kind of step axis."""
     found: dict[str, Any] = {}
     for start, one in (("", axis), ("log ", StepAxis(axis.low, axis.high, log=True))):
-        ends = edges(steps, one)
+        ends = edges(one.warp(steps), one.warp(steps))
         found[f"{start}image"] = [codes[:, pixels(ends, PIXELS)]]
         found[f"{start}x"], found[f"{start}dw"] = [ends[0]], [ends[-1] - ends[0]]
     return found
@@ -140,3 +138,35 @@ def _(shown: Shapes, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]
 def base(one: Shape) -> Floats:
     """The lower edge of an area."""
     return np.zeros_like(one.y) if one.low is None else one.low
+
+
+EXACT = 2.0**24
+"""Whole numbers up to it are exact as float32."""
+
+
+def compact_steps(steps: Floats) -> NDArray[np.floating]:
+    """Steps as float32 where that is exact, and otherwise as float64."""
+    exact = not steps.size or ((np.abs(steps) <= EXACT).all() and (steps == np.rint(steps)).all())
+    return steps.astype(np.float32) if exact else steps
+
+
+def compact_values(values: Floats) -> NDArray[np.floating]:
+    """Numbers as float32, which has seven digits, unless they are out of its range; ∞ is a NaN."""
+    known = np.where(np.isfinite(values), values, np.nan)
+    sizes = np.abs(known[np.isfinite(known) & (known != 0)])
+    limits = np.finfo(np.float32)
+    if sizes.size and (sizes.max() > limits.max or sizes.min() < limits.tiny):
+        return known
+    return known.astype(np.float32)
+
+
+def pixels(ends: Floats, most: int) -> NDArray[np.int64]:
+    """For at most ``most`` equal parts of an axis, which of the pieces between ``ends`` is there.
+
+    As few as show each piece, if these are equally wide.
+    """
+    widths = np.diff(ends)
+    equal = np.allclose(widths, widths[0], rtol=1e-6)
+    count = widths.size if equal and widths.size <= most else most
+    middles = ends[0] + (np.arange(count) + 0.5) / count * (ends[-1] - ends[0])
+    return np.clip(np.searchsorted(ends, middles, side="right") - 1, 0, widths.size - 1)

@@ -29,7 +29,7 @@ from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import nothing
 from gradlens.report.columns import has_trend
 from gradlens.report.content import Card, cards
-from gradlens.report.figures import Drawn, draw, has_points, height, is_drawn
+from gradlens.report.figures import Drawn, draw, has_points, height, is_drawn, update
 from gradlens.report.marks import columns
 from gradlens.report.overview import facts, last_values
 from gradlens.report.palette import (
@@ -45,7 +45,6 @@ from gradlens.report.palette import (
     variables,
 )
 from gradlens.report.shared import ends, shared
-from gradlens.report.updating import update
 from gradlens.report.value_axis import scale, threshold
 
 

@@ -25,7 +25,8 @@ from gradlens.instruments import (
     LayerMapInstrument,
     LayerSpectraInstrument,
 )
-from gradlens.instruments.layers import in_order, layout, table
+from gradlens.instruments.layers import layout, table
+from gradlens.instruments.series import input_to_output
 from gradlens.plotting.panels import layer_parts, main_parts
 from tests.cases.layer_records import activation, statistics
 from tests.instruments.test_instruments import realistic, shown_texts
@@ -47,8 +48,8 @@ def heights(drawing: Drawing, name: str) -> list[float]:
 
 def test_layers_without_parameters_keep_their_places() -> None:
     history = recorded("OutputNorm", {})
-    assert in_order(("0", "1", "2", "3", "4"), history) == ("0", "1", "2", "3", "4")
-    assert in_order(("4", "1", "0"), history) == ("0", "4", "1")
+    assert input_to_output(("0", "1", "2", "3", "4"), history) == ("0", "1", "2", "3", "4")
+    assert input_to_output(("4", "1", "0"), history) == ("0", "4", "1")
     record = {"layers": {"0": 1.0, "1": 2.0, "2": 3.0}}
     history = recorded("OutputNorm", {0: record})
     found = layout(history["OutputNorm"], history)

@@ -263,8 +263,8 @@ def test_rows_are_labelled_where_there_is_room(count: int) -> None:
 def test_more_rows_need_a_higher_panel_up_to_a_limit() -> None:
     def height(count: int) -> float:
         parameters = {f"{n}.weight": (1,) for n in range(count)}
-        return LayerMapInstrument().size(recorded({0: dict.fromkeys(parameters, 1.0)},
-                                                  parameters=parameters))[1]  # fmt: skip
+        history = recorded({0: dict.fromkeys(parameters, 1.0)}, parameters=parameters)
+        return LayerMapInstrument().panels(history)[0].height
 
     assert height(4) == 1
     assert height(8) < height(20) < height(30)

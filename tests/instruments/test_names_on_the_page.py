@@ -10,7 +10,7 @@ import pytest
 from gradlens import quantities
 from gradlens.instruments import BUILT_IN, Instrument
 from gradlens.plotting.comparison import numbers
-from gradlens.plotting.panels import layer_panels, main_panels
+from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import summarize
 from gradlens.quantities import Quantity
 from tests.instruments.test_instruments import realistic
@@ -55,7 +55,7 @@ def test_a_report_has_the_names_of_the_figure() -> None:
     from gradlens.report.content import cards as report_cards
 
     history = realistic(20)
-    panels = [*main_panels(history), *layer_panels(history)]
+    panels = [*Screen("").all_panels(history), *Screen("", layers=True).all_panels(history)]
     headings = {panel.title for panel in panels}
     found = {card.panel.title for card in report_cards({"run": history})} - headings
     # A number that shares no panel has a card of its own, named after the panel and what it is.

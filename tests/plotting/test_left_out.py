@@ -13,7 +13,7 @@ from gradlens import CockpitPlotter, History, View
 from gradlens.history.records import LeftOutWarning, Note, Source
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.panel import Content
-from gradlens.plotting.panels import MOST, main_panels
+from gradlens.plotting.panels import MOST
 from gradlens.plotting.screen import Screen
 
 
@@ -42,7 +42,7 @@ def test_more_series_than_a_figure_can_show() -> None:
     history.append(0, {f"s{number}": float(number) for number in range(MOST + 3)})
     names = [f"s{number}" for number in range(MOST, MOST + 3)]
     with pytest.warns(LeftOutWarning, match=f"those of {', '.join(names)} are left out"):
-        panels = main_panels(history)
+        panels = Screen("").all_panels(history)
     assert len(panels) == MOST
 
 

@@ -17,7 +17,7 @@ from gradlens import History, Undefined
 from gradlens.history import html
 from gradlens.history.html import in_short, table
 from gradlens.history.records import Note, Source
-from gradlens.plotting.notebook_figure import NotebookFigure
+from gradlens.plotting.output import NotebookFigure
 from gradlens.quantities import GradNorm, Loss, NormTest
 
 

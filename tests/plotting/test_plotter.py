@@ -25,9 +25,9 @@ from gradlens.history.view import View
 from gradlens.instruments import Panel
 from gradlens.instruments.instrument import step_axis
 from gradlens.plotting.layout import TALLEST, WIDEST, arrange, pages
-from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.rendering import draw, words_of
+from gradlens.plotting.screen import Screen
 from gradlens.quantities.presets import configuration
 from tests.instruments.test_instruments import VIEWS, realistic, recorded, same, twice
 
@@ -42,6 +42,16 @@ class Live:
 def drawn(history: History, **options: object) -> Figure:
     """The figure of the first screen."""
     return CockpitPlotter().plot(history, show_plot=False, **options)  # type: ignore[arg-type]
+
+
+def main_panels(history: History) -> tuple[Panel, ...]:
+    """The panels of the main screen."""
+    return Screen("").all_panels(history)
+
+
+def layer_panels(history: History) -> tuple[Panel, ...]:
+    """The panels of the secondary screen."""
+    return Screen("", layers=True).all_panels(history)
 
 
 def titles(figure: Figure) -> list[str]:

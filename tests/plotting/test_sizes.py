@@ -22,8 +22,8 @@ from gradlens.instruments.style import (
     text_width,
     wrapped,
 )
-from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.plotting.plotter import CockpitPlotter
+from gradlens.plotting.screen import Screen
 from tests.instruments.test_instruments import realistic
 from tests.plotting.test_plotter import boxes, drawn, overlap, titles, words
 
@@ -31,9 +31,9 @@ COLUMN = 3.3
 """Inches of a column of a paper."""
 
 RUN = realistic(60)
-MAIN = [panel.title for panel in main_panels(RUN)]
+MAIN = [panel.title for panel in Screen("").all_panels(RUN)]
 TWO_PARTS = ("Gradient tests", "Local step size α", "Signal along directions")
-EVERY = list(dict.fromkeys([*MAIN, *(p.title for p in layer_panels(RUN))]))
+EVERY = list(dict.fromkeys([*MAIN, *(p.title for p in Screen("", layers=True).all_panels(RUN))]))
 
 
 def clashes(figure: matplotlib.figure.Figure, monkeypatch: pytest.MonkeyPatch) -> list[object]:

@@ -28,7 +28,8 @@ from gradlens.history.view import View
 from gradlens.instruments.panel import Content, Lines, Map
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import FAINT
-from gradlens.plotting.panels import EPOCHS, main_panels
+from gradlens.plotting.panels import EPOCHS
+from gradlens.plotting.screen import Screen
 from gradlens.report.columns import columns
 from gradlens.report.content import Card, cards
 from gradlens.report.page import Live, page, write
@@ -130,7 +131,7 @@ def test_a_first_finding_loads_a_live_page_again_and_a_later_one_does_not() -> N
 def lines_of(history: History) -> dict[str, Lines]:
     """The lines of the figure's panels by the names of their series."""
     found = {}
-    for panel in main_panels(history):
+    for panel in Screen("").all_panels(history):
         if isinstance(panel.content, Lines):
             found |= dict.fromkeys(panel.names, panel.content)
     return found
@@ -161,7 +162,7 @@ def test_lines_are_those_of_the_figure() -> None:
 
 def test_panels_are_called_as_in_the_figure() -> None:
     history = full(40)
-    assert {panel.title for panel in main_panels(history)} <= {*contents(history)}
+    assert {panel.title for panel in Screen("").all_panels(history)} <= {*contents(history)}
 
 
 def test_a_missing_value_says_why() -> None:
