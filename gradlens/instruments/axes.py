@@ -55,8 +55,8 @@ class Drawing:
 def draw_panel(panel: Panel, ax: Axes, axis: StepAxis, labels: bool = False) -> Drawing:
     """Draw on ``ax`` with title and common style, over the steps of ``axis``.
 
-    With ``labels``, value axes over steps have one, instead of the words below the title, and there
-    are no readouts.
+    With ``labels``, value axes over steps have one, and there are neither words below the title nor
+    readouts.
     """
     dress(ax)
     width = size_in_points(ax)[0]
@@ -65,9 +65,11 @@ def draw_panel(panel: Panel, ax: Axes, axis: StepAxis, labels: bool = False) -> 
     # The axis may have become narrower, which has room for names on its right.
     title(ax, panel.title, *readout, width=width)
     drawing = Drawing(ax, artists)
-    labelled = [_label(part, panel.label) for part in drawing.axes if labels]
-    if any(labelled) and "subtitle" in artists:
-        artists["subtitle"].remove()
+    if labels:
+        for part in drawing.axes:
+            _label(part, panel.label)
+        if "subtitle" in artists:
+            artists["subtitle"].remove()
     return drawing
 
 
@@ -99,13 +101,11 @@ def draw_side_by_side(panels: Sequence[Panel], ax: Axes, axis: StepAxis) -> Draw
     return Drawing(ax, artists)
 
 
-def _label(ax: Axes, text: str) -> bool:
-    """Label the value axis if it is one over steps; whether it is."""
+def _label(ax: Axes, text: str) -> None:
+    """Label the value axis if it is one over steps."""
     over_steps = isinstance(ax.xaxis.get_major_formatter(), StepLabels)
     if over_steps and ax.axison and len(ax.get_yticks()) and not ax.yaxis_inverted():
         ax.set_ylabel(text, fontsize=TICK_SIZE, color=MUTED, labelpad=2)
-        return True
-    return False
 
 
 def panel_box(

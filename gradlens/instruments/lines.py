@@ -174,8 +174,14 @@ def _entries(shown: Lines, fronts: Mapping[str, Line2D], zeros: Mapping[str, Lin
 
 
 def _entries_of_zeros(shown: Lines, zeros: Mapping[str, Line]) -> list[Entry]:
-    """The entries of a key for what isn't drawn as a line."""
-    return [*_zero_entry(zeros, len(shown.layers)), *_infinite_entry(shown.infinite)]
+    """The entries of a key for what isn't drawn as a line: what ends in zeros or is always ∞."""
+    dead = [n for n, one in zeros.items() if one.finite.any() and not one.values[one.finite][-1]]
+    which = dead[0] if len(dead) == 1 else f"{len(dead)} of {len(shown.layers)}"
+    is_exact = all(shown.layers[name].values[-1] == 0 for name in dead)
+    entries = [Entry(f"{'zero' if is_exact else '≈ 0'}: {which}", AMBER)] if dead else []
+    names = shown.infinite
+    more = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return [*entries, *([Entry(f"∞: {names[0]}{more}", MUTED)] if names else [])]
 
 
 def _levels(ax: Axes, levels: Sequence[float]) -> Artists:
@@ -267,21 +273,6 @@ def _names_at_ends(ax: Axes, named: Mapping[str, Curve]) -> Artists:
 
 
 # Lines of layers ----------------------------------------------------------------------------
-
-
-def _infinite_entry(names: Sequence[str]) -> list[Entry]:
-    """The entry of a key for lines that are always ∞, if there are any."""
-    more = f" +{len(names) - 1}" if len(names) > 1 else ""
-    return [Entry(f"∞: {names[0]}{more}", MUTED)] if names else []
-
-
-def _zero_entry(lines: Mapping[str, Line], total: int) -> list[Entry]:
-    """The entry of a key for those of all lines that end in exact zeros, if there are any."""
-    names = [n for n, one in lines.items() if one.finite.any() and not one.values[one.finite][-1]]
-    if not names:
-        return []
-    which = f"zero: {names[0]}" if len(names) == 1 else f"zero: {len(names)} of {total}"
-    return [Entry(which, AMBER)]
 
 
 def _zero_floor(ax: Axes, lines: Sequence[Line]) -> Artists:

@@ -264,7 +264,7 @@ class Panel:
         """Cells; a higher panel would not fit on a usual screen."""
         shown = self.content
         if isinstance(shown, Grid):
-            return min(0.25 + 0.5 * math.ceil(len(shown.parts) / shown.columns), 4.25)
+            return max(1.0, min(0.25 + 0.5 * math.ceil(len(shown.parts) / shown.columns), 4.25))
         rows = 0 if isinstance(shown, (Lines, Shapes, Drawn)) else len(shown.labels)
         return max(1.0, min(0.5 + 0.25 * math.ceil(rows / 4), 2.5))
 
@@ -311,27 +311,41 @@ def layer_curves(layers: Mapping[str, Line], single_lines: bool = False) -> tupl
     )
 
 
+ROUNDING = 1e-12
+"""Share of the largest value below which a number on a logarithmic axis is rounding error."""
+
+
 def without_zeros(
     lines: Mapping[str, Line], scale: Scale
 ) -> tuple[Mapping[str, Line], Mapping[str, Line]]:
-    """Lines without the zeros that aren't drawn, and the lines that these are in."""
-    is_log = scale == "log" and not any((one.values < 0).any() for one in lines.values())
+    """Lines without the zeros that aren't drawn, and the lines that these are in.
+
+    On a logarithmic axis, rounding errors count as zeros, because they would stretch it.
+    """
+    found = [one.values[one.finite] for one in lines.values()]
+    largest = max((float(values.max()) for values in found if values.size), default=0.0)
+    is_log = scale == "log" and not any((values < 0).any() for values in found)
+    limit = ROUNDING * largest if is_log else 0.0
+    dead = [name for name, one in lines.items() if _is_near_zero(one, limit)]
     if is_log:
-        zeros = {name: one for name, one in lines.items() if (one.values == 0).any()}
+        below = {name: one for name, one in lines.items() if (one.values <= limit).any()}
+        zeros = {name: _replaced(one, limit, 0.0) for name, one in below.items()}
     else:
-        zeros = {name: one for name, one in lines.items() if _always_zero(one)}
-    others = {name: one for name, one in lines.items() if not _always_zero(one)}
+        zeros = {name: lines[name] for name in dead}
+    others = {name: one for name, one in lines.items() if name not in dead}
     if not zeros or not others:
         return lines, {}
     if is_log:
-        others = {
-            name: Line(one.steps, np.where(one.values == 0, np.nan, one.values), one.reason)
-            for name, one in others.items()
-        }
+        others = {name: _replaced(one, limit, np.nan) for name, one in others.items()}
     return others, zeros
 
 
-def _always_zero(line: Line) -> bool:
-    """Whether all values of a line that are finite numbers are exactly zero."""
+def _replaced(line: Line, limit: float, value: float) -> Line:
+    """A line with another value where its own is at most ``limit``."""
+    return Line(line.steps, np.where(line.values <= limit, value, line.values), line.reason)
+
+
+def _is_near_zero(line: Line, limit: float = 0.0) -> bool:
+    """Whether all values of a line that are finite numbers are at most ``limit`` in size."""
     found = line.values[line.finite]
-    return bool(found.size) and not found.any()
+    return bool(found.size) and not (np.abs(found) > limit).any()

@@ -36,27 +36,27 @@ class StepAxis:
         """Steps, which needn't be whole, at places on the axis."""
         return 10.0**places - 1 if self.log else places
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The range with margins."""
+        if self.high <= self.low:
+            return (0, 2 * self.high + 1) if self.log else (self.low - 1, self.high + 1)
+        if self.log:
+            return max(0.0, self.low * 0.9), self.high * 1.05
+        pad = 0.015 * (self.high - self.low)
+        return self.low - pad, self.high + pad
+
     def apply(self, ax: Axes) -> None:
         """Give an axis this range."""
         if self.log:
             ax.set_xscale("symlog", linthresh=1, linscale=0.4)
-            ax.set_xlim(_margins(self, ax))
             ax.xaxis.set_major_locator(LogStepTicks())
         else:
-            ax.set_xlim(_margins(self, ax))
             ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
+        ax.set_xlim(self.ends)
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(StepLabels())
         ax.set_xlabel("step", loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
-
-
-def _margins(axis: StepAxis, ax: Axes) -> tuple[float, float]:
-    if axis.high <= axis.low:
-        return (axis.low - 1, axis.high + 1) if not axis.log else (0, 2 * axis.high + 1)
-    if axis.log:
-        return (max(0.0, axis.low * 0.9), axis.high * 1.05)
-    pad = 0.015 * (axis.high - axis.low)
-    return (axis.low - pad, axis.high + pad)
 
 
 def log_if_wide(values: Sequence[Floats], ratio: float = 30) -> Scale:
@@ -198,15 +198,19 @@ def log_ticks(low: float, high: float, most: int = 4) -> Floats:
     return found[found > 0]
 
 
-class LogTicks(Locator):
+class _Ticks(Locator):
+    """Ticks that depend on the range of the axis alone."""
+
+    def __call__(self) -> list[float]:
+        assert self.axis is not None
+        return [*self.tick_values(*self.axis.get_view_interval())]
+
+
+class LogTicks(_Ticks):
     """Ticks of a logarithmic axis, also where it spans less than a decade."""
 
     def __init__(self, most: int = 4) -> None:
         self._most = most
-
-    def __call__(self) -> list[float]:
-        assert self.axis is not None
-        return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> list[float]:
         low, high = sorted((vmin, vmax))
@@ -216,15 +220,11 @@ class LogTicks(Locator):
         return [float(tick) for tick in ticks if low * 0.999 <= tick <= high * 1.001]
 
 
-class SymlogTicks(Locator):
+class SymlogTicks(_Ticks):
     """Zero, and at most two powers of ten on each side that are not too close to it."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-
-    def __call__(self) -> list[float]:
-        assert self.axis is not None
-        return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> list[float]:
         low, high = sorted((vmin, vmax))
@@ -237,12 +237,8 @@ class SymlogTicks(Locator):
         return [tick for tick in ticks if low <= tick <= high]
 
 
-class LogStepTicks(Locator):
+class LogStepTicks(_Ticks):
     """Zero and powers of ten; 1, 2 and 5 times these where the range is short."""
-
-    def __call__(self) -> list[float]:
-        assert self.axis is not None
-        return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> list[float]:
         low, high = max(vmin, 0.0), max(vmax, 1.0)

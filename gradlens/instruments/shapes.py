@@ -33,6 +33,7 @@ from gradlens.instruments.style import (
     density_colormap,
     inside,
     key,
+    points,
     shorten,
     size_in_points,
     subtitle,
@@ -105,7 +106,9 @@ def _set(ax: Axes, across: Ruler, up: Ruler) -> None:
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(NumberLabels())
     ax.grid(visible=up.ticks is None, axis="y")
-    ax.set_xlabel(across.label, loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
+    # A label may begin left of a narrow axis.
+    below = shorten(across.label, size_in_points(ax)[0] + points(25), TICK_SIZE)
+    ax.set_xlabel(below, loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
     ax.set_ylabel(up.label, fontsize=TICK_SIZE, color=MUTED, labelpad=1)
 
 

@@ -39,14 +39,14 @@ class AlphaInstrument(Instrument):
         return Lines(
             (Curve("α", found),),
             spiky=True,
-            room=(-1.0, 1.0),
+            limits=range_of_alpha(found.values[found.finite]),
             levels=(-1.0, 0.0, 1.0),
             beside=_parabola(found.values[found.finite]) if found.finite.any() else None,
         )
 
 
 def _parabola(values: Floats) -> Shapes:
-    low, high = _range(values)
+    low, high = range_of_alpha(values)
     places = np.linspace(low, high, 100)
     top = 1.08 * max(low**2, high**2)
     recent = values[-max(1, round(RECENT * values.size)) :]
@@ -68,8 +68,9 @@ def _parabola(values: Floats) -> Shapes:
     )
 
 
-def _range(values: Floats) -> tuple[float, float]:
-    low, high = np.quantile(values, (0.01, 0.99))
+def range_of_alpha(values: Floats) -> tuple[float, float]:
+    """The range in which almost all step sizes are; it has room for those from −1 to 1."""
+    low, high = np.quantile(values, (0.01, 0.99)) if values.size else (-1.0, 1.0)
     return float(np.clip(low, -REACH, -1.35)), float(np.clip(high, 1.35, REACH))
 
 

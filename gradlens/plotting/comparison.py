@@ -18,6 +18,7 @@ from gradlens.history.view import View
 from gradlens.instruments import BUILT_IN
 from gradlens.instruments.panel import Curve, Lines, Panel
 from gradlens.instruments.scales import StepAxis, number_label, value_scale
+from gradlens.instruments.steps import range_of_alpha
 from gradlens.instruments.style import (
     PAPER,
     RGB,
@@ -188,10 +189,12 @@ def _panel(number: Number, colors: Mapping[str, RGB]) -> Panel:
 
 def lines_of(number: Number, colors: Mapping[str, RGB]) -> Lines:
     """A line for each run."""
+    found = np.concatenate([one.values[one.finite] for one in number.lines.values()])
     return Lines(
         tuple(Curve(run, one, colors[run]) for run, one in number.lines.items()),
         scale=value_scale(number.view.yscale, [one.values for one in number.lines.values()]),
         spiky=any(kind in SPIKY for kind in number.kinds),
+        limits=range_of_alpha(found) if "Alpha" in number.kinds else None,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -45,25 +45,6 @@ FigureSize = float | tuple[float, float] | None
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What a figure has around its panels, whether its value axes have labels, and its ground."""
-
-    header: bool = True
-    groups: bool = True
-    footer: bool = True
-    labels: bool = False
-    dark: bool = False
-
-
-FRAMES: Mapping[Look, Frame] = {
-    "screen": Frame(),
-    "paper": Frame(header=False, groups=False, footer=False, labels=True),
-    "dark": Frame(dark=True),
-}
-"""A figure of a paper has its title and its explanations in the caption."""
-
-
-@dataclass(frozen=True)
 class Place:
     """A panel and its rectangle in inches, from the left and the top of the figure."""
 
@@ -76,13 +57,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Page:
-    """The rows of a figure, what is around them, and how many ``lines`` of text are below them.
+    """The rows of a figure, and how many ``lines`` of text are below them.
 
-    ``legend`` is the number of lines of text above them.
+    Rows that are ``bare`` have neither a header nor groups. ``legend`` is the number of lines of
+    text below the header.
     """
 
     rows: tuple[Row, ...]
-    frame: Frame = FRAMES["screen"]
+    bare: bool = False
     lines: int = 0
     legend: int = 0
 
@@ -126,11 +108,11 @@ class Page:
 
     @property
     def _heading(self) -> float:
-        return font_scale() * HEADING if self.frame.groups else 0.0
+        return 0.0 if self.bare else font_scale() * HEADING
 
     @property
     def _header(self) -> float:
-        return font_scale() * (HEADER + self.legend * LINE) if self.frame.header else 0.0
+        return 0.0 if self.bare else font_scale() * (HEADER + self.legend * LINE)
 
     @property
     def _fixed(self) -> float:

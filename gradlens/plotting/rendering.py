@@ -39,12 +39,10 @@ from gradlens.instruments.style import (
 )
 from gradlens.plotting.findings import main_findings, others
 from gradlens.plotting.layout import (
-    FRAMES,
     HEADER,
     HEADING,
     LINE,
     FigureSize,
-    Frame,
     Look,
     Page,
     Place,
@@ -104,20 +102,21 @@ def draw(
     the look "paper", there are panels alone, and their value axes have labels; with "dark", the
     ground is dark.
     """
-    frame = FRAMES[look]
-    marked = main_findings(findings) if frame.footer else ()
+    # A figure of a paper has its title and its explanations in the caption.
+    bare = look == "paper"
+    marked = () if bare else main_findings(findings)
     figure.clear()
     figure.set_facecolor(PAPER)
-    page = Page(arrange(panels, widest), frame)
+    page = Page(arrange(panels, widest), bare)
     if size is None and not resize and page.is_legible(*_inches(figure)):
         size = _inches(figure)
     width = page.size[0] if size is None else size if isinstance(size, (int, float)) else size[0]
     explanations = explained(marked, others(findings), width)
-    note = _note(words.notes, width) if frame.footer else []
-    legend = _legend(words.legend, width) if frame.header else []
+    note = [] if bare else _note(words.notes, width)
+    legend = [] if bare else _legend(words.legend, width)
     page = replace(page, lines=sum(map(len, explanations)) + len(note), legend=len(legend))
     figure.set_size_inches(*_figure_size(page, size))
-    if frame.header:
+    if not bare:
         _header(figure, words)
     _write_legend(figure, legend)
     _write(figure, note)
@@ -126,7 +125,7 @@ def draw(
     for ax in figure.axes if marked else ():
         mark(ax, marked)
     literal(figure)
-    if frame.dark:
+    if look == "dark":
         darken(figure)
 
 
@@ -162,7 +161,7 @@ def draw_empty(
     ax.set_axis_off()
     message(ax, why)
     literal(figure)
-    if FRAMES[look].dark:
+    if look == "dark":
         darken(figure)
 
 
@@ -182,19 +181,19 @@ def facts(history: History) -> tuple[str, ...]:
 
 def _draw_rows(figure: Figure, page: Page, axis: StepAxis) -> None:
     rows = page.places(*_inches(figure))
-    if not page.frame.labels:
+    if not page.bare:
         for row in rows:
             _group_headings(figure, row)
-            _draw_row(figure, row, axis, page.frame, MARGINS[0])
+            _draw_row(figure, row, axis, page.bare, MARGINS[0])
         return
     for row in rows:
-        _draw_row(figure, row, axis, page.frame, LABELLED)
+        _draw_row(figure, row, axis, page.bare, LABELLED)
     # Only what has been drawn says how wide labels are.
     margin = _needed_margin(figure)
     for ax in figure.axes:
         ax.remove()
     for row in rows:
-        _draw_row(figure, row, axis, page.frame, margin)
+        _draw_row(figure, row, axis, page.bare, margin)
 
 
 def _needed_margin(figure: Figure) -> float:
@@ -215,13 +214,13 @@ def _draw_row(
     figure: Figure,
     row: Sequence[Place],
     axis: StepAxis,
-    frame: Frame,
+    labels: bool,
     margin: float,
 ) -> None:
     for place in row:
         box = panel_box(place.left, place.top, place.width, place.height, figure, margin)
         ax = figure.add_axes((box[0], box[1], box[2], box[3]))
-        _draw_panel(place.panel, ax, axis, frame.labels)
+        _draw_panel(place.panel, ax, axis, labels)
 
 
 def _draw_panel(panel: Panel, ax: Axes, axis: StepAxis, labels: bool) -> None:

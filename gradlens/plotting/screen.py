@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from matplotlib.figure import Figure
 
@@ -14,7 +15,7 @@ from gradlens.instruments import BUILT_IN, Instrument, Options
 from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.panel import Panel
 from gradlens.plotting.findings import findings_of
-from gradlens.plotting.layout import FRAMES, WIDEST, FigureSize, Look, columns
+from gradlens.plotting.layout import WIDEST, FigureSize, Look, columns
 from gradlens.plotting.panels import (
     layer_parts,
     limited,
@@ -51,8 +52,8 @@ class Screen:
             raise TypeError(
                 f"size={given!r}: pass inches, as in size=3.3, or size=(6.75, 2.5) with a height"
             )
-        if self.look not in FRAMES:
-            raise ValueError(f"there is no style {self.look!r}{near(self.look, FRAMES)}")
+        if self.look not in get_args(Look):
+            raise ValueError(f"there is no style {self.look!r}{near(self.look, get_args(Look))}")
 
     def panels(self, history: History) -> tuple[Panel, ...]:
         """The panels to draw; ``ValueError`` gives the reason if there are none."""

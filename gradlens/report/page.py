@@ -44,7 +44,7 @@ from gradlens.report.palette import (
     palette,
     variables,
 )
-from gradlens.report.shared import ends, shared
+from gradlens.report.shared import shared
 from gradlens.report.value_axis import scale, threshold
 
 
@@ -179,7 +179,7 @@ def _parts(card: Card) -> Any:
 
 def _status(shown: Page) -> Any:
     """What changes on a page besides the figures."""
-    low, high = ends(shown.axis)
+    low, high = shown.axis.ends
     keyed = [*zip(shown.cards, _keys(shown.cards), strict=True)]
     contents = [(card.panel.content, key) for card, key in keyed]
     bars = {key: [_bar(one)[0], _bar(one)[2]] for one, key in contents if isinstance(one, Map)}

@@ -72,15 +72,7 @@ class Shared:
 def shared(axis: StepAxis, marks: Mapping[str, Mapping[str, Any]]) -> Shared:
     """For figures over the steps of an axis, with the columns of marks by their kind."""
     sources = {kind: ColumnDataSource(dict(columns)) for kind, columns in marks.items()}
-    return Shared(value_range(*ends(axis)), sources)
-
-
-def ends(axis: StepAxis) -> tuple[float, float]:
-    """Ends of the step axis with margins."""
-    if axis.high <= axis.low:
-        return axis.low - 1, axis.high + 1
-    pad = 0.015 * (axis.high - axis.low)
-    return axis.low - pad, axis.high + pad
+    return Shared(value_range(*axis.ends), sources)
 
 
 def value_range(start: float, end: float) -> Range1d:

@@ -108,9 +108,8 @@ def test_names_of_extremes_cover_no_line() -> None:
 
 def test_the_key_has_all_entries_in_a_column() -> None:
     with matplotlib.rc_context({"font.family": "serif"}):
-        figure = CockpitPlotter().plot(
-            by_parameter(geometric(400)), show_plot=False, size=3.3, style="paper"
-        )
+        history = by_parameter({f"h.{n}.weight": [1.0 + n] * 3 for n in range(400)})
+        figure = CockpitPlotter().plot(history, show_plot=False, size=3.3, style="paper")
     assert {"total", "median of 400", "quartiles", "all"} <= shown_texts(figure.axes[0])
 
 
@@ -134,6 +133,15 @@ def test_a_single_zero_is_named_and_marked_at_its_steps() -> None:
     values = line_data(drawing.artists["dying"])[1]
     np.testing.assert_array_equal(values, [1, math.nan, 1, math.nan])
     assert "missing" not in drawing.artists
+
+
+def test_rounding_errors_are_named_and_do_not_stretch_the_axis() -> None:
+    rows = {"query": [1e-2, 2e-2, 1e-2], "key": [1e-19, 0.0, 2e-18], "value": [1e-3, 1e-3, 2e-3]}
+    drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
+    assert "key" not in drawing.artists
+    assert "≈ 0: key" in shown_texts(drawing.ax)
+    assert drawing.ax.get_ylim()[0] > 1e-4
+    assert line_data(drawing.artists["zeros"]) == ([0, 1, 2], [0, 0, 0])
 
 
 def test_distances_begin_at_zero_and_are_not_marked() -> None:

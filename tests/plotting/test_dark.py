@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import matplotlib
 import pytest
@@ -36,7 +36,7 @@ from gradlens.instruments.style import (
     tint,
 )
 from gradlens.plotting.animation import animate
-from gradlens.plotting.layout import FRAMES
+from gradlens.plotting.layout import Look
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.rendering import Words, draw
 from gradlens.plotting.screen import Screen
@@ -169,7 +169,7 @@ def test_nothing_to_draw_is_said_on_a_dark_ground() -> None:
 def test_a_figure_can_become_light_again() -> None:
     figure = Figure()
     panels = Screen("", names=("Loss",)).panels(RUN)
-    for look in FRAMES:
+    for look in get_args(Look):
         draw(figure, panels, Words(""), step_axis(RUN), look=look)
         assert figure.get_facecolor()[:3] == to_rgb(GROUND if look == "dark" else PAPER)
 
