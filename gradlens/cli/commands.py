@@ -174,14 +174,20 @@ def _compare(options: argparse.Namespace) -> int:
         options.wrong("a comparison needs two or more runs")
     out = options.out or Path("comparison.png")
     check_suffix(out, FIGURES)
-    names = run_names(options.runs)
+    names = options.labels or run_names(options.runs)
+    if len({*names}) != len(options.runs):
+        options.wrong(f"--labels {','.join(names)}: name each of the {len(options.runs)} runs once")
     histories = [_load(run, options.until) for run in options.runs]
     runs = dict(zip(names, histories, strict=True))
     with _about(*options.runs):
-        write_figure(compare(runs, options.title, options.log_steps), out)
+        figure = compare(
+            runs, options.title, options.log_steps, options.panel, options.style, options.width,
+            options.colours,
+        )  # fmt: skip
+        write_figure(figure, out)
     print(f"figure: {out}")
     rest = left_out(runs)
-    if rest:
+    if rest and not options.panel:
         print(f"left out, for they are no single numbers: {', '.join(rest)}")
     return 0
 

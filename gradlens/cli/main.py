@@ -161,19 +161,7 @@ def _add_plot(commands: Commands) -> None:
     _add_screen(parser)
     _add_until(parser)
     parser.add_argument("--title", metavar="T", help="heading (default: the name of RUN)")
-    parser.add_argument(
-        "--panel",
-        action="append",
-        default=[],
-        metavar="TITLE",
-        help="draw only the panel with this title; may be given several times",
-    )
-    parser.add_argument(
-        "--width",
-        type=float,
-        metavar="INCHES",
-        help="width of the figure (default: depends on the panels)",
-    )
+    _add_panels(parser)
     parser.add_argument(
         "--single-lines",
         action="store_true",
@@ -307,6 +295,18 @@ def _add_compare(commands: Commands) -> None:
     _add_out(parser.add_argument, "image to write (default: comparison.png)")
     _add_log_steps(parser)
     _add_until(parser)
+    _add_panels(parser)
+    _add_style(parser)
+    parser.add_argument(
+        "--labels", type=_names, default=(), metavar="A,B", help="names of the runs, in their order"
+    )
+    parser.add_argument(
+        "--colours",
+        type=_names,
+        default=(),
+        metavar="C,D",
+        help="colours of the runs, in their order, by name or as #1f77b4",
+    )
     parser.add_argument("--title", default="Comparison", metavar="T", help="heading")
     parser.set_defaults(wrong=parser.error)
 
@@ -416,12 +416,34 @@ def _add_screen(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="don't mark what is wrong with the run",
     )
+
+    _add_style(parser)
+
+
+def _add_style(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--style",
         choices=("screen", "dark", "paper"),
         default="screen",
         help="screen: white background (default); dark: dark background; paper: only the panels, "
         "with labels on the value axes",
+    )
+
+
+def _add_panels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--panel",
+        action="append",
+        default=[],
+        metavar="TITLE",
+        help="draw only the panel with this title; may be given several times",
+    )
+    parser.add_argument(
+        "--width",
+        type=_width,
+        metavar="INCHES",
+        help="width of the figure, or column (3.25 inches) or page (6.75 inches) for those of a "
+        "paper (default: depends on the panels)",
     )
 
 
@@ -441,6 +463,23 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
+
+
+WIDTHS = {"column": 3.25, "page": 6.75}
+"""Inches of a column and of both columns of a usual paper."""
+
+
+def _width(text: str) -> float:
+    try:
+        return WIDTHS.get(text) or float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of inches nor column or page"
+        ) from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 def _port(text: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
@@ -20,13 +21,15 @@ from gradlens.instruments.panel import Curve, Lines, Panel
 from gradlens.instruments.scales import StepAxis, number_label, value_scale
 from gradlens.instruments.steps import range_of_alpha
 from gradlens.instruments.style import (
-    PAPER,
     RGB,
+    Color,
     Entry,
     categorical_colors,
     sequence_colors,
 )
-from gradlens.plotting.panels import EPOCHS, GROUPS, limited
+from gradlens.plotting.layout import FigureSize, Look, columns
+from gradlens.plotting.output import TextFigure
+from gradlens.plotting.panels import EPOCHS, GROUPS, limited, named
 from gradlens.plotting.rendering import Words, draw
 
 SPIKY = ("Alpha", "GradNoiseScale")
@@ -47,24 +50,44 @@ class Number:
     lines: Mapping[str, Line]
 
 
-def compare(runs: Mapping[str, History], title: str = "", log_steps: bool = False) -> Figure:
+def compare(
+    runs: Mapping[str, History],
+    title: str = "",
+    log_steps: bool = False,
+    names: Sequence[str] = (),
+    look: Look = "screen",
+    size: FigureSize = None,
+    colors: Sequence[Color] = (),
+    figure: Figure | None = None,
+) -> Figure:
     """A figure with a panel for each number per step, and a colour for each run by its name.
 
-    Numbers are those of ``scalars``; what has none, such as histograms, is left out. ``ValueError``
-    if nothing remains.
+    Numbers are those of ``scalars``; what has none, such as histograms, is left out. ``names``
+    chooses panels by title, and ``colors`` are those of the runs in their order. It is drawn on a
+    new figure, or on ``figure``, which is emptied first. ``ValueError`` if nothing remains.
     """
     found = numbers(runs)
     if not found:
         raise ValueError(f"none of the runs has numbers to compare: {', '.join(runs)}")
-    colors = run_colors([*runs])
-    panels = [_panel(number, colors) for number in found]
+    by_run = _chosen_colors([*runs], colors) if colors else run_colors([*runs])
+    panels = [_panel(number, by_run) for number in found]
     panels.sort(key=lambda panel: GROUPS.index(panel.group))
+    shown = limited(tuple(panels))
+    if names:
+        shown = named(names, [(panel.title, panel.names, panel) for panel in panels])
     steps = np.unique(np.concatenate([one.steps for each in found for one in each.lines.values()]))
     facts = (f"last step {steps[-1]:,.0f}", f"{steps.size:,} recorded steps")
-    words = Words(title, facts, legend=_legend(found, colors))
-    figure = Figure(facecolor=PAPER)
-    draw(figure, limited(tuple(panels)), words, StepAxis(steps[0], steps[-1], log_steps))
+    words = Words(title, facts, legend=_legend(found, by_run))
+    axis = StepAxis(steps[0], steps[-1], log_steps)
+    figure = TextFigure() if figure is None else figure
+    draw(figure, shown, words, axis, widest=columns(size), look=look, size=size)
     return figure
+
+
+def _chosen_colors(runs: Sequence[str], colors: Sequence[Color]) -> dict[str, RGB]:
+    if len(colors) != len(runs):
+        raise ValueError(f"there are {len(colors)} colours for {len(runs)} runs")
+    return {run: to_rgb(color) for run, color in zip(runs, colors, strict=True)}
 
 
 def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
@@ -172,19 +195,13 @@ def short_run_names(runs: Sequence[str]) -> dict[str, str]:
 
 def _panel(number: Number, colors: Mapping[str, RGB]) -> Panel:
     """The panel of a number: a line for each run, with its name on the right."""
-    short = short_run_names([*colors])
-    shown = replace(
-        lines_of(number, colors),
-        latest=("", False),
-        words=number.words,
-        named_at_ends=True,
+    short, shown = short_run_names([*colors]), lines_of(number, colors)
+    curves = tuple(replace(one, name=short[one.name], width=1.4) for one in shown.curves)
+    content = replace(
+        shown, curves=curves, latest=("", False), words=number.words, named_at_ends=True
     )
-    shown = replace(
-        shown, curves=tuple(replace(one, name=short[one.name], width=1.4) for one in shown.curves)
-    )
-    return Panel(
-        number.title, number.view.group, (number.name,), shown, number.view.label or number.title
-    )
+    names, label = (number.name, number.series), number.view.label or number.title
+    return Panel(number.title, number.view.group, names, content, label)
 
 
 def lines_of(number: Number, colors: Mapping[str, RGB]) -> Lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +16,7 @@ from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.panel import Panel
 from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
+from gradlens.plotting.comparison import compare
 from gradlens.plotting.layout import FigureSize, Look, pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.output import NotebookFigure, TextFigure
@@ -104,7 +105,7 @@ class CockpitPlotter:
 
     def plot(
         self,
-        source: Source,
+        source: Source | Mapping[str, Source] | Sequence[Source],
         show_plot: bool = True,
         block: bool = False,
         save_plot: bool = False,
@@ -125,7 +126,8 @@ class CockpitPlotter:
         """Draw a run, and return the figure.
 
         ``source``
-            A cockpit, a history, or the path of a run's file.
+            A cockpit, a history, or the path of a run's file. Several, in a list or in a dict by
+            their names, are drawn over each other: each number in one panel, a line for each run.
         ``panels``, ``size``
             The titles of panels, or names of series, that are drawn, and the size of the figure in
             inches, or only its width. By default, all panels are drawn.
@@ -163,7 +165,6 @@ class CockpitPlotter:
             )
         if isinstance(panels, str):
             raise TypeError(f"panels={panels!r}: pass a list, as in panels=[{panels!r}]")
-        history = up_to(read(source), discard)
         screen = Screen(
             plot_title or default_title(source),
             log_steps=show_log_iter,
@@ -174,30 +175,49 @@ class CockpitPlotter:
             look=style,
             options=Options(single_lines, normalise),
         )
-        screens = self._screens(history, screen)
-        found = screen.marked(history)
-        figures: dict[str, Figure] = {}
-        for name, (one, shown) in screens.items():
+        drawn: dict[str, Figure] = {}
+
+        def figure(name: str) -> tuple[Figure, bool]:
+            """The figure of a screen, and whether it is a new one."""
             old = self._figures.get(name)
-            figure = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
+            drawn[name] = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
             # A window keeps the size that the user has given it.
-            is_new = figure is not old
-            if shown:
-                one.draw(history, figure, shown, is_new, found)
-            else:
-                draw_empty(figure, one.title, nothing(history), is_new, style)
-            figures[name] = figure
-        if debug:
-            log(describe(history, {name: shown for name, (_, shown) in screens.items()}))
-        self._figures = figures
+            return drawn[name], drawn[name] is not old
+
+        if isinstance(source, (Mapping, list, tuple)):
+            runs = {name: up_to(read(one), discard) for name, one in _named(source).items()}
+            new = figure("primary")[0]
+            compare(runs, screen.title, show_log_iter, panels, style, size, figure=new)
+        else:
+            self._draw(up_to(read(source), discard), screen, figure, debug)
+        self._figures = drawn
         if save_plot:
             folder = default_folder(source) if savedir is None else Path(savedir)
-            for name, figure in figures.items():
+            for name, one in drawn.items():
                 file = "__".join(filter(None, (savename, name, savename_append)))
-                save(figure, folder, file, savefig_kwargs)
+                save(one, folder, file, savefig_kwargs)
         if show_plot:
-            show(list(figures.values()), block)
-        return figures.get("primary") or figures["secondary"]
+            show(list(drawn.values()), block)
+        return drawn.get("primary") or drawn["secondary"]
+
+    def _draw(
+        self,
+        history: History,
+        screen: Screen,
+        figure: Callable[[str], tuple[Figure, bool]],
+        debug: bool,
+    ) -> None:
+        """Draw the screens of one run, each on the figure of its name."""
+        screens = self._screens(history, screen)
+        found = screen.marked(history)
+        for name, (one, shown) in screens.items():
+            drawn, is_new = figure(name)
+            if shown:
+                one.draw(history, drawn, shown, is_new, found)
+            else:
+                draw_empty(drawn, one.title, nothing(history), is_new, screen.look)
+        if debug:
+            log(describe(history, {name: shown for name, (_, shown) in screens.items()}))
 
     def _screens(
         self, history: History, screen: Screen
@@ -229,7 +249,7 @@ class CockpitPlotter:
 # The run and its panels -------------------------------------------------------------------
 
 
-def read(source: Source) -> History:
+def read(source: object) -> History:
     """The history of a source; ``ValueError`` for a file that is not a run."""
     if isinstance(source, History):
         return source
@@ -240,6 +260,16 @@ def read(source: Source) -> History:
     raise TypeError(
         f"a {type(source).__name__} can't be plotted: pass a cockpit, a History, or a run's path"
     )
+
+
+def _named(sources: Mapping[str, Source] | Sequence[Source]) -> dict[str, Source]:
+    """Several runs by their names: their paths, or numbers."""
+    if isinstance(sources, Mapping):
+        return dict(sources)
+    return {
+        str(Path(one).with_suffix("")) if isinstance(one, (str, Path)) else f"run {number}": one
+        for number, one in enumerate(sources, 1)
+    }
 
 
 def up_to(history: History, last: int | None) -> History:
@@ -255,12 +285,14 @@ def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:
     return "\n".join([*shown, *(f"not drawn: {n}" for n in history.names if n not in drawn)])
 
 
-def default_title(source: Source) -> str:
+def default_title(source: object) -> str:
     """The name of a run file without its ending; for other sources ``"Cockpit"``."""
+    if isinstance(source, (Mapping, list, tuple)):
+        return "Comparison"
     return Path(source).stem if isinstance(source, (str, Path)) else "Cockpit"
 
 
-def default_folder(source: Source) -> Path:
+def default_folder(source: object) -> Path:
     """The folder of a run file; for other sources the working directory."""
     return Path(source).parent if isinstance(source, (str, Path)) else Path()
 

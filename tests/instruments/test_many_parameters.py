@@ -72,7 +72,7 @@ def test_single_lines_on_demand() -> None:
     assert {*rows} <= {*one.plot(by_parameter(rows)).artists}
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.001, 1.2, 10.0])
+@pytest.mark.parametrize("ratio", [1.0, 1.001, 1.2, 3.0])
 def test_names_of_extremes_are_apart_and_beside_the_panel(ratio: float) -> None:
     rows = {f"layer.{n}.weight": [ratio**n] * 3 for n in range(20)}
     drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
@@ -136,10 +136,10 @@ def test_a_single_zero_is_named_and_marked_at_its_steps() -> None:
 
 
 def test_rounding_errors_are_named_and_do_not_stretch_the_axis() -> None:
-    rows = {"query": [1e-2, 2e-2, 1e-2], "key": [1e-19, 0.0, 2e-18], "value": [1e-3, 1e-3, 2e-3]}
+    rows = {"query": [1e-2, 2e-2, 1e-2], "k.bias": [1e-19, 0.0, 2e-18], "value": [1e-3, 1e-3, 2e-3]}
     drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
-    assert "key" not in drawing.artists
-    assert "≈ 0: key" in shown_texts(drawing.ax)
+    assert "k.bias" not in drawing.artists
+    assert "≈ 0: k.bias" in shown_texts(drawing.ax)
     assert drawing.ax.get_ylim()[0] > 1e-4
     assert line_data(drawing.artists["zeros"]) == ([0, 1, 2], [0, 0, 0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from gradlens.cli.main import main
 from gradlens.cli.run_names import run_names
 from gradlens.history.history import History
 from gradlens.history.records import Source
@@ -26,6 +28,7 @@ from gradlens.plotting.comparison import (
     run_colors,
     short_run_names,
 )
+from gradlens.plotting.plotter import CockpitPlotter
 from tests.instruments.test_instruments import VIEWS, realistic, same
 from tests.plotting.test_plotter import boxes, overlap, titles, words
 
@@ -203,6 +206,44 @@ def test_nothing_to_compare() -> None:
     runs = {"a": realistic(20, ("SpectralDensity",)), "b": History()}
     with pytest.raises(ValueError, match="none of the runs has numbers to compare: a, b"):
         compare(runs)
+
+
+def test_several_runs_are_plotted_over_each_other() -> None:
+    runs = {name: realistic(20, KINDS) for name in ("a", "b")}
+    plotter = CockpitPlotter()
+    figure = plotter.plot(runs, show_plot=False, panels=["Loss", "NormTest"], style="paper")
+    assert titles(figure) == ["Loss", "Norm test θ"]
+    assert figure is plotter.figure
+    assert legend(figure) == []
+    figure = plotter.plot([*runs.values()], show_plot=False, plot_title="Both")
+    assert legend(figure) == ["run 1", "run 2"]
+    assert "Both" in words(figure)
+    with pytest.raises(ValueError, match="no panel 'Los': did you mean Loss"):
+        plotter.plot(runs, show_plot=False, panels=["Los"])
+    with pytest.raises(ValueError, match="no style 'papr'"):
+        plotter.plot(runs, show_plot=False, style="papr")  # type: ignore[arg-type]
+
+
+def test_colours_of_runs_can_be_chosen() -> None:
+    runs = {name: losses("Loss", 1.0, 2.0) for name in ("a", "b")}
+    figure = compare(runs, colors=("red", "#00ff00"))
+    assert [*lines(figure, "Loss")] == [(1, 0, 0), (0, 1, 0)]
+    with pytest.raises(ValueError, match="1 colours for 2 runs"):
+        compare(runs, colors=("red",))
+
+
+def test_comparisons_for_papers(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    for path in paths:
+        realistic(20, KINDS).write(path)
+    out = str(tmp_path / "out.svg")
+    chosen = ["--panel", "Loss", "--style", "paper", "--width", "column", "--labels", "x,y"]
+    assert main(["compare", *paths, "-o", out, *chosen, "--colours", "red,blue"]) == 0
+    text = Path(out).read_text()
+    assert {"Loss", "x", "y"} <= {*re.findall(r"<text[^>]*>([^<]*)</text>", text)}
+    assert f'width="{3.25 * 72:g}pt"' in text
+    with pytest.raises(SystemExit):
+        main(["compare", *paths, "-o", out, "--labels", "x"])
 
 
 def test_what_is_left_out() -> None:
