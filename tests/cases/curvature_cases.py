@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.func import functional_call, jacrev
+
+from tests.cases import references
 
 
 @dataclass(frozen=True)
@@ -33,52 +34,20 @@ class Problem:
     def forward(self) -> tuple[Tensor, Tensor]:
         """The loss and the outputs, with their graphs."""
         outputs = self.model(self.inputs)
-        return self.criterion(outputs, self.targets), outputs
+        return self.loss_of(outputs), outputs
+
+    def loss_of(self, outputs: Tensor) -> Tensor:
+        return self.criterion(outputs, self.targets)
 
 
 def dense_hessian(problem: Problem) -> Tensor:
     """``[D, D]``, of the loss as it is."""
-    parameters, unflatten = _flattened(problem.parameters)
-
-    def loss(flat: Tensor) -> Tensor:
-        outputs = functional_call(problem.model, unflatten(flat), problem.inputs)
-        return problem.criterion(outputs, problem.targets)
-
-    return _hessian(loss)(parameters)
+    return references.dense_hessian(problem.model, problem.loss_of, problem.inputs)
 
 
 def dense_ggn(problem: Problem) -> Tensor:
     """``[D, D]``, of the loss as it is."""
-    parameters, unflatten = _flattened(problem.parameters)
-
-    def network(flat: Tensor) -> Tensor:
-        return functional_call(problem.model, unflatten(flat), problem.inputs).flatten()
-
-    outputs = problem.model(problem.inputs).detach()
-
-    def loss(flat_outputs: Tensor) -> Tensor:
-        return problem.criterion(flat_outputs.reshape(outputs.shape), problem.targets)
-
-    jacobian = jacrev(network)(parameters)
-    return jacobian.T @ _hessian(loss)(outputs.flatten()) @ jacobian
-
-
-def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    # torch.func.hessian goes forward, which uses the deprecated torch.jit.
-    return jacrev(jacrev(function))
-
-
-def _flattened(
-    parameters: dict[str, nn.Parameter],
-) -> tuple[Tensor, Callable[[Tensor], dict[str, Tensor]]]:
-    flat = torch.cat([p.detach().flatten() for p in parameters.values()])
-
-    def unflatten(flat: Tensor) -> dict[str, Tensor]:
-        parts = flat.split([p.numel() for p in parameters.values()])
-        named = zip(parameters.items(), parts, strict=True)
-        return {name: part.reshape(p.shape) for (name, p), part in named}
-
-    return flat, unflatten
+    return references.dense_ggn(problem.model, problem.loss_of, problem.inputs)
 
 
 def _linear() -> nn.Module:

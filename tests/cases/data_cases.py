@@ -11,7 +11,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev
+from torch.func import jacrev
+
+from tests.cases import references
 
 Reduction = Literal["mean", "sum"]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -127,47 +129,25 @@ def build(model: str, loss: str, seed: int = 0) -> DataProblem:
     return DataProblem(network, batches, lambda reduction: LOSSES[loss](reduction=reduction))
 
 
-def network_of(problem: DataProblem) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The flat parameters, and the outputs ``[N, C]`` for all of the data as a function of them."""
-    parameters = problem.parameters
-    flat = torch.cat([p.detach().flatten() for p in parameters.values()])
-
-    def outputs(flat: Tensor) -> Tensor:
-        parts = flat.split([p.numel() for p in parameters.values()])
-        pairs = zip(parameters.items(), parts, strict=True)
-        named = {name: part.reshape(p.shape) for (name, p), part in pairs}
-        return functional_call(problem.model, named, problem.inputs)
-
-    return flat, outputs
-
-
 def dense_jacobian(problem: DataProblem) -> Tensor:
     """``[N, C, D]``."""
-    flat, outputs = network_of(problem)
+    flat, outputs = references.as_function(problem.model, problem.inputs)
     return jacrev(outputs)(flat)
 
 
 def dense_hessian(problem: DataProblem, reduction: Reduction) -> Tensor:
-    flat, outputs = network_of(problem)
-    loss = problem.loss_of(reduction)
-    return jacrev(jacrev(lambda each: loss(outputs(each), problem.targets)))(flat)
+    loss, targets = problem.loss_of(reduction), problem.targets
+    return references.dense_hessian(problem.model, lambda o: loss(o, targets), problem.inputs)
 
 
 def dense_ggn(problem: DataProblem, reduction: Reduction) -> Tensor:
-    flat, outputs = network_of(problem)
-    loss = problem.loss_of(reduction)
-    jacobian = dense_jacobian(problem).flatten(0, 1)
-    values = outputs(flat)
-
-    def of_outputs(each: Tensor) -> Tensor:
-        return loss(each.reshape(values.shape), problem.targets)
-
-    return jacobian.T @ jacrev(jacrev(of_outputs))(values.flatten()) @ jacobian
+    loss, targets = problem.loss_of(reduction), problem.targets
+    return references.dense_ggn(problem.model, lambda o: loss(o, targets), problem.inputs)
 
 
 def sample_gradients(problem: DataProblem, reduction: Reduction) -> Tensor:
     """Gradients of single samples' losses ``[N, D]``, by one backward pass for each."""
-    flat, outputs = network_of(problem)
+    flat, outputs = references.as_function(problem.model, problem.inputs)
     loss = problem.loss_of(reduction)
 
     def losses(each: Tensor) -> Tensor:

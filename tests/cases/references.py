@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, jacrev
 
 Contribution = Callable[[Tensor, slice], Tensor]
 """``(output of some samples, which ones)`` to their share of the batch loss, a scalar."""
@@ -48,6 +49,39 @@ def without_hooks(model: nn.Module) -> nn.Module:
         module._forward_hooks.clear()
         module._forward_hooks_with_kwargs.clear()
     return clone
+
+
+def as_function(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The trainable parameters ``[D]``, and the outputs as a function of them."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    sizes = [p.numel() for p in parameters.values()]
+
+    def outputs(flat: Tensor) -> Tensor:
+        pairs = zip(parameters.items(), flat.split(sizes), strict=True)
+        named = {name: part.reshape(p.shape) for (name, p), part in pairs}
+        return functional_call(model, named, (inputs,))
+
+    return torch.cat([p.detach().flatten() for p in parameters.values()]), outputs
+
+
+def second_derivative(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """``[D, D]``; torch.func.hessian goes forward, which uses the deprecated torch.jit."""
+    return jacrev(jacrev(function))(at)
+
+
+def dense_hessian(model: nn.Module, loss: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """``[D, D]``, of the loss of the outputs as it is."""
+    parameters, outputs = as_function(model, inputs)
+    return second_derivative(lambda flat: loss(outputs(flat)), parameters)
+
+
+def dense_ggn(model: nn.Module, loss: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """``[D, D]``, of the loss of the outputs as it is."""
+    parameters, outputs = as_function(model, inputs)
+    values = outputs(parameters).detach()
+    jacobian = jacrev(outputs)(parameters).flatten(0, -2)
+    inner = second_derivative(lambda flat: loss(flat.reshape(values.shape)), values.flatten())
+    return jacobian.T @ inner @ jacobian
 
 
 def flat(gradients: dict[str, Tensor]) -> Tensor:

@@ -211,14 +211,11 @@ sys.exit(sum(main(["plot", path]) for path in sys.argv[2:]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", [bombs, many_series, in_every_step])
-def test_in_a_process_with_little_memory(
-    mutation: object, runs: list[bytes], tmp_path: Path
-) -> None:
-    assert callable(mutation)
-    paths = [tmp_path / f"run{seed}.jsonl" for seed in range(3)]
-    for seed, path in enumerate(paths):
-        path.write_bytes(mutation(runs[seed], random.Random(seed)))
+def test_in_a_process_with_little_memory(runs: list[bytes], tmp_path: Path) -> None:
+    paths = []
+    for seed, mutation in enumerate((bombs, many_series, in_every_step, bombs)):
+        paths.append(tmp_path / f"run{seed}.jsonl")
+        paths[-1].write_bytes(mutation(runs[seed], random.Random(seed)))
     command = [sys.executable, "-c", LIMITED, str(MEGABYTES), *map(str, paths)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     errors = result.stderr.splitlines()

@@ -27,6 +27,7 @@ from gradlens import Cockpit, History, quantities, schedules
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.references import per_sample_gradients_of_losses
+from tests.quantities.test_layer_quantities import everything as of_layers
 
 
 def network() -> nn.Module:
@@ -88,6 +89,8 @@ def everything() -> list[Quantity]:
         quantities.SpectralDensity(probes=2, steps=5),
         quantities.Stability(max_products=20),
         quantities.DirectionalDerivatives(k=2),
+        *of_layers(),
+        *(quantities.MeanTID(), quantities.VarTID()),
     ]
 
 
@@ -154,14 +157,7 @@ def test_that_test_tracks_every_quantity() -> None:
     tracked = {type(quantity).__name__ for quantity in everything()}
     abstract = {name for name in quantities.__all__ if name.endswith("Quantity")} | {"Phase"}
     plain_sgd_only = {"CABS"}
-    # Those are tracked in test_signals.py.
-    of_layers = {
-        n
-        for n in set(quantities.__all__) - {"Phase"}
-        if getattr(quantities, n).choose
-        not in (quantities.Quantity.choose, quantities.NoiseQuantity.choose)
-    }
-    assert tracked == set(quantities.__all__) - abstract - plain_sgd_only - of_layers
+    assert tracked == set(quantities.__all__) - abstract - plain_sgd_only
 
 
 @pytest.fixture

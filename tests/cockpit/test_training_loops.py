@@ -299,7 +299,7 @@ def trained_by_a_scaler(
     chosen = [*tracked(), quantities.GradientGeometry()]
     possible = [each for each in chosen if passed is not None or "optimizer" not in each.needs]
     cockpit = gradlens.Cockpit(model, possible)
-    for step in range(3):
+    for step in range(2):
         model.zero_grad()
         for part in range(parts):
             rows = slice(part * N // parts, (part + 1) * N // parts)

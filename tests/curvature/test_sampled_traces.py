@@ -19,6 +19,7 @@ from gradlens.curvature.hessian import GGNOperator
 from gradlens.curvature.hessian_roots import drawing
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError
+from tests.cases.references import second_derivative
 from tests.curvature.test_diagonals import CURVED, LOSSES, PIECEWISE_LINEAR, SAMPLES, Case
 from tests.curvature.test_diagonals_hard_cases import Centred
 
@@ -140,7 +141,7 @@ def test_draws_have_the_losss_hessian_for_their_second_moment() -> None:
         draw = drawing(ggn, np.random.default_rng(0))
         draws = torch.stack([draw() for _ in range(4000)])
         moment = torch.einsum("sni,snj->nij", draws, draws) / len(draws)
-        hessian = _hessian(lambda o, f=loss_of: f(o, targets))(outputs.detach())
+        hessian = second_derivative(lambda o, f=loss_of: f(o, targets), outputs.detach())
         for n in range(2):
             expected = hessian[n, :, n]
             assert (moment[n] - expected).norm() < 0.08 * expected.norm()
@@ -175,11 +176,6 @@ def test_draws_of_many_outputs_that_depend_on_each_other_are_refused() -> None:
     ggn = GGNOperator(loss, outputs, {"outputs": outputs})
     with pytest.raises(UnavailableError, match="more than 256"):
         drawing(ggn, np.random.default_rng(0))
-
-
-def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    # torch.func.hessian goes forward, which uses the deprecated torch.jit.
-    return torch.func.jacrev(torch.func.jacrev(function))
 
 
 class Texts(nn.Module):

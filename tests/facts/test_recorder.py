@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -275,28 +274,6 @@ def test_training_is_the_same(facts: bool) -> None:
         trained.append([p.detach().clone() for p in model.parameters()])
         assert bool(cockpit.history.facts.setups) == (facts and tracked)
     assert all(map(torch.equal, *trained))
-
-
-def hooks(model: nn.Module, opt: Optimizer) -> int:
-    return sum(len(m._forward_hooks) for m in model.modules()) + len(opt._optimizer_step_pre_hooks)
-
-
-@pytest.mark.parametrize("end", ["close", "delete"])
-def test_nothing_is_left_behind(end: str) -> None:
-    model = network()
-    opt = torch.optim.SGD(model.parameters(), 0.01)
-    before = hooks(model, opt)
-    cockpit = Cockpit(model, [], strict=True)
-    loss = model(batch(0)[0]).square().mean()
-    with cockpit(0, loss=loss, optimizer=opt):
-        loss.backward()
-    if end == "close":
-        cockpit.close()
-        assert hooks(model, opt) == before
-    del cockpit
-    gc.collect()
-    assert len(opt._optimizer_step_pre_hooks) == 0
-    copy.deepcopy(model)(batch(0)[0])
 
 
 def tables(facts: Facts) -> dict[str, Any]:

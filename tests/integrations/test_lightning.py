@@ -90,11 +90,6 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=self.momentum)
 
 
-class Validated(Module):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.training_step(batch, batch_idx)
-
-
 class Manual(Module):
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +223,6 @@ CASES = {
     "manual": Case(Manual),
     "two parts": Case(parts=2, rtol=1e-9, without=OF_THE_LAST_PART),
     "three parts": Case(parts=3, rtol=1e-9, without=OF_THE_LAST_PART),
-    "four parts": Case(parts=4, rtol=1e-9, without=OF_THE_LAST_PART),
     "16-mixed": Case(dtype=torch.half),
     "16-mixed, two parts": Case(parts=2, dtype=torch.half, rtol=1e-2, without=NEAR_EDGES),
     "16-mixed, manual": Case(Manual, dtype=torch.half),
@@ -432,7 +426,7 @@ def test_another_network_starts_anew() -> None:
     fitting = trainer(callback)
     fitting.fit(Module(), loader())
     fitting.fit_loop.max_epochs = 2
-    with pytest.warns(gradlens.GradlensWarning, match=r"anew, since .*0.weight has shape \[8, 6\]"):
+    with pytest.warns(gradlens.GradlensWarning, match=r"anew, since .*0.weight.* \[8, 6\]"):
         fitting.fit(Wider(), loader())
     assert callback.cockpit.history["Distance"][STEPS]["network.0.weight"] == 0
 

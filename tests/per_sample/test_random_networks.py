@@ -12,7 +12,7 @@ from tests.cases.random_networks import Recipe, draw_recipe, examine, recipe_of
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("GRADLENS_RANDOM_NETWORKS", "60"))
+EXAMPLES = int(os.environ.get("GRADLENS_RANDOM_NETWORKS", "30"))
 """How many networks hypothesis draws; 2,000 take a few minutes."""
 
 COVERED = 0.8

@@ -205,36 +205,6 @@ def test_a_batch_size_that_is_no_number_of_samples(batch_size: Any) -> None:
         gradients["0.weight"]
 
 
-def test_backward_on_another_loss() -> None:
-    """Nothing is given that isn't the loss's."""
-    torch.manual_seed(0)
-    model = gradlens.extend(mlp().double())
-    outputs = model(randn(5, 5))
-    losses = F.cross_entropy(outputs, torch.arange(5) % 3, reduction="none")
-    expected = per_sample_gradients_of_losses(losses, model)
-    loss = losses.mean()
-    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
-        (loss + outputs.mean(0).square().sum()).backward()
-    for name in gradients:
-        assert_close(gradients[name].dense(), expected[name])
-
-
-def test_leaves_no_trace() -> None:
-    """Neither in gradients, buffers and random numbers, nor in how the training goes on."""
-    torch.manual_seed(0)
-    layers = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3)
-    model = gradlens.extend(nn.Sequential(*layers))
-    loss = labels(model(torch.randn(6, 4)))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    state = torch.get_rng_state()
-    with gradlens.per_sample_gradients(model, loss=loss):
-        assert all(parameter.grad is None for parameter in model.parameters())
-        loss.backward()
-    assert torch.equal(torch.get_rng_state(), state)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-
-
 FOLDED = ["film frames", "film frames first", "sliding windows", "pairs in one cat"]
 
 

@@ -22,7 +22,7 @@ from gradlens import Cockpit, quantities
 from gradlens.curvature.diagonals import DiagonalKind
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import CurvatureQuantity, Quantity
-from tests.cases.references import without_hooks
+from tests.cases.references import dense_hessian, without_hooks
 
 SAMPLES = 6
 
@@ -48,25 +48,6 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 
 
-def dense_hessian(
-    model: nn.Module, loss_function: Callable[[Tensor], Tensor], inputs: Tensor
-) -> Any:
-    """``[D, D]``"""
-    model = without_hooks(model)
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-    sizes = [p.numel() for p in parameters.values()]
-
-    def loss(flat: Tensor) -> Tensor:
-        parts = flat.split(sizes)
-        state = {
-            n: part.reshape(p.shape) for (n, p), part in zip(parameters.items(), parts, strict=True)
-        }
-        return loss_function(torch.func.functional_call(model, state, (inputs,)))
-
-    flat = torch.cat([p.flatten() for p in parameters.values()])
-    return torch.func.jacrev(torch.func.jacrev(loss))(flat).numpy()
-
-
 def track(
     quantity: Quantity,
     network: str = "mlp",
@@ -90,7 +71,7 @@ def track(
             return losses.sum() / (SAMPLES if reduction == "mean" else 1)
 
         divisor = 1 if reduction == "mean" else SAMPLES
-        hessians.append(dense_hessian(model, loss_of, inputs) / divisor)
+        hessians.append(dense_hessian(without_hooks(model), loss_of, inputs).numpy() / divisor)
         opt.zero_grad()
         outputs = model(inputs)
         loss = loss_of(outputs)
@@ -139,19 +120,9 @@ def test_eigenvalues_of_the_ggn_are_not_negative(reduction: str) -> None:
     assert found[0]["eigenvalues"].max() > 0.1
 
 
-def test_ggn_without_outputs_says_what_to_do() -> None:
-    model = nn.Linear(3, 2)
-    cockpit = Cockpit(model, [quantities.HessEigenvalues(matrix="ggn"), quantities.Time()])
-    loss = (torch.randn(4, 3) @ model.weight.T).square().mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
-    assert "has returned: pass info={'outputs'" in cockpit.history["HessEigenvalues"][0].reason
-    assert 0 in cockpit.history["Time"]
-
-
 @pytest.mark.slow
 def test_density_is_that_of_the_spectrum() -> None:
-    quantity = quantities.SpectralDensity(probes=300, steps=26)
+    quantity = quantities.SpectralDensity(probes=60, steps=26)
     found, hessians, *_ = track(quantity, steps=1)
     record, spectrum = found[0], np.linalg.eigvalsh(hessians[0])
     gaussians = np.exp(-0.5 * ((record["grid"][:, None] - spectrum) / record["width"]) ** 2)
@@ -299,7 +270,7 @@ def test_a_quadratic_with_decay_and_rates_of_groups_diverges_above_the_limit(
             group["weight_decay"] = min(group["weight_decay"], 1.5 / group["lr"])
     assert ratio == pytest.approx(target, rel=1e-3)
     largest = 0.0  # larger ones would change the second moment, which ends the divergence
-    for _ in range(600):
+    for _ in range(300):
         both = torch.cat([x, y])
         largest = max(largest, both.norm().item())
         optimizer.zero_grad()
@@ -591,28 +562,6 @@ def test_loss_without_curvature_and_broken_losses(build: Callable[[], Quantity])
             assert value["trace"] == 0 if factor == 1 else value.reason
 
 
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
-
-
-def test_not_twice_differentiable_is_said_and_the_rest_is_kept() -> None:
-    model = nn.Linear(3, 2)
-    cockpit = Cockpit(model, [quantities.HessMaxEV(), quantities.NormTest()])
-    loss = Once.apply(model(torch.randn(4, 3))).mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
-    assert "can't be differentiated twice" in cockpit.history["HessMaxEV"][0].reason
-    assert 0 in cockpit.history["NormTest"]
-
-
 def test_backpack_hooks_keep_their_inputs_for_the_real_backward_pass() -> None:
     from backpack import extend
 
@@ -626,21 +575,6 @@ def test_backpack_hooks_keep_their_inputs_for_the_real_backward_pass() -> None:
         loss.backward()
     assert math.isfinite(cockpit.history["NormTest"][0])
     assert math.isfinite(cockpit.history["HessMaxEV"][0])
-
-
-def test_warm_start_takes_fewer_products() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 10))
-    inputs = torch.randn(30, 20)
-    cockpit = Cockpit(model, [quantities.HessEigenvalues(k=3, tolerance=1e-4)])
-    for step in range(2):
-        loss = gradlens.extend(nn.CrossEntropyLoss())(model(inputs), torch.arange(30) % 10)
-        with cockpit(step, loss=loss):
-            loss.backward()
-    first, second = cockpit.history["HessEigenvalues"].values()
-    assert first["converged"]
-    assert second["converged"]
-    assert second["products"] < first["products"]
 
 
 @pytest.mark.filterwarnings("ignore:.*cover 0 %")

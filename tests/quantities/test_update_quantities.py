@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -203,61 +202,6 @@ def test_early_stopping_is_undefined_with_weight_decay() -> None:
     assert "weight decay" in cockpit.history["EarlyStopping"][0].reason
 
 
-@pytest.mark.parametrize(
-    "loss_function",
-    [
-        nn.CrossEntropyLoss(),
-        nn.CrossEntropyLoss(reduction="sum"),
-        nn.CrossEntropyLoss(weight=torch.tensor([0.3, 1.0, 2.0]), label_smoothing=0.1),
-        nn.CrossEntropyLoss(ignore_index=1),
-    ],
-    ids=["mean", "sum", "weights", "ignored"],
-)
-@pytest.mark.parametrize("scale", [1.0, 0.25])
-def test_individual_losses_are_found(loss_function: nn.Module, scale: float) -> None:
-    """They are N times each sample's share of the loss, so their mean is the loss."""
-
-    class Losses(quantities.SingleStepQuantity):
-        needs = ("individual_losses",)
-
-        def compute(self, step: Any) -> Any:
-            return step.individual_losses
-
-    model, reduction = nn.Linear(4, 3), loss_function.reduction
-    cockpit = Cockpit(model, [Losses()], loss_reduction=reduction)
-    gradlens.extend(loss_function)
-    inputs, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
-    loss = scale * loss_function(model(inputs), labels)
-    with cockpit(0):
-        loss.backward()
-    found = cockpit.history["Losses"][0]
-    parts = nn.functional.cross_entropy(
-        model(inputs),
-        labels,
-        loss_function.weight,
-        ignore_index=loss_function.ignore_index,
-        label_smoothing=loss_function.label_smoothing,
-        reduction="none",
-    ).detach()
-    np.testing.assert_allclose(found / found.sum(), parts / parts.sum(), rtol=1e-5)
-    total = found.mean() if reduction == "mean" else found.sum()
-    assert total == pytest.approx(loss.item(), rel=1e-5)
-
-
-def test_alpha_without_individual_losses_says_how_to_get_them() -> None:
-    model = nn.Linear(4, 2)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    cockpit = Cockpit(model, [quantities.Alpha()])
-    with pytest.warns(UserWarning, match=r"Alpha can't be found .*individual_losses") as caught:
-        for step in range(3):
-            optimizer.zero_grad()
-            with cockpit(step, optimizer=optimizer):
-                model(torch.randn(3, 4)).square().mean().sqrt().backward()
-            optimizer.step()
-    assert len(caught) == 1
-    assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
-
-
 def test_alpha_of_tokens_is_that_of_the_losses_of_samples() -> None:
     """Losses of single tokens vary in another way than those of samples."""
     expected = alpha_of_tokens(flattened=False)
@@ -343,45 +287,10 @@ def test_a_wrapped_optimizer_is_unwrapped() -> None:
     assert cockpit.history["UpdateSize"][0]["weight"] > 0
 
 
-def test_losses_that_the_user_reduces() -> None:
-    """A loss module with reduction="none" has the same per-sample losses as one that averages."""
-    histories = []
-    for reduction in ("mean", "none"):
-        torch.manual_seed(0)
-        model, loss_function = nn.Linear(4, 2), nn.CrossEntropyLoss(reduction=reduction)
-        optimizer = SGD(model.parameters(), lr=0.5)
-        cockpit = Cockpit(model, [quantities.Alpha()], loss_function=loss_function)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = loss_function(model(torch.randn(8, 4)), torch.randint(2, (8,))).mean()
-            with cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
-            optimizer.step()
-        histories.append(cockpit.history["Alpha"])
-    for step in range(2):
-        assert histories[0][step] == pytest.approx(histories[1][step], rel=1e-4)
-
-
 def test_optimizer_that_was_never_stepped() -> None:
     history = training(0).history
     assert history["Alpha"][0].reason == "the update is zero"
     assert set(history["UpdateSize"][0].values()) == {0.0}
-
-
-def test_exception_inside_the_context_leaves_no_hook_on_the_optimizer() -> None:
-    model = nn.Linear(4, 2)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    cockpit = Cockpit(model, [quantities.UpdateSize()])
-    for step in range(3):
-        optimizer.zero_grad()
-        with suppress(ZeroDivisionError), cockpit(step, optimizer=optimizer):
-            model(torch.randn(3, 4)).square().mean().backward()
-            if step == 1:
-                raise ZeroDivisionError
-        optimizer.step()
-    cockpit.close()
-    assert list(cockpit.history["UpdateSize"]) == [0, 2]
-    assert not optimizer._optimizer_step_post_hooks
 
 
 @pytest.mark.parametrize("end", [0.25, 0.5, 1.0, 2.0, 3.0])
