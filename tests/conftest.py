@@ -25,10 +25,10 @@ collect_ignore = [path for path, names in NEEDED.items() if None in map(find_spe
 torch.set_num_threads(1)
 
 
-FAST_CASES = 3
+FAST_CASES = 2
 """The number of fast cases of a test that has more than these.
 
-With three, all fast tests take less than a minute on two cores.
+The fast tests are for each change; all cases of a test run with the tests of its folder.
 """
 
 

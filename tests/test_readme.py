@@ -63,6 +63,7 @@ def test_the_first_loop_of_a_page(
     assert (tmp_path / "cockpit.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_commands_of_the_quickstart_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     demo, *others = re.findall(r"^   gradlens (.+)$", PAGE, flags=re.MULTILINE)

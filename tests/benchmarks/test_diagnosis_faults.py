@@ -84,6 +84,7 @@ def _strongest() -> Iterator[tuple[str, Injected]]:
             yield fault.name, next(each for each in found if each is not None)
 
 
+@pytest.mark.slow
 def test_layers_with_a_fault_are_those_of_the_network() -> None:
     for name, found in _strongest():
         model = model_of(found.training, 0)
@@ -91,6 +92,7 @@ def test_layers_with_a_fault_are_those_of_the_network() -> None:
         assert found.layers <= modules, name
 
 
+@pytest.mark.slow
 def test_samples_with_a_fault_are_in_the_batch_of_its_step() -> None:
     for name, found in _strongest():
         if found.samples and found.step is not None:

@@ -156,6 +156,7 @@ def test_values_of_a_device_are_those_of_the_host(
 
 @pytest.mark.filterwarnings("ignore:gradlens, step")
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.slow
 def test_the_default_device_is_not_where_the_model_must_be(network: str) -> None:
     model = NETWORKS[network]().double()
     expected = tracked(copy.deepcopy(model), "full", 3)[0]

@@ -280,6 +280,7 @@ def as_a_whole(reduction: str, tokens: bool) -> gradlens.History:
     return train((N,), reduction, tokens=tokens)
 
 
+@pytest.mark.slow
 def test_whether_a_reduction_was_told_how_to_merge_makes_no_difference() -> None:
     """The values that are merged are those of all gradients together."""
     history = train((4, 9, 7), factors=(0.2, 0.5, 0.3), max_bytes=2**24)

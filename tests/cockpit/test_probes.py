@@ -160,6 +160,7 @@ def test_the_step_of_a_quantity_is_that_of_the_parameters() -> None:
         assert cockpit.history["HessMaxEV"][step] == pytest.approx(largest, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_quantities_of_a_probe_equal_the_operators_over_data() -> None:
     problem = build("perceptron", "mse")
     probe = probe_of(problem, "mean", 3)

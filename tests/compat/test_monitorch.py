@@ -112,6 +112,7 @@ def both(request: pytest.FixtureRequest) -> tuple[History, Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "lens"), [("OutputNorm", "norm"), ("OutputRMS", "rms")])
+@pytest.mark.slow
 def test_output_norm(both: Any, name: str, lens: str) -> None:
     history, theirs = both
     assert theirs[lens]

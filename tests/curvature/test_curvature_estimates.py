@@ -102,6 +102,7 @@ def test_block_trace_intervals_hold_the_truth(matrix: np.ndarray) -> None:
         assert sum(holds(e[name].confidence_interval(), truth) for e in estimates) in AT_LEAST
 
 
+@pytest.mark.slow
 def test_diagonal_errors_are_those_of_the_diagonal(matrix: np.ndarray) -> None:
     truth = np.diag(matrix)
     found = [hutchinson_diagonal(matrix, 30, seed) for seed in range(SEEDS)]
@@ -144,6 +145,7 @@ def densities() -> list[SpectralDensity]:
 # Values
 
 
+@pytest.mark.slow
 def test_estimates_of_networks() -> None:
     problem = build("convolutional", "cross-entropy-mean")
     loss, outputs = problem.forward()

@@ -292,7 +292,7 @@ def test_elsewhere_the_hessians_trace_is_estimated_and_the_record_says_why(netwo
     build, reason = ESTIMATED[network]
     case = Case(build, nn.CrossEntropyLoss())
     with pytest.warns(UserWarning, match=f"(?s)diag_h is estimated.*{reason}"):
-        cockpit = case.track(quantities.HessTrace(samples=2000))
+        cockpit = case.track(quantities.HessTrace(samples=500))
     found = cockpit.history["HessTrace"][0]
     assert found["method"] == "Hutchinson"
     diagonal = case.diagonal("diag_h")

@@ -289,7 +289,7 @@ def test_traces_are_those_of_the_whole_loss(name: str, kind: str) -> None:
     torch.manual_seed(0)
     problem = build()
     truth = problem.truth(kind)
-    for step in range(4):
+    for step in range(2):
         found = problem.trace(kind, step)
         assert found["method"] == methods[kind]
         tolerance = max(4.5 * found["standard_error"], 1e-9 * abs(truth))
@@ -410,6 +410,7 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize(
     ("flat", "passed", "n"), [(False, {}, 4), (True, {}, 4), (True, {"batch_size": 4}, 4)]
 )
+@pytest.mark.slow
 def test_all_matrices_of_a_sum_loss_have_one_n(
     flat: bool, passed: dict[str, int], n: int, kind: Any
 ) -> None:
@@ -510,6 +511,7 @@ def test_results_of_a_users_own_extension_stay(tracked: list[quantities.Quantity
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.slow
 def test_graph_extended_by_backpack_with_a_regulariser_of_zero() -> None:
     torch.manual_seed(0)
     model, y = backpack.extend(piecewise_linear().double()), labels()

@@ -96,9 +96,16 @@ def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["convolution", "positions", "BatchNorm"])
+@pytest.mark.parametrize(
+    ("network", "reduction", "factor"),
+    [
+        ("convolution", "mean", 0.5),
+        ("positions", "sum", 1.0),
+        ("BatchNorm", "mean", 0.5),
+        ("BatchNorm", "sum", 1.0),
+    ],
+)
 @pytest.mark.parametrize("settings", [{"sub_batch": 3}, {"sub_batch": 99}, {"samples": 3}])
-@pytest.mark.parametrize(("reduction", "factor"), [("mean", 0.5), ("sum", 1.0)])
 def test_draws_sub_batches_and_sum_losses(
     settings: dict[str, int], reduction: str, factor: float, network: str
 ) -> None:
@@ -127,6 +134,7 @@ def test_intervals_of_few_draws_where_samples_are_coupled() -> None:
     assert sum(record["low"] <= truth <= record["high"] for record in records) >= 90
 
 
+@pytest.mark.slow
 def test_draws_have_the_losss_hessian_for_their_second_moment() -> None:
     """Of cross-entropy with weights, too, whose factor differs from sample to sample."""
     torch.manual_seed(0)
@@ -219,6 +227,7 @@ def trace_of_texts(model: nn.Module, words: Tensor) -> float:
 
 
 @pytest.mark.parametrize("sub_batch", [None, 2])
+@pytest.mark.slow
 def test_words_of_a_text_are_one_sample_where_they_see_each_other(sub_batch: int | None) -> None:
     torch.manual_seed(0)
     model, words = Texts().double(), torch.randint(5, (3, 4))
@@ -232,6 +241,7 @@ def test_words_of_a_text_are_one_sample_where_they_see_each_other(sub_batch: int
     assert 0.8 * spread < error < 4 * spread
 
 
+@pytest.mark.slow
 def test_words_of_texts_that_see_each_other_are_drawn_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -228,6 +228,7 @@ def test_a_killed_run_keeps_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.cockpit is not None
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     problem = classification()

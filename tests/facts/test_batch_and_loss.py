@@ -109,6 +109,7 @@ OR_BAD = st.one_of(NUMBERS, st.sampled_from([math.nan, math.inf, -math.inf, 0.0]
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 5))
+@pytest.mark.slow
 def test_batches_of_the_same_size_are_reduced_together(
     data: st.DataObject, steps: int, samples: int
 ) -> None:

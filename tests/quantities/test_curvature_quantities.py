@@ -101,6 +101,7 @@ def test_eigenvalues(network: str, reduction: str) -> None:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.slow
 def test_the_largest_eigenvalue_is_followed(network: str) -> None:
     """From one random batch to the next, with a search at every fifth step."""
     quantity = quantities.HessMaxEV(tolerance=0.03, search_interval=5)
