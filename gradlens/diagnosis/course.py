@@ -30,9 +30,10 @@ LARGE_UPDATE = 0.03
 """‖update‖/‖θ‖: about 1e-3 is usual, and 1e-2 is common early in training."""
 
 
-def rise(evidence: Evidence) -> float:
-    """The loss over that at the start, exceeded by three steps; NaN if it isn't known."""
-    found, count = np.sort(finite(evidence.level[SETTLING:])), PERSISTENT * evidence.width
+def rise(evidence: Evidence, losses: Floats | None = None) -> float:
+    """The loss over that at the start, exceeded by three steps of those; NaN if it isn't known."""
+    of = calm(evidence)[SETTLING:] if losses is None else losses
+    found, count = np.sort(finite(of)), PERSISTENT * evidence.width
     return float(found[-count]) / evidence.start if len(found) >= count else math.nan
 
 
@@ -175,6 +176,14 @@ def _is_jump(values: Floats, place: int, factor: float) -> bool:
 
 SMALLEST = 8
 """Samples of a batch: in a smaller one, a single sample often has most of the loss."""
+
+
+def calm(evidence: Evidence) -> Floats:
+    """The levels of the loss without jumps that are over at the next step: a rate's are not."""
+    found, losses = evidence.level.copy(), evidence.loss.values
+    places = [jump.place for jump in jumps(evidence)]
+    found[[n for n in places if losses[n + 1 : n + 2].sum() < SMALL_RISE * evidence.start]] = np.nan
+    return found
 
 
 def largest_share(evidence: Evidence, place: int) -> float:

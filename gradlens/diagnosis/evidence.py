@@ -290,20 +290,26 @@ class Evidence:
     def is_moved_by_others(self) -> bool:
         """Whether the loss rises by others than the weights, as an adversary's or a detached term.
 
-        The weights can't raise it further than by their way times the steepest gradient, which
-        small updates have no steeper ones between.
+        What an adversary is to take for real is one class; its parameters may need no gradient.
         """
-        shapes = self.history.parameters
-        updates = self.by_name("update_rms")
-        sizes = sum((np.square(v) * math.prod(shapes[n]) for n, v in updates.values.items()
-                     if n in shapes), np.zeros(len(updates.steps)))  # fmt: skip
-        is_each = self.typical("updates") >= 1 and largest(self.update_ratio.values) < SMALL_UPDATE
-        if self.has_adversary or not is_each or not len(self.loss.values):
-            return self.has_adversary
-        way = largest(np.sqrt(sizes)) * self.length
+        is_generated = self.setup.loss.startswith("BinaryCrossEntropy") and len(self.labels) == 1
+        return self.has_adversary or is_generated or self.is_out_of_reach
+
+    @cached_property
+    def is_out_of_reach(self) -> bool:
+        """Whether the loss rises further than the way of the weights times the steepest gradient.
+
+        Updates must be so small that gradients aren't steeper in between.
+        """
+        if not (self.typical("updates") >= 1 and len(self.loss.values)):
+            return False
+        shapes, updates = self.history.parameters, self.by_name("update_rms")
+        squares = [np.square(v) * math.prod(shapes.get(n, ())) for n, v in updates.values.items()]
+        way = largest(np.sqrt(np.sum(squares, axis=0))) * self.length
         rise = largest(self.level) - self.first_loss
         reach = BEYOND_REACH * way * largest(self.column("grad_norm"))
-        return rise > max(reach, abs(self.first_loss))  # batches differ by less
+        is_small = largest(self.update_ratio.values) < SMALL_UPDATE
+        return is_small and rise > max(reach, abs(self.first_loss))  # batches differ by less
 
     @cached_property
     def is_origin_known(self) -> bool:

@@ -85,6 +85,5 @@ UPDATE_SIZES = Need(
 )
 ZEROS = of_layers("zero_gradients", "the gradients, which the facts of a run have")
 ROW_SPREAD = of_layers("row_spread", "the weights, which the facts of a run have")
-SECOND_MOMENTS = of_layers("root_second_moment", "the second moments of Adam or its like")
 DEAD = of_layers("dead", "a layer with a ReLU, in the facts of a run")
 SATURATED = of_layers("saturated", "a layer with a tanh or sigmoid, in the facts of a run")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlens.facts.parameters import groups
+from gradlens.facts.parameters import groups, rms
 from gradlens.facts.rows import Rows
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.graph.graph import Edge, Graph
@@ -247,6 +247,56 @@ class Network:
         )  # fmt: skip
 
     @property
+    def unlogged(self) -> bool:
+        """Whether a Kullback-Leibler divergence gets probabilities in place of their logarithms.
+
+        It is ``t log t − t x`` of constants ``t``, and ``x`` comes from a softmax.
+        """
+        for number in self._of_loss():
+            subtracted = self._behind_constant(number, "Sub")
+            given = None if subtracted is None else self._behind_constant(subtracted, "Mul")
+            if given is not None and called(self._graph.kinds[given]) == "softmax":
+                return True
+        return False
+
+    def _behind_constant(self, number: int, kind: str) -> int | None:
+        """What the second operand of a node of this kind comes from, if the first is constant."""
+        edges = self._graph.children[number]
+        is_so = self._graph.kinds[number].startswith(kind) and len(edges) == 2
+        return edges[1][0] if is_so and edges[0] is None and edges[1] is not None else None
+
+    @property
+    def beyond(self) -> Tensor | None:
+        """The share of targets that outputs can't reach, as a sigmoid's don't leave 0 to 1.
+
+        ``None`` unless an error compares what an activation has returned with constants.
+        """
+        for number in self._of_loss():
+            of = self._behind_views(number) if self._kinds[number].is_difference else None
+            limits = None if of is None else RANGES.get(called(self._graph.kinds[of]))
+            if of is not None and limits is not None:
+                targets = self._targets(number, of)
+                return None if targets is None else share_beyond(targets, *limits)
+        return None
+
+    @torch.no_grad()
+    def _targets(self, number: int, of: int) -> Tensor | None:
+        """What a difference is taken from the output ``of`` an activation, if that was kept.
+
+        A difference by hand is kept by what makes it an error, such as a square.
+        """
+        targets = saved(self._graph.nodes[number], "target", None)
+        edges = self._graph.children[number]
+        if targets is not None or len(edges) != 2 or edges[0] is None or edges[1] is not None:
+            return None if targets is None else targets.detach()
+        users = [self._graph.nodes[user] for user, _, _ in self._graph.consumers[number]]
+        errors = [t for user in users for t in saved_where_they_are(user)]
+        outputs = saved_where_they_are(self._graph.nodes[of])
+        if not errors or len(outputs) != 1 or errors[0].numel() != outputs[0].numel():
+            return None
+        return outputs[0].detach().reshape(errors[0].shape) - errors[0].detach()
+
+    @property
     def of_one(self) -> str:
         """What has one element alone to make probabilities of, or to normalise; usually empty."""
         for number, axis, shape in self._softmaxes_of_loss():
@@ -334,6 +384,23 @@ class Network:
         """What an activation has returned, where its node has saved it without hooks."""
         saved = saved_where_they_are(self._graph.nodes[activation.node])
         return saved[0] if len(saved) == 1 else None
+
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "relu": (0.0, math.inf),
+}
+MARGIN = 0.05
+"""Of the range, by which targets may be beyond it."""
+
+
+@torch.no_grad()
+def share_beyond(targets: Tensor, low: float, high: float) -> Tensor:
+    """The share of targets that are outside of a range by more than a part of it."""
+    margin = MARGIN * (high - low if high < math.inf else rms(targets))
+    return ((targets < low - margin) | (targets > high + margin)).float().mean()
 
 
 def _repeats(targets: Tensor | None) -> bool:

@@ -139,6 +139,9 @@ class FactRecorder(Observer):
             network = Network(graph, self._setting.names), loss
             strangers = self._strangers.numbers(network[0].strangers)
             facts.of_layers = activation_shares(network[0]) | strangers | dense_labels(network[1])
+            facts.numbers["unlogged"] = float(network[0].unlogged)
+            beyond = network[0].beyond
+            facts.numbers |= {} if beyond is None else {"targets_beyond": beyond}
         setup = setup_of(self._setting, info, network, facts.rows)
         self._run.take_in(facts.step, "setup", setup)
         if setup.groups and not any(name for group in setup.groups for name in group.parameters):

@@ -245,8 +245,13 @@ FAULTY: dict[str, list[History]] = {
     ]
     + [run(setup=setup) for setup in (with_options(momentum=0.995), adam(beta1=0.985))],
     "clipping_always": [run(changed(S, grad_norm_at_step=kept)) for kept in (0.05, 0.005, 0.0005)],
-    "loss_sum": [run(changed(S, loss=32 * loss), setup=SUM) for loss in (RISE, STUCK)],
-    "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
+    "loss_sum": [
+        *(run(changed(S, loss=32 * loss), setup=SUM) for loss in (RISE, STUCK)),
+        run(changed(S, loss=RISE, updates=(np.arange(STEPS) % 8 == 7).astype(float))),
+    ],
+    "nonfinite_input": [
+        run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0, loss=at(50, math.nan)))
+    ],
     **{
         fault: [broken(origin)]
         for fault, origin in (
@@ -382,8 +387,11 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=2.3 * 0.98 ** (np.arange(STEPS) % 40)) | ROUNDS, setup=adam()),
     ],
     "loss_of_scores": [
-        run(changed(S, loss=S["loss"] - 3, loss_median=S["loss_median"] - fall))
-        for fall in (0.8, 3.0)
+        *(
+            run(changed(S, loss=S["loss"] - 3, loss_median=S["loss_median"] - fall))
+            for fall in (0.8, 3.0)
+        ),
+        run(S | {"unlogged": np.ones(STEPS)}, setup=replace(SETUP, loss="")),
     ],
     "loss_maximised": [
         run(changed(S, loss=-np.exp(np.arange(STEPS) / 20)), setup=SQUARED),
@@ -405,6 +413,8 @@ FAULTY: dict[str, list[History]] = {
             run(regression(size, variance), setup=SQUARED)
             for size, variance in ((1e4, 100.0), (1e9, 1e6))
         ),
+        run(S | {"targets_beyond": np.full(STEPS, 0.4)}),
+        run(changed(S, loss=1e3 * RISE, grad_norm=1e6), setup=SQUARED),
     ],
     "unregistered_layers": [
         run(layers=strangers(new=2.0)),
@@ -428,6 +438,7 @@ NOTICED: dict[str, list[History]] = {
         run(layers=changed(L, **{"zero_gradients/4.bias": 0.5})),
     ],
     "optimizer_anew": [run({**S, **ROUNDS}, setup=adam())],
+    "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
     "precision_underflow": [
         run(layers=by_weight("zero_gradients", zeros, zeros, 0.0), setup=replace(SETUP, half=True))
         for zeros in (0.0, 0.3)
@@ -473,10 +484,7 @@ NOTICED: dict[str, list[History]] = {
             with_options(momentum=0.9, weight_decay=0.1),
         )
     ],
-    "batch_too_small": [
-        *(run(changed(S, samples=n, labels=n, distinct_rows=n)) for n in (1.0, 4.0)),
-        run(series={"GradNoiseScale": dict.fromkeys(range(STEPS), 1e4)}),
-    ],
+    "batch_too_small": [run(changed(S, samples=n, labels=n, distinct_rows=n)) for n in (1.0, 4.0)],
 }
 """Runs with what may be intended or harmless."""
 
@@ -657,7 +665,7 @@ def test_first_steps(fault: str, place: int, step: int) -> None:
 
 def test_samples() -> None:
     bad = run(
-        changed(S, bad_rows=at(50, 2.0))
+        changed(S, bad_rows=at(50, 2.0), loss=at(50, math.nan))
         | {"bad_row": np.where(np.arange(STEPS) == 50, 5.0, np.nan)}
     )
     assert alarms(bad)[0].samples == ("5 of the batch",)

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from gradlens import Cockpit, diagnose
 
+CLASSES = 4
 Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
@@ -95,7 +96,8 @@ def found(
     return {each.fault: each.is_alarm for each in diagnose(cockpit) if each.fault in FAULTS}
 
 
-FAULTS = {"unregistered_layers", "optimizer_anew", "lr_decayed", "target_trained", "loss_of_scores"}
+FAULTS = {"unregistered_layers", "optimizer_anew", "lr_decayed", "target_trained", "loss_of_scores",
+          "target_scale", "softmax_axis"}  # fmt: skip
 
 
 def anew(layers: list[nn.Module]) -> object:
@@ -151,3 +153,40 @@ def test_losses_of_scores(probabilities: bool) -> None:
         return functional.nll_loss(model(x).softmax(1) if probabilities else model(x) + 1, labels)
 
     assert found(mlp(), loss) == {"loss_of_scores": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_divergences(probabilities: bool) -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        targets = functional.one_hot(labels, CLASSES) * 0.9 + 0.01
+        outputs = model(x).softmax(1) if probabilities else model(x).log_softmax(1)
+        return functional.kl_div(outputs, targets, reduction="batchmean")
+
+    assert found(mlp(), loss) == ({"loss_of_scores": True} if probabilities else {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [functional.mse_loss, lambda out, y: (out - y).square().mean()])
+@pytest.mark.parametrize("last", [torch.sigmoid, torch.tanh, torch.relu, nn.Identity()])
+def test_targets_that_an_activation_cannot_reach(
+    error: Callable[[Tensor, Tensor], Tensor], last: Callable[[Tensor], Tensor]
+) -> None:
+    def loss(scale: float) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
+        return lambda model, x, labels: error(
+            last(model(x)), scale * functional.one_hot(labels, CLASSES).float()
+        )
+
+    bounded = not isinstance(last, nn.Identity)
+    assert found(mlp(), loss(-3.0)) == ({"target_scale": True} if bounded else {})
+    assert found(mlp(), loss(1.0)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", [0, 1])
+def test_softmax_over_as_many_samples_as_classes(axis: int) -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        scores = model(x[:CLASSES]).log_softmax(axis)
+        return functional.nll_loss(scores, labels[:CLASSES])
+
+    assert found(mlp(), loss) == ({} if axis else {"softmax_axis": True})

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES
-from gradlens.diagnosis.numbers import median
-from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.rule import Rule, Sign, below
 
 SMALL = 4
 """Samples of a small batch. It is an alarm if nothing is learnt."""
@@ -19,9 +16,6 @@ LABELS = 64
 image depend on each other."""
 FEWEST = 4
 """Steps; fewer are a first look at a network, and not a training."""
-NOISE = 10.0
-"""The noise scale over the batch size in the first half of a run. Later it grows in all healthy
-runs (measured up to 1e30), and it has not been tested as a rule: a notice."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -34,19 +28,6 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         numbers = (below("samples in a batch", typical, SMALL + 1),)
         first = int(evidence.steps[samples <= SMALL][0])
         yield Sign(first, numbers, is_alarm=is_stuck(evidence))
-        return
-    noise = evidence.series("GradNoiseScale")
-    early = noise.steps <= noise.steps.mean() if noise.steps.size else np.zeros(0, dtype=np.bool_)
-    found = median(noise.values[early]) / typical
-    if early.sum() >= FEWEST and found > NOISE:
-        numbers = (above("noise scale over the batch size, first half of the run", found, NOISE),)
-        yield Sign(
-            int(noise.steps[0]),
-            numbers,
-            "consistent with",
-            is_alarm=False,
-            title="Gradients are mostly noise: batches are small",
-        )
 
 
 RULE = Rule(
@@ -58,5 +39,4 @@ RULE = Rule(
     "otherwise use a lower learning rate, which averages over more batches.",
     others=("lr_edge",),
     explains=("clipping_always", "lr_too_high", "lr_edge", "labels_random"),
-    sources=("McCandlish et al. (2018), arXiv:1812.06162: the noise scale",),
 )

@@ -32,24 +32,29 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
 
 
 def _of_losses(evidence: Evidence) -> Iterator[Sign]:
-    found = [jump for jump in jumps(evidence) if jump.share < MOST]
+    found = [jump for jump in jumps(evidence) if not jump.share > MOST]  # NaN: it isn't known
     if not found or is_stuck(evidence):  # without learning, an instability is more likely
         return
     highest = max(found, key=lambda jump: jump.height)
     usual = evidence.column("loss_median")[highest.place] / evidence.chance
-    numbers = (
+    numbers = [
         above("loss over that by chance", highest.height, OVER_CHANCE)
         if highest.height > OVER_CHANCE
         else above("loss of the median sample, over that by chance", usual, 1.0),
-        below("largest share of one sample in the batch's gradients or loss", highest.share, MOST),
         above("steps with such a jump", len(found), 0),
-    )
-    yield Sign(
-        highest.step,
-        numbers,
-        "consistent with",
-        title="The loss of one batch is far above that of all others",
-    )
+    ]
+    if highest.share < MOST:
+        name = "largest share of one sample in the batch's gradients or loss"
+        numbers.append(below(name, highest.share, MOST))
+    # What takes longer to come back may be a change of the weights or of the task.
+    after = evidence.loss.values[highest.place + 1 : highest.place + 2].sum()
+    is_over = after < BACK * evidence.loss.values[highest.place]
+    yield Sign(highest.step, tuple(numbers), "consistent with", bool(is_over), title=OF_LOSS)
+
+
+BACK = 0.5
+"""The next loss over that of the batch; above, it is a notice."""
+OF_LOSS = "The loss of one batch is far above that of all others"
 
 
 RULE = Rule(

@@ -8,10 +8,20 @@ import numpy as np
 
 from gradlens.diagnosis.course import LONG_ENOUGH, PERSISTENT
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.needs import GRAPH, LOSS, SINGLE_LOSSES
+from gradlens.diagnosis.needs import GRAPH, LOSS
 from gradlens.diagnosis.numbers import finite, largest, median, share
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
 
+
+def of_scores(evidence: Evidence) -> Iterator[Sign]:
+    if median(evidence.column("unlogged")) > 0:
+        yield Sign(int(evidence.loss.steps[0]), title=UNLOGGED, advice=LOG)
+    else:
+        yield from negative(evidence)
+
+
+UNLOGGED = "The divergence gets probabilities, and needs their logarithms"
+LOG = "KLDivLoss takes log-probabilities first, and probabilities as targets: use log_softmax."
 NEGATIVE = -1e-3
 """A negative logarithm of a probability is at least 0, but for rounding."""
 MOST = 0.1
@@ -64,8 +74,8 @@ RULES = (
     Rule(
         fault="loss_of_scores",
         title="The loss needs log-probabilities, and gets other numbers",
-        needs=(GRAPH, SINGLE_LOSSES),
-        find=negative,
+        needs=(GRAPH,),
+        find=of_scores,
         advice="Use CrossEntropyLoss on the scores of the last layer, without a softmax. NLLLoss "
         "needs a log_softmax before it; without one, it falls below zero however bad the "
         "predictions are.",

@@ -11,6 +11,7 @@ from gradlens.diagnosis.course import (
     LARGE_UPDATE,
     PERSISTENT,
     STUCK,
+    calm,
     is_stuck,
     noise,
     rise,
@@ -71,12 +72,12 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 def _rises(evidence: Evidence) -> Iterator[Measured]:
     level = evidence.start * _spread(evidence)
     highest, update = rise(evidence) / _spread(evidence), update_ratio(evidence)
-    peak = largest(evidence.level) / level
+    peak = largest(calm(evidence)) / level
     is_sharp = bool([*_sharp(evidence)])
     has_large_update = largest(evidence.update_ratio.values) > ANY_UPDATE
     if highest > RISE and (update > LARGE_UPDATE or is_sharp):
         yield above("loss over that at the start, at three steps", highest, RISE)
-    elif peak > PEAK and (highest > HIGH or _early_rise(evidence) > EARLY):
+    elif peak > PEAK and (highest > HIGH or rise(evidence, _early(evidence)) > EARLY):
         yield above("loss at its peak, over that at the start", peak, PEAK)
     elif validation_rise(evidence) > HIGH and update > LARGE_UPDATE:
         name = "validation loss over the first one, at three validations"
@@ -92,7 +93,7 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         yield below(
             "gradient after the first updates, over that before", _collapse(evidence), COLLAPSE
         )
-    elif has_large_update and _outgrows(evidence):
+    elif has_large_update and first_growth(evidence) > GROWTH and first_peak(evidence) > HIGH:
         yield from _large_updates(evidence, first_peak(evidence))
         name = f"size of the weights after {FIRST_STEPS} steps at most, over that at the start"
         yield above(name, first_growth(evidence), GROWTH)
@@ -130,11 +131,7 @@ def _large_updates(evidence: Evidence, peak: float) -> Iterator[Measured]:
 def _first_update(evidence: Evidence) -> float:
     """‖update‖/‖θ‖ of the first update; NaN if it isn't known."""
     found = evidence.update_ratio
-    return (
-        float(found.values[0])
-        if len(found.values) and found.steps[0] == evidence.steps[0]
-        else math.nan
-    )
+    return largest(found.values[found.steps == evidence.steps[:1].sum()])
 
 
 def _collapse(evidence: Evidence) -> float:
@@ -145,20 +142,9 @@ def _collapse(evidence: Evidence) -> float:
     return smallest(norms[1:]) / float(norms[0])
 
 
-def _outgrows(evidence: Evidence) -> bool:
-    """Whether weights outgrow what they were at the start while the loss has a peak."""
-    return first_growth(evidence) > GROWTH and first_peak(evidence) > HIGH
-
-
 def first_peak(evidence: Evidence) -> float:
     """The highest loss of the first steps over that at the start."""
     return largest(_early(evidence)) / evidence.start
-
-
-def _early_rise(evidence: Evidence) -> float:
-    """The loss over that at the start, exceeded by three of the first steps; NaN if unknown."""
-    found, count = np.sort(finite(_early(evidence))), PERSISTENT * evidence.width
-    return float(found[-count]) / evidence.start if len(found) >= count else math.nan
 
 
 def _early(evidence: Evidence) -> Floats:

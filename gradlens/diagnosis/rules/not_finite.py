@@ -27,7 +27,12 @@ def inputs(evidence: Evidence) -> Iterator[Sign]:
     )
     step = int(evidence.steps[place])
     samples = evidence.sample(step, evidence.column("bad_row")[place])
-    yield Sign(step, numbers, where=_part(evidence.history.spikes.get(step)), samples=samples)
+    where = _part(evidence.history.spikes.get(step))
+    # A model may know what is missing, and replace it.
+    does_harm = not evidence.loss.finite[
+        np.isin(evidence.loss.steps, evidence.steps[bad > 0])
+    ].all()
+    yield Sign(step, numbers, is_alarm=does_harm, where=where, samples=samples)
 
 
 def of_origin(origin: Origin) -> Callable[[Evidence], Iterator[Sign]]:

@@ -88,11 +88,6 @@ def linear(evidence: Evidence, step: int) -> Sign | None:
     )
 
 
-def over_samples(evidence: Evidence, step: int) -> Sign:
-    """A softmax along the axis of the samples."""
-    return Sign(step)
-
-
 def of_one(evidence: Evidence, step: int) -> Sign:
     """A softmax or a normalisation of a single element, whose result is constant."""
     return Sign(step, where=(evidence.setup.of_one,))
@@ -131,7 +126,7 @@ RULES = (
         fault="softmax_axis",
         title="The softmax is over the samples of the batch, not over the classes",
         needs=(GRAPH,),
-        find=since(lambda setup: setup.over_samples, over_samples),
+        find=since(lambda setup: setup.over_samples, lambda _, step: Sign(step)),
         advice="Use dim=1, the axis of the classes: with dim=0, the probabilities of one class add "
         "up to 1 over the samples.",
         explains=("samples_mixed", *NO_PROGRESS),

@@ -17,7 +17,7 @@ from gradlens.diagnosis.course import (
 )
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import ROWS
-from gradlens.diagnosis.numbers import first, median, ratio, share
+from gradlens.diagnosis.numbers import NORMAL, first, median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 
 TIMES, CERTAIN = 6.0, 20.0
@@ -47,16 +47,19 @@ def out_of_scale(evidence: Evidence) -> np.ndarray:
     return np.where(holds & (share(holds, known) < MOST_STEPS), found, np.nan)
 
 
-BATCH_TIMES = 3.0
-"""A batch's rms over the run's median, from which on it is the batch that is out of scale."""
+BATCH_TIMES, SPREADS = 3.0, 5.0
+"""A batch's rms over the run's median, from which on it is the batch that is out of scale, and so
+many robust standard deviations of its logarithm, which is large where batches are small."""
 
 
 def batches_out_of_scale(evidence: Evidence) -> np.ndarray:
     """``[K]``, a batch's rms over the median one's where no single sample explains it; else NaN."""
     sizes = evidence.column("input_rms")
     found = ratio(sizes, np.full(len(sizes), median(sizes)))
-    with np.errstate(invalid="ignore"):
-        holds = (found > BATCH_TIMES) & np.isnan(out_of_scale(evidence))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = NORMAL * median(np.abs(np.log(found)))
+        limit = max(BATCH_TIMES, float(np.exp(SPREADS * spread)))
+        holds = (found > limit) & np.isnan(out_of_scale(evidence))
     is_rare = share(holds, np.isfinite(found)) < MOST_STEPS
     return np.where(holds & is_rare, found, np.nan)
 

@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
+from gradlens.diagnosis.numbers import median
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above
 from gradlens.diagnosis.rules.loss_below_zero import negative
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
@@ -27,6 +30,7 @@ than the second."""
 def find(evidence: Evidence) -> Iterator[Sign]:
     for sign in negative(evidence, "BinaryCrossEntropy"):
         yield replace(sign, title=OUT_OF_RANGE, advice=BETWEEN)
+    yield from _beyond(evidence)
     late, variance, start = evidence.late_loss, evidence.chance, evidence.first_loss
     is_squared = evidence.setup.loss.startswith("Mse")
     is_far = OVER_VARIANCE * variance < late < RISE * start and late > LARGE**2
@@ -39,6 +43,22 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     elif start > HUGE and _is_mean_of_numbers(evidence) and _fails(evidence):
         number = above("first loss", start, HUGE)
         yield Sign(int(evidence.loss.steps[0]), (number,), "very likely", title=FIRST)
+
+
+def _beyond(evidence: Evidence) -> Iterator[Sign]:
+    """Targets that the last activation can't reach."""
+    beyond = evidence.column("targets_beyond")
+    if median(beyond) > MOST:
+        number = above(
+            "share of the targets outside of the last activation's range", median(beyond), MOST
+        )
+        yield Sign(int(evidence.steps[np.isfinite(beyond)][0]), (number,), title=BEYOND, advice=END)
+
+
+MOST = 0.1
+"""Share of the targets that outputs can't reach."""
+BEYOND = "The targets are outside of the range of the last activation"
+END = "Leave out the activation at the end of the network, or scale the targets to its range."
 
 
 def _fails(evidence: Evidence) -> bool:

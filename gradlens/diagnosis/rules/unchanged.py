@@ -48,6 +48,8 @@ def no_gradient(evidence: Evidence) -> Iterator[Sign]:
     if len(steps) < RECORDS or steps[-1] - steps[0] < FEWEST:
         return
     yield from unused(evidence)
+    if evidence.is_out_of_reach:
+        yield Sign(int(steps[0]), (), "consistent with", is_alarm=False, title=RAISED)
     held = {*evidence.by_name("weight_rms").values} - {*evidence.setup.missed}
     names = tuple(name for name in evidence.history.parameters if name in held)
     idle = np.asarray(still(evidence, names).all(axis=1))
@@ -91,6 +93,7 @@ def unused(evidence: Evidence) -> Iterator[Sign]:
 
 
 UNUSED = "The loss doesn't depend on some of the network's outputs"
+RAISED = "The loss rises further than the weights can have raised it: a term may have no gradient"
 
 
 def still(evidence: Evidence, names: Sequence[str]) -> Truths:

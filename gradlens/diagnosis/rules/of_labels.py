@@ -1,4 +1,4 @@
-"""One class has most of the labels."""
+"""Labels of which most are of one class, or padding."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.needs import LABELS
+from gradlens.diagnosis.needs import DENSE_LABELS, LABELS
 from gradlens.diagnosis.numbers import median
 from gradlens.diagnosis.rule import Rule, Sign, above
+
+PADDING = 0.1
+"""Share of the labels that are padding."""
+
+
+def padding(evidence: Evidence) -> Iterator[Sign]:
+    found = evidence.by_name("dense_labels")
+    share = median(found.matrix(("padding",)))
+    if share > PADDING:
+        numbers = (above("share of the labels that are padding", share, PADDING),)
+        yield Sign(int(found.steps[0]), numbers, "very likely")
+
 
 TIMES = 5.0
 """The most frequent class over the median one: measured at most 1.7 in healthy runs, and 21 to 96
@@ -27,7 +39,7 @@ LEARNT = 0.8
 two classes. Below, it is a notice."""
 
 
-def find(evidence: Evidence) -> Iterator[Sign]:
+def imbalance(evidence: Evidence) -> Iterator[Sign]:
     counts = evidence.labels
     if not counts.size:
         yield from _of_dense_labels(evidence)
@@ -80,12 +92,23 @@ def _first_step(evidence: Evidence) -> int:
     return int(counts.steps[seen >= FEWEST][0])
 
 
-RULE = Rule(
-    fault="class_imbalance",
-    title="One class has most of the labels",
-    needs=(LABELS,),
-    find=find,
-    advice="Weight the loss by class, resample, or judge by a measure other than accuracy: a "
-    "constant prediction is right most of the time.",
-    others=("data_order",),
+RULES = (
+    Rule(
+        fault="padding_in_loss",
+        title="The loss counts padding: many rows of labels end in one label that is nowhere else",
+        needs=(DENSE_LABELS,),
+        find=padding,
+        advice="Pass ignore_index to the cross-entropy, which is the label of padding, or multiply "
+        "the losses by a mask before their mean.",
+        explains=("class_imbalance",),
+    ),
+    Rule(
+        fault="class_imbalance",
+        title="One class has most of the labels",
+        needs=(LABELS,),
+        find=imbalance,
+        advice="Weight the loss by class, resample, or judge by a measure other than accuracy: a "
+        "constant prediction is right most of the time.",
+        others=("data_order",),
+    ),
 )

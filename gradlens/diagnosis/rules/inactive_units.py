@@ -1,4 +1,4 @@
-"""Units of a ReLU that are zero for all samples."""
+"""Units of a ReLU that are zero for all samples, and of a tanh or sigmoid at the ends of theirs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ import numpy as np
 
 from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.needs import DEAD
+from gradlens.diagnosis.needs import DEAD, SATURATED
 from gradlens.diagnosis.numbers import first, largest, median
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
+
+SATURATED_SHARE = 0.5
+"""Share of a layer's outputs within 2 % of the ends: measured about 0 at the start of healthy
+runs, and 0.95 in faulty ones. Later, units of trained networks saturate as well."""
+
+
+def saturated(evidence: Evidence) -> Iterator[Sign]:
+    words = "share of the outputs of a tanh or sigmoid within 2 % of its ends"
+    return inactive(evidence, "saturated", words, SATURATED_SHARE)
+
 
 SHARE = 0.6
 """Share of a layer's units: measured at most 0.5 at the start of healthy runs (inputs in 0 to 1
@@ -27,7 +37,7 @@ SMALLEST = 8
 """Samples of a batch: in smaller ones, a healthy unit is often zero for all of them."""
 
 
-def find(evidence: Evidence) -> Iterator[Sign]:
+def dead(evidence: Evidence) -> Iterator[Sign]:
     # Of graphs and texts, each node or word has a label.
     if not largest([evidence.typical("samples"), evidence.typical("labels")]) >= SMALLEST:
         return
@@ -42,7 +52,8 @@ def inactive(evidence: Evidence, kind: str, words: str, limit: float) -> Iterato
     early = tuple(
         name
         for name, shares in found.values.items()
-        if min(start[name], median(shares[:RECORDS])) > max(limit, _by_chance(evidence, name))
+        if min(start[name], median(shares[:RECORDS])) > limit
+        if kind != "dead" or start[name] > _by_chance(evidence, name)
         # If a network learns without any unit of a layer, it isn't on the way of all signals.
         if start[name] < 1 or not evidence.progress < LEARNT
     )
@@ -67,13 +78,25 @@ def _by_chance(evidence: Evidence, layer: str) -> float:
     return min(0.5 + BY_CHANCE / math.sqrt(units), 0.99) if units else 0.0
 
 
-RULE = Rule(
-    fault="dead_units",
-    title="Most units of a ReLU are dead",
-    needs=(DEAD,),
-    find=find,
-    advice="Start with biases of zero and He initialisation; if units die while training, use a "
-    "lower learning rate; or use GELU or leaky ReLU.",
-    others=("lr_too_high", "input_offset", "symmetric_init"),
-    explains=NO_PROGRESS,
+RULES = (
+    Rule(
+        fault="saturated_units",
+        title="Most units of a tanh or sigmoid are saturated",
+        needs=(SATURATED,),
+        find=saturated,
+        advice="Use smaller weights at the start (Glorot), or smaller inputs.",
+        others=("exploding_gradients", "input_scale", "lr_too_high"),
+        explains=NO_PROGRESS,
+        sources=("Glorot and Bengio (2010)",),
+    ),
+    Rule(
+        fault="dead_units",
+        title="Most units of a ReLU are dead",
+        needs=(DEAD,),
+        find=dead,
+        advice="Start with biases of zero and He initialisation; if units die while training, use "
+        "a lower learning rate; or use GELU or leaky ReLU.",
+        others=("lr_too_high", "input_offset", "symmetric_init"),
+        explains=NO_PROGRESS,
+    ),
 )

@@ -1,0 +1,70 @@
+"""Batch normalisation that doesn't normalise with a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import SAMPLES, SETUP
+from gradlens.diagnosis.numbers import share
+from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.history.setup import Setup
+
+BASE = "_BatchNorm"
+
+
+def evaluating(setup: Setup) -> tuple[str, ...]:
+    """The batch normalisations that are in evaluation mode."""
+    layers = setup.layers.items()
+    return tuple(n for n, each in layers if BASE in each.classes and not each.training)
+
+
+def in_evaluation(evidence: Evidence) -> Iterator[Sign]:
+    step = evidence.since(lambda setup: bool(evaluating(setup)))
+    if step is None:
+        return
+    where = evaluating(evidence.setup)
+    frozen = {name.rpartition(".")[0] for name in evidence.setup.frozen}
+    yield Sign(
+        step,
+        (above("batch normalisations in evaluation mode", len(where), 0),),
+        is_alarm=not frozen >= {*where},
+        where=where,
+    )
+
+
+SHARE = 0.01
+"""Share of the steps. If it is less, as at the end of long epochs, the finding is a notice."""
+
+
+def of_one(evidence: Evidence) -> Iterator[Sign]:
+    layers = evidence.setup.layers.items()
+    where = tuple(n for n, each in layers if BASE in each.classes and each.training)
+    samples = evidence.column("samples")
+    found = share(samples == 1, samples > 0)
+    if where and found > 0:
+        is_alarm = found > SHARE
+        numbers = (above("share of steps with one sample", found, SHARE if is_alarm else 0),)
+        yield Sign(int(evidence.steps[samples == 1][0]), numbers, is_alarm=is_alarm, where=where)
+
+
+RULES = (
+    Rule(
+        fault="batchnorm_eval",
+        title="Batch normalisation is in evaluation mode",
+        needs=(SETUP,),
+        find=in_evaluation,
+        advice="Call model.train() before training, and again after each evaluation. In "
+        "fine-tuning, statistics may be frozen on purpose.",
+        explains=("lr_too_high", "lr_edge", "dead_units", "constant_output", "labels_random"),
+    ),
+    Rule(
+        fault="batch_of_one",
+        title="Batch normalisation has one sample to normalise with",
+        needs=(SETUP, SAMPLES),
+        find=of_one,
+        advice="Use larger batches, and drop_last=True if only the last batch of an epoch has one "
+        "sample; or use GroupNorm or LayerNorm, which don't depend on the batch.",
+        explains=("batch_too_small", "lr_edge", "lr_too_high", "labels_random"),
+    ),
+)
