@@ -250,9 +250,12 @@ class Network:
     def unlogged(self) -> bool:
         """Whether a Kullback-Leibler divergence gets probabilities in place of their logarithms.
 
-        It is ``t log t − t x`` of constants ``t``, and ``x`` comes from a softmax.
+        It is the sum or mean of ``t log t − t x`` with constants ``t``; ``x`` is a softmax here.
         """
         for number in self._of_loss():
+            users = {self._graph.kinds[user] for user, _, _ in self._graph.consumers[number]}
+            if not all(each.startswith(("Sum", "Mean")) for each in users):
+                continue
             subtracted = self._behind_constant(number, "Sub")
             given = None if subtracted is None else self._behind_constant(subtracted, "Mul")
             if given is not None and called(self._graph.kinds[given]) == "softmax":
