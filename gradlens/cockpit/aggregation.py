@@ -149,6 +149,7 @@ class Aggregation:
         given = tuple(quantities)
         self._aggregates = {a.quantity.name: a for a in given if isinstance(a, Aggregate)}
         self._over = {each.name: each.over for each in self._aggregates.values()}
+        self.has_aggregates = bool(self._over)
         self.quantities: tuple[Quantity, ...] = tuple(
             q.quantity if isinstance(q, Aggregate) else q for q in given
         )

@@ -92,7 +92,9 @@ class Run:
     def record(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values as a history holds them, and statistics that are complete with them."""
         self.has_recorded = True
-        self._append(global_step, self._aggregation.take_in(global_step, values))
+        if self._aggregation.has_aggregates:
+            values = self._aggregation.take_in(global_step, values)
+        self._append(global_step, values)
 
     def record_evaluation(
         self, global_step: int, evaluation: str, quantity: Quantity, value: Any
@@ -238,14 +240,11 @@ class Run:
 
     def _check_name(self, name: str, function: str, prefix: str) -> None:
         """``ValueError`` if a series of this name comes from another function, or a quantity."""
-        is_pushed = self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
-        tracked = {*self.history.sources, *(q.name for q in self._aggregation.quantities)}
-        if is_pushed:
-            owner = "push"
-        elif name in tracked:
+        owner = "log" if name in self.history else function
+        if name in {*self.history.sources, *(q.name for q in self._aggregation.quantities)}:
             owner = "a quantity"
-        else:
-            owner = "log" if name in self.history else function
+        if self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED:
+            owner = "push"
         if owner != function:
             raise ValueError(
                 f"{function}({name}=...): there is a series {name!r} of {owner}, which is kept: "

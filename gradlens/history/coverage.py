@@ -82,6 +82,9 @@ class Coverage:
         return found
 
 
+COLUMNS = ("parameter", "elements", "per-sample gradients")
+
+
 @dataclass(frozen=True)
 class CoverageTable:
     """A coverage in words and numbers; ``str`` of it is a table."""
@@ -100,21 +103,20 @@ class CoverageTable:
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
-        rows = [(n, f"{math.prod(s):,}", self._what(n)) for n, s in self.shapes.items()]
-        columns = ("parameter", "elements", "per-sample gradients")
         heading = f"Per-sample gradients of {'; '.join([self._of_all(), *self._batch()])}"
-        return table(heading, columns, rows, self._notes())
+        return table(heading, COLUMNS, self._rows(), self._notes())
 
     def __str__(self) -> str:
         """A line for each parameter, and one for all."""
+        total = "all", f"{self._elements(self.shapes):,}", self._of_all()
+        rows = [COLUMNS, *self._rows(), total]
         width = max((len(name) for name in self.shapes), default=9)
-        lines = [f"{'parameter':{width}}  {'elements':>12}  per-sample gradients"]
-        lines += [
-            f"{name:{width}}  {math.prod(shape):>12,}  {self._what(name)}"
-            for name, shape in self.shapes.items()
-        ]
-        lines.append(f"{'all':{width}}  {self._elements(self.shapes):>12,}  {self._of_all()}")
+        lines = [f"{name:{width}}  {elements:>12}  {what}" for name, elements, what in rows]
         return "\n".join([*lines, *self._batch(), *self._notes()])
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Of each parameter its name, elements, and what is known of its gradients."""
+        return [(n, f"{math.prod(s):,}", self._what(n)) for n, s in self.shapes.items()]
 
     def short(self) -> list[str]:
         """Lines, one for all parameters of which the same can be said."""

@@ -183,11 +183,12 @@ def merged(
     if other.samples == 0 or one.samples == 0:
         return replace(other if one.samples == 0 else one, **of_both)
     sizes = (one.samples or 0, other.samples or 0)
-    is_mean = loss_reduction == "mean"
     passes = one.passes + other.passes
-    if is_mean:
+    if loss_reduction == "mean":
         weight = one.weight + other.weight
-        shares = _shares(one, other)
+        # Of losses that backward hasn't reached, each is as much of the whole as another.
+        first, second = (one.weight, other.weight) if weight else (one.passes, other.passes)
+        shares = first / (first + second), second / (first + second)
         factors = (
             part_factor(one.weight, sizes[0], weight, sum(sizes)),
             part_factor(other.weight, sizes[1], weight, sum(sizes)),
@@ -237,13 +238,6 @@ CANCEL = (
     "the factors that backward was called with, of losses of several parts of the batch, add up to "
     "zero, so that there is no mean loss that they are multiples of"
 )
-
-
-def _shares(one: BatchPart, other: BatchPart) -> tuple[float, float]:
-    """How much of the joined loss each loss is; of losses that backward hasn't reached, alike."""
-    pair = (one.weight, other.weight)
-    first, second = pair if sum(pair) else (one.passes, other.passes)
-    return first / (first + second), second / (first + second)
 
 
 def _merged_results(
