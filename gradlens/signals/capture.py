@@ -330,16 +330,13 @@ class SignalCapture(HookOwner):
             call.reached = True
             # Calls from now on, such as those of the next checkpoint, belong to no earlier pass.
             self._forward_passes += 1
+        if self._scale != 1:
+            # The scale keeps gradients in the range of half precision, which they leave without it.
+            half = gradient.dtype in (torch.float16, torch.bfloat16)
+            with torch.no_grad():
+                gradient = (gradient.float() if half else gradient) / self._scale
         for request in requests:
-            self._reduce(call, request, self._unscaled(gradient))
-
-    @torch.no_grad()
-    def _unscaled(self, gradient: Tensor) -> Tensor:
-        if self._scale == 1:
-            return gradient
-        # The scale keeps gradients in the range of half precision, which they leave without it.
-        half = gradient.dtype in (torch.float16, torch.bfloat16)
-        return (gradient.float() if half else gradient) / self._scale
+            self._reduce(call, request, gradient)
 
     def _reduce(self, call: RecordedCall, request: Request, tensor: Tensor) -> None:
         axes = self._axes[call.layer]
