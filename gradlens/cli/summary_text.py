@@ -15,9 +15,8 @@ from gradlens.history.finding import Finding
 from gradlens.history.lines import Line
 from gradlens.history.records import Note, Spending
 from gradlens.instruments.scales import number_label
-from gradlens.plotting.dead_units import DeadUnits
 from gradlens.plotting.noise_ranking import NoiseRanking
-from gradlens.plotting.summary import Extreme, Row, Summary
+from gradlens.plotting.summary import DeadUnits, Extreme, Row, Summary
 
 HEADINGS = ("last", "change", "min", "step", "max", "step", "steps")
 GAPS = tuple(" " if heading == "step" else "  " for heading in HEADINGS)

@@ -97,12 +97,12 @@ def _shape(ax: Axes, one: Shape, z: float) -> Artist:
     return line
 
 
-def _set(ax: Axes, across: Ruler, up: Ruler) -> None:
-    """Give an axis two rulers."""
+def _set(ax: Axes, across: Ruler, up: Ruler, most: int = 5) -> None:
+    """Give an axis two rulers, that on the left with about ``most`` labels."""
     ax.set_yscale("log" if up.log else "linear")
     ax.set(xlim=across.limits, ylim=up.limits)
-    for axis, ruler, most in ((ax.xaxis, across, 4), (ax.yaxis, up, 5)):
-        axis.set_major_locator(_ticks(ruler, most))
+    for axis, ruler, count in ((ax.xaxis, across, 4), (ax.yaxis, up, most)):
+        axis.set_major_locator(_ticks(ruler, count))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(NumberLabels())
     ax.grid(visible=up.ticks is None, axis="y")
@@ -140,7 +140,7 @@ def draw_picture(ax: Axes, shown: Picture) -> Artists:
         artists |= _sums(*beside, shown)
     artists["picture"] = picture_on(inner, shown)
     if not shown.labels:
-        _set(inner, shown.across, shown.up)
+        _set(inner, shown.across, shown.up, most=3)
         inner.grid(visible=False)
     else:
         inner.set(xlim=shown.across.limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,6 @@ from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note, Spending
 from gradlens.history.scalars import Scalar
-from gradlens.plotting.dead_units import DeadUnits, dead_units
 from gradlens.plotting.findings import findings_of
 from gradlens.plotting.noise_ranking import NoiseRanking, noise_rankings
 
@@ -132,3 +131,40 @@ def _extreme(line: Line, place: Callable[[Floats], np.intp]) -> Extreme | None:
         return None
     found = place(line.values)
     return Extreme(float(line.values[found]), int(line.steps[found]))
+
+
+KIND = "OutputActivation"
+
+
+@dataclass(frozen=True)
+class DeadUnits:
+    """The indices of a layer's dead units, by the latest record of a series."""
+
+    series: str
+    step: int
+    layer: str
+    units: tuple[int, ...]
+
+
+def dead_units(history: History) -> tuple[DeadUnits, ...]:
+    """The layers with dead units, where ``OutputActivation(units=True)`` was tracked."""
+    return tuple(one for name in history.of_kind(KIND) for one in _of_series(name, history))
+
+
+def _of_series(name: str, history: History) -> list[DeadUnits]:
+    records = history[name]
+    step = max(records, default=0)
+    record = records.get(step)
+    layers = record.get("layers") if isinstance(record, Mapping) else None
+    if not isinstance(layers, Mapping):
+        return []
+    found = ((layer, _units(value)) for layer, value in layers.items())
+    return [DeadUnits(name, step, layer, units) for layer, units in found if units]
+
+
+def _units(value: object) -> tuple[int, ...]:
+    """The indices in a layer's record; none if it has none, or something else."""
+    units = value.get("dead_units") if isinstance(value, Mapping) else None
+    if not isinstance(units, np.ndarray) or units.dtype.kind not in "iu":
+        return ()
+    return tuple(units.ravel().tolist())

@@ -2,25 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from bokeh.models import (
     BasicTicker,
     BoxZoomTool,
+    ColumnDataSource,
     CrosshairTool,
+    CustomJS,
     CustomJSTickFormatter,
+    CustomJSTransform,
     FixedTicker,
+    LinearColorMapper,
     LinearScale,
     Range1d,
 )
+from bokeh.models.annotations import Span
 from bokeh.models.renderers import GlyphRenderer
 from bokeh.plotting import figure
 
+from gradlens.history.finding import Finding
 from gradlens.instruments.panel import Ruler
-from gradlens.instruments.style import Color
-from gradlens.report.palette import LIGHT, in_dark, in_light
-from gradlens.report.shared import Shared, value_range
+from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.style import ALARM, BLUE, Color
+from gradlens.plotting.findings import main_findings
+from gradlens.report.palette import LIGHT, OF_THE_GROUND, SIGNED, SIZES, in_dark, in_light, palette
+
+MAPS = {"sizes": SIZES, "signed": SIGNED} | {n: light for n, (light, _) in OF_THE_GROUND.items()}
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The range of steps, marks, the line at the pointer, what events do, ticks, and colours."""
+
+    x_range: Range1d
+    marks: Mapping[str, ColumnDataSource]
+    span: Span
+    hover: CustomJS
+    leave: CustomJS
+    reset: CustomJS
+    select: CustomJS
+    steps: CustomJSTickFormatter
+    ticks: BasicTicker
+    log_ticks: FixedTicker
+    places: CustomJSTransform
+    mappers: Mapping[str, LinearColorMapper]
+
+
+def shared(axis: StepAxis, marks: Mapping[str, Mapping[str, Any]]) -> Shared:
+    """For figures over the steps of an axis, with the columns of marks by their kind."""
+    at_once = "return Float64Array.from(xs, (x) => Math.log10(1 + Math.max(x, 0)))"
+    return Shared(
+        value_range(*axis.ends),
+        {kind: ColumnDataSource(dict(columns)) for kind, columns in marks.items()},
+        Span(dimension="height", line_color=LIGHT["muted"], line_width=1, line_alpha=0.7),
+        hover=CustomJS(code="gradlens.hover(cb_obj.x, cb_obj.y, cb_obj.origin)"),
+        leave=CustomJS(code="gradlens.leave()"),
+        reset=CustomJS(code="gradlens.reset()"),
+        select=CustomJS(code="gradlens.select(cb_obj.y, cb_obj.origin)"),
+        steps=CustomJSTickFormatter(code="return gradlens.stepLabel(tick)"),
+        ticks=BasicTicker(desired_num_ticks=5, mantissas=[1, 2, 5]),
+        log_ticks=FixedTicker(ticks=[0.0, *(math.log10(1 + 10**n) for n in range(16))]),
+        places=CustomJSTransform(func="return Math.log10(1 + Math.max(x, 0))", v_func=at_once),
+        mappers={
+            name: LinearColorMapper(palette=palette(colors), low=-0.5, high=255.5)
+            for name, colors in MAPS.items()
+        },
+    )
+
+
+def value_range(start: float, end: float) -> Range1d:
+    """A range of an axis."""
+    return Range1d(start=start, end=end)
+
 
 ValueScale = Literal["linear", "log"]
 
@@ -111,3 +168,47 @@ def paint(
     """Give a part of a glyph its colour, and the page what it needs to change it."""
     renderer.glyph.update(**{part: in_light(color)})
     renderer.tags = [tags | {"part": part, "light": in_light(color), "dark": in_dark(color)}]
+
+
+ALARMS, NOTICES = "alarms", "notices"
+
+Columns = Mapping[str, Any]
+
+
+def columns(findings: Sequence[Finding]) -> dict[str, Columns]:
+    """The steps of the main alarms and notices, and the numbers of those at each step.
+
+    What there is none of is left out.
+    """
+    found: dict[str, dict[int, list[str]]] = {ALARMS: {}, NOTICES: {}}
+    for number, finding in enumerate(main_findings(findings), 1):
+        steps = found[ALARMS if finding.is_alarm else NOTICES]
+        steps.setdefault(finding.step, []).append(str(number))
+    return {
+        kind: {"step": [float(step) for step in steps], "number": [*map(" ".join, steps.values())]}
+        for kind, steps in found.items()
+        if steps
+    }
+
+
+def mark(one: figure, sources: Mapping[str, ColumnDataSource]) -> None:
+    """Draw a line at each of these steps, and the numbers beside it."""
+    for kind, source in sources.items():
+        color, dash = (ALARM, "solid") if kind == ALARMS else (BLUE, "dashed")
+        line = one.vspan("step", source=source, line_dash=dash, level="annotation", name=kind)
+        paint(line, color)
+        # The numbers of notices are below those of alarms.
+        text = one.text(
+            "step",
+            (one.height or HEIGHT) - (8 if kind == ALARMS else 22),
+            "number",
+            source=source,
+            x_offset=3,
+            text_baseline="top",
+            text_font_size="11px",
+            text_font_style="bold",
+            level="annotation",
+            name=kind,
+            y_range_name="pixels",
+        )
+        paint(text, color, "text_color")

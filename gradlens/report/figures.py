@@ -31,13 +31,28 @@ from gradlens.instruments.panel import (
 )
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.style import ALARM, BLUE, Color
-from gradlens.report.axes import HEIGHT, label_values, over_steps, paint, plain
-from gradlens.report.columns import Columns, columns
+from gradlens.report.axes import (
+    HEIGHT,
+    Shared,
+    label_values,
+    mark,
+    over_steps,
+    paint,
+    plain,
+    value_range,
+)
+from gradlens.report.columns import (
+    Columns,
+    columns,
+    is_on_both_sides,
+    limits,
+    scale,
+    threshold,
+    ticks,
+    to_places,
+)
 from gradlens.report.content import Card
-from gradlens.report.marks import mark
 from gradlens.report.palette import LIGHT
-from gradlens.report.shared import Shared, value_range
-from gradlens.report.value_axis import is_on_both_sides, limits, scale, threshold, ticks, to_places
 
 ROW = 15
 """Pixels of a row of a map, where it has room."""
@@ -56,7 +71,7 @@ Sources = Mapping[str, ColumnDataSource]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnCard:
     """The figures of a card, and the sources that they are drawn from, by name.
 
     The page puts the figures into the ``frame`` as soon as that is on the screen, because drawing
@@ -68,10 +83,10 @@ class Drawn:
     sources: Sources
 
 
-def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> Drawn:
+def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> DrawnCard:
     """A card's figures, called ``key`` and a number; none if there is nothing to draw."""
     if not is_drawn(card):
-        return Drawn(None, (), {})
+        return DrawnCard(None, (), {})
     found = columns(card, axis)
     sources = {name: ColumnDataSource(dict(one), name=name) for name, one in found.items()}
     figures = _figures(card, common, sources)
@@ -81,7 +96,7 @@ def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> Drawn:
             mark(one, common.marks)
     room = Spacer(height=height(card))
     frame = Column(children=[room], name=key, sizing_mode="stretch_width")
-    return Drawn(frame, figures, sources)
+    return DrawnCard(frame, figures, sources)
 
 
 def is_drawn(card: Card) -> bool:
@@ -275,7 +290,7 @@ def _image(one: figure, source: ColumnDataSource, mapper: Any) -> Any:
     return found
 
 
-def update(drawn: Drawn, card: Card, axis: StepAxis) -> None:
+def update(drawn: DrawnCard, card: Card, axis: StepAxis) -> None:
     """Bring a card's sources and ranges up to date.
 
     What was added at the end alone is streamed.

@@ -20,17 +20,17 @@ from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.run_file import replacing
 from gradlens.instruments import BUILT_IN, Instrument
-from gradlens.instruments.panel import Lines, Map, Picture, Shapes
+from gradlens.instruments.panel import Content, Lines, Map, Picture, Shapes
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
 from gradlens.plotting.comparison import run_colors
 from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import nothing
-from gradlens.report.columns import has_trend
+from gradlens.report.axes import columns, shared
+from gradlens.report.columns import has_trend, scale, threshold
 from gradlens.report.content import Card, cards
-from gradlens.report.figures import Drawn, draw, has_points, height, is_drawn, update
-from gradlens.report.marks import columns
+from gradlens.report.figures import DrawnCard, draw, has_points, height, is_drawn, update
 from gradlens.report.overview import facts, last_values
 from gradlens.report.palette import (
     IN_DARK,
@@ -44,8 +44,6 @@ from gradlens.report.palette import (
     palette,
     variables,
 )
-from gradlens.report.shared import shared
-from gradlens.report.value_axis import scale, threshold
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class Live:
 
     def __init__(self, shown: Page) -> None:
         self.page = shown
-        self._drawn: tuple[Drawn, ...] = ()
+        self._drawn: tuple[DrawnCard, ...] = ()
         self._marks: Mapping[str, ColumnDataSource] = {}
         self._status = ColumnDataSource(data=_status(shown))
 
@@ -183,7 +181,7 @@ def _status(shown: Page) -> Any:
     keyed = [*zip(shown.cards, _keys(shown.cards), strict=True)]
     contents = [(card.panel.content, key) for card, key in keyed]
     bars = {key: [_bar(one)[0], _bar(one)[2]] for one, key in contents if isinstance(one, Map)}
-    words = {key: card.words for card, key in keyed if isinstance(card.panel.content, Picture)}
+    words = {key: card.words for card, key in keyed if _has_words(card.panel.content)}
     latest = {key: one.readout for one, key in contents if isinstance(one, Lines)}
     found = {
         "head": _head(shown),
@@ -195,6 +193,11 @@ def _status(shown: Page) -> Any:
         "reload": False,
     }
     return {name: [one] for name, one in found.items()}
+
+
+def _has_words(shown: Content) -> bool:
+    """Whether the second line of a card are words that change with the step."""
+    return isinstance(shown, Picture) or (isinstance(shown, Shapes) and not shown.key)
 
 
 def _keys(found: Sequence[Card]) -> list[str]:

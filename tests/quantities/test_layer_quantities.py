@@ -19,8 +19,7 @@ from gradlens import CockpitPlotter, History, quantities, schedules
 from gradlens.cli.summary_data import as_json
 from gradlens.cli.summary_text import render
 from gradlens.history.records import Source
-from gradlens.plotting.dead_units import DeadUnits, dead_units
-from gradlens.plotting.summary import summarize
+from gradlens.plotting.summary import DeadUnits, dead_units, summarize
 from gradlens.quantities import LayerQuantity, Quantity
 from gradlens.quantities.parameter_quantity import AllParametersQuantity
 from tests.cases.layer_cases import CASES, Array, Flow, flows
