@@ -184,7 +184,7 @@ class CockpitPlotter:
             # A window keeps the size that the user has given it.
             return drawn[name], drawn[name] is not old
 
-        if isinstance(source, (Mapping, list, tuple)):
+        if source and isinstance(source, (Mapping, list, tuple)):
             runs = {name: up_to(read(one), discard) for name, one in _named(source).items()}
             new = figure("primary")[0]
             compare(runs, screen.title, show_log_iter, panels, style, size, figure=new)
