@@ -273,8 +273,8 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
         CockpitPlotter().plot(tmp_path / "no-run.txt", show_plot=False)
     with pytest.raises(FileNotFoundError):
         CockpitPlotter().plot(tmp_path / "nowhere", show_plot=False)
-    with pytest.raises(TypeError, match="a list can't be plotted"):
-        CockpitPlotter().plot([], show_plot=False)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a set can't be plotted"):
+        CockpitPlotter().plot(set(), show_plot=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
