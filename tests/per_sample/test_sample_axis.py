@@ -22,9 +22,9 @@ N = 4
 
 
 UNCERTAIN = (
-    "permutation by a sparse product", "largest of the batch",
-    "graphs by block-diagonal matrices", "packed texts", "hinge between neighbours",
-)  # fmt: skip
+    *("largest of the batch", "graphs by block-diagonal matrices", "packed texts"),
+    "hinge between neighbours",
+)
 """Routes after which nothing says whose rows the loss is computed from, or samples meet."""
 
 
