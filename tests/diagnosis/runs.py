@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,16 +84,16 @@ def layer_steps(steps: int = STEPS) -> list[int]:
     return [step for step in range(steps) if step in (0, 1, 2, 4, 8, 16) or step % 20 == 0]
 
 
-def layer_columns(steps: int = STEPS, seed: int = 0) -> Columns:
-    """The layers' table of a healthy run."""
+def layer_columns(steps: int = STEPS, seed: int = 0, still: Sequence[str] = ()) -> Columns:
+    """The layers' table of a healthy run; some parameters may stay what they are."""
     random = np.random.default_rng(seed)
     count = len(layer_steps(steps))
     found: Columns = {}
     for name, shape in SHAPES.items():
         size = 0.58 / math.sqrt(SHAPES[f"{name.partition('.')[0]}.weight"][1])
-        found[f"weight_rms/{name}"] = size * np.linspace(1, 1.5, count)
+        found[f"weight_rms/{name}"] = size * np.linspace(1, 1 if name in still else 1.5, count)
         found[f"gradient_rms/{name}"] = np.abs(random.normal(0.01, 0.002, count))
-        found[f"update_rms/{name}"] = 3e-3 * size * np.ones(count)
+        found[f"update_rms/{name}"] = np.full(count, 0.0 if name in still else 3e-3 * size)
         found[f"zero_gradients/{name}"] = np.full(count, 0.0 if name.startswith("4.") else 0.1)
         if len(shape) > 1:
             found[f"row_spread/{name}"] = np.full(count, 0.95)

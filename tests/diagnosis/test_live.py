@@ -21,11 +21,12 @@ from gradlens.diagnosis.rules import RULES
 from gradlens.history.facts import Facts
 from gradlens.history.history import History
 from gradlens.messages import GradlensWarning
-from tests.diagnosis.runs import SETUP, SHAPES, changed, run, step_columns
+from tests.diagnosis.runs import SETUP, SHAPES, changed, layer_columns, run, step_columns
 
 
 def test_a_finding_is_new_once() -> None:
-    history = run(changed(step_columns(), input_rms=200.0))
+    layers = layer_columns(still=["2.weight", "4.weight"])
+    history = run(changed(step_columns(), input_rms=200.0), layers)
     live = LiveDiagnosis(history)
     found = [live.after_step() for _ in range(60)]
     assert [each.fault for each in found[7]] == ["input_scale"]

@@ -194,7 +194,9 @@ TANH = {**L, **TANH_ALONE}
 DYING = {**L, "dead/0": np.linspace(0.2, 1, ROWS)}
 
 FAULTY: dict[str, list[History]] = {
-    "optimizer_misses": [run(setup=replace(SETUP, missed=("4.weight",)))],
+    "optimizer_misses": [
+        run(layers=layer_columns(still=["4.weight"]), setup=replace(SETUP, missed=("4.weight",)))
+    ],
     "zero_grad_missing": [
         run(changed(S, stale=1.0)),
         run(changed(S, stale=(np.arange(STEPS) % 4 > 0).astype(float))),
@@ -723,8 +725,13 @@ def test_groups_of_the_setup() -> None:
     assert [each.fault for each in found] == ["momentum_high"]
 
 
+def test_parameters_of_another_optimizer_are_not_missed() -> None:
+    assert not alarms(run(setup=replace(SETUP, missed=("4.weight",))))
+
+
 def test_what_holds_no_longer_is_no_fault() -> None:
-    history = run(setup=replace(SETUP, missed=("0.weight",)))
+    layers = layer_columns(still=["0.weight", "2.weight"])
+    history = run(layers=layers, setup=replace(SETUP, missed=("0.weight",)))
     history.facts.setups[40] = SETUP
     assert not alarms(history)
     history.facts.setups[80] = replace(SETUP, missed=("2.weight",))

@@ -8,6 +8,7 @@ from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import GRAPH, OPTIMIZER, SETUP
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
+from gradlens.diagnosis.rules.unchanged import changes
 from gradlens.history.setup import Setup
 
 ATTENTION = "MultiheadAttention"
@@ -34,9 +35,10 @@ def _counted(name: str, where: Sequence[str], step: int, is_alarm: bool = True) 
     return Sign(step, (above(name, len(where), 0),), is_alarm=is_alarm, where=tuple(where))
 
 
-def missed(evidence: Evidence, step: int) -> Sign:
-    """Parameters that the optimizer doesn't have."""
-    return _counted("trainable parameters in no group", evidence.setup.missed, step)
+def missed(evidence: Evidence, step: int) -> Sign | None:
+    """Parameters that the optimizer doesn't have, and that no other one changes."""
+    where = [name for name in evidence.setup.missed if not changes(evidence, name)]
+    return _counted("trainable parameters in no group", where, step) if where else None
 
 
 def frozen(evidence: Evidence, step: int) -> Sign:

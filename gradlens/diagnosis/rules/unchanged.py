@@ -110,6 +110,15 @@ def still(evidence: Evidence, names: Sequence[str]) -> Truths:
     return np.asarray(is_same & ~np.isnan(sizes[:, 1:]))
 
 
+def changes(evidence: Evidence, name: str) -> bool:
+    """Whether a parameter has been seen to change."""
+    sizes = evidence.by_name("weight_rms").values.get(name, np.zeros(0))
+    updates = evidence.by_name("update_rms").values.get(name, np.zeros(0))
+    known = sizes[~np.isnan(sizes)]
+    with np.errstate(invalid="ignore"):
+        return bool((known[1:] != known[:-1]).any() or (updates > 0).any())
+
+
 def _without_gradient(evidence: Evidence, name: str) -> bool:
     found = evidence.by_name("gradient_rms").values.get(name, np.zeros(0))
     return not (found != 0)[~np.isnan(found)].any()
