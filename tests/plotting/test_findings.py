@@ -31,7 +31,7 @@ from gradlens.plotting.marks import APART, apart
 from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import summarize
 from gradlens.sinks.publisher import publish
-from tests.diagnosis.runs import SETUP, STEPS, run
+from tests.diagnosis.runs import SETUP, STEPS, layer_columns, run
 from tests.sinks.cases import Kept
 
 LOSS = {"Loss": {step: 2.0 - step / STEPS for step in range(STEPS)}}
@@ -44,8 +44,8 @@ def healthy() -> History:
 
 def faulty() -> History:
     """The optimizer lacks a layer from a step on, which is a fact."""
-    history = healthy()
     missed = ("2.bias", "2.weight")
+    history = run(series=LOSS, layers=layer_columns(still=missed))
     history.facts.setups[AT] = replace(SETUP, missed=missed)
     assert [(each.fault, each.step) for each in diagnose(history)] == [("optimizer_misses", AT)]
     return history
