@@ -3,15 +3,21 @@
 A ``Recipe`` says what a network is made of: an entry, some parts, each a layer that is called in
 some ways, and a loss. The same recipe always gives the same network and the same batches.
 ``examine`` trains it for three steps and compares per-sample gradients with one backward pass for
-each sample.
+each sample. ``python -m tests.cases.random_networks --cases 2000 --seed 0`` does so for many
+recipes.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import random
+import re
+import time
 import traceback
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +55,9 @@ ROUNDINGS = 16
 STEPS = 3
 THROUGH_COUPLINGS = True
 """Whether gradients of per-sample losses count as right where samples meet on the way."""
+
+OPTIONS = ("inside", "positions_first", "told")
+
 
 # Recipes.
 
@@ -88,6 +97,14 @@ class Recipe:
     @property
     def coupled(self) -> bool:
         return LOSSES[self.loss].coupled or any(part.kind in COUPLINGS for part in self.parts)
+
+    @property
+    def options(self) -> Iterator[str]:
+        """Its entry, its loss and how it is trained, in words."""
+        yield f"entry: {self.entry}"
+        yield f"loss: {self.loss}"
+        yield f"reduction: {self.reduction}"
+        yield from (f"option: {flag}" for flag in OPTIONS if getattr(self, flag))
 
 
 def draw_recipe(source: random.Random) -> Recipe:
@@ -146,6 +163,38 @@ def sensible(recipe: Recipe) -> Recipe:
     )
 
 
+def simpler(recipe: Recipe) -> Iterator[Recipe]:
+    """Recipes that lack something of this one."""
+    for place, part in enumerate(recipe.parts):
+        before, after = recipe.parts[:place], recipe.parts[place + 1 :]
+        yield replace(recipe, parts=before + after)
+        for way in range(len(part.ways)):
+            fewer = replace(part, ways=part.ways[:way] + part.ways[way + 1 :])
+            yield replace(recipe, parts=(*before, fewer, *after))
+        if part.kind not in {"linear", *COUPLINGS}:
+            yield replace(recipe, parts=(*before, replace(part, kind="linear"), *after))
+    yield replace(recipe, inside=False)
+    yield replace(recipe, positions_first=False)
+    yield replace(recipe, last_samples=recipe.samples)
+    yield replace(recipe, entry="features")
+    if not LOSSES[recipe.loss].coupled:
+        yield replace(recipe, loss="cross_entropy")
+    yield replace(recipe, reduction="mean")
+    for name in ("samples", "positions", "width"):
+        if getattr(recipe, name) > 2:
+            yield replace(recipe, **{name: getattr(recipe, name) - 1})
+
+
+def simplest(recipe: Recipe) -> Recipe:
+    """The recipe without everything that it doesn't need in order to fail in the same way."""
+    kind = kind_of(examine(recipe).problems[0])
+    for candidate in map(sensible, simpler(recipe)):
+        problems = [] if candidate == recipe else examine(candidate).problems
+        if kind in map(kind_of, problems[:1]):
+            return simplest(candidate)
+    return recipe
+
+
 # Networks.
 
 
@@ -165,6 +214,7 @@ class Network(nn.Module):
             self.sizes = replace(self.sizes, positions=None)
         self.before, self.after = nn.ModuleList(), nn.ModuleList()
         self.known: list[nn.Module] = []
+        self.labels = set(recipe.options)
         self.seam: str | None = None
         for part in recipe.parts:
             self._add(part)
@@ -181,6 +231,7 @@ class Network(nn.Module):
         needs_positions = part.kind in SEQUENCE_LAYERS or part.kind in SHAPES
         if needs_positions and self.sizes.positions is None:
             return
+        self.labels.add(part.kind)
         if part.kind in COUPLINGS:
             if self.seam is None:
                 self.before, self.after = self.after, nn.ModuleList()
@@ -194,6 +245,7 @@ class Network(nn.Module):
     def _layer(self, part: Part, source: random.Random) -> nn.Module:
         vectors = part.kind in VECTOR_LAYERS
         ways = tuple(fitting(part.ways, vectors, self.sizes.positions is not None))
+        self.labels.update(f"called: {way}" for way in ways)
 
         def make(remaining: tuple[str, ...]) -> nn.Module:
             if not remaining:
@@ -210,11 +262,13 @@ class Network(nn.Module):
         if kind in SEQUENCE_LAYERS:
             return SEQUENCE_LAYERS[kind](self.sizes, source)
         if self.known and source.random() < 0.15:
+            self.labels.add("shared layer")
             return source.choice(self.known)
         layer = VECTOR_LAYERS[kind](self.sizes, source)
         others = [other for other in self.known if type(other) is nn.Linear]
         if type(layer) is nn.Linear and others and source.random() < 0.15:
             layer.weight = source.choice(others).weight
+            self.labels.add("shared weight")
         self.known.append(layer)
         return layer
 
@@ -406,6 +460,8 @@ class Findings:
     problems: list[str] = field(default_factory=list)
     covered: int = 0
     elements: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    labels: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -431,6 +487,7 @@ def examine(recipe: Recipe) -> Findings:
     """Train the network for some steps with gradlens and without, and compare."""
     findings = Findings()
     plain, observed, slow = build(recipe), build(recipe), build(recipe)
+    findings.labels = plain.labels
     with torch.random.fork_rng(devices=[]):
         try:
             gradlens.extend(observed)
@@ -638,7 +695,10 @@ def count_coverage(
         if parameter.grad is None or id(parameter) in in_front:
             continue
         findings.elements += parameter.numel()
-        findings.covered += parameter.numel() * (name in gradients)
+        if name in gradients:
+            findings.covered += parameter.numel()
+        else:
+            findings.reasons[reason_of(gradients, name)] += parameter.numel()
 
 
 def reason_of(gradients: gradlens.per_sample_gradients, name: str) -> str:
@@ -659,5 +719,77 @@ def descend(network: Network) -> None:
             parameter.grad = None
 
 
+# Many of them.
+
+
 def recipe_of(seed: int) -> Recipe:
     return draw_recipe(random.Random(seed))
+
+
+def main() -> None:
+    """Examine many networks, and print what was found."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--groups", action="store_true", help="failing seeds by what they contain")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    started = time.perf_counter()
+    seeds = range(arguments.seed, arguments.seed + arguments.cases)
+    found = {seed: examine(recipe_of(seed)) for seed in seeds}
+    failing = {seed: findings for seed, findings in found.items() if findings.problems}
+    print_coverage(found)
+    if arguments.groups:
+        print_groups(found, failing)
+    print_problems(failing)
+    print(f"{len(found)} networks in {time.perf_counter() - started:.0f} s, {len(failing)} wrong")
+    raise SystemExit(bool(failing))
+
+
+def print_coverage(found: dict[int, Findings]) -> None:
+    elements = sum(findings.elements for findings in found.values())
+    covered = sum(findings.covered for findings in found.values())
+    print(f"{covered / max(elements, 1):.2%} of the elements covered")
+    reasons = sum((findings.reasons for findings in found.values()), Counter())
+    for reason, uncovered in reasons.most_common(20):
+        print(f"  {uncovered / elements:.2%}: {reason}")
+
+
+def print_problems(failing: dict[int, Findings]) -> None:
+    """Failing seeds by their first problem, of each of which one case is simplified."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for seed, findings in failing.items():
+        kinds[kind_of(findings.problems[0])].append(seed)
+    for kind, seeds in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        print(f"\n{len(seeds)} cases ({', '.join(map(str, seeds[:12]))}): {kind}")
+        recipe = simplest(recipe_of(seeds[0]))
+        print(f"  for example {recipe}")
+        for problem in examine(recipe).problems[:4]:
+            print(f"    {problem}")
+
+
+def kind_of(problem: str) -> str:
+    """The problem without its step, names and numbers."""
+    words = problem.partition(": ")[2]
+    return re.sub(r"\S*\d\S*|\S+\.(weight|bias)\S*", "…", words)[:90]
+
+
+def print_groups(found: dict[int, Findings], failing: dict[int, Findings]) -> None:
+    """Failing seeds by what their networks contain, the worst first."""
+    containing: dict[str, list[int]] = defaultdict(list)
+    for seed, findings in found.items():
+        for label in findings.labels:
+            containing[label].append(seed)
+    shares_of = {
+        label: [seed for seed in seeds if seed in failing] for label, seeds in containing.items()
+    }
+    worst = sorted(containing, key=lambda label: -len(shares_of[label]) / len(containing[label]))
+    for label in worst:
+        if shares_of[label]:
+            some = ", ".join(map(str, shares_of[label][:8]))
+            print(f"{label}: {len(shares_of[label])} of {len(containing[label])} fail ({some})")
+
+
+if __name__ == "__main__":
+    main()
