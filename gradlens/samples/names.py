@@ -193,9 +193,10 @@ class Names:
                 continue
             passage = self._passages.at(number, output, place)
             names = passage.up(self.at(edge))
-            is_beside_data = None in self._graph.children[number] and not are_none(names)
-            if is_beside_data and passage.is_repeated_for_samples:
-                names = only(UNREADABLE, len(shape))  # the data may have a row for each
+            kind = passage.kind
+            has_data = None in self._graph.children[number] or (kind.repeats and kind.brings_data)
+            if has_data and passage.may_join_others(names):
+                names = only(UNREADABLE, len(shape))
             is_unknown = names.min() == UNREADABLE
             whole = names if passage.picks else self.at(edge)
             if prod(shape) == 1 and not (are_known(names) and are_known(whole)):

@@ -122,11 +122,17 @@ class Passage(Between):
             return self.above
         return tuple([1 if along is None else self.below[along] for along in self._axes])
 
-    @property
-    def is_repeated_for_samples(self) -> bool:
-        """Whether the output's first axis has N entries, for which the input is repeated."""
-        moves = self.picks or self.puts
-        return not moves and self.above[:1] == (self.samples,) and self.sizes[0] == 1 < self.samples
+    def may_join_others(self, names: Labels) -> bool:
+        """Whether data beside the input may have rows of samples that the output's names lack.
+
+        It may where one sample is repeated for several rows, or where some are for N.
+        """
+        if self.picks or self.puts or are_none(names) or are_all(names, self.samples):
+            return False
+        lengths = self.above[:-1] or self.above
+        if names.size > 1:
+            return self.samples in lengths
+        return any(own == 1 < length for own, length in zip(self.sizes, lengths, strict=False))
 
     @property
     def _is_same(self) -> bool:

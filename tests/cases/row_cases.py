@@ -290,6 +290,25 @@ def of_own_positions(model: Any, batch: Batch, n: int) -> Tensor:
     return F.cross_entropy(model(batch[0])[n], batch[1][n])
 
 
+def added_to_flat_rows(net: Any, x: Tensor) -> Tensor:
+    return net.head(x.flatten(0, 1) + net.inner(x[2, 0])).view(N, T, C)
+
+
+def added_with_positions_first(net: Any, x: Tensor) -> Tensor:
+    x = x.transpose(0, 1)
+    return net.head(x + net.inner(x[:, 2:3])).transpose(0, 1)
+
+
+def expanded_for_flat_rows(net: Any, x: Tensor) -> Tensor:
+    rows = torch.lerp(x.flatten(0, 1), net.inner(x[2, 1]).expand(N * T, D), 0.3)
+    return net.head(rows).view(N, T, C)
+
+
+def put_where_flat_rows_are_positive(net: Any, x: Tensor) -> Tensor:
+    rows = x.flatten(0, 1)
+    return net.head(torch.where(rows > 0, net.inner(x[1, 1]), rows)).view(N, T, C)
+
+
 BESIDE_DATA = {
     f"{compute.__name__}, batch_size={batch_size}": RowCase(
         lambda compute=compute: Net(compute, inner=nn.Linear(D, D), head=nn.Linear(D, C)),
@@ -298,7 +317,15 @@ BESIDE_DATA = {
         of_own_positions,
         batch_size=batch_size,
     )
-    for compute in (added_to_all, put_in_place, put_where_it_is_positive)
+    for compute in (
+        added_to_all,
+        put_in_place,
+        put_where_it_is_positive,
+        added_to_flat_rows,
+        added_with_positions_first,
+        expanded_for_flat_rows,
+        put_where_flat_rows_are_positive,
+    )
     for batch_size in (None, N)
 }
 
