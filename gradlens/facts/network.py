@@ -23,6 +23,7 @@ from gradlens.history.setup import Layer, Setup
 from gradlens.signals.predicates import has_parameters, is_embedding, is_normalization
 from gradlens.torch_private import (
     ChannelNorm,
+    is_saved_elsewhere,
     output_metadata,
     saved,
     saved_by_name,
@@ -288,7 +289,8 @@ class Network:
 
         A difference by hand is kept by what makes it an error, such as a square.
         """
-        targets = saved(self._graph.nodes[number], "target", None)
+        node = self._graph.nodes[number]
+        targets = None if is_saved_elsewhere(node) else saved(node, "target", None)
         edges = self._graph.children[number]
         if targets is not None or len(edges) != 2 or edges[0] is None or edges[1] is not None:
             return None if targets is None else targets.detach()

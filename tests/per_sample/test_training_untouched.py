@@ -311,3 +311,26 @@ def test_gradients_inside_a_checkpoint_that_changes_buffers(layer: str) -> None:
     assert set(gradients) == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
         assert_close(gradients[name].mean(), parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh])
+def test_hooks_of_saved_tensors_run_as_often(loss: Any, activation: Any) -> None:
+    """Facts read no tensor that hooks of the user have stored elsewhere."""
+
+    def unpacked(is_tracked: bool) -> int:
+        torch.manual_seed(0)
+        counts: list[None] = []
+        model = nn.Sequential(nn.Linear(D, C), activation())
+        cockpit = gradlens.Cockpit(model, [])
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: tensor, lambda tensor: [counts.append(None), tensor][1]
+        )
+        for step in range(3):
+            with hooks:
+                value = loss(model(torch.randn(N, D)), torch.rand(N, C))
+            with cockpit(step, loss=value) if is_tracked else nullcontext():
+                value.backward()
+        return len(counts)
+
+    assert unpacked(is_tracked=True) == unpacked(is_tracked=False) > 0
