@@ -63,11 +63,6 @@ def odd_input(suspect: Suspect) -> bool:
     return _is_odd(suspect.input_ratio)
 
 
-def odd_target(suspect: Suspect) -> bool:
-    """Whether a sample's target is far larger than those of the others."""
-    return suspect.target_ratio > ODD_ROW
-
-
 def is_large(spike: Spike) -> bool:
     """Whether the loss is far above that at the start of the run."""
     return spike.loss > OF_START * spike.start

@@ -229,8 +229,8 @@ def _is_given(graph: Graph, number: int) -> bool:
     if kind not in ("Sub", "Rsub") or len(edges) != 2 or len(computed) != 1:
         return False
     layer = _made(graph, computed[0])
-    saved = [t.detach() for _, t in saved_by_name(graph.nodes[layer]) if t.is_floating_point()]
-    norms = [float(torch.linalg.vector_norm(t.double())) for t in saved]
+    tensors = (t.detach() for _, t in saved_by_name(graph.nodes[layer]) if t.is_floating_point())
+    norms = [float(torch.linalg.vector_norm(t.double())) for t in tensors]
     return kind_of(graph.kinds[layer]).is_affine and math.prod(norms) < LARGE
 
 
