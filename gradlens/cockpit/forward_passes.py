@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.run import Run
-from gradlens.graph.model_calls import forget_calls, keep_calls, keep_outputs, take_outputs
+from gradlens.graph.model_calls import (
+    forget_calls,
+    forget_earlier_calls,
+    keep_calls,
+    keep_outputs,
+    take_outputs,
+)
 from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
@@ -152,6 +158,7 @@ class ForwardPasses:
             return
         self._past.append(global_step)
         self._unfinished = None
+        forget_earlier_calls(self._model)
         self._capture_next()
 
     def take_outputs(self) -> tuple[Tensor, ...]:

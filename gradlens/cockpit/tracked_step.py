@@ -137,13 +137,8 @@ class TrackedStep:
                 step, self._by_user, self._values, setting, tracking.boundary
             )
         with ExitStack() as stack:
-            of_graphs = tracking.forward_passes.of_graphs
-            if compiler_is_imported() and (
-                self._by_user
-                or self._own
-                or tracking.updates.interval is not None
-                or not of_graphs.isdisjoint(self._values.active)
-            ):
+            stack.enter_context(uncompiled_backward())
+            if "loss" not in context.info and compiler_is_imported():
                 self._run_uncompiled(stack)
             if self._values.before_backward:
                 compute_curvature(tracking, context, self._values)
@@ -155,6 +150,21 @@ class TrackedStep:
         scale = context.scale.of_backward
         tracking.forward_passes.begin_signals(context.global_step, scale, self._sample_axes)
 
+    def _run_uncompiled(self, stack: ExitStack) -> None:
+        """Run forward passes in this context uncompiled, such as that of a whole training step.
+
+        A checkpoint must compute again what it has computed: if that was compiled, it stays so.
+        """
+        uncompiled = stack.enter_context(ExitStack())
+        uncompiled.enter_context(uncompiled_calls())
+
+        def check(root: Tensor) -> None:
+            with self._tracking.boundary.contain("the beginning of a backward pass"):
+                if ran_compiled(root):
+                    uncompiled.close()
+
+        stack.enter_context(BackwardCall(check))
+
     def _sample_axes(self, made: Mapping[Made, tuple[int, ...]]) -> Mapping[Made, int]:
         """The axes that count the samples of tensors that nodes have made, if they are known."""
         setting, info, found = self._tracking.setting, self._context.info, dict[Made, int]()
@@ -162,25 +172,6 @@ class TrackedStep:
             if "loss" in info:
                 found = sample_axes(setting, info["loss"], info, made)
         return found
-
-    def _run_uncompiled(self, stack: ExitStack) -> None:
-        """Run backward and forward passes in this context uncompiled.
-
-        A checkpoint must compute again what it has computed: if that was compiled, it stays so.
-        """
-        stack.enter_context(uncompiled_backward())
-        uncompiled = stack.enter_context(ExitStack())
-        uncompiled.enter_context(uncompiled_calls())
-
-        def check(tensor: Tensor) -> None:
-            with self._tracking.boundary.contain("the beginning of a backward pass"):
-                if ran_compiled(tensor):
-                    uncompiled.close()
-
-        if "loss" in self._context.info:
-            check(self._context.info["loss"])
-        else:
-            stack.enter_context(BackwardCall(check))
 
     def _enter_contexts(self, stack: ExitStack) -> None:
         tracking, interval = self._tracking, self._tracking.updates.interval

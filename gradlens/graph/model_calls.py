@@ -41,6 +41,9 @@ from gradlens.torch_private import (
 MAX_CALLS = 2**12
 """How many of the latest calls are kept, a kilobyte each: more than a step's loss consists of."""
 
+LEFT_CALLS = 2**7
+"""How many are left when a backward pass is over, since all are compared with each loss's graph."""
+
 MAX_ELEMENTS = 2**22
 """Larger inputs, of 16 MiB in single precision, aren't kept until backward to be compared."""
 
@@ -122,6 +125,12 @@ class ModelCalls(HookOwner, UnscriptedHook):
         hook = OwnedHook(self, ModelCalls._record_part)
         handles = [add_hook(part.register_forward_hook, hook, with_kwargs=True) for part in parts]
         self._forget_parts = removal(self, handles)
+
+    def forget_earlier(self) -> None:
+        """Forget all but some of the latest calls."""
+        for calls in (self.whole, self.parts):
+            while len(calls) > LEFT_CALLS:
+                calls.popleft()
 
     def close(self, model: nn.Module) -> None:
         """Remove all hooks."""
@@ -234,7 +243,7 @@ def _behind(graph: Graph, calls: Iterable[ModelCall]) -> list[ModelCall]:
     return [
         call
         for call in calls
-        if call.outputs & numbers
+        if not call.outputs.isdisjoint(numbers)
         or (leaves and any(id(given.reference()) in leaves for given in call.inputs))
     ]
 
@@ -260,6 +269,13 @@ def latest_call(model: nn.Module | None, back: int = 1) -> ModelCall | None:
     """
     hook = _hook_of(model)
     return hook.whole[-back] if hook is not None and len(hook.whole) >= back else None
+
+
+def forget_earlier_calls(model: nn.Module | None) -> None:
+    """A backward pass is over: forget the calls of a model that were long before it."""
+    hook = _hook_of(model)
+    if hook is not None:
+        hook.forget_earlier()
 
 
 def keep_outputs(model: nn.Module | None, user: Hashable, needed: bool) -> None:
@@ -315,6 +331,7 @@ def forget_calls(model: nn.Module, user: Hashable) -> None:
         hook.users.discard(user)
         hook.outputs.pop(user, None)
         if hook.users:
+            hook.forget_earlier()
             return
         hook.close(model)
     forget_layer_calls(model)
