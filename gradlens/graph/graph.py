@@ -69,9 +69,8 @@ class Graph:
     """The nodes behind a tensor, numbered so that each comes after all that it consumes.
 
     The nodes' Python objects are kept, since torch makes them on demand. ``children`` are the edges
-    that a node consumes, with ``None`` for inputs that need no gradient, and ``consumers`` are
-    ``(consumer, number of its input, number of the output consumed)``. Graphs with the same ``key``
-    have the same operations, shapes, integers and edges: only numbers in tensors differ.
+    that a node consumes, with ``None`` for inputs that need no gradient. Graphs with the same
+    ``key`` have the same operations, shapes, integers and edges: only numbers in tensors differ.
     The nodes behind further tensors may be there, too.
     """
 
@@ -79,8 +78,8 @@ class Graph:
         self.nodes: list[Node] = []
         self.kinds: list[str] = []
         self.children: list[tuple[Edge | None, ...]] = []
-        self.consumers: list[list[tuple[int, int, int]]] = []
         self.leaves: dict[int, int] = {}
+        self._shapes: dict[Edge, tuple[int, ...]] = {}
         self._numbers: dict[Node, int] = {}
         if tensor.grad_fn is None and tensor.requires_grad:
             raise ValueError("the loss is a leaf of the graph: it doesn't depend on any layer")
@@ -88,30 +87,40 @@ class Graph:
         self.root: Edge = (self.number_of(tensor), tensor.output_nr)
 
     def _walk(self, roots: Sequence[Node]) -> None:
-        stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
-        visited: set[Node] = set()
-        while stack:
-            node, has_all_below = stack.pop()
-            if not has_all_below:
-                if node not in visited:
-                    visited.add(node)
-                    below = (child for child, _ in node.next_functions if child is not None)
-                    stack += [(node, True), *((child, False) for child in below)]
+        numbers, waiting = self._numbers, [*roots]
+        below: dict[Node, tuple[tuple[Node | None, int], ...]] = {}
+        # As few objects as possible stay: where thousands do at each step, Python's collection of
+        # garbage takes longer than the walk.
+        while waiting:
+            node = waiting[-1]
+            if node not in below:
+                edges = below[node] = node.next_functions
+                new = [child for child, _ in edges if child is not None and child not in below]
+                if new:
+                    waiting += new
+                    continue
+            waiting.pop()
+            if node in numbers:
                 continue
-            number = self._numbers[node] = len(self.nodes)
+            number = numbers[node] = len(self.nodes)
             self.nodes.append(node)
-            self.kinds.append(kind(node))
-            edges = [
-                None if child is None else (self._numbers[child], output)
-                for child, output in node.next_functions
-            ]
-            self.children.append(tuple(edges))
-            self.consumers.append([])
+            kind_ = kind(node)
+            self.kinds.append(kind_)
+            self.children.append(
+                tuple([None if c is None else (numbers[c], output) for c, output in below[node]])
+            )
+            if kind_ == LEAF:
+                self.leaves[id(node.variable)] = number
+
+    @cached_property
+    def consumers(self) -> list[list[tuple[int, int, int]]]:
+        """``(consumer, number of its input, number of the output consumed)`` of each node."""
+        found: list[list[tuple[int, int, int]]] = [[] for _ in self.nodes]
+        for number, edges in enumerate(self.children):
             for index, edge in enumerate(edges):
                 if edge is not None:
-                    self.consumers[edge[0]].append((number, index, edge[1]))
-            if self.kinds[-1] == LEAF:
-                self.leaves[id(node.variable)] = number
+                    found[edge[0]].append((number, index, edge[1]))
+        return found
 
     def number_of(self, tensor: Tensor) -> int:
         """The number of the node that made a tensor, or of its leaf; -1 if there is none."""
@@ -127,24 +136,19 @@ class Graph:
 
     def shape(self, edge: Edge) -> tuple[int, ...]:
         """Shape of the tensor along an edge in the forward pass."""
-        return self._shapes[edge[0]][edge[1]]
+        found = self._shapes.get(edge)
+        if found is None:
+            found = self._shapes[edge] = _shape(self.like(edge))
+        return found
 
     def like(self, edge: Edge) -> Any:
         """What has the dtype and the device of the tensor along an edge."""
-        node = self.nodes[edge[0]]
-        return node.variable if self.kinds[edge[0]] == LEAF else output_metadata(node)[edge[1]]
+        return self._made(edge[0])[edge[1]]
 
-    @cached_property
-    def _shapes(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Shapes of each node's outputs in the forward pass."""
-        outputs = [
-            (node.variable,) if kind_ == LEAF else output_metadata(node)
-            for node, kind_ in zip(self.nodes, self.kinds, strict=True)
-        ]
-        try:
-            return [tuple([tuple(each.shape) for each in made]) for made in outputs]
-        except RuntimeError:  # of a nested tensor that isn't jagged
-            return [tuple(map(_shape, made)) for made in outputs]
+    def _made(self, number: int) -> Sequence[Any]:
+        """What has the shape of each output that a node had in the forward pass."""
+        node = self.nodes[number]
+        return (node.variable,) if self.kinds[number] == LEAF else output_metadata(node)
 
     @property
     def has_python_functions(self) -> bool:
@@ -154,7 +158,7 @@ class Graph:
     @property
     def has_nested_tensors(self) -> bool:
         """Whether some tensor has rows of different lengths, of which torch gives no numbers."""
-        shapes = (shape for shapes in self._shapes for shape in shapes)
+        shapes = (_shape(made) for number in range(len(self)) for made in self._made(number))
         return any(not isinstance(length, int) for shape in shapes for length in shape)
 
     @cached_property
@@ -166,18 +170,14 @@ class Graph:
 
     def key(self, names: dict[int, str]) -> int:
         """A hash of the graph's structure; ``names`` are those of parameters, by ``id``."""
-        rows = [
-            (
-                kind_,
-                edges,
-                names.get(id(node.variable)) if kind_ == LEAF else integers_of(node),
-                shapes,
-            )
-            for node, kind_, edges, shapes in zip(
-                self.nodes, self.kinds, self.children, self._shapes, strict=True
-            )
-        ]
-        return hash((self.root, tuple(rows), self.ruled_calls))
+        found = hash((self.root, self.ruled_calls))
+        for number, (node, kind_, edges) in enumerate(
+            zip(self.nodes, self.kinds, self.children, strict=True)
+        ):
+            own = names.get(id(node.variable)) if kind_ == LEAF else integers_of(node)
+            shapes = tuple([_shape(made) for made in self._made(number)])
+            found = hash((found, kind_, edges, own, shapes))
+        return found
 
     def below(self, start: Iterable[int], lowest: int = 0, stop: Collection[int] = ()) -> set[int]:
         """The nodes and all that they consume, directly or not.
