@@ -105,33 +105,23 @@ def contiguous_gradients(loop: Loop) -> None:
                 parameter.grad = view.view_as(parameter)
 
 
-def nothing(loop: Loop) -> None:
-    pass
+def by_name(*functions: Callable[[Loop], None]) -> dict[str, Callable[[Loop], None]]:
+    return {function.__name__.replace("_", " "): function for function in functions}
 
 
-HABITS: dict[str, Callable[[Loop], None]] = {
-    "frozen entry": frozen_entry,
-    "frozen first part": frozen_first_part,
-    "eval mode": eval_mode,
-    "tied": tied,
-    "hooks on modules": hooks_on_modules,
-    "backward hooks on modules": backward_hooks_on_modules,
-    "outputs replaced": outputs_replaced,
-    "hooks on parameters": hooks_on_parameters,
-    "hooks after accumulation": hooks_after_accumulation,
-    "steps in backward": steps_in_backward,
-    "contiguous gradients": contiguous_gradients,
-    "gradients set to zero": nothing,
-    "gradients never zeroed": nothing,
-    "anomaly mode": nothing,
-    "deterministic": nothing,
-    "single-threaded backward": nothing,
-    "saved tensors on hooks": nothing,
-    "double precision by default": nothing,
-    "random numbers everywhere": nothing,
-    "unscaling inside": nothing,
-}
-"""The names without a change of the network are those of contexts, or are read by the loop."""
+HABITS = by_name(
+    *(frozen_entry, frozen_first_part, eval_mode, tied),
+    *(hooks_on_modules, backward_hooks_on_modules, outputs_replaced, hooks_on_parameters),
+    *(hooks_after_accumulation, steps_in_backward, contiguous_gradients),
+) | dict.fromkeys(
+    (
+        *("gradients set to zero", "gradients never zeroed", "anomaly mode", "deterministic"),
+        *("single-threaded backward", "saved tensors on hooks", "double precision by default"),
+        *("random numbers everywhere", "unscaling inside"),
+    ),
+    lambda loop: None,
+)
+"""Those without a function of their own are contexts, or are read by the loop."""
 
 
 @contextmanager
@@ -305,25 +295,9 @@ def rate_changed(loop: Loop) -> None:
             group["lr"] = group["lr"] * 0.5
 
 
-BETWEEN: dict[str, Callable[[Loop], None]] = {
-    "evaluation": evaluation,
-    "evaluation recorded": evaluation_recorded,
-    "evaluation in train mode": evaluation_in_train_mode,
-    "evaluation with gradients": evaluation_with_gradients,
-    "copied": copied,
-    "averaged": averaged,
-    "state dict": state_dict,
-    "grown": grown,
-    "shrunk": shrunk,
-    "frozen later": frozen_later,
-    "thawed": thawed,
-    "other training": other_training,
-    "scripted": scripted,
-    "resumed": resumed,
-    "epoch": epoch,
-    "reparametrised": reparametrised,
-    "replaced": replaced,
-    "gradients forgotten": gradients_forgotten,
-    "garbage collected": garbage_collected,
-    "rate changed": rate_changed,
-}
+BETWEEN = by_name(
+    *(evaluation, evaluation_recorded, evaluation_in_train_mode, evaluation_with_gradients),
+    *(copied, averaged, state_dict, grown, shrunk, frozen_later, thawed, other_training),
+    *(scripted, resumed, epoch, reparametrised, replaced, gradients_forgotten),
+    *(garbage_collected, rate_changed),
+)

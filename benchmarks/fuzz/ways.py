@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,27 +18,30 @@ class UsersError(Exception):
     """An exception of the user's own."""
 
 
-def plain(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found):
-        loop.backward(found.loss)
+@contextlib.contextmanager
+def made(loop: Loop, step: int, referenced: bool = True, **forward: bool) -> Iterator[Any]:
+    """A forward pass in front of the context, and an update behind it."""
+    found = loop.forward(step, **forward)
+    with loop.watched(step, found, referenced=referenced):
+        yield found
     loop.update()
+
+
+def plain(loop: Loop, step: int) -> None:
+    with made(loop, step) as found:
+        loop.backward(found.loss)
 
 
 def graph_retained(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found):
+    with made(loop, step) as found:
         loop.backward(found.loss, retain_graph=True)
-    loop.update()
     loop.remember("graph", found.loss.grad_fn is not None)
 
 
 def backward_twice(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
+    with made(loop, step, referenced=False) as found:
         loop.backward(found.loss, retain_graph=True)
         loop.backward(found.loss)
-    loop.update()
 
 
 def backward_again_outside(loop: Loop, step: int) -> None:
@@ -48,10 +53,8 @@ def backward_again_outside(loop: Loop, step: int) -> None:
 
 
 def graph_created(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found):
+    with made(loop, step) as found:
         loop.backward(found.loss, create_graph=True)
-    loop.update()
     for parameter in loop.trainable:
         parameter.grad = None
 
@@ -66,13 +69,11 @@ def of_some_inputs(loop: Loop, step: int) -> None:
 
 def by_grad(loop: Loop, step: int) -> None:
     """``torch.autograd.grad`` instead of ``backward``."""
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
+    with made(loop, step, referenced=False) as found:
         wanted = [parameter for parameter in loop.trainable if parameter.requires_grad]
         gradients = torch.autograd.grad(found.loss, wanted, allow_unused=True)
         for parameter, gradient in zip(wanted, gradients, strict=True):
             parameter.grad = gradient
-    loop.update()
 
 
 def grad_before(loop: Loop, step: int) -> None:
@@ -142,18 +143,14 @@ def loss_of_two(loop: Loop, step: int) -> None:
 
 
 def two_losses_one_passed(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
+    with made(loop, step, referenced=False) as found:
         torch.autograd.backward([found.loss, found.outputs.square().mean()])
-    loop.update()
 
 
 def vector(loop: Loop, step: int) -> None:
     """Backward is called on the outputs, with a gradient."""
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
+    with made(loop, step, referenced=False) as found:
         found.outputs.backward(torch.ones_like(found.outputs))
-    loop.update()
 
 
 def without_backward(loop: Loop, step: int) -> None:
@@ -240,19 +237,15 @@ def clipped(loop: Loop, step: int) -> None:
 
 
 def clipped_inside(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found):
+    with made(loop, step) as found:
         loop.backward(found.loss)
         nn.utils.clip_grad_value_(loop.trainable, 0.1)
-    loop.update()
 
 
 def zeroed_inside(loop: Loop, step: int) -> None:
-    found = loop.forward(step, zeroing=False)
-    with loop.watched(step, found):
+    with made(loop, step, zeroing=False) as found:
         loop.zero_grad()
         loop.backward(found.loss)
-    loop.update()
 
 
 def zeroed_before_the_end(loop: Loop, step: int) -> None:
@@ -271,12 +264,10 @@ def forward_inside(loop: Loop, step: int) -> None:
 
 
 def evaluated_inside(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found):
+    with made(loop, step) as found:
         with torch.no_grad():
             loop.remember("inside", loop.model(found.inputs))
         loop.backward(found.loss)
-    loop.update()
 
 
 def evaluated_between(loop: Loop, step: int) -> None:
@@ -308,19 +299,15 @@ def hooked_outputs(loop: Loop, step: int) -> None:
 
 def trained_inputs(loop: Loop, step: int) -> None:
     """The inputs need gradients, too."""
-    found = loop.forward(step, inputs_need_gradients=True)
-    with loop.watched(step, found):
+    with made(loop, step, inputs_need_gradients=True) as found:
         loop.backward(found.loss)
     loop.remember("at inputs", found.inputs.grad)
-    loop.update()
 
 
 def scaled(loop: Loop, step: int) -> None:
     """Backward is called on half of the loss that is passed."""
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
+    with made(loop, step, referenced=False) as found:
         loop.backward(found.loss * 0.5)
-    loop.update()
 
 
 def divided(loop: Loop, step: int) -> None:
@@ -333,10 +320,8 @@ def divided(loop: Loop, step: int) -> None:
 
 
 def weighted_by_zero(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
+    with made(loop, step, referenced=False) as found:
         loop.backward(found.loss * 0.0)
-    loop.update()
 
 
 def in_eval_mode(loop: Loop, step: int) -> None:
@@ -388,52 +373,8 @@ def one_element(loop: Loop, step: int) -> None:
 
 
 WAYS: dict[str, Callable[[Loop, int], None]] = {
-    function.__name__.replace("_", " "): function
-    for function in (
-        plain,
-        graph_retained,
-        backward_twice,
-        backward_again_outside,
-        graph_created,
-        of_some_inputs,
-        by_grad,
-        grad_before,
-        penalised,
-        accumulated,
-        accumulated_unsaid,
-        accumulated_half,
-        two_losses,
-        loss_of_two,
-        two_losses_one_passed,
-        vector,
-        without_backward,
-        without_context,
-        raises_before,
-        raises_after,
-        raises_in_backward,
-        raises_and_goes_on,
-        interrupted,
-        without_update,
-        two_updates,
-        update_inside,
-        clipped,
-        clipped_inside,
-        zeroed_inside,
-        zeroed_before_the_end,
-        forward_inside,
-        evaluated_inside,
-        evaluated_between,
-        forward_twice,
-        hooked_outputs,
-        trained_inputs,
-        scaled,
-        divided,
-        weighted_by_zero,
-        in_eval_mode,
-        by_closure,
-        other_model_inside,
-        detached,
-        one_element,
-    )
+    name.replace("_", " "): function
+    for name, function in vars().copy().items()
+    if isinstance(function, FunctionType) and function is not made
 }
-"""Ways to make a step, by their name in words."""
+"""All functions of this module but ``made``, by their name in words."""
