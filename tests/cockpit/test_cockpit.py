@@ -298,18 +298,6 @@ def test_threads_do_not_meet() -> None:
     assert together == alone
 
 
-def test_two_histograms_with_different_bins_coexist(model: nn.Module) -> None:
-    cockpit = Cockpit(
-        model, [quantities.GradHist1d(bins=5), quantities.GradHist1d(bins=9, name="fine")]
-    )
-    loss = loss_of(model)
-    with cockpit(0, loss=loss):
-        loss.backward()
-    coarse, fine = cockpit.history["GradHist1d"][0], cockpit.history["fine"][0]
-    assert (len(coarse["hist"]), len(fine["hist"])) == (5, 9)
-    assert coarse["hist"].sum() == fine["hist"].sum() == 5 * 23
-
-
 def test_exception_of_the_user_comes_out_unchanged_and_the_next_step_works(
     model: nn.Module,
 ) -> None:
@@ -330,42 +318,6 @@ def test_exception_of_the_user_comes_out_unchanged_and_the_next_step_works(
         loss.backward()
     assert cockpit.history.steps == (1,)
     assert set(cockpit.history.names) == {quantity.name for quantity in cockpit.quantities}
-
-
-def test_exception_in_the_backward_pass_leaves_no_listener(model: nn.Module) -> None:
-    cockpit = Cockpit(model, [quantities.NormTest()])
-
-    def fail(_: Tensor) -> None:
-        raise ZeroDivisionError("in a hook of the user")
-
-    handle = model[0].weight.register_hook(fail)
-    loss = loss_of(model)
-    with pytest.raises(ZeroDivisionError), cockpit(0, loss=loss):
-        loss.backward()
-    handle.remove()
-    loss = loss_of(model)
-    model.zero_grad()
-    with cockpit(1, loss=loss):
-        loss.backward()
-    assert list(cockpit.history["NormTest"]) == [1]
-
-
-def test_gradient_accumulation_uses_each_backward_pass_alone(model: nn.Module) -> None:
-    histories = []
-    for accumulate in (False, True):
-        torch.manual_seed(3)
-        each = copy.deepcopy(model)
-        cockpit = Cockpit(each, [quantities.NormTest(), quantities.MeanGSNR()])
-        for step in range(3):
-            if not accumulate:
-                each.zero_grad()
-            loss = loss_of(each)
-            with cockpit(step, loss=loss):
-                loss.backward()
-        histories.append(cockpit.history)
-    for name in histories[0].names:
-        for step in range(3):
-            assert histories[1][name][step] == pytest.approx(histories[0][name][step], rel=1e-5)
 
 
 def test_warnings_point_at_the_users_line(model: nn.Module) -> None:
@@ -392,25 +344,6 @@ def test_optimizer_that_steps_inside_the_backward_pass(model: nn.Module) -> None
     assert fused.history["NormTest"][0] == pytest.approx(plain.history["NormTest"][0], rel=1e-6)
 
 
-class DropsInside(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x * self.weight, 0.5)
-
-
-class OwnsAndContains(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.ones(3))
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x + self.token)
-
-
 def assert_covered(model: nn.Module, losses: Tensor) -> None:
     """All parameters, with the gradients of the losses ``[N]``."""
     expected = per_sample_gradients_of_losses(losses, model)
@@ -426,19 +359,6 @@ def assert_covered(model: nn.Module, losses: Tensor) -> None:
     assert cockpit.coverage().share == 1
     assert not cockpit.history.notes
     assert math.isfinite(cockpit.history["NormTest"][0])
-
-
-@pytest.mark.parametrize(
-    "module",
-    [DropsInside(), OwnsAndContains(), nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))],
-    ids=lambda value: type(value).__name__,
-)
-def test_modules_with_parameters_of_their_own_are_covered(module: nn.Module) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), module).double()
-    losses = model(torch.randn(5, 4, dtype=torch.float64)).square().mean(1)
-    consumed = torch.get_rng_state()
-    assert_covered(model, losses)
-    assert torch.equal(torch.get_rng_state(), consumed)
 
 
 def test_input_that_was_overwritten_is_not_needed() -> None:
@@ -564,18 +484,6 @@ def test_extended_models_can_be_copied_and_pickled(model: nn.Module) -> None:
         assert set(gradients) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-def test_functional_transforms_of_an_extended_model_work(model: nn.Module) -> None:
-    gradlens.extend(model)
-    parameters = dict(model.named_parameters())
-    inputs = torch.randn(5, 4)
-
-    def loss(state: dict[str, Tensor], sample: Tensor) -> Tensor:
-        return torch.func.functional_call(model, state, sample[None]).square().mean()
-
-    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, inputs)
-    assert per_sample["0.weight"].shape == (5, 3, 4)
-
-
 def test_run_is_written_and_can_be_resumed(model: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
 
@@ -629,21 +537,6 @@ def test_nothing_extended_before_the_forward_pass(model: nn.Module, as_model: bo
         loss.backward()
     assert cockpit.coverage().share == 1
     assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
-
-
-def test_standalone_on_a_model_that_was_never_extended(model: nn.Module) -> None:
-    model = model.double()
-    losses = model(torch.randn(5, 4, dtype=torch.float64)).square().mean(1)
-    expected = per_sample_gradients_of_losses(losses, model)
-    with gradlens.per_sample_gradients(model) as gradients:
-        losses.mean().backward(retain_graph=True)
-    with pytest.raises(KeyError, match=r"no recorded call.*gradlens.extend.*batch_size="):
-        gradients["0.weight"]
-    with gradlens.per_sample_gradients(model, batch_size=5) as gradients:
-        losses.mean().backward()
-    assert gradients.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_standalone_names_what_it_does_not_have(model: nn.Module) -> None:

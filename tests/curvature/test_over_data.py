@@ -38,7 +38,6 @@ from tests.cases.data_cases import LOSSES, MODELS, DataProblem, Reduction, build
 with warnings.catch_warnings():
     # It compiles with torch.jit.
     warnings.simplefilter("ignore", DeprecationWarning)
-    import curvlinops
     import torch._decomp.decompositions_for_jvp
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
@@ -62,12 +61,6 @@ DENSE: dict[str, Callable[[DataProblem, Reduction], Tensor]] = {
     "ggn": data_cases.dense_ggn,
     "empirical-fisher": data_cases.dense_empirical_fisher,
     "covariance": data_cases.dense_covariance,
-}
-
-ORACLES: dict[str, Any] = {
-    "hessian": curvlinops.HessianLinearOperator,
-    "ggn": curvlinops.GGNLinearOperator,
-    "empirical-fisher": curvlinops.EFLinearOperator,
 }
 
 
@@ -100,18 +93,6 @@ def test_matrices_equal_those_of_all_samples_at_once(kind: str, model: str, loss
     for reduction in reductions:
         dense = DENSE[kind](problem, reduction).numpy()
         np.testing.assert_allclose(matrix_of(over_data(kind, problem, reduction)), dense, **CLOSE)
-
-
-@pytest.mark.parametrize("kind", ORACLES)
-@pytest.mark.parametrize("model", ["convolutional", "normalised"])
-def test_products_equal_curvlinops(kind: str, model: str, reduction: Reduction) -> None:
-    problem = build(model, "cross-entropy")
-    operator = over_data(kind, problem, reduction)
-    loss, parameters = problem.loss_of(reduction), list(problem.parameters.values())
-    oracle = ORACLES[kind](problem.model, loss, parameters, problem.batches)
-    vector = np.random.default_rng(1).standard_normal(operator.shape[0])
-    expected = oracle @ torch.from_numpy(vector)
-    np.testing.assert_allclose(operator @ vector, expected.numpy(), **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["empirical-fisher", "covariance"])

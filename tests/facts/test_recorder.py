@@ -252,30 +252,6 @@ def test_exceptions_leave_their_step_out() -> None:
     assert cockpit.history.facts.steps.steps.tolist() == [0, 1, 3]
 
 
-@pytest.mark.parametrize("facts", [True, False])
-def test_training_is_the_same(facts: bool) -> None:
-    trained = []
-    for tracked in (True, False):
-        model = network(torch.float64)
-        opt = torch.optim.Adam(model.parameters(), 1e-2)
-        cockpit = Cockpit(model, [], facts=facts)
-        state = torch.get_rng_state()
-        for step in range(25):
-            x, y = batch(step, torch.float64)
-            opt.zero_grad()
-            loss = functional.cross_entropy(model(x), y)
-            if tracked:
-                with cockpit(step, loss=loss, optimizer=opt):
-                    loss.backward()
-            else:
-                loss.backward()
-            opt.step()
-        assert torch.equal(state, torch.get_rng_state())
-        trained.append([p.detach().clone() for p in model.parameters()])
-        assert bool(cockpit.history.facts.setups) == (facts and tracked)
-    assert all(map(torch.equal, *trained))
-
-
 def tables(facts: Facts) -> dict[str, Any]:
     return {
         f"{table}/{name}": facts.table(table)[name].tolist()

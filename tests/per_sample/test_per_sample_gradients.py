@@ -150,39 +150,6 @@ def test_norms_of_some_parameters_are_not_those_of_all() -> None:
         gradients.norms()
 
 
-def test_class_weights() -> None:
-    model, weight = classifier(), torch.tensor([0.2, 1.0, 3.0, 0.5], dtype=torch.float64)
-    inputs, labels = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 2, 0])
-    loss_function = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)
-
-    def contribution(output: Tensor, samples: slice) -> Tensor:
-        losses = nn.functional.cross_entropy(
-            output, labels[samples], weight, label_smoothing=0.1, reduction="none"
-        )
-        return losses.sum() / weight[labels].sum()
-
-    assert_gradients(model, inputs, loss_function(model(inputs), labels), contribution)
-
-
-def test_tokens_with_ignore_index() -> None:
-    """Samples with different numbers of valid tokens, one with none."""
-    model = gradlens.extend(
-        nn.Sequential(nn.Embedding(9, 6), nn.LayerNorm(6), nn.Linear(6, 9)).double()
-    )
-    inputs = torch.randint(9, (4, 5))
-    labels = torch.randint(9, (4, 5))
-    labels[0, 2:] = labels[1, :4] = labels[2] = -100
-
-    def contribution(output: Tensor, samples: slice) -> Tensor:
-        losses = nn.functional.cross_entropy(
-            output.transpose(1, 2), labels[samples], ignore_index=-100, reduction="sum"
-        )
-        return losses / (labels != -100).sum()
-
-    loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
-    assert_gradients(model, inputs, loss, contribution)
-
-
 def assert_gradients(
     model: nn.Module,
     inputs: Tensor,
@@ -224,16 +191,6 @@ def test_half_precision_accumulates_in_single(dtype: torch.dtype) -> None:
     assert operator.squared_norms().tolist() == [64 * 32 * 300.0**2] * 2
 
 
-def test_retained_graph_can_be_used_again() -> None:
-    model = classifier()
-    loss = model(torch.randn(3, 5, dtype=torch.float64)).square().mean()
-    first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    with gradlens.per_sample_gradients(model) as gradients:
-        loss.backward()
-    for name, gradient in zip(gradients, first, strict=True):
-        assert_close(gradients[name].mean(), gradient)
-
-
 def test_several_backward_passes_are_refused() -> None:
     """Their samples may be others."""
     model = classifier()
@@ -243,18 +200,6 @@ def test_several_backward_passes_are_refused() -> None:
     assert not gradients
     with pytest.raises(KeyError, match="from two backward passes inside one context"):
         gradients["0.weight"]
-
-
-def test_gradients_of_inputs_in_front_of_the_backward_pass() -> None:
-    """They are not added to those of the loss."""
-    model = classifier()
-    inputs = torch.randn(3, 5, dtype=torch.float64).requires_grad_()
-    loss = model(inputs).square().mean()
-    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
-        torch.autograd.grad(loss, inputs, retain_graph=True)
-        loss.backward()
-    for name, parameter in model.named_parameters():
-        assert_close(gradients[name].mean(), parameter.grad)
 
 
 def test_graph_for_second_derivatives_is_left_alone() -> None:
@@ -638,11 +583,6 @@ def test_structure_is_kept_for_several_rows_of_each_sample(turned: bool) -> None
         with gradlens.per_sample_gradients(model) as gradients:
             model(NETWORKS[name].inputs(6).unflatten(0, (2, 3))).square().mean().backward()
         assert type(gradients["layer.weight"]) is kind, name
-
-
-def test_wrong_direction_is_named() -> None:
-    with pytest.raises(ValueError, match=r"direction has shape \[3\], the parameter has \[2, 3\]"):
-        Dense(torch.zeros(4, 2, 3)).dot(torch.zeros(3))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -203,13 +203,6 @@ def test_the_context_ends_recording_and_keeps_the_data(
 
 
 @every_recorder
-def test_hooks_go_with_the_recorder(kind: type[Recorder], model: nn.Sequential) -> None:
-    kind().children(model)
-    gc.collect()
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-@every_recorder
 def test_copies_of_the_model_are_not_recorded(kind: type[Recorder], model: nn.Sequential) -> None:
     recorder = kind().children(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -221,28 +214,6 @@ def test_a_first_layer_has_no_gradient_at_its_input_and_nobody_warns(model: nn.S
     recorder = BackwardInput().children(model)
     run(model, torch.randn(5, 4))
     assert [len(data) for data in recorder] == [0, 1, 1]
-
-
-def test_tuples_keywords_and_what_has_no_tensor() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.length = nn.LSTM(4, 3), Length()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.lstm(input=x)[0] * self.length(x)
-
-    model = Odd()
-    before, after = ForwardPre().children(model), ForwardOutput().children(model)
-    run(model, torch.randn(5, 2, 4))
-    assert before[0][0].shape == (5, 2, 4)
-    assert after[0][0].shape == (5, 2, 3)
-    assert after[1] == []
-
-
-class Length(nn.Module):
-    def forward(self, x: Tensor) -> int:
-        return len(x)
 
 
 @pytest.mark.parametrize(
@@ -426,15 +397,6 @@ def test_nothing_is_kept_of_the_steps_but_the_data(
         run(model, batch())
     assert [len(slot.awaited) for slot in recorder._slots] == [0, 0, 0]
     assert [len(data) for data in recorder] == [5, 5, 5]
-
-
-def test_batches_of_different_sizes_need_a_reduction_that_takes_them(model: nn.Sequential) -> None:
-    recorder = ForwardOutput(reduction=torch.add).modules(model, types=nn.ReLU)
-    model(torch.randn(5, 4))
-    with pytest.raises(RuntimeError, match=r"failed at 1 \(ReLU\): RuntimeError: The size of"):
-        model(torch.randn(3, 4))
-    assert recorder[0].shape == (5, 3)
-    assert recorder.samples(0) == 5
 
 
 @every_recorder
