@@ -73,7 +73,6 @@ from gradlens.instruments.panel import (
     Map,
     Panel,
     Picture,
-    Ruler,
     Shape,
     Shapes,
     any_finite,
@@ -81,6 +80,7 @@ from gradlens.instruments.panel import (
 )
 from gradlens.instruments.scales import (
     NumberLabels,
+    Ruler,
     Scale,
     StepAxis,
     fit,

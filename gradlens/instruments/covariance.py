@@ -13,7 +13,7 @@ from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import layer_lines
 from gradlens.instruments.layers import Layout, table
 from gradlens.instruments.panel import Curve, Grid, Lines, readout
-from gradlens.instruments.scales import log_if_wide
+from gradlens.instruments.scales import log_if_wide, padded
 from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import BLUE, INK, ORANGE, PURPLE, SKY
 
@@ -149,7 +149,7 @@ class LayerSpectraInstrument(Instrument):
         found = {name: eigenvalue_lines(records.column(name)) for name in names}
         values = [one.values[one.finite] for lines in found.values() for one in lines.values()]
         joined = np.concatenate([*values, []])
-        limits = (float(joined.min()), float(joined.max())) if joined.size else None
+        limits = padded(joined.min(), joined.max(), log=True) if joined.size else None
         parts = {
             name: Lines(layers=lines, scale="log", limits=limits, message=NONE * (not lines))
             for name, lines in found.items()

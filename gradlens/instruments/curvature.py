@@ -14,8 +14,8 @@ from gradlens.history.lines import Floats, Line, field_line, line, rows
 from gradlens.history.series import Series
 from gradlens.history.setup import threshold_at, threshold_formula
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Curve, Lines, Ruler, Shape, Shapes, readout
-from gradlens.instruments.scales import log_if_far, number_label, padded, step_label
+from gradlens.instruments.panel import Curve, Lines, Shape, Shapes, readout
+from gradlens.instruments.scales import Ruler, log_if_far, number_label, padded, step_label
 from gradlens.instruments.series import in_force
 from gradlens.instruments.style import BLUE, FAINT, MUTED, Entry, tint
 

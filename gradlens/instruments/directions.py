@@ -10,8 +10,8 @@ from gradlens.history.lines import Floats, Line, field_line, reason, rows
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import LayerTable
-from gradlens.instruments.panel import Curve, Lines, Map, Ruler, Shape, Shapes
-from gradlens.instruments.scales import padded
+from gradlens.instruments.panel import Curve, Lines, Map, Shape, Shapes
+from gradlens.instruments.scales import Ruler, padded
 from gradlens.instruments.style import BLUE, MUTED, ORANGE, PURPLE, Entry, tint
 
 SHARE = 0.4

@@ -14,10 +14,10 @@ from gradlens.instruments.panel import (
     Curve,
     Lines,
     LineStyle,
-    Ruler,
     Shape,
     Shapes,
 )
+from gradlens.instruments.scales import Ruler
 from gradlens.instruments.style import (
     BLUE,
     GREEN,

@@ -22,8 +22,8 @@ from gradlens.history.lines import Floats, line
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_map import row_labels
-from gradlens.instruments.panel import Curve, Grid, Lines, Picture, Ruler, Shape, Shapes
-from gradlens.instruments.scales import number_label, padded
+from gradlens.instruments.panel import Curve, Grid, Lines, Picture, Shape, Shapes
+from gradlens.instruments.scales import Ruler, number_label, padded
 from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import BLUE, FAINT, MUTED, ORANGE, Color, Entry, tint
 

@@ -32,17 +32,9 @@ from gradlens.instruments.panel import (
     Lines,
     always_infinite,
     any_finite,
-    layer_curves,
     without_zeros,
 )
-from gradlens.instruments.scales import (
-    PercentLabels,
-    StepAxis,
-    allowed,
-    fit,
-    within_reach,
-    without_spikes,
-)
+from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import lowest_and_highest, quantiles, smooth, thin
 from gradlens.instruments.shapes import draw_beside
 from gradlens.instruments.style import (
@@ -96,13 +88,13 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     finite = {name: one for name, one in shown.layers.items() if not always_infinite(one)}
     layers, zeros = without_zeros(finite, shown.scale)
     few = shown.single_lines or len(layers) <= MOST_LINES
-    for place, one in enumerate(reversed(layer_curves(layers, shown.single_lines))):
+    for place, one in enumerate(reversed(shown.layer_curves) if layers else ()):
         line = smooth(one.line, axis.warp)
         artists[one.name] = thread(ax, axis, line, one.color, one.width, 2.5 + 0.01 * place)
     for place, one in enumerate(shown.finite_curves):
         artists |= curve(ax, axis, one, place + (5 if layers else 3))
     fronts = {one.name: _front(artists, one.name) for one in shown.finite_curves}
-    _fit(ax, shown)
+    shown.up(axis.warp).apply(ax)
     separate(ax, [fronts[one.name] for one in shown.finite_curves if one.style is None])
     for one in shown.finite_curves:
         for number, (low, high) in enumerate(one.spreads, 1):
@@ -134,30 +126,6 @@ def _front(artists: Artists, name: str) -> Line2D:
     front = artists.get(f"{name} trend", artists[name])
     assert isinstance(front, Line2D)
     return front
-
-
-def _fit(ax: Axes, shown: Lines) -> None:
-    """Set the value axis to the range of what is shown."""
-    values = [np.asarray(one.get_ydata(), dtype=np.float64) for one in ax.get_lines()]
-    known = np.concatenate([one.values[one.finite] for one in shown.lines])
-    log = allowed(known, shown.scale) == "log"
-    if shown.spiky:
-        values = [without_spikes(one.line.values, log) for one in shown.finite_curves]
-    ends = [
-        within_reach(end.values, without_spikes(one.line.values, log), log)
-        if shown.spiky
-        else end.values
-        for one in shown.finite_curves
-        for spread in one.spreads
-        for end in spread
-    ]
-    fit(ax, [*values, *ends, np.array(shown.room)], shown.scale)
-    if shown.shares:
-        low, high = ax.get_ylim()
-        ax.set_ylim(max(low, 0.0), min(high, 1.0))
-        ax.yaxis.set_major_formatter(PercentLabels())
-    if shown.limits is not None:
-        ax.set_ylim(shown.limits)
 
 
 def _entries(shown: Lines, fronts: Mapping[str, Line2D], zeros: Mapping[str, Line]) -> list[Entry]:
@@ -227,11 +195,11 @@ def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) 
 def _to_be_named(shown: Lines, layers: Mapping[str, Line], few: bool) -> dict[str, Curve]:
     """The curves that have names at their ends: a few, or the lowest and the highest of many."""
     curves = {one.name: one for one in shown.curves}
-    drawn = layer_curves(layers, shown.single_lines)
+    drawn = shown.layer_curves
     if not few:
         return dict(zip(lowest_and_highest(layers), drawn[1:], strict=True))
     if shown.named_at_ends or 1 < len(layers) <= NAMED_AT_ENDS:
-        return curves | dict(zip(short_names([*layers]), drawn, strict=True))
+        return curves | dict(zip(short_names([*layers]), drawn, strict=False))
     return {}
 
 

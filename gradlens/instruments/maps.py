@@ -9,7 +9,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection, QuadMesh
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
-from matplotlib.ticker import Formatter, Locator, MaxNLocator
+from matplotlib.ticker import Formatter
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
@@ -22,13 +22,7 @@ from gradlens.instruments.drawing import (
 )
 from gradlens.instruments.layers import LayerTable, columns
 from gradlens.instruments.panel import Artists, Map
-from gradlens.instruments.scales import (
-    LogTicks,
-    NumberLabels,
-    PercentLabels,
-    StepAxis,
-    SymlogTicks,
-)
+from gradlens.instruments.scales import NumberLabels, PercentLabels, StepAxis, round_ticks
 from gradlens.instruments.shapes import draw_beside
 from gradlens.instruments.style import (
     ALARM,
@@ -118,21 +112,15 @@ def _mesh(ax: Axes, edges: Floats, found: LayerTable, shown: Map) -> QuadMesh:
 
 def colour_bar(ax: Axes, mesh: ScalarMappable, norm: Normalize, labels: Formatter) -> Artist:
     """Draw the colours of a map on an axis of their own, with labels."""
-    bar = Colorbar(ax, mesh, ticks=_ticks(norm), format=labels)
+    linear = norm.linthresh if isinstance(norm, SymLogNorm) else 0.0
+    ticks = round_ticks(5, isinstance(norm, LogNorm), linear)
+    bar = Colorbar(ax, mesh, ticks=ticks, format=labels)
     bar.minorticks_off()
     for spine in ax.spines.values():
         spine.set_visible(False)
     ax.tick_params(length=0, pad=2.5, labelsize=TICK_SIZE)
     assert bar.solids is not None  # it was drawn for a mesh
     return bar.solids
-
-
-def _ticks(norm: Normalize) -> Locator:
-    if isinstance(norm, LogNorm):
-        return LogTicks(5)
-    if isinstance(norm, SymLogNorm):
-        return SymlogTicks(norm.linthresh)
-    return MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10])
 
 
 def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -15,8 +15,17 @@ from matplotlib.colors import LogNorm, Normalize
 from gradlens.history.lines import Floats, Line
 from gradlens.history.view import Group
 from gradlens.instruments.layers import LayerTable
-from gradlens.instruments.scales import Scale, StepAxis, number_label
-from gradlens.instruments.series import lowest_and_highest, quantiles
+from gradlens.instruments.scales import (
+    Ruler,
+    Scale,
+    StepAxis,
+    allowed,
+    number_label,
+    ruler,
+    within_reach,
+    without_spikes,
+)
+from gradlens.instruments.series import Warp, lowest_and_highest, quantiles, smooth
 from gradlens.instruments.style import BLUE, ORANGE, PURPLE, Color, Entry, sequence_colors
 
 MOST_LINES = 12
@@ -43,19 +52,6 @@ class Curve:
     style: LineStyle | None = None
     spreads: tuple[tuple[Line, Line], ...] = ()
     unit: str = ""
-
-
-@dataclass(frozen=True)
-class Ruler:
-    """An axis that isn't one of steps: its label, and its range.
-
-    It has labels at round numbers, or else at the ``ticks`` alone.
-    """
-
-    label: str
-    limits: tuple[float, float]
-    log: bool = False
-    ticks: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,14 +129,15 @@ class Lines:
     """Numbers per step on one value axis.
 
     ``layers`` are those of layers or parameters, from input to output and all at the same steps,
-    behind the ``curves``. ``latest`` is on the right of the title, by default the latest value of
-    a single curve; ``words`` say what the numbers are where nothing else does. The axis has room
-    for all values and for those of ``room``, or has the ``limits``; if ``spiky``, single values are
-    out of its range. ``levels`` are dashed lines, and what is above ``danger`` is tinted.
-    ``shares`` are labelled as percents. Values of layers at the steps ``uncertain`` are hollow
-    points. If ``named_at_ends``, curves have their names on the right where there is room, instead
-    of in a key. Shapes are ``beside`` the lines where there is room. ``message`` says why there is
-    nothing to draw, where the lines don't; with ``single_lines``, each of many layers has a line.
+    behind the ``curves``. ``latest`` is on the right of the title, by default the latest value of a
+    single curve; ``words`` say what the numbers are where nothing else does. The axis has room for
+    all values and for those of ``room``, or has the ``limits``; if ``spiky``, single values are out
+    of its range. It is ``axis`` if that is given. ``levels`` are dashed lines, and what is above
+    ``danger`` is tinted. ``shares`` are labelled as percents. Values of layers at the steps
+    ``uncertain`` are hollow points. If ``named_at_ends``, curves have their names on the right
+    where there is room, instead of in a key. Shapes are ``beside`` the lines where there is room.
+    ``message`` says why there is nothing to draw, where the lines don't; with ``single_lines``,
+    each of many layers has a line.
     """
 
     curves: tuple[Curve, ...] = ()
@@ -159,6 +156,7 @@ class Lines:
     beside: Shapes | None = None
     message: str = ""
     single_lines: bool = False
+    axis: Ruler | None = None
 
     @property
     def lines(self) -> list[Line]:
@@ -184,11 +182,54 @@ class Lines:
         return readout(self.curves[0].line)
 
     @property
+    def layer_curves(self) -> tuple[Curve, ...]:
+        """Thin curves of the layers, in a sequence of colours.
+
+        Of more than ``MOST_LINES`` these are the median, the lowest and the highest one, unless
+        they are ``single_lines``.
+        """
+        finite = {name: one for name, one in self.layers.items() if not always_infinite(one)}
+        layers = without_zeros(finite, self.scale)[0] or self.layers
+        if self.single_lines or len(layers) <= MOST_LINES:
+            width = 1.1 if len(layers) <= 8 else 0.7
+            named = zip(layers.items(), sequence_colors(len(layers)), strict=True)
+            return tuple(Curve(name, line, color, width) for (name, line), color in named)
+        low, high = lowest_and_highest(layers)
+        (middle,) = quantiles(layers, (0.5,))
+        return (
+            Curve("median", middle, BLUE, 1.4),
+            Curve("lowest", layers[low], PURPLE, 0.8),
+            Curve("highest", layers[high], ORANGE, 0.8),
+        )
+
+    @property
     def all_curves(self) -> tuple[Curve, ...]:
         """The curves, and those of the layers, as a figure shows them."""
-        finite = {name: one for name, one in self.layers.items() if not always_infinite(one)}
-        layers, _ = without_zeros(finite, self.scale)
-        return (*self.curves, *layer_curves(layers or self.layers, self.single_lines))
+        return (*self.curves, *self.layer_curves)
+
+    def up(self, warp: Warp | None = None) -> Ruler:
+        """The value axis of what is drawn over the places of steps by ``warp``.
+
+        There is room for the trends of layers, and of the intervals around spiky values for what is
+        near the values.
+        """
+        if self.axis is not None:
+            return self.axis
+        curves = self.finite_curves
+        values = [one.line.values for one in curves]
+        layers = [smooth(one.line, warp).values for one in self.layer_curves]
+        known = np.concatenate([*values, *layers, np.array([])])
+        log = allowed(known[np.isfinite(known)], self.scale) == "log"
+        room = [np.array(self.room)]
+        if self.spiky:
+            values, layers = [without_spikes(one, log) for one in values], []
+        for one, middle in zip(curves, values, strict=True):
+            ends = [end.values for spread in one.spreads for end in spread]
+            room += [within_reach(end, middle, log) for end in ends] if self.spiky else ends
+        found = ruler([*values, *layers, *room], self.scale)
+        low, high = found.limits
+        limits = (max(low, 0.0), min(high, 1.0)) if self.shares else (low, high)
+        return replace(found, limits=self.limits or limits, shares=self.shares)
 
 
 @dataclass(frozen=True)
@@ -290,25 +331,6 @@ def any_finite(lines: Sequence[Line]) -> bool:
 def always_infinite(line: Line) -> bool:
     """Whether all values of a line that exist are ∞."""
     return not line.finite.any() and bool(np.isposinf(line.values).any())
-
-
-def layer_curves(layers: Mapping[str, Line], single_lines: bool = False) -> tuple[Curve, ...]:
-    """Thin curves of layers, in a sequence of colours.
-
-    Of more than ``MOST_LINES`` these are the median, the lowest and the highest one, unless
-    ``single_lines``.
-    """
-    if single_lines or len(layers) <= MOST_LINES:
-        width = 1.1 if len(layers) <= 8 else 0.7
-        named = zip(layers.items(), sequence_colors(len(layers)), strict=True)
-        return tuple(Curve(name, line, color, width) for (name, line), color in named)
-    low, high = lowest_and_highest(layers)
-    (middle,) = quantiles(layers, (0.5,))
-    return (
-        Curve("median", middle, BLUE, 1.4),
-        Curve("lowest", layers[low], PURPLE, 0.8),
-        Curve("highest", layers[high], ORANGE, 0.8),
-    )
 
 
 ROUNDING = 1e-12

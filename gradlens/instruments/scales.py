@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import Formatter, Locator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, Formatter, Locator, MaxNLocator, NullLocator
 
 from gradlens.history.lines import Floats
 from gradlens.instruments.style import MUTED, TICK_SIZE
@@ -50,7 +51,7 @@ class StepAxis:
         """Give an axis this range."""
         if self.log:
             ax.set_xscale("symlog", linthresh=1, linscale=0.4)
-            ax.xaxis.set_major_locator(LogStepTicks())
+            ax.xaxis.set_major_locator(Ticks(log_step_ticks))
         else:
             ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
         ax.set_xlim(self.ends)
@@ -122,21 +123,78 @@ def padded(low: float, high: float, log: bool = False) -> tuple[float, float]:
     return (0.0 if low == 0 < high else low - pad), high + pad
 
 
-def fit(ax: Axes, values: Sequence[Floats], wish: Scale, ticks: int = 5) -> Scale:
-    """Set the range and scale of the value axis; returns the scale that the values allow.
+@dataclass(frozen=True)
+class Ruler:
+    """An axis as data: its label, its range, and its scale.
 
-    A logarithmic axis becomes "symlog" if there are values on both sides of zero or zeros.
+    It is linear or logarithmic; if it is ``linear`` up to that size, it is logarithmic on both
+    sides of zero. It has labels at round numbers, or else at the ``ticks`` alone; those of
+    ``shares`` are percents.
+    """
+
+    label: str
+    limits: tuple[float, float]
+    log: bool = False
+    ticks: tuple[float, ...] | None = None
+    linear: float = 0.0
+    shares: bool = False
+
+    @property
+    def scale(self) -> Scale:
+        """The scale by the name that matplotlib has for it."""
+        return "symlog" if self.linear else "log" if self.log else "linear"
+
+    def locator(self, most: int) -> Locator:
+        """About ``most`` ticks."""
+        if self.ticks is not None:
+            return FixedLocator(self.ticks)
+        return round_ticks(most, self.log, self.linear)
+
+    def apply(self, ax: Axes, across: bool = False, most: int = 5) -> None:
+        """Give an axis of matplotlib this range, scale, and about ``most`` labels."""
+        options = {"linthresh": self.linear, "linscale": 0.5} if self.linear else {}
+        (ax.set_xscale if across else ax.set_yscale)(self.scale, **options)
+        (ax.set_xlim if across else ax.set_ylim)(self.limits)
+        axis = ax.xaxis if across else ax.yaxis
+        axis.set_major_locator(self.locator(most))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(PercentLabels() if self.shares else NumberLabels())
+
+
+def round_ticks(most: int, log: bool = False, linear: float = 0.0) -> Locator:
+    """About ``most`` ticks at round numbers on an axis of this scale."""
+    if linear:
+        return Ticks(partial(symlog_ticks, linear=linear))
+    if log:
+        return Ticks(partial(log_ticks, most=most))
+    return MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
+
+
+SMALLEST = 1e-4
+"""Share of the largest size below which an axis that is logarithmic on both sides is linear."""
+
+
+def ruler(values: Sequence[Floats], wish: Scale) -> Ruler:
+    """The axis for the finite ones of some values.
+
+    A logarithmic axis is one on both sides of zero if there are values on both sides, or zeros.
     """
     found = _finite(values)
     scale = allowed(found, wish)
-    if scale == "log":
-        _log(ax, found, ticks)
-    elif scale == "symlog":
-        _symlog(ax, found)
-    else:
-        _linear(ax, found, ticks)
-    ax.yaxis.set_minor_locator(NullLocator())
-    return scale
+    low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
+    if scale != "symlog":
+        return Ruler("", padded(low, high, scale == "log"), scale == "log")
+    sizes = np.abs(found[found != 0])
+    linear = 10.0 ** math.floor(math.log10(max(sizes.min(), sizes.max() * SMALLEST)))
+    low, high = 1.8 * min(0.0, low) - 0.1 * linear, 1.8 * max(0.0, high) + 0.1 * linear
+    return Ruler("", (low, high), linear=linear)
+
+
+def fit(ax: Axes, values: Sequence[Floats], wish: Scale, ticks: int = 5) -> Scale:
+    """Set the range and scale of the value axis; returns the scale that the values allow."""
+    found = ruler(values, wish)
+    found.apply(ax, most=ticks)
+    return found.scale
 
 
 def allowed(found: Floats, wish: Scale) -> Scale:
@@ -153,34 +211,27 @@ def _finite(values: Sequence[Floats]) -> Floats:
     return joined[np.isfinite(joined)]
 
 
-def _linear(ax: Axes, found: Floats, ticks: int) -> None:
-    low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
-    ax.set_yscale("linear")
-    ax.set_ylim(padded(low, high))
-    ax.yaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 2.5, 5, 10]))
-    ax.yaxis.set_major_formatter(NumberLabels())
+class Ticks(Locator):
+    """Ticks that depend on the range of the axis alone, by a function of its ends."""
+
+    def __init__(self, find: Callable[[float, float], list[float]]) -> None:
+        self._find = find
+
+    def __call__(self) -> list[float]:
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        return self._find(*sorted((vmin, vmax)))
 
 
-def _log(ax: Axes, found: Floats, ticks: int) -> None:
-    ax.set_yscale("log")
-    ax.set_ylim(padded(float(found.min()), float(found.max()), log=True))
-    ax.yaxis.set_major_locator(LogTicks(ticks))
-    ax.yaxis.set_major_formatter(NumberLabels())
+def log_ticks(low: float, high: float, most: int = 4) -> list[float]:
+    """Round numbers on a logarithmic axis, ``most`` of them or a few more.
 
-
-def _symlog(ax: Axes, found: Floats) -> None:
-    sizes = np.abs(found[found != 0])
-    largest = float(sizes.max())
-    threshold = 10.0 ** math.floor(math.log10(max(float(sizes.min()), largest * 1e-4)))
-    low, high = min(0.0, float(found.min())), max(0.0, float(found.max()))
-    ax.set_yscale("symlog", linthresh=threshold, linscale=0.5)
-    ax.set_ylim(1.8 * low - 0.1 * threshold, 1.8 * high + 0.1 * threshold)
-    ax.yaxis.set_major_locator(SymlogTicks(threshold))
-    ax.yaxis.set_major_formatter(NumberLabels())
-
-
-def log_ticks(low: float, high: float, most: int = 4) -> Floats:
-    """Round numbers on a logarithmic axis, ``most`` of them or a few more."""
+    There are several also where it spans less than a decade.
+    """
+    if low <= 0:
+        return []
     decades = math.log10(high) - math.log10(low)
     exponents = np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     stride = max(1, math.ceil(decades / most))
@@ -189,62 +240,32 @@ def log_ticks(low: float, high: float, most: int = 4) -> Floats:
         (1.9, 10.0**exponents),
         (1.2, np.ravel(np.outer(10.0**exponents, (1, 3)))),
         (0.5, np.ravel(np.outer(10.0**exponents, (1, 2, 5)))),
+        (0.0, np.asarray(round_ticks(most).tick_values(low, high))),
     ]
-    for least, found in options:
+    for least, ticks in options:
+        found = ticks[(low * 0.999 <= ticks) & (ticks <= high * 1.001)]
         # With a single tick, the scale could not be read.
-        if decades >= least and np.count_nonzero((low <= found) & (found <= high)) > 1:
-            return np.asarray(found, dtype=np.float64)
-    found = np.asarray(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
-    return found[found > 0]
+        if decades >= least and found.size > 1:
+            break
+    return [float(tick) for tick in found]
 
 
-class _Ticks(Locator):
-    """Ticks that depend on the range of the axis alone."""
-
-    def __call__(self) -> list[float]:
-        assert self.axis is not None
-        return [*self.tick_values(*self.axis.get_view_interval())]
-
-
-class LogTicks(_Ticks):
-    """Ticks of a logarithmic axis, also where it spans less than a decade."""
-
-    def __init__(self, most: int = 4) -> None:
-        self._most = most
-
-    def tick_values(self, vmin: float, vmax: float) -> list[float]:
-        low, high = sorted((vmin, vmax))
-        if low <= 0:
-            return []
-        ticks = log_ticks(low, high, self._most)
-        return [float(tick) for tick in ticks if low * 0.999 <= tick <= high * 1.001]
-
-
-class SymlogTicks(_Ticks):
+def symlog_ticks(low: float, high: float, linear: float) -> list[float]:
     """Zero, and at most two powers of ten on each side that are not too close to it."""
-
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-
-    def tick_values(self, vmin: float, vmax: float) -> list[float]:
-        low, high = sorted((vmin, vmax))
-        first = round(math.log10(self._threshold))
-        last = math.floor(math.log10(max(-low, high, self._threshold)))
-        stride = max(1, math.ceil((last - first) / 2))
-        powers = [10.0**n for n in range(last, max(first, last - 2 * stride), -stride)]
-        sizes = powers or [self._threshold]
-        ticks = [*(-size for size in sizes), 0.0, *reversed(sizes)]
-        return [tick for tick in ticks if low <= tick <= high]
+    first = round(math.log10(linear))
+    last = math.floor(math.log10(max(-low, high, linear)))
+    stride = max(1, math.ceil((last - first) / 2))
+    powers = [10.0**n for n in range(last, max(first, last - 2 * stride), -stride)]
+    sizes = powers or [linear]
+    ticks = [*(-size for size in sizes), 0.0, *reversed(sizes)]
+    return [tick for tick in ticks if low <= tick <= high]
 
 
-class LogStepTicks(_Ticks):
+def log_step_ticks(low: float, high: float) -> list[float]:
     """Zero and powers of ten; 1, 2 and 5 times these where the range is short."""
-
-    def tick_values(self, vmin: float, vmax: float) -> list[float]:
-        low, high = max(vmin, 0.0), max(vmax, 1.0)
-        ticks = log_ticks(max(low, 1.0), high, 5) if high > 1 else np.array([1.0])
-        ticks = np.unique(np.concatenate(([0.0], np.round(ticks))))
-        return [float(tick) for tick in ticks if low <= tick <= high]
+    low, high = max(low, 0.0), max(high, 1.0)
+    ticks = {0.0, *map(round, log_ticks(max(low, 1.0), high, 5) if high > 1 else [1.0])}
+    return sorted(float(tick) for tick in ticks if low <= tick <= high)
 
 
 class NumberLabels(Formatter):

@@ -9,17 +9,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.patches import FancyArrowPatch
-from matplotlib.ticker import (
-    FixedFormatter,
-    FixedLocator,
-    Locator,
-    MaxNLocator,
-    NullLocator,
-)
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from gradlens.instruments.drawing import explain_empty, labelled_rows, small_panels, thread
-from gradlens.instruments.panel import Artists, Grid, Lines, Picture, Ruler, Shape, Shapes
-from gradlens.instruments.scales import LogTicks, NumberLabels, StepAxis, fit, number_label
+from gradlens.instruments.panel import Artists, Grid, Lines, Picture, Shape, Shapes
+from gradlens.instruments.scales import NumberLabels, Ruler, StepAxis, number_label
 from gradlens.instruments.series import smooth
 from gradlens.instruments.style import (
     ALARM,
@@ -99,23 +93,13 @@ def _shape(ax: Axes, one: Shape, z: float) -> Artist:
 
 def _set(ax: Axes, across: Ruler, up: Ruler, most: int = 5) -> None:
     """Give an axis two rulers, that on the left with about ``most`` labels."""
-    ax.set_yscale("log" if up.log else "linear")
-    ax.set(xlim=across.limits, ylim=up.limits)
-    for axis, ruler, count in ((ax.xaxis, across, 4), (ax.yaxis, up, most)):
-        axis.set_major_locator(_ticks(ruler, count))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(NumberLabels())
+    across.apply(ax, across=True, most=4)
+    up.apply(ax, most=most)
     ax.grid(visible=up.ticks is None, axis="y")
     # A label may begin left of a narrow axis.
     below = shorten(across.label, size_in_points(ax)[0] + points(25), TICK_SIZE)
     ax.set_xlabel(below, loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
     ax.set_ylabel(up.label, fontsize=TICK_SIZE, color=MUTED, labelpad=1)
-
-
-def _ticks(ruler: Ruler, most: int) -> Locator:
-    if ruler.ticks is not None:
-        return FixedLocator(ruler.ticks)
-    return LogTicks(most) if ruler.log else MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
 
 
 # Pictures -----------------------------------------------------------------------------------
@@ -171,11 +155,11 @@ def _sums(across: Axes, up: Axes, shown: Picture) -> Artists:
     # They start at half an element, so that a single one is visible.
     columns, rows = (np.log10(2 * np.maximum(shown.sizes.sum(n), 0.5)) for n in (0, 1))
     artists: Artists = {
-        "marginal x": across.stairs(columns, shown.columns, **look),
-        "marginal y": up.stairs(rows, shown.rows, orientation="horizontal", **look),
+        "marginal x": across.stairs(columns / columns.max(), shown.columns, **look),
+        "marginal y": up.stairs(rows / rows.max(), shown.rows, orientation="horizontal", **look),
     }
-    across.set(xlim=shown.across.limits, ylim=(0, 1.05 * columns.max()))
-    up.set(ylim=shown.up.limits, xlim=(0, 1.05 * rows.max()))
+    across.set(xlim=shown.across.limits, ylim=(0, 1.05))
+    up.set(ylim=shown.up.limits, xlim=(0, 1.05))
     for ax in (across, up):
         ax.grid(visible=False)
         ax.set(xticks=[], yticks=[])
@@ -219,7 +203,7 @@ def _small_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     curves = [one for one in shown.all_curves if one.line.finite.any()]
     if not curves:
         return explain_empty(ax, shown.lines, shown.message)
-    fit(ax, [np.array(shown.limits)], shown.scale, 3)
+    shown.up(axis.warp).apply(ax, most=3)
     return {
         one.name: thread(ax, axis, smooth(one.line, axis.warp), one.color, 1.0) for one in curves
     }

@@ -11,8 +11,8 @@ from gradlens.history.history import History
 from gradlens.history.lines import Floats, line, lines, rms_lines
 from gradlens.history.scalars import scalars_of
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Curve, Lines, Ruler, Shape, Shapes
-from gradlens.instruments.scales import Scale, log_if_wide
+from gradlens.instruments.panel import Curve, Lines, Shape, Shapes
+from gradlens.instruments.scales import Ruler, Scale, log_if_wide
 from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import BLUE, INK, ORANGE, Color, Entry, tint
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.animation import FFMpegWriter
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from PIL import Image
 
 from gradlens.history.history import History
 from gradlens.history.run_file import replacing
 from gradlens.instruments.instrument import step_axis
-from gradlens.instruments.panel import Content, Grid, Lines, Map, Panel, Picture, Shapes
-from gradlens.instruments.scales import StepLabels
+from gradlens.instruments.panel import Content, Grid, Lines, Map, Picture, Shapes
+from gradlens.instruments.scales import Ruler
+from gradlens.instruments.series import Warp
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import panels
@@ -65,30 +64,23 @@ def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[t
     """
     parts, findings = screen.parts(history), screen.marked(history)
     every = panels(parts, history)
-
-    def until(step: int, chosen: Sequence[int]) -> tuple[Panel, ...]:
-        known = panels((parts[place] for place in chosen), up_to(history, step))
-        pairs = zip(known, chosen, strict=True)
-        return tuple(replace(every[place], content=one.content) for one, place in pairs)
-
-    whole = Figure(dpi=DPI, facecolor=PAPER)
-    screen.draw(_until(history, history.steps[-1], steps[0]), whole, every, True, findings)
-    changing = [place for place, panel in enumerate(every) if _shows_single_steps(panel.content)]
-    sketch = Figure(facecolor=PAPER)
+    axis = step_axis(history, screen.log_steps)
+    whole = [panel.content for panel in every]
+    changing = [place for place, one in enumerate(whole) if _shows_single_steps(one)]
     for step in _with_progress(steps, "axes  ") if changing else ():
-        known = _until(history, step, steps[0])
-        screen.draw(known, sketch, until(step, changing), findings=())
-        for place, ax in zip(changing, sketch.axes, strict=True):
-            for one, other in _pairs(whole.axes[place], ax):
-                _widen(one, other)
+        known = panels((parts[place] for place in changing), up_to(history, step))
+        for place, panel in zip(changing, known, strict=True):
+            whole[place] = wider(whole[place], panel.content)
+    first = _until(history, history.steps[-1], steps[0])
     figure = Figure(dpi=DPI, facecolor=PAPER)
-    figure.set_size_inches(*whole.get_size_inches())
+    screen.draw(first, figure, every, True, findings)
     for step in _with_progress(steps, "frames"):
-        known = _until(history, step, steps[0])
-        screen.draw(known, figure, until(step, range(len(parts))), False, findings)
-        for panel, ax in zip(whole.axes, figure.axes, strict=True):
-            for one, other in _pairs(panel, ax):
-                _set_like(other, one)
+        known = panels(parts, up_to(history, step))
+        shown = tuple(
+            replace(panel, content=on_axes_of(one.content, content, axis.warp))
+            for panel, one, content in zip(every, known, whole, strict=True)
+        )
+        screen.draw(_until(history, step, steps[0]), figure, shown, False, findings, axis)
         yield step, figure
 
 
@@ -97,6 +89,47 @@ def _shows_single_steps(shown: Content) -> bool:
     return isinstance(shown, (Picture, Shapes, Grid)) or (
         isinstance(shown, (Lines, Map)) and shown.beside is not None
     )
+
+
+Shown = TypeVar("Shown", bound=Content)
+
+
+def wider(shown: Shown, other: Content | None) -> Shown:
+    """What a panel shows, whose axes of single steps have room for those of another step, too."""
+    match shown, other:
+        case (Picture() | Shapes(), Picture() | Shapes()):
+            across, up = _joined(shown.across, other.across), _joined(shown.up, other.up)
+            return replace(shown, across=across, up=up)
+        case (Lines(beside=Shapes() as own) | Map(beside=Shapes() as own), Lines() | Map()):
+            return replace(shown, beside=wider(own, other.beside))
+        case (Grid(), Grid()):
+            parts = {n: wider(one, other.parts.get(n)) for n, one in shown.parts.items()}
+            return replace(shown, parts=parts)
+    return shown
+
+
+def _joined(one: Ruler, other: Ruler) -> Ruler:
+    """The axis with room for both, which keeps its direction."""
+    ends = sorted((*one.limits, *other.limits))
+    downwards = one.limits[0] > one.limits[1]
+    return replace(one, limits=(ends[-1], ends[0]) if downwards else (ends[0], ends[-1]))
+
+
+def on_axes_of(shown: Shown, whole: Content | None, warp: Warp) -> Shown:
+    """What a panel shows, with the axes and the colours of the whole run."""
+    match shown, whole:
+        case (Picture() | Shapes(), Picture() | Shapes()):
+            return replace(shown, across=whole.across, up=whole.up)
+        case (Lines(), Lines()):
+            beside = shown.beside and on_axes_of(shown.beside, whole.beside, warp)
+            return replace(shown, axis=whole.up(warp), beside=beside)
+        case (Map(), Map()):
+            beside = shown.beside and on_axes_of(shown.beside, whole.beside, warp)
+            return replace(shown, norm=whole.norm, beside=beside)
+        case (Grid(), Grid()):
+            parts = {n: on_axes_of(o, whole.parts.get(n), warp) for n, o in shown.parts.items()}
+            return replace(shown, parts=parts)
+    return shown
 
 
 def _until(history: History, step: int, first: int) -> History:
@@ -118,60 +151,6 @@ def frame_steps(history: History, most: int, log: bool = False) -> list[int]:
     wanted = np.linspace(places[0], places[-1], most) if most > 1 else places[-1:]
     chosen = np.searchsorted(places, wanted).clip(0, steps.size - 1)
     return [int(step) for step in np.unique(steps[chosen])]
-
-
-# Axes ---------------------------------------------------------------------------------------
-
-
-def _pairs(panel: Axes, other: Axes) -> list[tuple[Axes, Axes]]:
-    """The axes of a panel and those of the same panel at another step."""
-    pairs = [*_with_children(panel)], [*_with_children(other)]
-    # A panel without data may have no axes inside.
-    return list(zip(*pairs, strict=True)) if len(pairs[0]) == len(pairs[1]) else []
-
-
-def _with_children(ax: Axes) -> Iterator[Axes]:
-    yield ax
-    for child in ax.child_axes:
-        if isinstance(child, Axes):
-            yield from _with_children(child)
-
-
-def _shows_all_steps(ax: Axes) -> bool:
-    return isinstance(ax.xaxis.get_major_formatter(), StepLabels) or not ax.axison
-
-
-def _widen(ax: Axes, other: Axes) -> None:
-    """Extend the ranges of an axis by those of another one, unless one of them has all steps."""
-    if _shows_all_steps(ax) or _shows_all_steps(other) or not other.has_data():
-        return
-    for axis, another in ((ax.xaxis, other.xaxis), (ax.yaxis, other.yaxis)):
-        if axis.get_scale() == another.get_scale():
-            low, high = axis.get_view_interval()
-            ends = sorted((low, high, *another.get_view_interval()))
-            first, last = (ends[0], ends[-1]) if low <= high else (ends[-1], ends[0])
-            axis.set_view_interval(first, last, ignore=True)
-
-
-def _set_like(ax: Axes, other: Axes) -> None:
-    """Give an axis the ranges, scales, ticks and colours of another one."""
-    for axis, model, set_scale in (
-        (ax.xaxis, other.xaxis, ax.set_xscale),
-        (ax.yaxis, other.yaxis, ax.set_yscale),
-    ):
-        names = ("base", "linthresh", "linscale") if model.get_scale() == "symlog" else ()
-        set_scale(model.get_scale(), **{n: getattr(model.get_transform(), n) for n in names})
-        axis.set_major_locator(copy.copy(model.get_major_locator()))
-        axis.set_minor_locator(copy.copy(model.get_minor_locator()))
-        axis.set_major_formatter(copy.copy(model.get_major_formatter()))
-    ax.set(xlim=other.get_xlim(), ylim=other.get_ylim())
-    if _shows_all_steps(ax):
-        for mesh, model_mesh in zip(_meshes(ax), _meshes(other), strict=False):
-            mesh.set_norm(model_mesh.norm)
-
-
-def _meshes(ax: Axes) -> list[QuadMesh]:
-    return [mesh for mesh in ax.collections if isinstance(mesh, QuadMesh)]
 
 
 # Files --------------------------------------------------------------------------------------

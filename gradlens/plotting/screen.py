@@ -14,6 +14,7 @@ from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument, Options
 from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.panel import Panel
+from gradlens.instruments.scales import StepAxis
 from gradlens.plotting.findings import findings_of
 from gradlens.plotting.layout import WIDEST, FigureSize, Look, columns
 from gradlens.plotting.panels import (
@@ -92,16 +93,17 @@ class Screen:
         panels: tuple[Panel, ...] | None = None,
         resize: bool = True,
         findings: Sequence[Finding] | None = None,
+        axis: StepAxis | None = None,
     ) -> None:
         """Draw on a figure, which is emptied first.
 
-        ``panels`` and ``findings`` are those of ``history``, or of a longer one. Without ``resize``
-        the figure keeps its size if everything can be read at that.
+        ``panels``, ``findings`` and the ``axis`` are those of ``history``, or of a longer one.
+        Without ``resize`` the figure keeps its size if everything can be read at that.
         """
         shown = self.panels(history) if panels is None else panels
         widest = min(WIDEST if self.layers else math.inf, columns(self.size))
         found = self.marked(history) if findings is None else findings
         draw(
-            figure, shown, words_of(history, self.title), step_axis(history, self.log_steps),
-            resize, widest, found, self.look, self.size,
+            figure, shown, words_of(history, self.title),
+            axis or step_axis(history, self.log_steps), resize, widest, found, self.look, self.size,
         )  # fmt: skip

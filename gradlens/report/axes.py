@@ -25,8 +25,7 @@ from bokeh.models.renderers import GlyphRenderer
 from bokeh.plotting import figure
 
 from gradlens.history.finding import Finding
-from gradlens.instruments.panel import Ruler
-from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.scales import Ruler, StepAxis
 from gradlens.instruments.style import ALARM, BLUE, Color
 from gradlens.plotting.findings import main_findings
 from gradlens.report.palette import LIGHT, OF_THE_GROUND, SIGNED, SIZES, in_dark, in_light, palette

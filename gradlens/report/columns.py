@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -14,15 +12,8 @@ from numpy.typing import NDArray
 from gradlens.history.lines import Floats, Line
 from gradlens.instruments.layers import LayerTable, edges
 from gradlens.instruments.layers import columns as columns_of_table
-from gradlens.instruments.panel import Content, Lines, Map, Picture, Shape, Shapes
-from gradlens.instruments.scales import (
-    Scale,
-    StepAxis,
-    SymlogTicks,
-    allowed,
-    padded,
-    without_spikes,
-)
+from gradlens.instruments.panel import Lines, Map, Picture, Shape, Shapes
+from gradlens.instruments.scales import Ruler, StepAxis
 from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, smooth, thin, trend
 from gradlens.report.content import Card, Gaps
 from gradlens.report.palette import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
@@ -42,18 +33,22 @@ PIXELS = 600
 
 def columns(card: Card, axis: StepAxis) -> dict[str, Columns]:
     """The columns of a card by name; ``axis`` is the range of all steps of the page."""
-    return columns_of(card.panel.content, card.gaps, axis)
+    match card.panel.content:
+        case Lines() as lines:
+            return _of_lines(lines, card.up, card.gaps)
+        case Map() as map:
+            return _of_map(map, axis)
+        case Picture() as picture:
+            return _of_picture(picture, axis)
+        case Shapes() as shapes:
+            return _of_shapes(shapes)
+        case other:
+            raise NotImplementedError(type(other))
 
 
-@singledispatch
-def columns_of(shown: Content, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
-    raise NotImplementedError(type(shown))
-
-
-@columns_of.register
-def _(shown: Lines, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
+def _of_lines(shown: Lines, up: Ruler, gaps: Sequence[Gaps]) -> dict[str, Columns]:
     found: dict[str, Columns] = {}
-    linear = threshold(shown)
+    linear = up.linear
     for place, (curve, missing) in enumerate(zip(shown.all_curves, gaps, strict=True)):
         is_layer = place >= len(shown.curves)
         raw = smooth(curve.line, bridge=True) if is_layer else curve.line
@@ -63,18 +58,19 @@ def _(shown: Lines, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
             found[f"trend {place}"] = _line(trend(curve.line, bridge=True), linear)
         found[f"gaps {place}"] = {"step": compact_steps(missing.steps), "which": missing.which}
         for number, (low, high) in enumerate(curve.spreads):
-            found[f"band {place} {number}"] = _band(shown, low, high)
+            found[f"band {place} {number}"] = _band(up, low, high)
     if shown.danger is not None:
         beyond = np.full_like(shown.danger.values, np.inf)
-        found["danger"] = _band(shown, shown.danger, Line(shown.danger.steps, beyond))
+        found["danger"] = _band(up, shown.danger, Line(shown.danger.steps, beyond))
     return found
 
 
-def _band(shown: Lines, low: Line, high: Line) -> Columns:
+def _band(up: Ruler, low: Line, high: Line) -> Columns:
     """The area between two lines, of many points between their trends."""
-    ends = ends_of_area(low, high, 10 * float(np.abs(known(shown)).max()))
-    below, above = (_line(end, threshold(shown)) for end in ends)
-    y = "place" if threshold(shown) else "value"
+    below, above = (
+        _line(end, up.linear) for end in ends_of_area(low, high, 10 * abs(up.limits[1]))
+    )
+    y = "place" if up.linear else "value"
     return {"step": below["step"], "low": below[y], "high": above[y]}
 
 
@@ -88,8 +84,7 @@ def _line(line: Line, linear: float) -> Columns:
     return found | {"place": to_places(line.values, linear)} if linear else found
 
 
-@columns_of.register
-def _(shown: Map, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
+def _of_map(shown: Map, axis: StepAxis) -> dict[str, Columns]:
     most = int(np.clip(CELLS // len(shown.table.names), *COLUMNS))
     thinned, _ = columns_of_table(shown.table, most, axis.warp)
     rows = {f"row {n}": compact_values(row) for n, row in enumerate(thinned.values)}
@@ -110,8 +105,7 @@ def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:
     return codes.astype(np.uint8)
 
 
-@columns_of.register
-def _(shown: Picture, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
+def _of_picture(shown: Picture, axis: StepAxis) -> dict[str, Columns]:
     shares = np.ma.filled(shown.norm(np.ma.masked_less_equal(shown.sizes, 0)), np.nan)
     known = np.isfinite(shares)
     codes = np.where(known, np.nan_to_num(shares) * (SHADES - 1) + FIRST, ABSENT).astype(np.uint8)
@@ -133,8 +127,7 @@ def _images(codes: NDArray[np.uint8], steps: Floats, axis: StepAxis) -> Columns:
     return found
 
 
-@columns_of.register
-def _(shown: Shapes, gaps: Sequence[Gaps], axis: StepAxis) -> dict[str, Columns]:
+def _of_shapes(shown: Shapes) -> dict[str, Columns]:
     return {
         f"shape {place}": {"x": compact_values(one.x), "value": compact_values(one.y)}
         | ({} if one.kind != "area" else {"low": compact_values(base(one))})
@@ -179,62 +172,8 @@ def pixels(ends: Floats, most: int) -> NDArray[np.int64]:
     return np.clip(np.searchsorted(ends, middles, side="right") - 1, 0, widths.size - 1)
 
 
-SMALLEST = 1e-4
-"""Share of the largest size below which an axis that is logarithmic on both sides is linear."""
-
-
-def scale(shown: Lines) -> Scale:
-    """The scale that the values allow: "symlog" for logarithmic ones on both sides of zero."""
-    found = known(shown)
-    return allowed(found, shown.scale) if found.size else "linear"
-
-
-def known(shown: Lines) -> Floats:
-    """All finite values."""
-    joined = np.concatenate([curve.line.values for curve in shown.all_curves])
-    return joined[np.isfinite(joined)]
-
-
-def is_on_both_sides(shown: Lines) -> bool:
-    """Whether there are values below and above zero."""
-    found = known(shown)
-    return bool(found.size) and bool(found.min() < 0 < found.max())
-
-
-def threshold(shown: Lines) -> float:
-    """The size up to which a "symlog" axis is about linear; 0 for other axes."""
-    if scale(shown) != "symlog":
-        return 0.0
-    sizes = np.abs(known(shown))
-    sizes = sizes[sizes > 0]
-    return 10.0 ** math.floor(math.log10(max(sizes.min(), sizes.max() * SMALLEST)))
-
-
 def to_places(values: Floats, linear: float) -> NDArray[np.float32]:
     """Places of values on an axis that is about linear up to the size ``linear``."""
     known = np.where(np.isfinite(values), values, np.nan)
     places = np.sign(known) * np.log10(1 + np.abs(known) / linear)
     return np.asarray(places, dtype=np.float32)
-
-
-def limits(shown: Lines) -> tuple[float, float]:
-    """The range of the axis."""
-    kind, linear = scale(shown), threshold(shown)
-    if shown.limits is not None and kind == "linear":
-        return shown.limits
-    values = [curve.line.values for curve in shown.all_curves]
-    if shown.spiky:
-        values = [without_spikes(each, kind == "log") for each in values]
-    found = np.concatenate([*values, shown.room])
-    found = found[np.isfinite(found)]
-    places = to_places(found, linear) if linear else found
-    low, high = float(places.min()), float(places.max())
-    return padded(low, high, kind == "log")
-
-
-def ticks(shown: Lines) -> list[float]:
-    """Places of the labels of a "symlog" axis."""
-    found, linear = known(shown), threshold(shown)
-    values = SymlogTicks(linear).tick_values(min(found.min(), 0.0), max(found.max(), 0.0))
-    places: list[float] = to_places(np.array(values), linear).tolist()
-    return places

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -19,7 +20,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.instruments import BUILT_IN, Instrument, LayerMapInstrument
 from gradlens.instruments.maps import GREY
 from gradlens.instruments.panel import Curve, Drawn, Grid, Lines, Map, Panel, Shapes
-from gradlens.instruments.scales import value_scale
+from gradlens.instruments.scales import Ruler, value_scale
 from gradlens.instruments.style import DOT
 from gradlens.plotting.comparison import lines_of, numbers, run_colors
 from gradlens.plotting.panels import EPOCHS, GROUPS, main_parts, panels
@@ -88,6 +89,12 @@ class Card:
     panel: Panel
     hint: str = ""
     gaps: tuple[Gaps, ...] = ()
+
+    @cached_property
+    def up(self) -> Ruler:
+        """The value axis of lines."""
+        assert isinstance(self.panel.content, Lines)
+        return self.panel.content.up()
 
     @property
     def words(self) -> str:

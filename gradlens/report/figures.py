@@ -29,7 +29,7 @@ from gradlens.instruments.panel import (
     Shapes,
     any_finite,
 )
-from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.scales import Ruler, StepAxis
 from gradlens.instruments.style import ALARM, BLUE, Color
 from gradlens.report.axes import (
     HEIGHT,
@@ -41,16 +41,7 @@ from gradlens.report.axes import (
     plain,
     value_range,
 )
-from gradlens.report.columns import (
-    Columns,
-    columns,
-    is_on_both_sides,
-    limits,
-    scale,
-    threshold,
-    ticks,
-    to_places,
-)
+from gradlens.report.columns import Columns, columns, to_places
 from gradlens.report.content import Card
 from gradlens.report.palette import LIGHT
 
@@ -138,12 +129,13 @@ def _figures(card: Card, common: Shared, sources: Sources) -> tuple[figure, ...]
 
 
 def _of_lines(shown: Lines, card: Card, common: Shared, sources: Sources) -> figure:
-    kind, linear = scale(shown), threshold(shown)
-    one = over_steps(common, "log" if kind == "log" else "linear")
-    label_values(one, kind == "log", linear)
-    if linear:
-        one.yaxis.ticker = FixedTicker(ticks=ticks(shown))
-    y = "place" if linear else "value"
+    up = card.up
+    one = over_steps(common, "log" if up.log else "linear")
+    label_values(one, up.log, up.linear)
+    if up.linear:
+        ticks = np.array(up.locator(4).tick_values(*up.limits))
+        one.yaxis.ticker = FixedTicker(ticks=to_places(ticks, up.linear).tolist())
+    y = "place" if up.linear else "value"
     if "danger" in sources:
         _shade(one, sources["danger"], ALARM, 0.09)
     for place, (curve, missing) in enumerate(zip(shown.all_curves, card.gaps, strict=True)):
@@ -172,11 +164,11 @@ def _of_lines(shown: Lines, card: Card, common: Shared, sources: Sources) -> fig
         gaps = sources[f"gaps {place}"]
         gaps.tags = [list(missing.reasons)]
         _mark_gaps(one, gaps)
-    one.y_range = value_range(*limits(shown))
+    one.y_range = value_range(*_ends(up))
     fits = not shown.spiky and shown.limits is None
     one.tags = [{"steps": True, "fits": fits}]
-    levels = {*shown.levels, *([0.0] if is_on_both_sides(shown) else [])}
-    for level in to_places(np.array([*levels]), linear) if linear else levels:
+    levels = {*shown.levels, *([0.0] if up.limits[0] < 0 < up.limits[1] else [])}
+    for level in to_places(np.array([*levels]), up.linear) if up.linear else levels:
         one.add_layout(
             Span(
                 location=float(level),
@@ -186,6 +178,12 @@ def _of_lines(shown: Lines, card: Card, common: Shared, sources: Sources) -> fig
             )
         )
     return one
+
+
+def _ends(up: Ruler) -> tuple[float, float]:
+    """The ends of a value axis as places on it."""
+    low, high = to_places(np.array(up.limits), up.linear).tolist() if up.linear else up.limits
+    return low, high
 
 
 def _shade(one: figure, source: ColumnDataSource, color: Color, alpha: float, **tags: Any) -> None:
@@ -319,7 +317,7 @@ def _update_ranges(figures: tuple[figure, ...], card: Card) -> None:
     if isinstance(shown, Map):
         _set(figures[1].y_range, range_of_colours(shown))
     elif isinstance(shown, Lines) and not figures[0].tags[0]["fits"]:
-        _set(figures[0].y_range, limits(shown))
+        _set(figures[0].y_range, _ends(card.up))
     elif isinstance(shown, (Picture, Shapes)):
         _set(figures[0].y_range, shown.up.limits)
         if isinstance(shown, Shapes) or shown.steps is None:

@@ -28,7 +28,7 @@ from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import nothing
 from gradlens.report.axes import columns, shared
-from gradlens.report.columns import has_trend, scale, threshold
+from gradlens.report.columns import has_trend
 from gradlens.report.content import Card, cards
 from gradlens.report.figures import DrawnCard, draw, has_points, height, is_drawn, update
 from gradlens.report.overview import facts, last_values
@@ -166,7 +166,7 @@ def _parts(card: Card) -> Any:
         case Lines() as one:
             curves = one.all_curves
             found = [(c.name, has_points(c), has_trend(c.line), len(c.spreads)) for c in curves]
-            return found, one.danger is None, scale(one), threshold(one)
+            return found, one.danger is None, card.up.scale, card.up.linear
         case Map() as one:
             return one.table.names, type(one.norm), one.colors
         case Shapes() as one:

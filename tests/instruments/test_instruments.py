@@ -27,7 +27,7 @@ from gradlens.history.view import View
 from gradlens.instruments import series, style
 from gradlens.instruments.generic import drawable
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import LogTicks, NumberLabels, Scale, StepAxis, fit, number_label
+from gradlens.instruments.scales import NumberLabels, Scale, StepAxis, fit, log_ticks, number_label
 from tests.cases import layer_records
 from tests.cases.layer_records import layer_record
 
@@ -912,7 +912,7 @@ def test_trend_has_the_gaps_of_its_line() -> None:
     ],
 )  # fmt: skip
 def test_logarithmic_axes_have_a_few_different_labels(low: float, high: float) -> None:
-    ticks = LogTicks().tick_values(low, high)
+    ticks = log_ticks(low, high)
     labels = NumberLabels().format_ticks(ticks)
     assert 2 <= len(ticks) <= 7
     assert len({*labels}) == len(labels)
