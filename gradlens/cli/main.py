@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,9 +24,6 @@ FRAMES = 60
 INTERVAL = 2.0
 """Seconds between two readings of a file that is still written."""
 
-Commands: TypeAlias = Any
-"""What ``ArgumentParser.add_subparsers`` returns, whose type is private."""
-
 EPILOG = """\
 RUN is a file that was written by Cockpit(..., run="run.jsonl"), or a log of cockpit-for-pytorch
 1.0.2. The training may still be running, or may have been killed. The exit code is 0, or 1 if the
@@ -40,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _complete(parser)
     options = parser.parse_args(arguments)
     # Imported here because --version and --help need neither numpy nor matplotlib.
-    from gradlens.cli.commands import COMMANDS
+    from gradlens.cli import commands
     from gradlens.history.records import LeftOutWarning
 
     try:
@@ -49,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # can make nothing.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", LeftOutWarning)
-            code = COMMANDS[options.command](options)
+            code = commands.COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of the output has closed it, as head does. What is left is discarded, since
@@ -104,355 +101,19 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", dest="command", required=True, metavar="COMMAND"
     )
-    _add_demo(commands)
-    _add_plot(commands)
-    _add_watch(commands)
-    _add_summary(commands)
-    _add_diagnose(commands)
-    _add_autopsy(commands)
-    _add_samples(commands)
-    _add_compare(commands)
-    _add_export(commands)
-    _add_report(commands)
-    _add_serve(commands)
+    for name, (text, description, arguments) in COMMANDS.items():
+        epilog = None if name == "demo" else EPILOG
+        one = commands.add_parser(name, help=text, description=description, epilog=epilog)
+        one.set_defaults(wrong=one.error)
+        for argument in arguments:
+            # Of a list, one can be given.
+            if isinstance(argument, list):
+                group = one.add_mutually_exclusive_group()
+                for names, options in argument:
+                    group.add_argument(*names, **options)
+            else:
+                one.add_argument(*argument[0], **argument[1])
     return parser
-
-
-def _add_demo(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "demo",
-        help="train a small network on handwritten digits and draw its figure",
-        description="Train a small convolutional network on scikit-learn's handwritten digits, and "
-        "track everything at every step. This takes less than a minute. It writes DIR/run.jsonl "
-        "and DIR/cockpit.png.",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder to write to (default: a new folder gradlens-demo)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=_positive,
-        default=300,
-        metavar="K",
-        help="number of training steps (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="S",
-        help="seed of the network and the batches (default: %(default)s)",
-    )
-
-
-def _add_plot(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "plot",
-        help="draw a run as a figure or an animation",
-        description="Draw a run as an image (.png, .pdf, .svg), or as an animation over its steps "
-        "(.gif, or .mp4 with ffmpeg). The axes of an animation are those of the whole run.",
-        epilog=EPILOG,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    _add_out(parser.add_argument, "file to write (default: a .png beside RUN)")
-    _add_screen(parser)
-    _add_until(parser)
-    parser.add_argument("--title", metavar="T", help="heading (default: the name of RUN)")
-    _add_panels(parser)
-    parser.add_argument(
-        "--single-lines",
-        action="store_true",
-        help="draw a line for each parameter, also if there are many, instead of quantiles",
-    )
-    parser.add_argument(
-        "--normalise",
-        choices=("row", "kind"),
-        default="",
-        help="divide each row of a map by its median (row), or by the median of its kind of "
-        "parameters (kind)",
-    )
-    parser.add_argument(
-        "--frames",
-        type=_positive,
-        default=FRAMES,
-        metavar="N",
-        help="largest number of frames of an animation (default: %(default)s)",
-    )
-
-
-def _add_watch(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "watch",
-        help="draw a run while it is being written",
-        description="Draw a run, and draw it again whenever its file has grown: in a window, to a "
-        "file, or as a table in the terminal. The command may be started before the run. To end "
-        "it, close the window or press Ctrl-C.",
-        epilog=EPILOG,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    where = parser.add_mutually_exclusive_group()
-    _add_out(where.add_argument, "image to replace each time (default: draw in a window)")
-    where.add_argument(
-        "--text", action="store_true", help="draw the table of gradlens summary in the terminal"
-    )
-    _add_interval(parser)
-    _add_screen(parser)
-    parser.set_defaults(wrong=parser.error)
-
-
-def _add_summary(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "summary",
-        help="print a table of the latest values of runs, with trends and extremes",
-        description="Print a table of each run. For each series it has the latest value, a small "
-        "plot of the run, the change of the median from the last but one fifth of the run to the "
-        "last fifth, the extremes with their steps, and the number of steps. Norms are those of "
-        "the whole network. For histograms, the table has the share of elements out of range. "
-        "Above the table is what is wrong with the run, and below it are the reasons of missing "
-        "values and the notes.",
-        epilog=EPILOG,
-    )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
-    data = parser.add_mutually_exclusive_group()
-    data.add_argument(
-        "--json", action="store_true", help="print one line of JSON for each run instead"
-    )
-    data.add_argument("--csv", action="store_true", help="print one table of all runs as CSV")
-    parser.add_argument(
-        "--follow", action="store_true", help="print again whenever a run has changed"
-    )
-    _add_interval(parser)
-
-
-def _add_diagnose(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "diagnose",
-        help="print what is wrong with runs",
-        description="Print the faults of each run, with the certain ones first. Consequences of a "
-        "fault are listed below it. For each fault, print the first step at which it can be seen, "
-        "the layers or samples, the numbers that show it with their limits, what to do, and other "
-        "possible causes. Notices are about something that may be intended or harmless.",
-        epilog=EPILOG,
-    )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
-    parser.add_argument(
-        "--json", action="store_true", help="print one line of JSON for each run instead"
-    )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="print all names, all faults that were looked for, and what the others need",
-    )
-
-
-def _add_autopsy(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "autopsy",
-        help="print the likely causes of jumps of the loss",
-        description="Print the steps at which the loss jumped or wasn't finite, with the samples "
-        "that had the largest gradients, what is unusual about them, the layers, the learning "
-        "rate, whether the loss recovered, and the most likely cause. Without STEP, list all of "
-        "these steps, and print the largest jump in full.",
-        epilog=EPILOG,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    parser.add_argument("step", type=int, nargs="?", metavar="STEP", help="print only this step")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead")
-
-
-def _add_samples(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "samples",
-        help="rank the samples of a run: mislabelled and outlying ones come first",
-        description="Rank the samples of a run by their losses, or by their gradient norms if "
-        "there are no losses, so that mislabelled and outlying ones come first. This needs the ids "
-        'of the samples, which are passed to the context as info={"ids": ...}.',
-        epilog=EPILOG,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    parser.add_argument(
-        "--top",
-        type=_positive,
-        default=20,
-        metavar="K",
-        help="number of samples to print (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead")
-
-
-def _add_compare(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "compare",
-        help="draw several runs in one figure",
-        description="Draw each number of several runs in the same panel, with a colour for each "
-        "run. The runs are named by the parts of their paths that differ.",
-        epilog=EPILOG,
-    )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
-    _add_out(parser.add_argument, "image to write (default: comparison.png)")
-    _add_log_steps(parser)
-    _add_until(parser)
-    _add_panels(parser)
-    _add_style(parser)
-    parser.add_argument(
-        "--labels", type=_names, default=(), metavar="A,B", help="names of the runs, in their order"
-    )
-    parser.add_argument(
-        "--colours",
-        type=_names,
-        default=(),
-        metavar="C,D",
-        help="colours of the runs, in their order, by name or as #1f77b4",
-    )
-    parser.add_argument("--title", default="Comparison", metavar="T", help="heading")
-    parser.set_defaults(wrong=parser.error)
-
-
-def _add_export(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "export",
-        help="write a finished run to TensorBoard, W&B, MLflow or a CSV file",
-        description="Write the numbers of a finished run, with their steps, to a new folder of "
-        "TensorBoard, a new CSV file, or a new run of W&B or MLflow.",
-        epilog=EPILOG,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    parser.add_argument(
-        "--to",
-        nargs="+",
-        required=True,
-        metavar=("KIND", "PLACE"),
-        help="tensorboard DIR, csv FILE, wandb [PROJECT] or mlflow [EXPERIMENT]",
-    )
-    parser.add_argument(
-        "--every",
-        type=_positive,
-        metavar="K",
-        help="export a number of each series at most every K steps (default: 1)",
-    )
-    parser.add_argument(
-        "--histograms-every",
-        type=_positive,
-        metavar="K",
-        help="export a histogram of each series at most every K steps (default: 50)",
-    )
-    parser.add_argument(
-        "--layers",
-        nargs="+",
-        metavar="NAME",
-        help="parameters and layers whose numbers are also exported",
-    )
-    _add_until(parser)
-    parser.set_defaults(wrong=parser.error)
-
-
-def _add_report(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="write one or several runs as an interactive HTML file",
-        description="Write a page with all panels of a run, or of several runs over each other, "
-        "that can be zoomed and needs no network. It is drawn with bokeh, which comes with "
-        "gradlens[report].",
-        epilog=EPILOG,
-    )
-    _add_runs(parser)
-    _add_out(
-        parser.add_argument, "where to write (default: a .html beside RUN, report.html of several)"
-    )
-    _add_until(parser)
-
-
-def _add_serve(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="show the page of gradlens report in a browser while runs are being written",
-        description="Serve the page of gradlens report, and update it while the runs are being "
-        "written. Only this machine can connect to it. From another one, use a tunnel: "
-        "ssh -L 5006:127.0.0.1:5006 HOST.",
-        epilog=EPILOG,
-    )
-    _add_runs(parser)
-    _add_interval(parser)
-    parser.add_argument(
-        "--port",
-        type=_port,
-        default=5006,
-        metavar="P",
-        help="port of 127.0.0.1; if it is taken, any free one (default: %(default)s)",
-    )
-    parser.add_argument("--no-open", dest="open", action="store_false", help="don't open a browser")
-
-
-def _add_runs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
-    parser.add_argument("--title", metavar="T", help="heading (default: the name of RUN)")
-
-
-def _add_interval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--interval",
-        type=_seconds,
-        default=INTERVAL,
-        metavar="SECONDS",
-        help="time between two readings of the file (default: %(default)g)",
-    )
-
-
-def _add_out(add_argument: Callable[..., argparse.Action], what: str) -> None:
-    add_argument("-o", "--out", type=Path, metavar="FILE", help=what)
-
-
-def _add_screen(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--layers", action="store_true", help="draw layers and parameters, not the whole network"
-    )
-    _add_log_steps(parser)
-    parser.add_argument(
-        "--no-findings",
-        dest="findings",
-        action="store_false",
-        help="don't mark what is wrong with the run",
-    )
-
-    _add_style(parser)
-
-
-def _add_style(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--style",
-        choices=("screen", "dark", "paper"),
-        default="screen",
-        help="screen: white background (default); dark: dark background; paper: only the panels, "
-        "with labels on the value axes",
-    )
-
-
-def _add_panels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--panel",
-        action="append",
-        default=[],
-        metavar="TITLE",
-        help="draw only the panel with this title; may be given several times",
-    )
-    parser.add_argument(
-        "--width",
-        type=_width,
-        metavar="INCHES",
-        help="width of the figure, or column (3.25 inches) or page (6.75 inches) for those of a "
-        "paper (default: depends on the panels)",
-    )
-
-
-def _add_log_steps(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log-steps", action="store_true", help="make the step axis logarithmic")
-
-
-def _add_until(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--until", type=int, metavar="STEP", help="leave out the steps after STEP")
 
 
 def _positive(text: str) -> int:
@@ -497,3 +158,283 @@ def _seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
     return value
+
+
+# Commands -----------------------------------------------------------------------------------
+
+Argument: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]
+"""The names of an argument, and the options of ``add_argument``."""
+
+
+def _argument(*names: str, **options: Any) -> Argument:
+    return names, options
+
+
+def _flag(name: str, text: str, **options: Any) -> Argument:
+    return _argument(name, action="store_true", help=text, **options)
+
+
+def _out(text: str) -> Argument:
+    return _argument("-o", "--out", type=Path, metavar="FILE", help=text)
+
+
+def _count(name: str, metavar: str, text: str, default: int | None = None) -> Argument:
+    return _argument(name, type=_positive, default=default, metavar=metavar, help=text)
+
+
+RUN = _argument("run", type=Path, metavar="RUN", help="file of the run")
+RUNS = _argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
+TITLE = _argument("--title", metavar="T", help="heading (default: the name of RUN)")
+JSON = _flag("--json", "print one line of JSON instead")
+EACH_AS_JSON = _flag("--json", "print one line of JSON for each run instead")
+UNTIL = _argument("--until", type=int, metavar="STEP", help="leave out the steps after STEP")
+LOG_STEPS = _flag("--log-steps", "make the step axis logarithmic")
+EVERY_SECONDS = _argument(
+    "--interval",
+    type=_seconds,
+    default=INTERVAL,
+    metavar="SECONDS",
+    help="time between two readings of the file (default: %(default)g)",
+)
+STYLE = _argument(
+    "--style",
+    choices=("screen", "dark", "paper"),
+    default="screen",
+    help="screen: white background (default); dark: dark background; paper: only the panels, "
+    "with labels on the value axes",
+)
+SCREEN = (
+    _flag("--layers", "draw layers and parameters, not the whole network"),
+    LOG_STEPS,
+    _argument(
+        "--no-findings",
+        dest="findings",
+        action="store_false",
+        help="don't mark what is wrong with the run",
+    ),
+    STYLE,
+)
+PANELS = (
+    _argument(
+        "--panel",
+        action="append",
+        default=[],
+        metavar="TITLE",
+        help="draw only the panel with this title; may be given several times",
+    ),
+    _argument(
+        "--width",
+        type=_width,
+        metavar="INCHES",
+        help="width of the figure, or column (3.25 inches) or page (6.75 inches) for those of a "
+        "paper (default: depends on the panels)",
+    ),
+)
+
+COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
+    "demo": (
+        "train a small network on handwritten digits and draw its figure",
+        "Train a small convolutional network on scikit-learn's handwritten digits, and track "
+        "everything at every step. This takes less than a minute. It writes DIR/run.jsonl and "
+        "DIR/cockpit.png.",
+        [
+            _argument(
+                "--out",
+                type=Path,
+                metavar="DIR",
+                help="folder to write to (default: a new folder gradlens-demo)",
+            ),
+            _count("--steps", "K", "number of training steps (default: %(default)s)", 300),
+            _argument(
+                "--seed",
+                type=int,
+                default=0,
+                metavar="S",
+                help="seed of the network and the batches (default: %(default)s)",
+            ),
+        ],
+    ),
+    "plot": (
+        "draw a run as a figure or an animation",
+        "Draw a run as an image (.png, .pdf, .svg), or as an animation over its steps (.gif, or "
+        ".mp4 with ffmpeg). The axes of an animation are those of the whole run.",
+        [
+            RUN,
+            _out("file to write (default: a .png beside RUN)"),
+            *SCREEN,
+            UNTIL,
+            TITLE,
+            *PANELS,
+            _flag(
+                "--single-lines",
+                "draw a line for each parameter, also if there are many, instead of quantiles",
+            ),
+            _argument(
+                "--normalise",
+                choices=("row", "kind"),
+                default="",
+                help="divide each row of a map by its median (row), or by the median of its kind "
+                "of parameters (kind)",
+            ),
+            _count(
+                "--frames",
+                "N",
+                "largest number of frames of an animation (default: %(default)s)",
+                FRAMES,
+            ),
+        ],
+    ),
+    "watch": (
+        "draw a run while it is being written",
+        "Draw a run, and draw it again whenever its file has grown: in a window, to a file, or as "
+        "a table in the terminal. The command may be started before the run. To end it, close the "
+        "window or press Ctrl-C.",
+        [
+            RUN,
+            [
+                _out("image to replace each time (default: draw in a window)"),
+                _flag("--text", "draw the table of gradlens summary in the terminal"),
+            ],
+            EVERY_SECONDS,
+            *SCREEN,
+        ],
+    ),
+    "summary": (
+        "print a table of the latest values of runs, with trends and extremes",
+        "Print a table of each run. For each series it has the latest value, a small plot of the "
+        "run, the change of the median from the last but one fifth of the run to the last fifth, "
+        "the extremes with their steps, and the number of steps. Norms are those of the whole "
+        "network. For histograms, the table has the share of elements out of range. Above the "
+        "table is what is wrong with the run, and below it are the reasons of missing values and "
+        "the notes.",
+        [
+            RUNS,
+            [EACH_AS_JSON, _flag("--csv", "print one table of all runs as CSV")],
+            _flag("--follow", "print again whenever a run has changed"),
+            EVERY_SECONDS,
+        ],
+    ),
+    "diagnose": (
+        "print what is wrong with runs",
+        "Print the faults of each run, with the certain ones first. Consequences of a fault are "
+        "listed below it. For each fault, print the first step at which it can be seen, the layers "
+        "or samples, the numbers that show it with their limits, what to do, and other possible "
+        "causes. Notices are about something that may be intended or harmless.",
+        [
+            RUNS,
+            EACH_AS_JSON,
+            _flag(
+                "--all",
+                "print all names, all faults that were looked for, and what the others need",
+            ),
+        ],
+    ),
+    "autopsy": (
+        "print the likely causes of jumps of the loss",
+        "Print the steps at which the loss jumped or wasn't finite, with the samples that had the "
+        "largest gradients, what is unusual about them, the layers, the learning rate, whether the "
+        "loss recovered, and the most likely cause. Without STEP, list all of these steps, and "
+        "print the largest jump in full.",
+        [
+            RUN,
+            _argument("step", type=int, nargs="?", metavar="STEP", help="print only this step"),
+            JSON,
+        ],
+    ),
+    "samples": (
+        "rank the samples of a run: mislabelled and outlying ones come first",
+        "Rank the samples of a run by their losses, or by their gradient norms if there are no "
+        "losses, so that mislabelled and outlying ones come first. This needs the ids of the "
+        'samples, which are passed to the context as info={"ids": ...}.',
+        [RUN, _count("--top", "K", "number of samples to print (default: %(default)s)", 20), JSON],
+    ),
+    "compare": (
+        "draw several runs in one figure",
+        "Draw each number of several runs in the same panel, with a colour for each run. The runs "
+        "are named by the parts of their paths that differ.",
+        [
+            RUNS,
+            _out("image to write (default: comparison.png)"),
+            LOG_STEPS,
+            UNTIL,
+            *PANELS,
+            STYLE,
+            _argument(
+                "--labels",
+                type=_names,
+                default=(),
+                metavar="A,B",
+                help="names of the runs, in their order",
+            ),
+            _argument(
+                "--colours",
+                type=_names,
+                default=(),
+                metavar="C,D",
+                help="colours of the runs, in their order, by name or as #1f77b4",
+            ),
+            _argument("--title", default="Comparison", metavar="T", help="heading"),
+        ],
+    ),
+    "export": (
+        "write a finished run to TensorBoard, W&B, MLflow or a CSV file",
+        "Write the numbers of a finished run, with their steps, to a new folder of TensorBoard, a "
+        "new CSV file, or a new run of W&B or MLflow.",
+        [
+            RUN,
+            _argument(
+                "--to",
+                nargs="+",
+                required=True,
+                metavar=("KIND", "PLACE"),
+                help="tensorboard DIR, csv FILE, wandb [PROJECT] or mlflow [EXPERIMENT]",
+            ),
+            _count(
+                "--every", "K", "export a number of each series at most every K steps (default: 1)"
+            ),
+            _count(
+                "--histograms-every",
+                "K",
+                "export a histogram of each series at most every K steps (default: 50)",
+            ),
+            _argument(
+                "--layers",
+                nargs="+",
+                metavar="NAME",
+                help="parameters and layers whose numbers are also exported",
+            ),
+            UNTIL,
+        ],
+    ),
+    "report": (
+        "write one or several runs as an interactive HTML file",
+        "Write a page with all panels of a run, or of several runs over each other, that can be "
+        "zoomed and needs no network. It is drawn with bokeh, which comes with gradlens[report].",
+        [
+            RUNS,
+            TITLE,
+            _out("where to write (default: a .html beside RUN, report.html of several)"),
+            UNTIL,
+        ],
+    ),
+    "serve": (
+        "show the page of gradlens report in a browser while runs are being written",
+        "Serve the page of gradlens report, and update it while the runs are being written. Only "
+        "this machine can connect to it. From another one, use a tunnel: ssh -L "
+        "5006:127.0.0.1:5006 HOST.",
+        [
+            RUNS,
+            TITLE,
+            EVERY_SECONDS,
+            _argument(
+                "--port",
+                type=_port,
+                default=5006,
+                metavar="P",
+                help="port of 127.0.0.1; if it is taken, any free one (default: %(default)s)",
+            ),
+            _argument("--no-open", dest="open", action="store_false", help="don't open a browser"),
+        ],
+    ),
+}
+"""By name: a line about the command, what it does, and its arguments."""
