@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
+import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,6 +25,7 @@ from gradlens.instruments.style import (
     figure_of,
     font_scale,
     inside,
+    literal,
     size_in_points,
     title,
 )
@@ -89,15 +93,25 @@ def _draw(shown: Content, ax: Axes, axis: StepAxis) -> Artists:
             return shown.draw(ax, axis)
 
 
-def draw_side_by_side(panels: Sequence[Panel], ax: Axes, axis: StepAxis) -> Drawing:
-    """Draw several panels in the place of an axis."""
+def plot_panels(
+    panels: Sequence[Panel],
+    axis: StepAxis,
+    ax: Axes | None = None,
+    zoom: float = 1.2,
+    margin: float = MARGINS[0],
+) -> Drawing:
+    """Draw panels beside each other in the place of an axis, or on a new one."""
+    ax = _new_axes(panels, zoom, margin) if ax is None else ax
+    artists: Artists = {}
+    if len(panels) == 1:
+        artists |= draw_panel(panels[0], ax, axis).artists
     gap = 0.18
     width = 1 / (len(panels) + gap * (len(panels) - 1))
-    artists: Artists = {}
-    for place, panel in enumerate(panels):
+    for place, panel in enumerate(panels if len(panels) > 1 else ()):
         part = inside(ax, place * width * (1 + gap), 0, width, 1)
         drawn = draw_panel(panel, part, axis).artists
         artists |= {f"{panel.names[0]}: {name}": artist for name, artist in drawn.items()}
+    literal(ax)
     return Drawing(ax, artists)
 
 
@@ -126,10 +140,24 @@ def panel_box(
     return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
 
 
-def new_axes(panels: Sequence[Panel]) -> Axes:
+def text_as_text() -> AbstractContextManager[None]:
+    """While files are written, their texts can be searched, copied and edited."""
+    return matplotlib.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"})
+
+
+class TextFigure(Figure):
+    """A figure whose PDF, PostScript and SVG files have texts instead of outlines of letters."""
+
+    def savefig(self, *args: Any, **kwargs: Any) -> None:
+        """As that of any figure."""
+        with text_as_text():
+            super().savefig(*args, **kwargs)
+
+
+def _new_axes(panels: Sequence[Panel], zoom: float, margin: float) -> Axes:
     """An axis for panels beside each other on a new figure, which needs no window."""
-    scale = 1.2 * font_scale()
+    scale = zoom * font_scale()
     across = scale * CELL[0] * sum(panel.width for panel in panels)
     up = scale * CELL[1] * max(panel.height for panel in panels)
-    figure = Figure(figsize=(across, up), dpi=150, facecolor=PAPER)
-    return figure.add_axes(tuple(panel_box(0, 0, across, up, figure)))  # type: ignore[arg-type]
+    figure = TextFigure(figsize=(across, up), dpi=150, facecolor=PAPER)
+    return figure.add_axes(tuple(panel_box(0, 0, across, up, figure, margin)))  # type: ignore[arg-type]

@@ -12,11 +12,10 @@ from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.series import Series
 from gradlens.history.view import Group, View
-from gradlens.instruments.axes import Drawing, draw_panel, draw_side_by_side, new_axes
+from gradlens.instruments.axes import Drawing, plot_panels
 from gradlens.instruments.layers import layout
 from gradlens.instruments.panel import Content, Lines, Panel
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.style import literal
 
 Normalisation = Literal["", "row", "kind"]
 
@@ -155,14 +154,7 @@ class Instrument(ABC):
         ``log_step`` makes the step axis logarithmic. Nothing but the axis changes.
         """
         panels = self.panels(history) or (Panel(self.title, self.home, (), Lines()),)
-        ax = new_axes(panels) if ax is None else ax
-        axis = step_axis(history, log_step)
-        if len(panels) == 1:
-            drawing = draw_panel(panels[0], ax, axis)
-        else:
-            drawing = draw_side_by_side(panels, ax, axis)
-        literal(ax)
-        return drawing
+        return plot_panels(panels, step_axis(history, log_step), ax)
 
     @final
     def heading(self, history: History) -> str:

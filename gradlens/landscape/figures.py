@@ -14,12 +14,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.axes import CELL, LABELLED, Drawing, panel_box
+from gradlens.instruments.axes import LABELLED, Drawing, plot_panels
 from gradlens.instruments.drawing import explain_empty, missing
 from gradlens.instruments.maps import BAR, colour_bar
-from gradlens.instruments.panel import Artists
+from gradlens.instruments.panel import Artists, Drawn, Panel
 from gradlens.instruments.scales import (
     NumberLabels,
+    Ruler,
     StepAxis,
     fit,
     log_if_far,
@@ -36,19 +37,14 @@ from gradlens.instruments.style import (
     SMALLEST_SIZE,
     TICK_SIZE,
     Entry,
-    dress,
-    font_scale,
     inside,
     key,
-    literal,
     points,
     sequence_colormap,
     shorten,
     size_in_points,
     subtitle,
-    title,
 )
-from gradlens.plotting.output import TextFigure
 
 DASHES = (0, (3.0, 1.5))
 
@@ -82,14 +78,13 @@ class LossLine:
         is over 30 times the smallest. Red ticks on the base line are at NaNs, grey ones at the top
         at infinite losses.
         """
-        return drawing_of(ax, "Loss along a line", self.loss, self._draw)
+        return _plot(ax, "Loss along a line", self.loss, self._draw)
 
     def _draw(self, ax: Axes) -> Artists:
         one = Line(self.distances, self.losses)
         low, high = float(self.distances[0]), float(self.distances[-1])
         pad = 0.015 * (high - low)
-        ax.set_xlim(low - pad, high + pad)
-        ax.xaxis.set_major_formatter(NumberLabels())
+        Ruler("", (low - pad, high + pad)).apply(ax, across=True)
         label_axes(ax, self.axis, "mean loss")
         if not one.finite.any():
             return explain_empty(ax, [one])
@@ -157,7 +152,7 @@ class LossPlane:
         Levels are logarithmic if the largest loss is over 5 times the smallest. The map is hatched
         next to points without a finite loss, which are marked by crosses.
         """
-        return drawing_of(ax, "Loss on a plane", self.loss, self._draw)
+        return _plot(ax, "Loss on a plane", self.loss, self._draw)
 
     def _draw(self, ax: Axes) -> Artists:
         finite = np.isfinite(self.losses)
@@ -165,13 +160,10 @@ class LossPlane:
             ax.set_xticks([])
             return explain_empty(ax, [Line(self.first, self.losses[:, 0])])
         inner, bar = _axes(ax)
-        inner.set_xlim(self.first[0], self.first[-1])
-        inner.set_ylim(self.second[0], self.second[-1])
+        Ruler("", (self.first[0], self.first[-1])).apply(inner, across=True)
+        Ruler("", (self.second[0], self.second[-1])).apply(inner)
         inner.grid(visible=False)
         label_axes(inner, *self.axes)
-        for axis in (inner.xaxis, inner.yaxis):
-            axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-            axis.set_major_formatter(NumberLabels())
         artists, norm = self._map(inner, bar)
         if not finite.all():
             artists |= self._undefined(inner, ~finite)
@@ -254,31 +246,15 @@ def _axes(ax: Axes) -> tuple[Axes, Axes]:
     return inside(ax, 0, 0, 1 - points(BAR[1]) / width, 1), bar
 
 
-SIZE = 1.5
-"""Width and height of a new figure in panels of a cockpit's figure."""
-
 MARGIN = 25.0
 """Points on the left of an axis, where the labels of its ticks are."""
 
 
-def new_axes() -> Axes:
-    """An axis on a new figure, which needs no window."""
-    across, up = (SIZE * font_scale() * inches for inches in CELL)
-    figure = TextFigure(figsize=(across, up), dpi=150, facecolor=PAPER)
-    left, bottom, width, height = panel_box(0, 0, across, up, figure, LABELLED)
-    return figure.add_axes((left, bottom, width, height))
-
-
-def drawing_of(
-    ax: Axes | None, heading: str, loss: float, draw: Callable[[Axes], Artists]
-) -> Drawing:
+def _plot(ax: Axes | None, heading: str, loss: float, draw: Callable[[Axes], Artists]) -> Drawing:
     """What ``draw`` draws on an axis, or on a new figure, under a heading with the loss at 0."""
-    ax = new_axes() if ax is None else ax
-    dress(ax)
-    title(ax, heading, f"{number_label(loss)} at 0")
-    artists = draw(ax)
-    literal(ax)
-    return Drawing(ax, artists)
+    content = Drawn(lambda ax, _: draw(ax), (f"{number_label(loss)} at 0", False))
+    panel = Panel(heading, "curvature", (), content)
+    return plot_panels([panel], StepAxis(0, 1), ax, zoom=1.5, margin=LABELLED)
 
 
 def label_axes(ax: Axes, below: str, left: str) -> None:

@@ -17,6 +17,7 @@ from gradlens.history.lines import Line
 from gradlens.history.scalars import Scalar
 from gradlens.history.view import View
 from gradlens.instruments import BUILT_IN
+from gradlens.instruments.axes import TextFigure
 from gradlens.instruments.panel import Curve, Lines, Panel
 from gradlens.instruments.scales import StepAxis, number_label, value_scale
 from gradlens.instruments.steps import range_of_alpha
@@ -28,7 +29,6 @@ from gradlens.instruments.style import (
     sequence_colors,
 )
 from gradlens.plotting.layout import FigureSize, Look, columns
-from gradlens.plotting.output import TextFigure
 from gradlens.plotting.panels import EPOCHS, GROUPS, limited, named
 from gradlens.plotting.rendering import Words, draw
 

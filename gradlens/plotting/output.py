@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from gradlens.history.run_file import replacing
+from gradlens.instruments.axes import TextFigure, text_as_text
 
 FIGURES = (".png", ".pdf", ".svg")
 DPI = 200
@@ -24,20 +22,6 @@ def check_suffix(path: Path, known: Sequence[str]) -> str:
         wrong = f"the ending {path.suffix}" if suffix else "no ending"
         raise ValueError(f"{path} has {wrong}: use one of {', '.join(known)}")
     return suffix
-
-
-def text_as_text() -> AbstractContextManager[None]:
-    """While files are written, their texts can be searched, copied and edited."""
-    return matplotlib.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"})
-
-
-class TextFigure(Figure):
-    """A figure whose PDF, PostScript and SVG files have texts instead of outlines of letters."""
-
-    def savefig(self, *args: Any, **kwargs: Any) -> None:
-        """As that of any figure."""
-        with text_as_text():
-            super().savefig(*args, **kwargs)
 
 
 def write_figure(figure: Figure, path: Path) -> None:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument
+from gradlens.instruments.axes import TextFigure
 from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.panel import Panel
 from gradlens.instruments.style import PAPER
@@ -19,7 +20,7 @@ from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.comparison import compare
 from gradlens.plotting.layout import FigureSize, Look, pages
 from gradlens.plotting.loading import load_run
-from gradlens.plotting.output import NotebookFigure, TextFigure
+from gradlens.plotting.output import NotebookFigure
 from gradlens.plotting.panels import nothing
 from gradlens.plotting.rendering import draw_empty
 from gradlens.plotting.screen import Screen
