@@ -19,7 +19,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from gradlens.instruments.style import PAPER
-from gradlens.plotting.recolouring import darken
+from gradlens.plotting.dark import darken
 
 DARK = "-dark"
 """What the names of dark pictures end in."""

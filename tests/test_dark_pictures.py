@@ -13,8 +13,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from gradlens.instruments.dark import DARK
 from gradlens.instruments.style import PAPER
+from gradlens.plotting.dark import DARK
 
 PROGRAM = Path(__file__).parents[1] / "docs" / "dark_pictures.py"
 SCRIPT = """

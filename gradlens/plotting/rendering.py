@@ -37,6 +37,7 @@ from gradlens.instruments.style import (
     text_width,
     wrapped,
 )
+from gradlens.plotting.dark import darken
 from gradlens.plotting.findings import main_findings, others
 from gradlens.plotting.layout import (
     HEADER,
@@ -50,7 +51,6 @@ from gradlens.plotting.layout import (
 )
 from gradlens.plotting.marks import HINTED, explain, explained, mark
 from gradlens.plotting.panels import EPOCHS, cannot_be_drawn
-from gradlens.plotting.recolouring import darken
 
 EMPTY = (8.0, 4.0)
 """Inches across and up of a figure without panels."""

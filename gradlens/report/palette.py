@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.colors import Colormap, to_hex
 
-from gradlens.instruments.dark import DARK, dark, dark_colormap
 from gradlens.instruments.style import (
     ALARM,
     BLUE,
@@ -22,6 +21,7 @@ from gradlens.instruments.style import (
     signed_colormap,
     size_colormap,
 )
+from gradlens.plotting.dark import DARK, dark, dark_colormap
 
 LIGHT: Mapping[str, str] = {
     "page": "#f4f6f8",

@@ -17,7 +17,6 @@ from PIL import Image
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.instruments import Instrument
-from gradlens.instruments.dark import DARK, dark, dark_colormap
 from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.panel import Artists, Drawn
 from gradlens.instruments.scales import StepAxis
@@ -36,6 +35,7 @@ from gradlens.instruments.style import (
     tint,
 )
 from gradlens.plotting.animation import animate
+from gradlens.plotting.dark import DARK, dark, dark_colormap
 from gradlens.plotting.layout import Look
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.rendering import Words, draw
