@@ -10,22 +10,16 @@ that read series as arrays (``line``, ``field_line``, ...), that draw and explai
 from gradlens.history.lines import Line, field_line, line, lines, quantile_lines, rms_lines
 from gradlens.history.series import Series
 from gradlens.instruments.axes import Drawing
-from gradlens.instruments.covariance import (
+from gradlens.instruments.curvature import (
     CovarianceRanksInstrument,
     CovarianceSpectrumInstrument,
-    LayerConditionsInstrument,
-    LayerRanksInstrument,
-    LayerSpectraInstrument,
-    LayerStableRanksInstrument,
-)
-from gradlens.instruments.curvature import (
     HessEigenvaluesInstrument,
     HessMaxEVInstrument,
     HessTraceInstrument,
+    LayerSpectraInstrument,
     SpectralDensityInstrument,
     StabilityInstrument,
 )
-from gradlens.instruments.directions import DirectionsInstrument, OverlapInstrument
 from gradlens.instruments.drawing import (
     band,
     beyond,
@@ -35,8 +29,6 @@ from gradlens.instruments.drawing import (
     thread,
     zero_line,
 )
-from gradlens.instruments.generic import GenericInstrument
-from gradlens.instruments.gradient_tests import GradientTestsInstrument
 from gradlens.instruments.histograms import (
     Histogram1dInstrument,
     Histogram2dInstrument,
@@ -48,7 +40,15 @@ from gradlens.instruments.layer_lines import (
     ActivationInstrument,
     AggregateInstrument,
     CorrelationsInstrument,
+    DistanceInstrument,
+    GenericInstrument,
+    GradNormInstrument,
+    LayerConditionsInstrument,
     LayerLinesInstrument,
+    LayerRanksInstrument,
+    LayerStableRanksInstrument,
+    ParametersInstrument,
+    UpdateSizeInstrument,
 )
 from gradlens.instruments.layer_map import LayerMapInstrument
 from gradlens.instruments.numbers import (
@@ -93,10 +93,9 @@ from gradlens.instruments.scales import (
 from gradlens.instruments.series import in_force, input_to_output, thin, trend
 from gradlens.instruments.steps import (
     AlphaInstrument,
-    DistanceInstrument,
-    GradNormInstrument,
-    ParametersInstrument,
-    UpdateSizeInstrument,
+    DirectionsInstrument,
+    GradientTestsInstrument,
+    OverlapInstrument,
 )
 from gradlens.instruments.style import (
     ALARM,

@@ -1,4 +1,4 @@
-"""Instruments of the curvature: its eigenvalues, its trace, and their distribution."""
+"""Instruments of eigenvalues: those of the curvature and of covariances, and of their traces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from gradlens.history.lines import Floats, Line, field_line, line, rows
 from gradlens.history.series import Series
 from gradlens.history.setup import threshold_at, threshold_formula
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Curve, Lines, Shape, Shapes, readout
-from gradlens.instruments.scales import Ruler, log_if_far, number_label, padded, step_label
-from gradlens.instruments.series import in_force
-from gradlens.instruments.style import BLUE, FAINT, MUTED, Entry, tint
+from gradlens.instruments.layer_lines import COVARIANCES
+from gradlens.instruments.panel import Curve, Grid, Lines, Shape, Shapes, readout
+from gradlens.instruments.scales import (
+    Ruler,
+    log_if_far,
+    log_if_wide,
+    number_label,
+    padded,
+    step_label,
+)
+from gradlens.instruments.series import in_force, input_to_output
+from gradlens.instruments.style import BLUE, FAINT, INK, MUTED, ORANGE, Entry, tint
 
 FAR = 5.0
 """How many times the largest eigenvalue a threshold may be to be drawn; others are only named."""
@@ -101,7 +109,7 @@ class HessEigenvaluesInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
-        layers = curvature_lines(records)
+        layers = eigenvalue_lines(records)
         if not layers:
             return Lines(layers={"λ": line(records)})
         failed = [step for step, good in records.having("converged").items() if not good]
@@ -115,10 +123,21 @@ class HessEigenvaluesInstrument(Instrument):
         )
 
 
-def curvature_lines(records: Series) -> dict[str, Line]:
-    """Eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where a record has fewer."""
-    table, why = rows([*records.column("eigenvalues").values()]), records.reason
-    return {f"λ{n}": Line(records.steps, one, why) for n, one in enumerate(table.T, start=1)}
+def eigenvalue_lines(
+    records: Series, most: int | None = None, floor: float = 0.0
+) -> dict[str, Line]:
+    """The largest ``most`` eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where there are fewer.
+
+    One whose share of the largest is at most ``floor``, if that isn't 0, is a NaN: below its
+    rounding error an eigenvalue is noise, and would take up most of a logarithmic axis.
+    """
+    table = rows([*records.column("eigenvalues").values()], most)
+    if floor:
+        largest = np.nanmax(np.abs(table), axis=1, initial=0.0, keepdims=True)
+        table = np.where(table > floor * largest, table, np.nan)
+    columns = enumerate(table.T, start=1)
+    found = {f"λ{n}": Line(records.steps, one, records.reason) for n, one in columns}
+    return {name: one for name, one in found.items() if one.finite.any() or not floor}
 
 
 class HessTraceInstrument(Instrument):
@@ -202,3 +221,72 @@ def _usable(value: Any) -> bool:
         return False
     density = np.asarray(value["density"], dtype=np.float64)
     return bool(density.size and np.isfinite(density).all() and density.max() > 0)
+
+
+# Of gradients and layers --------------------------------------------------------------------
+
+MOST = 10
+"""Largest number of eigenvalues of a covariance."""
+ROUNDING = 1e-6
+"""Share of the largest eigenvalue of a covariance that is its rounding error."""
+NONE = "no eigenvalue is a number"
+GAP = (30.0, 32.0)
+"""Points between small panels, across and up."""
+
+
+class CovarianceSpectrumInstrument(Instrument):
+    """Largest eigenvalues of the gradient covariance, and its trace."""
+
+    kinds = ("GradCovariance",)
+    title = "Gradient covariance"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        trace = field_line(records, "trace")
+        latest, alarm = readout(trace)
+        return Lines(
+            (Curve("trace", trace, INK),),
+            eigenvalue_lines(records, MOST, ROUNDING),
+            scale="log",
+            latest=(f"trace {latest}" if latest else "", alarm),
+        )
+
+
+class CovarianceRanksInstrument(Instrument):
+    """Effective and stable rank of the gradient covariance."""
+
+    kinds = ("GradCovariance",)
+    title = "Covariance rank"
+    label = "rank"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        curves = (
+            Curve("effective", field_line(records, "effective_rank"), BLUE),
+            Curve("stable", field_line(records, "stable_rank"), ORANGE),
+        )
+        return Lines(curves, scale=log_if_wide([one.line.values for one in curves]))
+
+
+class LayerSpectraInstrument(Instrument):
+    """The largest eigenvalues of the covariance of each layer over time, in small panels."""
+
+    kinds = COVARIANCES
+    aspect = "spectra"
+    secondary = True
+    part = "layers"
+
+    def content(self, history: History) -> Grid:
+        records = history[self.names[0]].having(self.part)
+        names = input_to_output(records.entries, history)
+        found = {name: eigenvalue_lines(records.column(name), MOST, ROUNDING) for name in names}
+        values = [one.values[one.finite] for lines in found.values() for one in lines.values()]
+        joined = np.concatenate([*values, []])
+        limits = padded(joined.min(), joined.max(), log=True) if joined.size else None
+        parts = {
+            name: Lines(layers=lines, scale="log", limits=limits, message=NONE * (not lines))
+            for name, lines in found.items()
+        }
+        most = max((len(lines) for lines in found.values()), default=0)
+        words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
+        return Grid(parts, words, 4, GAP)

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, field_line, line_through, lines
+from gradlens.history.lines import (
+    PLAIN,
+    Line,
+    field_line,
+    line,
+    lines,
+    quantile_lines,
+    rms_lines,
+)
 from gradlens.history.records import NOUNS
+from gradlens.history.scalars import scalars_of
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import are_shares
 from gradlens.instruments.panel import Curve, Lines, always_infinite, any_finite
+from gradlens.instruments.scales import Scale, log_if_wide
 from gradlens.instruments.series import input_to_output
-from gradlens.instruments.style import ALARM, BLUE, CATEGORICAL, ORANGE
+from gradlens.instruments.style import (
+    BLUE,
+    CATEGORICAL,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    categorical_colors,
+)
 
-SIZES = ("norm", "rms", "")
-"""Entries of a layer's record to draw; an empty one if the record is the number itself."""
+
+def ordered(found: Mapping[str, Line], history: History) -> dict[str, Line]:
+    """The lines of parameters or layers from input to output."""
+    return {name: found[name] for name in input_to_output(tuple(found), history)}
+
+
+def nothing(records: Series) -> Line:
+    """A line without numbers, with the reason that the records have."""
+    return Line(records.steps, np.full(len(records), np.nan), records.reason)
 
 
 def layer_lines(records: Series, history: History, fields: Sequence[str]) -> dict[str, Line]:
@@ -34,10 +59,8 @@ def layer_lines(records: Series, history: History, fields: Sequence[str]) -> dic
         shown = {name: one for name, one in lines(parts, field).items() if _has_content(one)}
         found = {name: one for name, one in shown.items() if _has_numbers(one)} or shown
         if found:
-            names = input_to_output(tuple(found), history)
-            return {name: found[name] for name in names}
-    nothing = Line(parts.steps, np.full(len(parts), np.nan), parts.reason)
-    return {"": nothing}
+            return ordered(found, history)
+    return {"": nothing(parts)}
 
 
 def _has_numbers(one: Line) -> bool:
@@ -49,9 +72,13 @@ def _has_content(one: Line) -> bool:
 
 
 class LayerLinesInstrument(Instrument):
-    """Size of each layer's inputs, outputs or gradients, or of each parameter or its update."""
+    """Size of each layer's inputs, outputs or gradients, or of each parameter or its update.
 
-    kinds = (
+    The first of ``fields`` is drawn that layers' records have; an empty one is the record itself.
+    Subclasses with other fields, which their ``label`` names, are data.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = (
         "OutputNorm",
         "InputNorm",
         "OutputGradientGeometry",
@@ -69,31 +96,142 @@ class LayerLinesInstrument(Instrument):
         "RankMe",
     )
     mapped = True
+    fields: ClassVar[tuple[str, ...]] = ("norm", "rms", "")
+    limits: ClassVar[tuple[float, float] | None] = None
 
     def content(self, history: History) -> Lines:
-        found = layer_lines(history[self.names[0]], history, SIZES)
-        view = self.view(history)
+        found = layer_lines(history[self.names[0]], history, self.fields)
         values = np.array([one.values for one in found.values()])
+        if self.label:
+            scale = "linear" if self.limits else log_if_wide([values])
+            return Lines(layers=found, scale=scale, limits=self.limits)
+        view = self.view(history)
         shares = any_finite([*found.values()]) and are_shares(values, view)
         return Lines(layers=found, scale=view.yscale, words=view.label, shares=shares)
 
 
-class CorrelationsInstrument(Instrument):
+class CorrelationsInstrument(LayerLinesInstrument):
     """Cosine of the angle between consecutive gradients or updates, for each layer."""
 
-    kinds = (
+    kinds: ClassVar[tuple[str, ...]] = (
         "OutputGradientGeometry",
         "InputGradientGeometry",
         "GradientGeometry",
         "UpdateGeometry",
     )
+    mapped = False
     part = "correlation"
     aspect = "correlation"
     label = "cosine"
+    fields: ClassVar[tuple[str, ...]] = ("correlation",)
+    limits: ClassVar[tuple[float, float] | None] = (-1.05, 1.05)
+
+
+class LayerRanksInstrument(LayerLinesInstrument):
+    """Effective rank of the gradient covariance of each layer, from input to output."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("GradCovariance",)
+    mapped = False
+    title = "Effective rank by layer"
+    label = "rank"
+    secondary = True
+    part = "layers"
+    fields: ClassVar[tuple[str, ...]] = ("effective_rank",)
+
+
+COVARIANCES = ("InputCovariance", "OutputGradientCovariance")
+
+
+class LayerStableRanksInstrument(LayerLinesInstrument):
+    """Stable rank of the covariance of each layer's inputs, or gradients at its outputs."""
+
+    kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    mapped = False
+    aspect = "stable rank"
+    label = "rank"
+    fields: ClassVar[tuple[str, ...]] = ("stable_rank",)
+
+
+CONDITIONS = {
+    "20 %": "condition_20",
+    "50 %": "condition_50",
+    "80 %": "condition_80",
+    "all": "condition",
+}
+
+
+class LayerConditionsInstrument(Instrument):
+    """Condition numbers of the covariance, the median over layers."""
+
+    kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    aspect = "condition"
+    label = "ratio of eigenvalues"
 
     def content(self, history: History) -> Lines:
-        found = layer_lines(history[self.names[0]], history, ("correlation",))
-        return Lines(layers=found, limits=(-1.05, 1.05))
+        records = history[self.names[0]]
+        found = [_median(records, history, field) for field in CONDITIONS.values()]
+        colors = (SKY, BLUE, PURPLE, ORANGE)
+        return Lines(tuple(map(Curve, CONDITIONS, found, colors)), scale="log")
+
+
+def _median(records: Series, history: History, field: str) -> Line:
+    """The median over layers, which may be ∞; NaN where no layer has a number."""
+    found = [*layer_lines(records, history, (field,)).values()]
+    table = np.array([one.values for one in found])
+    known = ~np.isnan(table).all(axis=0)
+    middle = np.full(known.size, np.nan)
+    middle[known] = np.nanmedian(table[:, known], axis=0)
+    return Line(found[0].steps, middle, found[0].reason)
+
+
+class _NormsInstrument(Instrument):
+    scale: ClassVar[Scale] = "log"
+
+    def content(self, history: History) -> Lines:
+        name = self.names[0]
+        found = lines(history[name])
+        (total,) = scalars_of(name, history[name], history.sources.get(name), history.parameters)
+        return Lines(
+            (Curve("total", total.line, INK),),
+            ordered(found, history),
+            scale=self.scale,
+        )
+
+
+class GradNormInstrument(_NormsInstrument):
+    """Gradient norm of the whole network, and of each parameter from input to output."""
+
+    kinds = ("GradNorm",)
+    title = "Gradient norm"
+
+
+class UpdateSizeInstrument(_NormsInstrument):
+    """Length of each step, of the whole network and of each parameter from input to output."""
+
+    kinds = ("UpdateSize",)
+    title = "Update size"
+
+
+class DistanceInstrument(_NormsInstrument):
+    """Distance from the start, of the whole network and of each parameter."""
+
+    kinds = ("Distance",)
+    title = "Distance from the start"
+    scale: ClassVar[Scale] = "linear"
+
+
+class ParametersInstrument(Instrument):
+    """Root mean square of each parameter's elements, coloured from input to output."""
+
+    kinds = ("Parameters",)
+    title = "Parameters, RMS"
+    label = "RMS"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        found = rms_lines(records) or {self.names[0]: line(records)}
+        scale = log_if_wide([one.values for one in found.values()])
+        return Lines(layers=ordered(found, history), scale=scale)
 
 
 MANY = 0.5
@@ -114,7 +252,7 @@ class ActivationInstrument(Instrument):
             (
                 Curve("active", active, BLUE),
                 Curve("dead", dead, ORANGE),
-                Curve("dead, worst", worst, ALARM, width=1.0),
+                Curve("dead, worst", worst, PURPLE, width=1.0),
             ),
             latest=(latest, bool(worst.latest >= MANY)),
             shares=True,
@@ -125,7 +263,7 @@ class ActivationInstrument(Instrument):
 MIDDLES = ("mean", "median", "max", "min", "std", "iqr")
 """Statistics to draw as the line; the first that exists is taken."""
 
-Leaves = Mapping[tuple[str, ...], Mapping[str, Line]]
+Statistics = Mapping[str, Line]
 
 
 class AggregateInstrument(Instrument):
@@ -140,65 +278,45 @@ class AggregateInstrument(Instrument):
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         scale = self.view(history).yscale
-        shown = _largest_group(_leaves(records))
-        if len(shown) > len(CATEGORICAL):
-            middles = {path[1]: _middle(found) for path, found in shown.items()}
-            return Lines(
-                layers={name: middles[name] for name in input_to_output(tuple(middles), history)},
-                scale=scale,
-            )
+        shown = _largest_group(dict(_statistics(records)))
         if not shown:
-            nothing = Line(records.steps, np.full(len(records), np.nan), records.reason)
-            return Lines((Curve("value", nothing),))
-        colors = CATEGORICAL[: len(shown)]
+            return Lines((Curve("value", nothing(records)),))
+        middles = {path: _middle(found) for path, found in shown.items()}
+        if len(shown) > len(CATEGORICAL):
+            layers = {path[1]: one for path, one in middles.items()}
+            return Lines(layers=ordered(layers, history), scale=scale)
         curves = [
-            Curve(" ".join(path[-1:]) or "value", _middle(found), color, spreads=_spread(found))
-            for (path, found), color in zip(shown.items(), colors, strict=True)
+            Curve(" ".join(path[-1:]) or "value", middles[path], color, spreads=_spread(found))
+            for (path, found), color in zip(shown.items(), CATEGORICAL, strict=False)
         ]
         return Lines(tuple(curves), scale=scale)
 
 
-def _leaves(records: Series) -> Leaves:
-    """A line for each statistic of each number in the records."""
-    values: dict[tuple[str, ...], dict[int, Mapping[str, Any]]] = {}
-    for step, record in records.items():
-        for path, leaf in _summaries(record):
-            values.setdefault(path, {})[step] = leaf
-    found = {}
-    for path, leaf_by_step in values.items():
-        steps = np.array([*leaf_by_step], dtype=np.float64)
-        names = dict.fromkeys(name for leaf in leaf_by_step.values() for name in leaf)
-        found[path] = {
-            name: line_through(steps, [leaf.get(name) for leaf in leaf_by_step.values()])
-            for name in names
-        }
-    return found
-
-
-def _summaries(record: Any, path: tuple[str, ...] = ()) -> Any:
-    if not isinstance(record, Mapping):
+def _statistics(
+    records: Series, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Statistics]]:
+    """The statistics of each number in the records, by its place there."""
+    if "count" in records.entries:
+        yield path, lines(records)
         return
-    if "count" in record:
-        yield path, record
-        return
-    for name, part in record.items():
-        yield from _summaries(part, (*path, name))
+    for name in records.entries:
+        yield from _statistics(records.column(name), (*path, name))
 
 
-def _largest_group(leaves: Leaves) -> Leaves:
+def _largest_group(
+    found: Mapping[tuple[str, ...], Statistics],
+) -> Mapping[tuple[str, ...], Statistics]:
     """The numbers of layers or parameters, the first of each; without these, all numbers."""
-    layered = {path: found for path, found in leaves.items() if path[:1] and path[0] in NOUNS}
-    first: dict[tuple[str, ...], Mapping[str, Line]] = {}
-    for path, found in layered.items():
-        first.setdefault(path[:2], found)
-    return first or leaves
+    layered = [path for path in found if path[:1] and path[0] in NOUNS]
+    first = {path[:2]: found[path] for path in reversed(layered)}
+    return {path: first[path] for path in dict.fromkeys(p[:2] for p in layered)} or found
 
 
-def _middle(found: Mapping[str, Line]) -> Line:
+def _middle(found: Statistics) -> Line:
     return next(found[name] for name in (*MIDDLES, *found) if name in found)
 
 
-def _spread(found: Mapping[str, Line]) -> tuple[tuple[Line, Line], ...]:
+def _spread(found: Statistics) -> tuple[tuple[Line, Line], ...]:
     if "mean" in found and "std" in found:
         mean, std = found["mean"], found["std"].values
         return ((Line(mean.steps, mean.values - std), Line(mean.steps, mean.values + std)),)
@@ -206,3 +324,67 @@ def _spread(found: Mapping[str, Line]) -> tuple[tuple[Line, Line], ...]:
         if low in found and high in found:
             return ((found[low], found[high]),)
     return ()
+
+
+# Series without an instrument ---------------------------------------------------------------
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+FEW = 6
+
+
+class GenericInstrument(Instrument):
+    """A series by name: a line for numbers, lines for dicts, a band for arrays.
+
+    Dicts may hold numbers or arrays; of an array in a dict, the root mean square is shown.
+    """
+
+    def content(self, history: History) -> Lines:
+        name = self.names[0]
+        view, records = self.view(history), history[name]
+        if records.entries:
+            return self._dicts(history)
+        if not records.kinds <= PLAIN and any(map(_is_array, records.values())):
+            low, q1, middle, q3, high = quantile_lines(records, SHARES)
+            curve = Curve("median", middle, spreads=((low, high), (q1, q3)))
+            return Lines((curve,), scale=view.yscale, words="median, middle half, and all elements")
+        return Lines((Curve(name, line(records)),), scale=view.yscale, words=view.label)
+
+    def _dicts(self, history: History) -> Lines:
+        view = self.view(history)
+        every = _lines(history[self.names[0]])
+        found = {n: one for n, one in every.items() if one.finite.any() or one.reason}
+        shown = ordered(found, history)
+        ordered_by_depth = any(name in history.parameters for name in shown) or len(shown) > FEW
+        if ordered_by_depth:
+            return Lines(layers=shown, scale=view.yscale)
+        colors = categorical_colors(len(shown))
+        return Lines(tuple(map(Curve, shown, shown.values(), colors)), scale=view.yscale)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or np.ndim(value) > 0
+
+
+def drawable(records: Series) -> bool:
+    """Whether there is a way to draw a series: numbers, arrays, or dicts of these."""
+    return any(_known(value) for value in records.values())
+
+
+def _known(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_known(part) and not isinstance(part, Mapping) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(part, (int, float)) for part in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return isinstance(value, (int, float, np.number))
+
+
+def _lines(records: Series) -> dict[str, Line]:
+    numbers = lines(records)
+    sizes = {} if all(map(_is_number, numbers.values())) else rms_lines(records)
+    return {name: one if _is_number(one) else sizes[name] for name, one in numbers.items()}
+
+
+def _is_number(one: Line) -> bool:
+    return bool(one.finite.any()) or bool(one.reason)

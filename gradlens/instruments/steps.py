@@ -1,22 +1,37 @@
-"""Instruments of steps: where they end, how long they are, and what they do to the parameters."""
+"""Instruments with a picture beside what they show over time: of steps, tests and directions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
+from matplotlib.colors import LogNorm
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, line, lines, rms_lines
-from gradlens.history.scalars import scalars_of
+from gradlens.history.lines import Floats, Line, field_line, line, network_line, reason, rows
+from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.panel import Curve, Lines, Shape, Shapes
-from gradlens.instruments.scales import Ruler, Scale, log_if_wide
-from gradlens.instruments.series import input_to_output
-from gradlens.instruments.style import BLUE, INK, ORANGE, Color, Entry, tint
+from gradlens.instruments.layer_lines import nothing
+from gradlens.instruments.layers import LayerTable
+from gradlens.instruments.numbers import short_labels
+from gradlens.instruments.panel import Curve, Lines, LineStyle, Map, Shape, Shapes
+from gradlens.instruments.scales import Ruler, padded
+from gradlens.instruments.style import (
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    Color,
+    Entry,
+    tint,
+)
 
-KEY = (Entry("all", tint(BLUE, 0.4), "box"), Entry("latest 10 %", ORANGE))
+# Steps --------------------------------------------------------------------------------------
+
+KEY_OF_ALPHA = (Entry("all", tint(BLUE, 0.4), "box"), Entry("latest 10 %", ORANGE))
 RECENT = 0.1
 """Fraction of the steps that are shown as the latest ones."""
 REACH = 4.0
@@ -62,7 +77,7 @@ def _parabola(values: Floats) -> Shapes:
         ),
         Ruler("", (low, high), ticks=(-1.0, 0.0, 1.0)),
         Ruler("", (0.0, top), ticks=()),
-        KEY,
+        KEY_OF_ALPHA,
         share=0.42,
         title="parabola",
     )
@@ -85,51 +100,223 @@ def _mean(name: str, values: Floats, limits: tuple[float, float], color: Color) 
     return Shape(name, mean, mean**2, color, "points", width=4.5)
 
 
-class _NormsInstrument(Instrument):
-    scale: ClassVar[Scale] = "log"
+# Gradient tests -----------------------------------------------------------------------------
+
+TESTS_SHARE = 0.35
+"""The picture's share of the width."""
+SHORT = {"NormTest": "norm θ", "InnerTest": "inner θ", "OrthoTest": "ortho ν"}
+
+
+# θ² of the norm test is the sum of the other two squares. Its line is wide and those of the others
+# are narrow, and that of ν is dashed, so that each can be seen where they are almost equal.
+LOOKS: Mapping[str, tuple[Color, float, LineStyle]] = {
+    "NormTest": (BLUE, 3.6, "-"),
+    "InnerTest": (ORANGE, 1.5, "-"),
+    "OrthoTest": (GREEN, 1.5, (0, (3.0, 1.5))),
+}
+DOTTED: LineStyle = (0, (1.0, 1.2))
+
+
+class GradientTestsInstrument(Instrument):
+    """The three gradient tests as a picture of the latest step, and over time.
+
+    The picture shows the mean gradient as an arrow of length one. The circle around its tip has
+    the radius θ of the norm test, the bands have the half-widths θ of the inner product test
+    (along the arrow) and ν of the orthogonality test (across it). If the arrow's origin is in the
+    circle, the noise is larger than the gradient. Of several tests of a kind, the bands are those
+    of the first; circles and lines are drawn for all. A narrow panel has no picture.
+    """
+
+    together = True
+    kinds = ("NormTest", "InnerTest", "OrthoTest")
+    title = "Gradient tests"
+    label = "θ, ν"
 
     def content(self, history: History) -> Lines:
-        name = self.names[0]
-        found = lines(history[name])
-        (total,) = scalars_of(name, history[name], history.sources.get(name), history.parameters)
-        return Lines(
-            (Curve("total", total.line, INK),),
-            {name: found[name] for name in input_to_output(tuple(found), history)},
-            scale=self.scale,
+        kinds = [self.kind(history, name) for name in self.names]
+        labels = short_labels(self.names, kinds, SHORT)
+        places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
+        curves = tuple(
+            _curve(label, network_line(history[name]), kind, place, len(kinds) > 1)
+            for label, name, kind, place in zip(labels, self.names, kinds, places, strict=True)
+        )
+        known = [(k, c) for k, c in zip(kinds, curves, strict=True) if c.line.finite.any()]
+        return Lines(curves, scale="log", levels=(1.0,), beside=_tests(known) if known else None)
+
+
+def _curve(label: str, found: Line, kind: str, place: int, several: bool) -> Curve:
+    """The line of a test; ``place`` counts those of its kind, of which the second is pale."""
+    color, width, style = LOOKS[kind]
+    if place:
+        return Curve(label, found, tint(color, 0.5), 1.4, DOTTED)
+    return Curve(label, found, color, width if several else 1.6, style)
+
+
+def _tests(tests: Sequence[tuple[str, Curve]]) -> Shapes:
+    """The tests of each kind at their latest steps; all have numbers."""
+    values = [float(one.line.values[one.line.finite][-1]) for _, one in tests]
+    step = max(float(one.line.steps[one.line.finite][-1]) for _, one in tests)
+    kinds = [kind for kind, _ in tests]
+    first = {kind: values[kinds.index(kind)] for kind in kinds}
+    reach = max(values)
+    left, right = min(0.0, 1 - reach), 1 + max(reach, 0.1)
+    half = 0.57 * max(right - left, 2 * reach)
+    low, high = (left + right) / 2 - half, (left + right) / 2 + half
+    bands: list[Shape] = []
+    circles: list[Shape] = []
+    if "OrthoTest" in first:
+        ends = (-first["OrthoTest"], first["OrthoTest"])
+        bands.append(_band("ortho band", (low, high), ends, GREEN))
+    if "InnerTest" in first:
+        ends = (1 - first["InnerTest"], 1 + first["InnerTest"])
+        bands.append(_band("inner band", ends, (-half, half), ORANGE))
+    turns, zeros = np.linspace(0, 2 * np.pi, 100), np.zeros(2)
+    for (kind, one), radius in zip(tests, values, strict=True):
+        if kind == "NormTest":
+            name = f"norm circle {one.name}" if circles else "norm circle"
+            x, y = 1 + radius * np.cos(turns), radius * np.sin(turns)
+            circles.append(Shape(name, x, y, one.color, width=1.5, style=one.style or "-"))
+    arrow = Shape("mean gradient", np.array([0.0, 1.0]), zeros, INK, "arrow", width=1.2)
+    origin = Shape("origin", zeros[:1], zeros[:1], INK, "points", width=3.0)
+    return Shapes(
+        (*bands, *circles, arrow, origin),
+        Ruler("dot in circle: noise > gradient", (low, high), ticks=(0.0, 1.0)),
+        Ruler("", (-half, half), ticks=()),
+        words=f"step {step:,.0f}",
+        equal=True,
+        share=TESTS_SHARE,
+        title="latest step",
+    )
+
+
+def _band(name: str, x: tuple[float, float], y: tuple[float, float], color: Color) -> Shape:
+    low, high = np.full(2, y[0]), np.full(2, y[1])
+    return Shape(name, np.array(x), high, color, "area", low, opacity=0.16)
+
+
+# Directions of large curvature --------------------------------------------------------------
+
+SHARE = 0.4
+"""The picture's share of the width."""
+COLUMNS = 40
+"""Largest number of columns of the map; of several steps in one, the mean is shown.
+
+Fewer than a screen could show, since ratios of single mini-batches scatter widely.
+"""
+SIGNAL = 4.0
+"""A ratio that noise alone exceeds in one mini-batch of twenty."""
+RANGE = (SIGNAL / 16, SIGNAL * 16)
+"""Ratios with the outermost colours."""
+KEY = (
+    Entry("signal", BLUE),
+    Entry("noise", ORANGE),
+    Entry("of curvature", PURPLE),
+    Entry("95 % of noise", tint(ORANGE, 0.15), "box"),
+)
+
+
+class DirectionsInstrument(Instrument):
+    """Signal and noise along the directions of largest curvature, at the latest step and over time.
+
+    The picture shows the latest signal-to-noise ratios of gradient and curvature, those along the
+    direction of largest curvature on the left. The map shows those of the gradient over time; of
+    several steps in a column, the mean. A gradient of noise alone has a ratio of 1 on average, the
+    dashed line, and above 4 in one mini-batch of twenty: what is above is blue, the rest orange. A
+    narrow panel has no picture.
+    """
+
+    kinds = ("DirectionalDerivatives",)
+    title = "Signal along directions"
+
+    def content(self, history: History) -> Lines | Map:
+        records = history[self.names[0]]
+        gradient, why = _ratios(records, "gradient_snr")
+        latest = _last(gradient)
+        if not np.isfinite(latest).any():
+            return Lines((Curve("signal", replace(nothing(records), reason=why)),))
+        curvature, _ = _ratios(records, "curvature_snr")
+        table = _columns(records.steps, gradient, why)
+        count = f"{(latest > SIGNAL).sum()} of {np.isfinite(latest).sum()}"
+        return Map(
+            table,
+            table.names,
+            LogNorm(*RANGE),
+            words="signal-to-noise ratio of the gradient",
+            readout=(f"signal in {count}", False),
+            beside=_latest(latest, _last(curvature)),
+            colors="signal",
         )
 
 
-class GradNormInstrument(_NormsInstrument):
-    """Gradient norm of the whole network, and of each parameter from input to output."""
+class OverlapInstrument(Instrument):
+    """Share of the gradient's squared norm that lies along the directions of largest curvature."""
 
-    kinds = ("GradNorm",)
-    title = "Gradient norm"
-
-
-class UpdateSizeInstrument(_NormsInstrument):
-    """Length of each step, of the whole network and of each parameter from input to output."""
-
-    kinds = ("UpdateSize",)
-    title = "Update size"
-
-
-class DistanceInstrument(_NormsInstrument):
-    """Distance from the start, of the whole network and of each parameter."""
-
-    kinds = ("Distance",)
-    title = "Distance from the start"
-    scale: ClassVar[Scale] = "linear"
-
-
-class ParametersInstrument(Instrument):
-    """Root mean square of each parameter's elements, coloured from input to output."""
-
-    kinds = ("Parameters",)
-    title = "Parameters, RMS"
-    label = "RMS"
+    kinds = ("DirectionalDerivatives",)
+    title = "Gradient in top directions"
+    label = "share of ‖ḡ‖²"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
-        found = rms_lines(records) or {self.names[0]: line(records)}
-        layers = {name: found[name] for name in input_to_output(tuple(found), history)}
-        return Lines(layers=layers, scale=log_if_wide([one.values for one in layers.values()]))
+        count = rows([*records.having("eigenvalues").values()]).shape[1]
+        return Lines(
+            (Curve("overlap", field_line(records, "overlap")),),
+            words=f"{count} directions of largest curvature",
+            shares=True,
+            limits=(0.0, 1.04),
+        )
+
+
+def _ratios(records: Series, name: str) -> tuple[Floats, str]:
+    """Ratios ``[S, k]`` at S steps along k directions, NaN for none, and why there is none."""
+    lists = [*records.column(name).values()]
+    why = records.reason or reason(v for one in lists if isinstance(one, list) for v in one)
+    return rows(lists), why
+
+
+def _last(ratios: Floats) -> Floats:
+    """Those of the last step that has any, ``[k]``; NaN if there is none."""
+    known = ratios[np.isfinite(ratios).any(axis=1)]
+    return known[-1] if len(known) else np.full(ratios.shape[1], np.nan)
+
+
+def _latest(gradient: Floats, curvature: Floats) -> Shapes:
+    places = np.arange(1.0, gradient.size + 1)
+    found = np.concatenate([gradient, curvature])
+    found = found[np.isfinite(found) & (found > 0)]
+    low, high = padded(min(found.min(), 0.1), max(found.max(), 10.0), log=True)
+    ends, shown = np.array([0.4, gradient.size + 0.6]), np.clip(gradient, low, None)
+    noise = np.full(2, SIGNAL)
+    shapes = [Shape("noise", ends, noise, tint(ORANGE, 0.15), "area", np.full(2, low))]
+    shapes.append(Shape("one", ends, np.ones(2), MUTED, width=0.8, style=(0, (4, 3))))
+    for name, color, chosen in (
+        ("signal", BLUE, shown > SIGNAL), ("within noise", ORANGE, shown <= SIGNAL)
+    ):  # fmt: skip
+        x, y = places[chosen], shown[chosen]
+        # A stem for each, with a gap behind it.
+        stems = np.stack([np.ones_like(y), y, np.full_like(y, np.nan)], 1).ravel()
+        shapes.append(Shape(f"{name} stems", np.repeat(x, 3), stems, color, width=1.4))
+        shapes.append(Shape(name, x, y, color, "points", width=4.0))
+    shapes.append(Shape("curvature", places, curvature, PURPLE))
+    shapes.append(Shape("curvature points", places, curvature, PURPLE, "points", width=2.4))
+    return Shapes(
+        tuple(shapes),
+        Ruler("", (ends[0], ends[1]), ticks=tuple(places[:: max(1, gradient.size // 5)])),
+        Ruler("signal-to-noise ratio", (low, high), log=True),
+        KEY,
+        share=SHARE,
+        title="latest step",
+    )
+
+
+def _columns(steps: Floats, ratios: Floats, why: str) -> LayerTable:
+    """The ratios at their steps, or their means over equal numbers of steps."""
+    pieces = np.array_split(np.arange(steps.size), min(COLUMNS, steps.size))
+    finite = np.isfinite(ratios)
+    sums = np.array([np.where(finite, ratios, 0.0)[piece].sum(0) for piece in pieces])
+    counts = np.array([finite[piece].sum(0) for piece in pieces])
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).T
+    middles = np.array([(steps[piece[0]] + steps[piece[-1]]) / 2 for piece in pieces])
+    # Directions that don't exist are blank, and steps without any direction are marked.
+    recorded = np.broadcast_to(~np.isfinite(means).any(axis=0), means.shape)
+    names = tuple(f"λ{n}" for n in range(1, len(means) + 1))
+    return LayerTable(names, middles, means, recorded, why)

@@ -12,7 +12,7 @@ from gradlens.history.history import History
 from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument
-from gradlens.instruments.generic import drawable
+from gradlens.instruments.layer_lines import drawable
 from gradlens.instruments.panel import Lines, Panel
 from gradlens.spelling import near
 
