@@ -20,15 +20,6 @@ from gradlens.instruments.curvature import (
     SpectralDensityInstrument,
     StabilityInstrument,
 )
-from gradlens.instruments.drawing import (
-    band,
-    beyond,
-    curve,
-    explain_empty,
-    missing,
-    thread,
-    zero_line,
-)
 from gradlens.instruments.histograms import (
     Histogram1dInstrument,
     Histogram2dInstrument,
@@ -51,6 +42,15 @@ from gradlens.instruments.layer_lines import (
     UpdateSizeInstrument,
 )
 from gradlens.instruments.layer_map import LayerMapInstrument
+from gradlens.instruments.lines import (
+    band,
+    beyond,
+    curve,
+    explain_empty,
+    missing,
+    thread,
+    zero_line,
+)
 from gradlens.instruments.numbers import (
     AccuracyInstrument,
     BatchSizeInstrument,
@@ -118,7 +118,6 @@ from gradlens.instruments.style import (
     key,
     message,
     sequence_colors,
-    sequence_key,
     size_in_points,
     subtitle,
     tint,
@@ -265,7 +264,6 @@ __all__ = [
     "readout",
     "rms_lines",
     "sequence_colors",
-    "sequence_key",
     "size_in_points",
     "step_label",
     "subtitle",

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from gradlens.instruments.lines import draw_lines
-from gradlens.instruments.maps import draw_map
+from gradlens.history.lines import Line
+from gradlens.instruments.layers import LayerTable
+from gradlens.instruments.lines import draw_lines, explain_empty, missing, thread
 from gradlens.instruments.panel import Artists, Content, Grid, Lines, Map, Panel, Picture, Shapes
-from gradlens.instruments.scales import StepAxis, StepLabels
-from gradlens.instruments.shapes import draw_grid, draw_picture, draw_shapes
+from gradlens.instruments.scales import Ruler, StepAxis, StepLabels, number_label
+from gradlens.instruments.series import smooth
+from gradlens.instruments.shapes import (
+    draw_map,
+    draw_picture,
+    draw_shapes,
+    picture_on,
+    set_rulers,
+    shapes_on,
+)
 from gradlens.instruments.style import (
+    ALARM,
+    INK,
     MUTED,
     PAPER,
+    SMALLEST_SIZE,
+    TEXT_SIZE,
     TICK_SIZE,
     dress,
     figure_of,
     font_scale,
     inside,
     literal,
+    points,
+    shorten,
     size_in_points,
+    subtitle,
+    text_width,
     title,
 )
 
@@ -82,15 +102,94 @@ def _draw(shown: Content, ax: Axes, axis: StepAxis) -> Artists:
         case Lines():
             return draw_lines(ax, axis, shown)
         case Map():
-            return draw_map(ax, axis, shown)
+            artists, inner = draw_map(ax, axis, shown)
+            return artists | missing(inner, axis, [_worst(shown.table)])
         case Picture():
             return draw_picture(ax, shown)
         case Shapes():
             return draw_shapes(ax, shown)
         case Grid():
-            return draw_grid(ax, axis, shown)
+            return _draw_grid(ax, axis, shown)
         case _:
             return shown.draw(ax, axis)
+
+
+NARROWEST = 75.0
+"""Points of a small panel and the gap beside it, at least."""
+
+
+def _draw_grid(ax: Axes, axis: StepAxis, shown: Grid) -> Artists:
+    """Draw small panels, which have one scale."""
+    artists: Artists = {}
+    places = _small_panels(ax, len(shown.parts), shown.columns, shown.gap)
+    for place, (name, one) in zip(places, shown.parts.items(), strict=True):
+        _small_title(place, name, *one.readout)
+        if isinstance(one, Lines):
+            drawn = _small_lines(place, axis, one)
+        else:
+            drawn = shapes_on(place, one) if isinstance(one, Shapes) else {}
+            drawn |= {"picture": picture_on(place, one)} if isinstance(one, Picture) else {}
+            _ends(place, one.across, one.up)
+        artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
+    return artists | {"subtitle": subtitle(ax, shown.words)}
+
+
+def _small_title(ax: Axes, name: str, readout: str, alarm: bool) -> None:
+    place: dict[str, Any] = {"fontsize": TEXT_SIZE, "y": 1.0, "pad": 3.0}
+    width = size_in_points(ax)[0]
+    room = width - text_width(readout, TEXT_SIZE) - 6
+    if room < 0.5 * width:
+        # There is no room for the readout.
+        room, readout = width, ""
+    ax.set_title(shorten(name, room, TEXT_SIZE), loc="left", color=INK, **place)
+    ax.set_title(readout, loc="right", color=ALARM if alarm else MUTED, **place)
+
+
+def _small_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
+    axis.apply(ax)
+    curves = [one for one in shown.all_curves if one.line.finite.any()]
+    if not curves:
+        return explain_empty(ax, shown.lines, shown.message)
+    shown.up(axis.warp).apply(ax, most=3)
+    return {
+        one.name: thread(ax, axis, smooth(one.line, axis.warp), one.color, 1.0) for one in curves
+    }
+
+
+def _ends(ax: Axes, across: Ruler, up: Ruler) -> None:
+    """Label the two ends of the axis below alone, because there is no room for more."""
+    set_rulers(ax, across, up)
+    ax.set(xlabel="", ylabel="")
+    ax.grid(visible=False)
+    ax.yaxis.set_major_locator(NullLocator())
+    ax.xaxis.set_major_locator(FixedLocator(across.limits))
+    ax.xaxis.set_major_formatter(FixedFormatter([number_label(end, 2) for end in across.limits]))
+    ax.tick_params(axis="x", labelsize=SMALLEST_SIZE)
+    left, right = ax.get_xticklabels()
+    left.set_horizontalalignment("left")
+    right.set_horizontalalignment("right")
+
+
+def _small_panels(ax: Axes, count: int, columns: int, gap: tuple[float, float]) -> list[Axes]:
+    """Axes in rows of at most ``columns``, with a ``gap`` in points between them, across and up."""
+    across, up = size_in_points(ax)
+    columns = max(1, min(columns, int(across / points(NARROWEST))))
+    rows = math.ceil(count / columns)
+    columns = math.ceil(count / rows)
+    gap_x, gap_y, head = points(gap[0]) / across, points(gap[1]) / up, points(16) / up
+    width = (1 - gap_x * (columns - 1)) / columns
+    height = max((1 - head - gap_y * (rows - 1)) / rows, 0.2 / rows)
+    places = [(number % columns, number // columns) for number in range(count)]
+    return [
+        inside(ax, x * (width + gap_x), 1 - head - height - y * (height + gap_y), width, height)
+        for x, y in places
+    ]
+
+
+def _worst(found: LayerTable) -> Line:
+    """One line that is NaN at steps at which the record of some row isn't a finite number."""
+    broken = (found.recorded & ~np.isfinite(found.values)).any(axis=0)
+    return Line(found.steps, np.where(broken, np.nan, 0.0))
 
 
 def plot_panels(

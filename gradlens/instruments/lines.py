@@ -4,39 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.drawing import (
-    alone,
-    apart,
-    at_height,
-    band,
-    beyond,
-    curve,
-    explain_empty,
-    missing,
-    picture_and_series,
-    thread,
-    zero_line,
-)
 from gradlens.instruments.layers import short_names
 from gradlens.instruments.panel import (
     MOST_LINES,
     Artists,
     Curve,
     Lines,
+    LineStyle,
     always_infinite,
     any_finite,
     without_zeros,
 )
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import lowest_and_highest, quantiles, smooth, thin
-from gradlens.instruments.shapes import draw_beside
+from gradlens.instruments.series import (
+    SMOOTH_FROM,
+    ends_of_area,
+    lowest_and_highest,
+    quantiles,
+    smooth,
+    thin,
+    trend,
+)
+from gradlens.instruments.shapes import draw_beside, picture_and_series
 from gradlens.instruments.style import (
     ALARM,
     AMBER,
@@ -44,12 +42,13 @@ from gradlens.instruments.style import (
     MUTED,
     PAPER,
     TICK_SIZE,
+    Color,
     Entry,
     darker,
     figure_of,
     key,
+    message,
     points,
-    sequence_key,
     shorten,
     size_in_points,
     subtitle,
@@ -59,8 +58,6 @@ from gradlens.instruments.style import (
 
 HOLLOW = 15
 """Columns for hollow points; more of them would cover the lines."""
-NAMED_AT_ENDS = 8
-"""Up to so many layers have their names at the ends of their lines."""
 ROOM_OF_NAME = 8.5
 """Points that the name of a curve takes, at least."""
 BESIDE = 34.0
@@ -105,11 +102,13 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     named = _names_at_ends(ax, _to_be_named(shown, layers, few))
     artists |= named
     if few and (named or shown.named_at_ends):
-        explained = key(head, _entries_of_zeros(shown, zeros), width)
-    elif few and layers:
-        explained = sequence_key(head, [*layers], entries)
-    else:
-        explained = key(head, [*entries, *(() if few else _key_of_quantiles(len(layers)))], width)
+        entries = _entries_of_zeros(shown, zeros)
+    elif not few:
+        entries = [*entries, *_key_of_quantiles(len(layers))]
+    elif layers:
+        ends = [shown.layer_curves[0], shown.layer_curves[-1]][: len(layers)]
+        entries = [*entries, *(Entry(one.name, one.color) for one in ends)]
+    explained = key(head, entries, width)
     if explained is not None:
         artists["key"] = explained
     elif shown.words:
@@ -198,7 +197,7 @@ def _to_be_named(shown: Lines, layers: Mapping[str, Line], few: bool) -> dict[st
     drawn = shown.layer_curves
     if not few:
         return dict(zip(lowest_and_highest(layers), drawn[1:], strict=True))
-    if shown.named_at_ends or 1 < len(layers) <= NAMED_AT_ENDS:
+    if shown.named_at_ends or len(layers) > 1:
         return curves | dict(zip(short_names([*layers]), drawn, strict=False))
     return {}
 
@@ -325,3 +324,174 @@ def _hides(front: Line, behind: Line) -> bool:
     apart = np.abs(behind.values[first] - front.values[second])
     apart = apart[np.isfinite(apart)]
     return bool(apart.size) and bool(np.mean(apart <= NEAR) > 0.8)
+
+
+# Curves, areas and marks --------------------------------------------------------------------
+
+MARKERS_UP_TO = 30
+ARROWS = 40
+"""Largest number of arrows along an edge."""
+
+
+def curve(ax: Axes, axis: StepAxis, shown: Curve, z: float = 3) -> Artists:
+    """A main line; of many points, their trend in front of the pale raw values."""
+    line, style = shown.line, shown.style or "-"
+    if line.finite.sum() < SMOOTH_FROM:
+        return {shown.name: thread(ax, axis, line, shown.color, shown.width, z, style)}
+    front_line = trend(line, axis.warp, bridge=True)
+    (front,) = ax.plot(
+        front_line.steps,
+        front_line.values,
+        color=shown.color,
+        linewidth=shown.width,
+        zorder=z,
+        linestyle=style,
+        marker="none",
+    )
+    raw = thread(ax, axis, line, tint(shown.color, 0.35), width=0.6, z=2 + 0.01 * z)
+    return {shown.name: raw, f"{shown.name} trend": front}
+
+
+def thread(
+    ax: Axes,
+    axis: StepAxis,
+    line: Line,
+    color: Color,
+    width: float = 0.9,
+    z: float = 2.5,
+    style: LineStyle = "-",
+) -> Artist:
+    """A thin line, with markers if there are few values, and on a value between two gaps."""
+    steps, values = thin(line.steps, line.values, warp=axis.warp)
+    few = np.isfinite(values).sum() <= MARKERS_UP_TO
+    marked = np.isfinite(values) if few else alone(values)
+    (artist,) = ax.plot(
+        steps,
+        values,
+        color=color,
+        linewidth=width,
+        linestyle=style,
+        solid_joinstyle="round",
+        marker="o",
+        markersize=2.2 * width**0.5 + 0.4,
+        markeredgewidth=0,
+        markevery=np.flatnonzero(marked).tolist(),
+        zorder=z,
+    )
+    return artist
+
+
+def alone(values: Floats) -> NDArray[np.bool_]:
+    finite = np.isfinite(values)
+    before = np.concatenate(([False], finite[:-1]))
+    after = np.concatenate((finite[1:], [False]))
+    return finite & ~before & ~after
+
+
+def band(ax: Axes, axis: StepAxis, low: Line, high: Line, color: Color) -> Artist:
+    """The area between two lines; of many points, between their trends.
+
+    Call it after ``fit``: values above the range of the axis, even ∞, are drawn up to its top.
+    """
+    first, last = ends_of_area(low, high, 10 * abs(ax.get_ylim()[1]), axis.warp)
+    return ax.fill_between(
+        first.steps, first.values, last.values, color=tint(color, 0.2), linewidth=0, zorder=1.5
+    )
+
+
+def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
+    """Marks at steps whose value isn't a finite number.
+
+    Ticks are at the upper edge where the value is ∞, and otherwise on the base line. Lines that are
+    always ∞ are shown as one line along the upper edge.
+    """
+    infinite = [line.steps[np.isposinf(line.values)] for line in lines if not always_infinite(line)]
+    others = [line.steps[~line.finite & ~np.isposinf(line.values)] for line in lines]
+    artists: Artists = {}
+    for name, found, height, color in (
+        ("missing", others, 0.0, ALARM), ("infinite", infinite, 1.0, MUTED)
+    ):  # fmt: skip
+        if any(one.size for one in found):
+            steps = np.unique(np.concatenate(found))
+            shown, _ = thin(steps, np.zeros_like(steps), warp=axis.warp)
+            look = {"marker": "|", "markersize": 4, "markeredgewidth": 1.0, "linestyle": "none"}
+            artists[name] = at_height(ax, shown, height, color, **look)
+    always = [line.steps[np.isposinf(line.values)] for line in lines if always_infinite(line)]
+    if always:
+        steps = np.unique(np.concatenate(always))[[0, -1]]
+        artists["always infinite"] = at_height(ax, steps, 1.0, MUTED, linewidth=1.6, markersize=3)
+    return artists
+
+
+def at_height(ax: Axes, steps: Floats, height: Floats | float, color: Color, **look: Any) -> Artist:
+    """Marks at steps, or a line, at a height from 0 on the base line to 1 on the upper edge."""
+    usual: dict[str, Any] = {"linestyle": "-", "marker": "o", "markeredgewidth": 0, "zorder": 4}
+    (artist,) = ax.plot(
+        steps,
+        np.broadcast_to(height, steps.shape),
+        transform=ax.get_xaxis_transform(),
+        color=color,
+        clip_on=False,
+        **usual | look,
+    )
+    return artist
+
+
+def beyond(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
+    """Arrows at the edges of a panel where finite values are out of its range.
+
+    Call it after ``fit``.
+    """
+    low, high = ax.get_ylim()
+    above = [line.steps[line.finite & (line.values > high)] for line in lines]
+    below = [line.steps[line.finite & (line.values < low)] for line in lines]
+    ends = axis.warp(np.array([axis.low, axis.high]))
+    artists: Artists = {}
+    for name, found, height, marker in (("above", above, 1.0, "^"), ("below", below, 0.0, "v")):
+        if any(one.size for one in found):
+            shown = _apart(axis.warp(np.unique(np.concatenate(found))), ends)
+            look = {"marker": marker, "markersize": 3.5, "linestyle": "none"}
+            artists[name] = at_height(ax, axis.unwarp(shown), height, MUTED, **look)
+    return artists
+
+
+def _apart(places: Floats, ends: Floats) -> Floats:
+    """One place of each part of an axis that is as wide as an arrow."""
+    part = (ends[1] - ends[0]) / ARROWS or 1.0
+    _, first = np.unique(np.floor((places - ends[0]) / part), return_index=True)
+    return places[first]
+
+
+def zero_line(ax: Axes) -> Artists:
+    """A dashed line at zero if the value axis extends to both sides of it."""
+    low, high = ax.get_ylim()
+    if not low < 0 < high:
+        return {}
+    return {"zero": ax.axhline(0, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)}
+
+
+def explain_empty(ax: Axes, lines: Sequence[Line], why: str = "") -> Artists:
+    """A message why there is nothing to draw: the reason of the latest value that has one."""
+    return {"message": message(ax, why or why_empty(lines))}
+
+
+def why_empty(lines: Sequence[Line]) -> str:
+    """Why there is nothing to draw: the reason of the latest value that has one."""
+    reasons = [line.reason for line in lines if line.reason]
+    nothing = "recorded, but never a finite number"
+    if not any(line.steps.size for line in lines):
+        nothing = "nothing recorded yet"
+    elif all(always_infinite(line) for line in lines):
+        nothing = "infinite at every step"
+    return reasons[-1] if reasons else nothing
+
+
+def apart(places: Floats, gap: float, end: float) -> Floats:
+    """Ascending places, moved to be ``gap`` apart and half a gap from 0 and from ``end``.
+
+    Those that have no room are moved beyond 0.
+    """
+    shares = gap * np.arange(len(places))
+    upwards = np.maximum.accumulate(np.maximum(places, gap / 2) - shares) + shares
+    limits = end - gap / 2 - shares[::-1]
+    return np.asarray(np.minimum(upwards, limits), dtype=np.float64)

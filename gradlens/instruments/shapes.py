@@ -1,34 +1,44 @@
-"""Draws what isn't over the steps: shapes and pictures on two axes, and grids of small panels."""
+"""Draws colours and shapes: maps of layers over the steps, pictures, and shapes on any two axes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PolyCollection, QuadMesh
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.patches import FancyArrowPatch
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, Formatter, NullLocator
+from numpy.typing import NDArray
 
-from gradlens.instruments.drawing import explain_empty, labelled_rows, small_panels, thread
-from gradlens.instruments.panel import Artists, Grid, Lines, Picture, Shape, Shapes
-from gradlens.instruments.scales import NumberLabels, Ruler, StepAxis, number_label
-from gradlens.instruments.series import smooth
+from gradlens.history.lines import Floats
+from gradlens.instruments.layers import LayerTable, columns
+from gradlens.instruments.panel import Artists, Map, Picture, Shape, Shapes
+from gradlens.instruments.scales import NumberLabels, PercentLabels, Ruler, StepAxis, round_ticks
 from gradlens.instruments.style import (
     ALARM,
     BLUE,
+    FAINT,
     GRID,
-    INK,
     MUTED,
+    PAPER,
     SMALLEST_SIZE,
-    TEXT_SIZE,
     TICK_SIZE,
     density_colormap,
     inside,
     key,
     points,
     shorten,
+    shorten_apart,
+    signal_colormap,
+    signed_colormap,
+    size_colormap,
     size_in_points,
     subtitle,
     text_width,
@@ -65,7 +75,7 @@ def draw_beside(ax: Axes, shown: Shapes) -> Artists:
 def shapes_on(ax: Axes, shown: Shapes) -> Artists:
     """Draw shapes without a word about them."""
     artists = {one.name: _shape(ax, one, 2 + 0.1 * n) for n, one in enumerate(shown.shapes)}
-    _set(ax, shown.across, shown.up)
+    set_rulers(ax, shown.across, shown.up)
     if shown.equal:
         ax.set_aspect("equal", adjustable="box", anchor="NW")
         for spine in ax.spines.values():
@@ -91,7 +101,7 @@ def _shape(ax: Axes, one: Shape, z: float) -> Artist:
     return line
 
 
-def _set(ax: Axes, across: Ruler, up: Ruler, most: int = 5) -> None:
+def set_rulers(ax: Axes, across: Ruler, up: Ruler, most: int = 5) -> None:
     """Give an axis two rulers, that on the left with about ``most`` labels."""
     across.apply(ax, across=True, most=4)
     up.apply(ax, most=most)
@@ -124,7 +134,7 @@ def draw_picture(ax: Axes, shown: Picture) -> Artists:
         artists |= _sums(*beside, shown)
     artists["picture"] = picture_on(inner, shown)
     if not shown.labels:
-        _set(inner, shown.across, shown.up, most=3)
+        set_rulers(inner, shown.across, shown.up, most=3)
         inner.grid(visible=False)
     else:
         inner.set(xlim=shown.across.limits)
@@ -168,56 +178,156 @@ def _sums(across: Axes, up: Axes, shown: Picture) -> Artists:
     return artists
 
 
-# Grids --------------------------------------------------------------------------------------
+# Maps ---------------------------------------------------------------------------------------
+
+COLUMNS = 240
+"""Largest number of columns; of several steps in one, the value furthest from zero is shown."""
+SEPARATED = 60
+"""Largest number of rows for which lines separate the modules."""
+BESIDE = 40.0
+"""Points between a map and the shapes beside it."""
+COLORMAPS = {"sizes": size_colormap, "signed": signed_colormap, "signal": signal_colormap}
+BAR = (6.0, 34.0)
+"""Points for the colour bar, and for it together with its labels."""
+
+GREY = "grey: 0"
+"""What a map says where it shows exact zeros."""
 
 
-def draw_grid(ax: Axes, axis: StepAxis, shown: Grid) -> Artists:
-    """Draw small panels, which have one scale."""
+def draw_map(ax: Axes, axis: StepAxis, shown: Map) -> tuple[Artists, Axes]:
+    """Draw a map, with rows labelled and colours explained where there is room, and its axis."""
+    thinned, places = columns(shown.table, COLUMNS, axis.warp)
     artists: Artists = {}
-    places = small_panels(ax, len(shown.parts), shown.columns, shown.gap)
-    for place, (name, one) in zip(places, shown.parts.items(), strict=True):
-        _small_title(place, name, *one.readout)
-        if isinstance(one, Lines):
-            drawn = _small_lines(place, axis, one)
-        else:
-            drawn = shapes_on(place, one) if isinstance(one, Shapes) else {}
-            drawn |= {"picture": picture_on(place, one)} if isinstance(one, Picture) else {}
-            _ends(place, one.across, one.up)
-        artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
-    return artists | {"subtitle": subtitle(ax, shown.words)}
-
-
-def _small_title(ax: Axes, name: str, readout: str, alarm: bool) -> None:
-    place: dict[str, Any] = {"fontsize": TEXT_SIZE, "y": 1.0, "pad": 3.0}
-    width = size_in_points(ax)[0]
-    room = width - text_width(readout, TEXT_SIZE) - 6
-    if room < 0.5 * width:
-        # There is no room for the readout.
-        room, readout = width, ""
-    ax.set_title(shorten(name, room, TEXT_SIZE), loc="left", color=INK, **place)
-    ax.set_title(readout, loc="right", color=ALARM if alarm else MUTED, **place)
-
-
-def _small_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
-    axis.apply(ax)
-    curves = [one for one in shown.all_curves if one.line.finite.any()]
-    if not curves:
-        return explain_empty(ax, shown.lines, shown.message)
-    shown.up(axis.warp).apply(ax, most=3)
-    return {
-        one.name: thread(ax, axis, smooth(one.line, axis.warp), one.color, 1.0) for one in curves
+    inner = ax
+    if shown.beside is not None:
+        picture, inner = picture_and_series(ax, shown.beside.share, BESIDE)
+        artists |= draw_beside(picture, shown.beside) if picture is not None else {}
+        stride = row_stride(len(shown.labels), size_in_points(inner)[1])
+        label_rows(inner, shown.labels[::stride], stride, len(shown.labels))
+    else:
+        width = size_in_points(ax)[0]
+        bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
+        inner = labelled_rows(ax, shown.labels, BAR[1])
+    axis.apply(inner)
+    edges = axis.unwarp(places)
+    mesh = artists["map"] = _mesh(inner, edges, thinned, shown)
+    if shown.beside is not None:
+        explained = key(ax, shown.beside.key)
+        artists |= {"key": explained} if explained is not None else {}
+        return artists, inner
+    artists |= _undefined(inner, edges, thinned)
+    marks = {"hatched: no finite number": "undefined" in artists, GREY: shown.has_grey}
+    notes = [mark for mark, is_shown in marks.items() if is_shown]
+    text = " · ".join([f"colour: {shown.words}", *notes, "from input (top) to output"])
+    labels = PercentLabels() if shown.shares else NumberLabels()
+    artists |= {
+        "colours": colour_bar(bar, mesh, shown.norm, labels),
+        "subtitle": subtitle(ax, text),
     }
+    return artists, inner
 
 
-def _ends(ax: Axes, across: Ruler, up: Ruler) -> None:
-    """Label the two ends of the axis below alone, because there is no room for more."""
-    _set(ax, across, up)
-    ax.set(xlabel="", ylabel="")
+def _mesh(ax: Axes, edges: Floats, found: LayerTable, shown: Map) -> QuadMesh:
+    norm = shown.norm
+    low = norm.vmin or 0.0
+    values = found.values
+    if isinstance(norm, LogNorm):
+        # Zero isn't on a logarithmic scale, and has the colour of what is below it.
+        values = np.where(values == 0, low / 2, np.maximum(values, low))
+    mesh = ax.pcolormesh(
+        edges,
+        np.arange(len(found.names) + 1),
+        np.ma.masked_invalid(values),
+        norm=norm,
+        cmap=COLORMAPS[shown.colors]().with_extremes(under=FAINT),
+        rasterized=True,
+        zorder=2,
+    )
+    modules = [name.rpartition(".")[0] for name in found.names]
+    for row in range(1, len(modules)) if len(modules) <= SEPARATED else ():
+        if modules[row] != modules[row - 1]:
+            ax.axhline(row, color=PAPER, linewidth=0.8, zorder=3)
+    return mesh
+
+
+def colour_bar(ax: Axes, mesh: ScalarMappable, norm: Normalize, labels: Formatter) -> Artist:
+    """Draw the colours of a map on an axis of their own, with labels."""
+    linear = norm.linthresh if isinstance(norm, SymLogNorm) else 0.0
+    ticks = round_ticks(5, isinstance(norm, LogNorm), linear)
+    bar = Colorbar(ax, mesh, ticks=ticks, format=labels)
+    bar.minorticks_off()
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.tick_params(length=0, pad=2.5, labelsize=TICK_SIZE)
+    assert bar.solids is not None  # it was drawn for a mesh
+    return bar.solids
+
+
+def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:
+    """Hatch the cells whose record isn't a finite number."""
+    hatched = found.recorded & ~np.isfinite(found.values)
+    boxes = [
+        [(edges[a], row), (edges[b], row), (edges[b], row + 1), (edges[a], row + 1)]
+        for row, cells in enumerate(hatched)
+        for a, b in _runs(cells)
+    ]
+    if not boxes:
+        return {}
+    hatches = PolyCollection(
+        boxes, facecolors=PAPER, edgecolors=ALARM, hatch="/////", linewidths=0, zorder=2.5
+    )
+    return {"undefined": ax.add_collection(hatches, autolim=False)}
+
+
+def _runs(cells: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First place, and the place after the last one, of each piece of ``True``."""
+    changes = np.flatnonzero(np.diff(np.concatenate(([False], cells, [False])).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in changes.reshape(-1, 2)]
+
+
+# Axes inside a panel ------------------------------------------------------------------------
+
+LEAST_SERIES = 60.0
+"""Points below which a series beside a picture can't be read."""
+ROW = 9.0
+"""Points that a row with a label takes, at least."""
+
+
+def picture_and_series(ax: Axes, share: float, gap: float) -> tuple[Axes | None, Axes]:
+    """Axes of a picture, which takes a ``share`` of the width, and of a series on its right.
+
+    ``gap`` is between them, in points. Where the series has no room beside a picture, there is
+    none, and the series has the whole axis.
+    """
+    width = size_in_points(ax)[0]
+    left = share + points(gap) / width
+    if (1 - left) * width < points(LEAST_SERIES):
+        return None, ax
+    return inside(ax, 0, 0, share, 1), inside(ax, left, 0, 1 - left, 1)
+
+
+def row_stride(count: int, height: float) -> int:
+    """The least n for which each n-th of ``count`` rows on ``height`` points can have a label."""
+    return max(1, math.ceil(points(ROW) * count / height))
+
+
+def labelled_rows(ax: Axes, names: Sequence[str], right: float = 0.0) -> Axes:
+    """An axis inside another one for rows with names on the left, ``right`` points narrower."""
+    width, height = size_in_points(ax)
+    stride = row_stride(len(names), height)
+    labels = shorten_apart(names[::stride], 0.3 * width, TICK_SIZE)
+    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
+    inner = inside(ax, left, 0, 1 - left - points(right) / width, 1)
+    label_rows(inner, labels, stride, len(names))
+    return inner
+
+
+def label_rows(ax: Axes, labels: Sequence[str], stride: int, count: int) -> None:
+    """Set the value axis to ``count`` rows, the first on top, and label each ``stride``-th."""
+    ax.set_yscale("linear")
+    ax.set_ylim(count, 0)
+    ax.set_ylabel("")
     ax.grid(visible=False)
-    ax.yaxis.set_major_locator(NullLocator())
-    ax.xaxis.set_major_locator(FixedLocator(across.limits))
-    ax.xaxis.set_major_formatter(FixedFormatter([number_label(end, 2) for end in across.limits]))
-    ax.tick_params(axis="x", labelsize=SMALLEST_SIZE)
-    left, right = ax.get_xticklabels()
-    left.set_horizontalalignment("left")
-    right.set_horizontalalignment("right")
+    ax.yaxis.set_major_locator(FixedLocator([row + 0.5 for row in range(0, count, stride)]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FixedFormatter(labels))

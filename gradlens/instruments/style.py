@@ -354,24 +354,6 @@ def key(ax: Axes, entries: Sequence[Entry], width: float | None = None) -> Artis
     return _place(ax, parts)
 
 
-def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) -> Artist | None:
-    """Explain a colour sequence by its first and last name, after the entries ``first``.
-
-    Where there is no room for them, it is "input" and "output", or the colours alone.
-    """
-    if len(names) < 2:
-        return key(ax, [*first, *(Entry(name, sequence_colors(1)[0]) for name in names)])
-    room = size_in_points(ax)[0] - points(40) - sum(_room(entry.label) for entry in first)
-    options = ((names[0], names[-1]), ("input", "output"))
-    fitting = (both for both in options if text_width("".join(both), TEXT_SIZE) <= room)
-    ends = next(fitting, ("", ""))
-    parts: list[OffsetBox] = []
-    for entry in first:
-        parts += [_swatch(entry), _words(entry.label), _space()]
-    strip = [_words(ends[0]), _strip(), _words(ends[1])] if any(ends) else [_strip()]
-    return _place(ax, [*parts, *strip])
-
-
 def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
     above = ScaledTranslation(0, points(KEY_GAP - 2) / 72, figure_of(ax).dpi_scale_trans)
     box = AnchoredOffsetbox(
@@ -432,10 +414,3 @@ def _swatch(entry: Entry) -> OffsetBox:
 def _space(space: float = SPACE) -> OffsetBox:
     # There are three points on either side of each part of a key.
     return DrawingArea(space - 6, 5, 0, 0)
-
-
-def _strip() -> OffsetBox:
-    area = DrawingArea(32, 5, 0, 0)
-    for place, color in enumerate(sequence_colors(16)):
-        area.add_artist(Rectangle((2 * place, 0), 2.05, 5, color=color, linewidth=0))
-    return area

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
 from gradlens.instruments.axes import LABELLED, Drawing, plot_panels
-from gradlens.instruments.drawing import explain_empty, missing
-from gradlens.instruments.maps import BAR, colour_bar
+from gradlens.instruments.lines import explain_empty, missing
 from gradlens.instruments.panel import Artists, Drawn, Panel
 from gradlens.instruments.scales import (
     NumberLabels,
@@ -27,6 +26,7 @@ from gradlens.instruments.scales import (
     log_if_wide,
     number_label,
 )
+from gradlens.instruments.shapes import BAR, colour_bar
 from gradlens.instruments.style import (
     ALARM,
     BLUE,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from gradlens.history.finding import Finding
-from gradlens.instruments.drawing import apart
+from gradlens.instruments.lines import apart
 from gradlens.instruments.scales import StepLabels
 from gradlens.instruments.style import (
     ALARM,

@@ -18,9 +18,9 @@ from gradlens.history.scalars import Scalar
 from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
 from gradlens.instruments import BUILT_IN, Instrument, LayerMapInstrument
-from gradlens.instruments.maps import GREY
 from gradlens.instruments.panel import Curve, Drawn, Grid, Lines, Map, Panel, Shapes
 from gradlens.instruments.scales import Ruler, value_scale
+from gradlens.instruments.shapes import GREY
 from gradlens.instruments.style import DOT
 from gradlens.plotting.comparison import lines_of, numbers, run_colors
 from gradlens.plotting.panels import EPOCHS, GROUPS, main_parts, panels
