@@ -319,12 +319,14 @@ ALIKE = frozenset((
 """Operations that make a tensor of the same elements, or of constants for each of them."""
 
 
-def written_arguments(operation: Any) -> list[tuple[int, str]]:
+@cache
+def written_arguments(operation: Hashable) -> list[tuple[int, str]]:
     """The places and names of the arguments that an operation of torch changes.
 
     Nothing public says so.
     """
-    arguments = enumerate(operation._schema.arguments)
+    schema: Any = operation._schema  # type: ignore[attr-defined]
+    arguments = enumerate(schema.arguments)
     infos = ((place, argument.name, argument.alias_info) for place, argument in arguments)
     return [(place, name) for place, name, info in infos if info is not None and info.is_write]
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from backpack.context import CTX
+from hypothesis import HealthCheck, settings
 
 NEEDED = {
     "history/test_access.py": ("pandas",),
@@ -20,6 +21,10 @@ Their newest versions need newer libraries than the oldest that gradlens itself 
 """
 
 collect_ignore = [path for path, names in NEEDED.items() if None in map(find_spec, names)]
+
+# A machine that others use, too, may be slow for a while, which is no failure.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # The tensors are small, and each core has a worker of its own.
 torch.set_num_threads(1)

@@ -324,16 +324,13 @@ class Watched(DispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise UnavailableError("it draws random numbers")
-        given = [*_tensors((args, kwargs))]
         for place, name in written_arguments(func):
             value = args[place] if place < len(args) else kwargs.get(name)
-            written = _tensors(value)
-            if _has_others(value) or any(storage_number(t) not in self._own for t in written):
+            if not self._own.issuperset(_memory(value)):
                 raise UnavailableError("it overwrites a tensor")
-        result = func(*args, **kwargs)
-        found = [*_tensors(result)]
-        if not _has_others((args, kwargs)):  # these may have views that were there before
-            self._own |= {*map(storage_number, found)} - {*map(storage_number, given)}
+        result, given = func(*args, **kwargs), _memory((args, kwargs))
+        if NOT_STRIDED not in given:  # such tensors may have views that were there before
+            self._own |= _memory(result) - given - {NOT_STRIDED}
         self.is_elementwise = self.is_elementwise and _is_elementwise(func, args)
         return result
 
@@ -346,15 +343,12 @@ def _is_elementwise(operation: Any, args: Any) -> bool:
     return torch.Tag.pointwise in operation.tags or operation.overloadpacket in ALIKE
 
 
-def _has_others(values: Any) -> bool:
-    """Whether there are tensors that aren't strided, whose memory isn't known."""
-    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
-    return any(leaf.layout != torch.strided for leaf in leaves)
+NOT_STRIDED = -1
+"""In place of the storages of a tensor that isn't strided, which may have several."""
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    return (
-        leaf
-        for leaf in tree_leaves(values)
-        if isinstance(leaf, Tensor) and leaf.layout == torch.strided
-    )
+def _memory(values: Any) -> set[int]:
+    """The storages of all tensors."""
+    leaves = [values] if isinstance(values, Tensor) else tree_leaves(values)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return {storage_number(t) if t.layout == torch.strided else NOT_STRIDED for t in tensors}

@@ -147,7 +147,7 @@ WEIGHTS = (None, 0.0, 0.25, 0.5, 1.0, -1.0)
 """Factors of losses that backward is called with; ``None`` where it isn't called."""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(WEIGHTS), min_size=2, max_size=4))
 @pytest.mark.slow
 def test_weights_of_parts(weights: list[float | None]) -> None:
@@ -488,7 +488,7 @@ sizes_and_weights = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sizes_and_weights, st.sampled_from(["mean", "sum"]), st.integers(0, 100))
 def test_merge_is_associative(parts: Any, reduction: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -504,7 +504,7 @@ def test_merge_is_associative(parts: Any, reduction: Any, seed: int) -> None:
     assert_same_parts(both(both(a, b), c), both(a, both(b, c)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 100))
 @pytest.mark.slow
 def test_merged_parts_are_the_joined_batch(sizes: list[int], seed: int) -> None:

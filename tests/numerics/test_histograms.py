@@ -122,7 +122,7 @@ def by_signs(delta: Tensor, inputs: Tensor, scale: float = 1.0) -> OuterProducts
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data(), AXES, AXES)
 def test_outer_products(data: st.DataObject, x: tuple[int, Range], y: tuple[int, Range]) -> None:
     n, rows, columns = (data.draw(st.sampled_from(sizes)) for sizes in ([1, 7], [1, 5], [1, 30]))

@@ -224,7 +224,7 @@ def test_a_backward_pass_that_the_context_cannot_see() -> None:
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_convolution_of_any_geometry(data: st.DataObject) -> None:
     """Any dimension, kernel, stride, dilation, padding and groups, transposed or not."""
     draw = data.draw
