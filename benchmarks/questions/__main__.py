@@ -27,7 +27,17 @@ from torch.optim import Optimizer
 import gradlens
 
 # The modules add their questions and loops.
-from . import in_data, in_loops, in_losses, in_models, loops, not_finite  # noqa: F401
+from . import (  # noqa: F401
+    in_data,
+    in_loops,
+    in_losses,
+    in_models,
+    loops,
+    more_loops,
+    not_finite,
+    second_set,
+    third_set,
+)
 from .answers import ANSWERS
 from .question import LOOPS, QUESTIONS, Question
 from .training import Watch
@@ -192,7 +202,7 @@ def report(rows: list[Row], live: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="questions or loops whose name has this")
+    parser.add_argument("--only", default="", help="those whose module or name has this")
     parser.add_argument("--healthy", action="store_true", help="the healthy loops")
     parser.add_argument("--live", action="store_true", help="diagnose while training runs, too")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -202,7 +212,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    chosen = [q for q in (LOOPS if options.healthy else QUESTIONS) if options.only in q.name]
+    chosen = [
+        q
+        for q in (LOOPS if options.healthy else QUESTIONS)
+        if options.only in f"{q.train.__module__}.{q.name}"
+    ]
     if options.check:
         raise SystemExit(check(chosen, options.seeds) > 0)
     forms = ["healthy"] if options.healthy else ["faulty", "fixed"]

@@ -57,6 +57,7 @@ def healthy(limit: float) -> Callable[[Callable[[Watch], float]], Callable[[Watc
             return train(watch)
 
         form.__name__, form.__doc__ = train.__name__, train.__doc__
+        form.__module__ = train.__module__
         LOOPS.append(Question("", limit, form))
         return train
 

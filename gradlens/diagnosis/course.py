@@ -74,6 +74,19 @@ def noise(values: Floats) -> float:
     return NORMAL * found / math.sqrt(2) if math.isfinite(found) else 0.0
 
 
+APART = 2.0
+"""Standard deviations of the logarithm of a batch's loss, by which the first one may be low."""
+
+
+def spread(evidence: Evidence) -> float:
+    """By what factor the loss of a batch differs from another one's late in a run, and often more.
+
+    Those of single samples, or of batches that are tasks of their own, rise so far by chance.
+    """
+    late = evidence.loss.values[evidence.is_late(evidence.loss.steps)]
+    return float(np.exp(APART * noise(late)))
+
+
 # Jumps -----------------------------------------------------------------------------------------
 
 WINDOW = 12

@@ -498,7 +498,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
         "MaxPool2DWithIndices MaxPool3DWithIndices Mean NativeDropout Neg",
         {"stays_finite": True},
     ),
-    ("Log", {"is_logarithm": True}),
+    ("BinaryCrossEntropy Log", {"is_logarithm": True}),
     ("Add Clamp ClampMin", {"is_guard": True}),
     # What they are in losses. Functions of a pair expand it, an L1 loss is a difference.
     ("Sub MseLoss SmoothL1Loss HuberLoss", {"is_difference": True}),

@@ -205,6 +205,7 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, updates=0.0), UNCHANGED),
         run(changed(S, lr=0.0), UNCHANGED),
         run(layers=UNCHANGED),
+        run({**S, "stateless": np.ones(STEPS)}, UNCHANGED, adam()),
     ],
     "no_gradient": [
         run(layers=UNCHANGED | gradients_of(*SHAPES)),
@@ -274,10 +275,10 @@ FAULTY: dict[str, list[History]] = {
         *(run(changed(S, input_spread=spread)) for spread in (4e-4, 0.0)),
     ],
     "input_scale": [
-        *(run(changed(S, input_rms=s)) for s in (30.0, 128.0)),
+        *(run(changed(S, input_rms=s, loss=S["loss"] + 0.5)) for s in (30.0, 128.0)),
         run(changed(S, input_rms=10.0), TANH),
     ],
-    "input_offset": [run(changed(S, input_mean=m)) for m in (10.0, -30.0)],
+    "input_offset": [run(changed(S, input_mean=m, loss=S["loss"] + 0.5)) for m in (10.0, -30.0)],
     "batch_repeated": [
         run(changed(S, checksum=np.arange(STEPS) // 10)),
         validated(1.0, changed(S, checksum=0.25)),
@@ -457,7 +458,13 @@ NOTICED: dict[str, list[History]] = {
             )
         )
     ],
-    "input_scale": [run(changed(S, input_rms=128.0), setup=replace(SETUP, input_normalised=True))],
+    "input_scale": [
+        run(changed(S, input_rms=128.0)),
+        run(
+            changed(S, input_rms=128.0, loss=S["loss"] + 0.5),
+            setup=replace(SETUP, input_normalised=True),
+        ),
+    ],
     "input_offset": [run(changed(S, input_mean=30.0), setup=replace(SETUP, input_normalised=True))],
     "clipping_always": [run(changed(S, grad_norm_at_step=0.005), setup=adam())],
     "class_imbalance": [
@@ -495,6 +502,7 @@ def cosine(loss: np.ndarray) -> dict[str, np.ndarray]:
     return changed(S, loss=loss, lr=0.1 * np.cos(np.linspace(0, math.pi / 2, STEPS)))
 
 
+DRAWN = np.random.default_rng(0).normal(0, 0.9, STEPS)
 FROM_ZERO = np.r_[np.nan, 0.8 * np.ones(ROWS - 1)]
 FROM_EQUAL = np.r_[0.0, 0.8 * np.ones(ROWS - 1)]
 AFTER_100 = (np.arange(STEPS) >= 100) & (np.arange(STEPS) < 103)
@@ -509,6 +517,7 @@ HEALTHY: dict[str, History] = {
     "inputs in 0 to 1": run(changed(S, input_mean=0.3, input_std=0.1, input_rms=0.32)),
     "small weights that sines make up for": run(layers=by_weight("weight_rms", *[0.01] * 3)),
     "without labels": unlabelled(),
+    "losses that differ from batch to batch": unlabelled(loss=0.5 * np.exp(DRAWN)),
     "a sum over pixels": of_pixels(),
     "a loss far from 0": unlabelled(loss=S["loss"] + 4, valid=(6, 5, 4.5, 4.2)),
     "a few batches again and again": unlabelled(checksum=np.arange(STEPS) % 30),
@@ -696,6 +705,18 @@ def test_causes_and_consequences() -> None:
         ("input_scale", ""),
         ("dead_units", "input_scale"),
         ("labels_random", "input_scale"),
+    ]
+
+
+def test_gradients_that_are_zero_follow_from_dead_units() -> None:
+    names = [*SHAPES][:-1]
+    still = {name: each for at in names for name, each in still_ones(at).items()}
+    table = changed(L, **still) | gradients_of(*names) | {"dead/2": np.ones(ROWS)}
+    found = alarms(run(changed(S, loss=STUCK), table))
+    assert [(each.fault, each.explained_by) for each in found] == [
+        ("dead_units", ""),
+        ("no_gradient", "dead_units"),
+        ("labels_random", "dead_units"),
     ]
 
 

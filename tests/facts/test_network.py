@@ -191,6 +191,7 @@ def focal(scores: Tensor) -> Tensor:
 
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "labels": lambda x: functional.cross_entropy(x, LABELS),
+    "probabilities": lambda x: functional.binary_cross_entropy(x.sigmoid(), torch.ones_like(x)),
     "several labels": lambda x: functional.binary_cross_entropy_with_logits(x, torch.ones_like(x)),
     "soft labels": lambda x: functional.cross_entropy(x, SOFT[:, : x.shape[1]]),
     "smoothed labels": lambda x: functional.cross_entropy(x, LABELS, label_smoothing=0.1),

@@ -97,6 +97,6 @@ RULES = (
         advice="Start with biases of zero and He initialisation; if units die while training, use "
         "a lower learning rate; or use GELU or leaky ReLU.",
         others=("lr_too_high", "input_offset", "symmetric_init"),
-        explains=NO_PROGRESS,
+        explains=("no_gradient", *NO_PROGRESS),
     ),
 )

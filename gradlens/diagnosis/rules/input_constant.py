@@ -51,6 +51,7 @@ RULE = Rule(
         "input_offset",
         "dead_units",
         "symmetric_init",
+        "no_gradient",
         *NO_PROGRESS,
     ),
 )

@@ -14,6 +14,8 @@ from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above
 from gradlens.diagnosis.rules.inactive_units import saturated
 from gradlens.history.lines import Floats
 
+LEARNT = 0.25
+"""The late loss over that by chance, of a network that learns in spite of its inputs."""
 HARMLESS = "This is harmless, since the model begins with a normalisation."
 
 
@@ -23,17 +25,19 @@ def beyond(
     """A sign if the median over steps of a number ``[K]`` of the inputs is above its ``limit``.
 
     Up to ``certain``, it is a notice unless training is unstable, learns nothing, or has saturated
-    units. It is one in any case where the model begins with a normalisation.
+    units. So it is where training goes well, and in any case where the model begins with a
+    normalisation.
     """
     found = median(values)
     if evidence.setup.input_kind == "integers" or not found > limit:
         return
     is_normalised = evidence.setup.input_normalised
     does_harm = is_high(evidence) or is_stuck(evidence) or any(saturated(evidence))
+    has_learnt = evidence.late_loss < LEARNT * evidence.chance
     yield Sign(
         int(evidence.steps[np.isfinite(values)][0]),
         (above(name, found, limit),),
-        is_alarm=(found > certain or does_harm) and not is_normalised,
+        is_alarm=((found > certain and not has_learnt) or does_harm) and not is_normalised,
         advice=HARMLESS if is_normalised else "",
     )
 

@@ -13,8 +13,8 @@ from gradlens.diagnosis.course import (
     STUCK,
     calm,
     is_stuck,
-    noise,
     rise,
+    spread,
     update_ratio,
 )
 from gradlens.diagnosis.evidence import Evidence
@@ -47,8 +47,6 @@ OVERWRITTEN, COLLAPSE = 1.0, 1e-3
 consist mostly of the update. The second is for the smallest gradient norm of the next three steps,
 over that before: a gradient that is so much smaller means that units are saturated, or the
 probabilities that a loss is computed from."""
-DEVIATIONS = 2.0
-"""Standard deviations of the logarithm of a batch's loss, by which the first one may be low."""
 SHARPNESS = 1.2
 """The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
 (Adam) in healthy runs."""
@@ -70,8 +68,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 
 
 def _rises(evidence: Evidence) -> Iterator[Measured]:
-    level = evidence.start * _spread(evidence)
-    highest, update = rise(evidence) / _spread(evidence), update_ratio(evidence)
+    level = evidence.start * spread(evidence)
+    highest, update = rise(evidence) / spread(evidence), update_ratio(evidence)
     peak = largest(calm(evidence)) / level
     is_sharp = bool([*_sharp(evidence)])
     has_large_update = largest(evidence.update_ratio.values) > ANY_UPDATE
@@ -101,15 +99,6 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         return
     if update > LARGE_UPDATE:
         yield above("size of updates, over that of weights", update, LARGE_UPDATE)
-
-
-def _spread(evidence: Evidence) -> float:
-    """By what factor the loss of a batch differs from another one's late in a run, and often more.
-
-    Those of single samples, or of batches that are tasks of their own, rise so far by chance.
-    """
-    late = evidence.loss.values[evidence.is_late(evidence.loss.steps)]
-    return float(np.exp(DEVIATIONS * noise(late)))
 
 
 def validation_rise(evidence: Evidence) -> float:

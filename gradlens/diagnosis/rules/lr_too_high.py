@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import is_stuck, update_ratio
+from gradlens.diagnosis.course import is_stuck, spread, update_ratio
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
 from gradlens.diagnosis.numbers import first, largest, median, ratio, share
@@ -38,7 +38,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 
 def signs(evidence: Evidence) -> tuple[Measured, ...]:
     """The numbers that show it; none if nothing does."""
-    losses = evidence.level / evidence.start
+    losses = evidence.level / (evidence.start * spread(evidence))
     found = []
     with np.errstate(invalid="ignore"):
         high = losses > HIGH

@@ -10,6 +10,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import OPTIMIZER, UPDATES
 from gradlens.diagnosis.numbers import median
 from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rules.unchanged import changes
 
 WITH_STATE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "SGD")
 """Classes of torch.optim whose state is empty until their first step; SGD's needs a momentum."""
@@ -27,8 +28,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     if evidence.setup.optimizer == "SGD" and not evidence.option("momentum") > 0:
         return
-    if not any((found > 0).any() for found in evidence.by_name("gradient_rms").values.values()):
-        return  # of parameters without a gradient, an optimizer has no state
+    if not any(changes(evidence, name) for name in evidence.by_name("weight_rms").values):
+        return  # of parameters that had no gradient at its steps, an optimizer has no state
     is_after = np.append(False, evidence.column("updates")[:-1] > 0)
     is_empty = is_after & (evidence.column("stateless") > 0)
     share = is_empty.sum() / max(is_after.sum(), 1)

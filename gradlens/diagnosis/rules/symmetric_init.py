@@ -11,6 +11,7 @@ from gradlens.diagnosis.gains import is_weight
 from gradlens.diagnosis.needs import ROW_SPREAD
 from gradlens.diagnosis.numbers import largest
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, below
+from gradlens.diagnosis.rules.unchanged import changes
 
 SPREAD = 1e-3
 """The spread of a weight's rows over its size: measured 0.7 and more in healthy runs, and 0 in
@@ -23,7 +24,7 @@ that aren't zero have different rows at the start, too."""
 def find(evidence: Evidence) -> Iterator[Sign]:
     spreads, sizes = evidence.by_name("row_spread"), evidence.by_name("weight_rms")
     names = tuple(n for n in evidence.trained if n in spreads.values)
-    if not names or not len(spreads.steps):
+    if not names or not any(changes(evidence, name) for name in sizes.values):
         return
     table = spreads.matrix(names)
     if sizes.steps.shape == spreads.steps.shape:
@@ -40,8 +41,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if where:
         spread = largest(table[later][:, late]) if later.any() else largest(table[first][:, 0])
         numbers = (below("spread of rows, over the weight's size", spread, SPREAD),)
-        step = int(spreads.steps[0]) + (0 if first.any() else STEPS)
-        yield Sign(step, numbers, where=where)
+        yield Sign(int(spreads.steps[0]), numbers, where=where)
 
 
 def _has_units(evidence: Evidence, name: str) -> bool:
@@ -61,5 +61,5 @@ RULE = Rule(
     find=find,
     advice="Draw the weights at random: units that begin as equals have equal gradients, and stay "
     "equal.",
-    explains=("saturated_units", "dead_units", *NO_PROGRESS),
+    explains=("no_gradient", "saturated_units", "dead_units", *NO_PROGRESS),
 )

@@ -158,6 +158,6 @@ RULES = (
         advice="See whether forward uses these layers, and whether something cuts the graph behind "
         "them, such as detach(), item() or no_grad(). Of layers that are left out on purpose, "
         "nothing is wrong.",
-        explains=("symmetric_init", "dead_units", "lr_too_high", *NO_PROGRESS),
+        explains=("lr_too_high", *NO_PROGRESS),
     ),
 )  # fmt: skip
