@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.functional import (
     unfold,
 )
 
+from benchmarks.zoo.by_hand_rows import Applied, Build, linear, parameter, parted
 from benchmarks.zoo.losses import CLASSES, classify, images
 from benchmarks.zoo.network import Batch, Network, also_told
 
@@ -66,39 +67,21 @@ class Windows(nn.Module):
         return hidden.movedim(-1, 1)
 
 
-class Patches(nn.Module):
+def patches(model: Applied, x: Tensor) -> Tensor:
     """Patches as tokens, a class token, position embeddings, one encoder layer (ViT)."""
-
-    def __init__(self, side: int = 4) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(2, 8, side, side)
-        self.token = nn.Parameter(torch.randn(1, 1, 8))
-        self.positions = nn.Parameter(torch.randn(1, (8 // side) ** 2 + 1, 8))
-        self.layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, 8, 8]``."""
-        tokens = self.patch(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1) + self.positions
-        return self.head(self.layer(tokens)[:, 0])
+    tokens = model.patch(x).flatten(2).transpose(1, 2)
+    tokens = torch.cat([model.token.expand(len(x), -1, -1), tokens], 1) + model.positions
+    return model.head(model.layer(tokens)[:, 0])
 
 
-class Modulated(nn.Module):
+def modulated(model: Applied, x: Tensor) -> Tensor:
     """Each sample's own kernels, with samples folded into groups of one convolution (StyleGAN)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.style, self.weight = nn.Linear(2, 2), nn.Parameter(torch.randn(C, 2, 3, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, H, W]``."""
-        n, _, height, width = x.shape
-        style = self.style(x.mean((2, 3))) + 1
-        weight = self.weight * style[:, None, :, None, None]
-        weight = weight / weight.square().sum((2, 3, 4), keepdim=True).add(1e-8).sqrt()
-        folded = conv2d(x.reshape(1, -1, height, width), weight.flatten(0, 1), groups=n, padding=1)
-        return folded.view(n, C, height, width)
+    n, _, height, width = x.shape
+    style = model.style(x.mean((2, 3))) + 1
+    weight = model.weight * style[:, None, :, None, None]
+    weight = weight / weight.square().sum((2, 3, 4), keepdim=True).add(1e-8).sqrt()
+    folded = conv2d(x.reshape(1, -1, height, width), weight.flatten(0, 1), groups=n, padding=1)
+    return folded.view(n, C, height, width)
 
 
 class Standardised(nn.Conv2d):
@@ -113,47 +96,29 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(x, (self.weight - mean) / (std + 1e-5), self.bias)
 
 
-class Aligned(nn.Module):
+def aligned(model: Applied, x: Tensor) -> Tensor:
     """An image is moved to where a small network wants it (spatial transformer)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where, self.convolution = nn.Linear(128, 6), nn.Conv2d(2, C, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, 8, 8]``."""
-        where = 0.1 * self.where(x.flatten(1)).view(-1, 2, 3) + torch.eye(2, 3, dtype=x.dtype)
-        grid = affine_grid(where, list(x.shape), align_corners=False)
-        return self.convolution(grid_sample(x, grid, align_corners=False))
+    where = 0.1 * model.where(x.flatten(1)).view(-1, 2, 3) + torch.eye(2, 3, dtype=x.dtype)
+    grid = affine_grid(where, list(x.shape), align_corners=False)
+    return model.convolution(grid_sample(x, grid, align_corners=False))
 
 
-class Local(nn.Module):
+def local(model: Applied, x: Tensor) -> Tensor:
     """Each place has its own kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(36, C, 18) / 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 2, 8, 8]``."""
-        return torch.einsum("nip,poi->nop", unfold(x, 3), self.weight)
+    return torch.einsum("nip,poi->nop", unfold(x, 3), model.weight)
 
 
-class Regions(nn.Module):
-    """A head on regions cut out of images, of which each sample has another number."""
+def regions(model: Applied, x: Tensor, owner: Tensor, corners: Tensor) -> Tensor:
+    """A head on regions cut out of images, of which each sample has another number.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Conv2d(2, C, 3, padding=1), nn.Linear(C * 9, CLASSES)
-
-    def forward(self, x: Tensor, owner: Tensor, corners: Tensor) -> Tensor:
-        """``[N, 2, H, W]``, whose image each of R regions is of, and where it starts."""
-        hidden = relu(self.body(x))
-        cut = [
-            hidden[image, :, i : i + 3, j : j + 3]
-            for image, (i, j) in zip(owner.tolist(), corners.tolist(), strict=True)
-        ]
-        return self.head(torch.stack(cut).flatten(1))
+    Each of R regions has an owner and a corner where it starts.
+    """
+    hidden = relu(model.body(x))
+    cut = [
+        hidden[image, :, i : i + 3, j : j + 3]
+        for image, (i, j) in zip(owner.tolist(), corners.tolist(), strict=True)
+    ]
+    return model.head(torch.stack(cut).flatten(1))
 
 
 def regions_batch() -> Batch:
@@ -188,17 +153,10 @@ def noisy() -> Batch:
     return {**batch, "noise": torch.randn_like(batch["x"]), "time": torch.randint(5, (4,))}
 
 
-class Variational(nn.Module):
-    """An autoencoder whose noise is an input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(128, 8), nn.Linear(4, 128)
-
-    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The image, means and logarithms of variances."""
-        mean, log_variance = self.encoder(x.flatten(1)).chunk(2, 1)
-        return self.decoder(mean + noise * (log_variance / 2).exp()), mean, log_variance
+def variational(model: Applied, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """An autoencoder whose noise is an input: the image, means and logarithms of variances."""
+    mean, log_variance = model.encoder(x.flatten(1)).chunk(2, 1)
+    return model.decoder(mean + noise * (log_variance / 2).exp()), mean, log_variance
 
 
 def evidence(model: nn.Module, batch: Batch) -> Tensor:
@@ -209,44 +167,49 @@ def evidence(model: nn.Module, batch: Batch) -> Tensor:
     return (error + divergence).mean()
 
 
-def _bodies() -> dict[str, Callable[[], nn.Module]]:
+def _pooled(*bodies: Build) -> Build:
+    return lambda: Pooled(*(body() for body in bodies))
+
+
+def _convolution(*sizes: int, **options: Any) -> Build:
+    return partial(nn.Conv2d, *sizes, **options)
+
+
+def _bodies() -> dict[str, Build]:
     """Networks of images ``[N, 2, 8, 8]``, by name."""
+    style = {"style": linear(2, 2), "weight": parameter(C, 2, 3, 3)}
+    moved = {"where": linear(128, 6), "convolution": _convolution(2, C, 3)}
+    vision = {
+        "patch": _convolution(2, 8, 8, 8),
+        "token": parameter(1, 1, 8),
+        "positions": parameter(1, 2, 8),
+        "layer": partial(nn.TransformerEncoderLayer, 8, 2, 12, 0.0, batch_first=True),
+    }
+    strided = _convolution(2, C, 3, 2, 0, 2), partial(nn.PReLU, C)
+    transposed = partial(nn.ConvTranspose2d, 2, C, 3, 2, 1, 1, groups=2)
+    last = _pooled(_convolution(2, C, 3), nn.ELU)
     return {
-        "Swin": lambda: Pooled(Windows()),
-        "Swin, windows of 2": lambda: Pooled(Windows(2)),
-        "ViT, T = N": partial(Patches, 8),
-        "modulated convolution": lambda: Pooled(Modulated()),
-        "standardised weights": lambda: Pooled(Standardised(2, C, 3), nn.ReLU()),
-        "spatial transformer": lambda: Pooled(Aligned()),
-        "local kernels": lambda: Pooled(Local()),
-        "dilated, strided, without padding": lambda: Pooled(
-            nn.Conv2d(2, C, 3, 2, 0, 2), nn.PReLU(C), nn.Conv2d(C, C, 2, bias=False)
-        ),
-        "reflected padding": lambda: Pooled(nn.Conv2d(2, C, 3, padding=1, padding_mode="reflect")),
-        "transposed, in groups": lambda: Pooled(
-            nn.ConvTranspose2d(2, C, 3, 2, 1, 1, groups=2), nn.Softplus()
-        ),
-        "channels last": lambda: Pooled(nn.Conv2d(2, C, 3), nn.ELU()).to(
-            memory_format=torch.channels_last
-        ),
+        "Swin": _pooled(Windows),
+        "Swin, windows of 2": _pooled(partial(Windows, 2)),
+        "ViT, T = N": parted(patches, **vision, head=linear(8, CLASSES)),
+        "modulated convolution": _pooled(parted(modulated, **style)),
+        "standardised weights": _pooled(partial(Standardised, 2, C, 3), nn.ReLU),
+        "spatial transformer": _pooled(parted(aligned, **moved)),
+        "local kernels": _pooled(parted(local, weight=parameter(36, C, 18, scale=1 / 4))),
+        "dilated, strided, without padding": _pooled(*strided, _convolution(C, C, 2, bias=False)),
+        "reflected padding": _pooled(_convolution(2, C, 3, padding=1, padding_mode="reflect")),
+        "transposed, in groups": _pooled(transposed, nn.Softplus),
+        "channels last": lambda: last().to(memory_format=torch.channels_last),
     }
 
 
 def networks() -> list[Network]:
     """All of them."""
-    found = [Network(name, KIND, build, images(), classify) for name, build in _bodies().items()]
+    cut = parted(regions, body=_convolution(2, C, 3, padding=1), head=linear(C * 9, CLASSES))
+    of_regions = {"units": regions_count, "one": one_regions}
+    coder = parted(variational, encoder=linear(128, 8), decoder=linear(4, 128))
     return [
-        *found,
-        *also_told(
-            Network(
-                "regions",
-                KIND,
-                Regions,
-                regions_batch,
-                regions_loss,
-                units=regions_count,
-                one=one_regions,
-            )
-        ),
-        Network("variational autoencoder", KIND, Variational, noisy, evidence),
+        *(Network(name, KIND, build, images(), classify) for name, build in _bodies().items()),
+        *also_told(Network("regions", KIND, cut, regions_batch, regions_loss, **of_regions)),
+        Network("variational autoencoder", KIND, coder, noisy, evidence),
     ]

@@ -13,7 +13,8 @@ from torch.nn.functional import linear, relu
 from torch.nn.utils.parametrizations import orthogonal
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.zoo.by_hand_losses import ways
+from benchmarks.zoo.by_hand_losses import uncalled, ways
+from benchmarks.zoo.by_hand_rows import Applied, parameter, parted
 from benchmarks.zoo.losses import CLASSES, classify, numbers, regress, targets
 from benchmarks.zoo.network import Batch, Network
 
@@ -54,39 +55,6 @@ class Product(torch.autograd.Function):
         return gradient @ weight, gradient.T @ x, gradient.sum(0)
 
 
-class OwnFunction(nn.Module):
-    """A layer whose forward pass is a function with its own backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(H, D)), nn.Parameter(torch.randn(H))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        return Product.apply(x, self.weight, self.bias)
-
-
-class Squared(nn.Module):
-    """A function without parameters as a layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
-        return Square.apply(x)
-
-
-class Scaled(nn.Module):
-    """A scale and a shift for each feature, and one number for all."""
-
-    def __init__(self, width: int = H) -> None:
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        self.temperature = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[..., D]``."""
-        return (x * self.scale + self.shift) * self.temperature
-
-
 class LowNorm(nn.Module):
     """Root mean squares in float32, whatever the network computes in."""
 
@@ -100,250 +68,129 @@ class LowNorm(nn.Module):
         return self.weight * (low * low.square().mean(-1, keepdim=True).add(1e-6).rsqrt()).to(x)
 
 
-class Lists(nn.Module):
+# Functions of a network's parts and of inputs [N, D].
+
+
+def own_function(model: Applied, x: Tensor) -> Tensor:
+    """A layer whose forward pass is a function with its own backward pass."""
+    return Product.apply(x, model.weight, model.bias)
+
+
+def squared(model: Applied, x: Tensor) -> Tensor:
+    """A function without parameters as a layer."""
+    return Square.apply(x)
+
+
+def scaled(model: Applied, x: Tensor) -> Tensor:
+    """A scale and a shift for each feature, and one number for all."""
+    return (x * model.scale + model.shift) * model.temperature
+
+
+def lists(model: Applied, x: Tensor) -> Tensor:
     """Weights in lists and dictionaries, used by functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.randn(D, D) / 2 for _ in range(3))
-        self.named = nn.ParameterDict(
-            {"out": torch.randn(CLASSES, D), "bias": torch.zeros(CLASSES)}
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        for weight in self.weights:
-            x = x + (x @ weight).tanh()
-        return linear(x, self.named["out"], self.named["bias"])
+    for weight in model.weights:
+        x = x + (x @ weight).tanh()
+    return linear(x, model.named["out"], model.named["bias"])
 
 
-class TiedAutoencoder(nn.Module):
+def tied_autoencoder(model: Applied, x: Tensor) -> Tensor:
     """The decoder's weight is the encoder's, transposed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Linear(D, H)
-        self.bias = nn.Parameter(torch.zeros(D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        return linear(self.encoder(x).tanh(), self.encoder.weight.T, self.bias)
+    return linear(model.encoder(x).tanh(), model.encoder.weight.T, model.bias)
 
 
-class Hyper(nn.Module):
+def hyper(model: Applied, x: Tensor) -> Tensor:
     """Each sample's weights come out of a network of that sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator, self.head = nn.Linear(D, D * H), nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        weights = self.generator(x).view(-1, D, H) / D
-        return self.head((x[:, None] @ weights)[:, 0].tanh())
+    weights = model.generator(x).view(-1, D, H) / D
+    return model.head((x[:, None] @ weights)[:, 0].tanh())
 
 
-class Generated(nn.Module):
+def generated(model: Applied, x: Tensor) -> Tensor:
     """Weights for all samples come out of a network of a few parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.code, self.generator = nn.Parameter(torch.randn(4)), nn.Linear(4, D * H)
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        weight = self.generator(self.code).view(H, D)
-        return self.head(linear(x, weight).tanh())
+    weight = model.generator(model.code).view(H, D)
+    return model.head(linear(x, weight).tanh())
 
 
-class Called(nn.Module):
+def called(model: Applied, x: Tensor) -> Tensor:
     """A network called with weights that are mixtures of two others'."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(D, H), nn.Linear(D, H)
-        self.mixture, self.head = nn.Parameter(torch.tensor(0.3)), nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        other = dict(self.b.named_parameters())
-        mixed = {n: self.mixture * p + other[n] for n, p in self.a.named_parameters()}
-        return self.head(functional_call(nn.Linear(D, H), mixed, (x,)).tanh())
+    other = dict(model.b.named_parameters())
+    mixed = {n: model.mixture * p + other[n] for n, p in model.a.named_parameters()}
+    return model.head(functional_call(nn.Linear(D, H), mixed, (x,)).tanh())
 
 
-class Capsules(nn.Module):
+def capsules(model: Applied, x: Tensor) -> Tensor:
     """Capsules that agree by three rounds of routing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = nn.Linear(D, 4 * 3)
-        self.weight = nn.Parameter(torch.randn(4, CLASSES, 3, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        votes = torch.einsum("nid,ikde->nike", self.inside(x).view(-1, 4, 3), self.weight)
-        scores = x.new_zeros(votes.shape[:3])
-        for _ in range(3):
-            output = (scores.softmax(2)[..., None] * votes).sum(1)
-            size = output.square().sum(-1, keepdim=True)
-            output = output * size.sqrt() / (1 + size)
-            scores = scores + (votes * output[:, None]).sum(-1)
-        return output.square().sum(-1)
+    votes = torch.einsum("nid,ikde->nike", model.inside(x).view(-1, 4, 3), model.weight)
+    scores = x.new_zeros(votes.shape[:3])
+    for _ in range(3):
+        output = (scores.softmax(2)[..., None] * votes).sum(1)
+        size = output.square().sum(-1, keepdim=True)
+        output = output * size.sqrt() / (1 + size)
+        scores = scores + (votes * output[:, None]).sum(-1)
+    return output.square().sum(-1)
 
 
-class Equilibrium(nn.Module):
+def equilibrium(model: Applied, x: Tensor) -> Tensor:
     """A layer applied until not much changes, and once with its gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.again = nn.Linear(D, H), nn.Linear(H, H)
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        inside = self.inside(x)
-        with torch.no_grad():
-            state = torch.zeros_like(inside)
-            for _ in range(8):
-                state = (inside + 0.5 * self.again(state)).tanh()
-        return self.head((inside + 0.5 * self.again(state)).tanh())
+    inside = model.inside(x)
+    with torch.no_grad():
+        state = torch.zeros_like(inside)
+        for _ in range(8):
+            state = (inside + 0.5 * model.again(state)).tanh()
+    return model.head((inside + 0.5 * model.again(state)).tanh())
 
 
-class Film(nn.Module):
+def modulated(model: Applied, x: Tensor) -> Tensor:
     """One part of the inputs scales and shifts what another part gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.condition = nn.Linear(4, H), nn.Linear(2, 2 * H)
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        body, condition = x.split([4, 2], 1)
-        scale, shift = self.condition(condition).chunk(2, 1)
-        return self.head(relu(self.body(body) * (1 + scale) + shift))
+    body, condition = x.split([4, 2], 1)
+    scale, shift = model.condition(condition).chunk(2, 1)
+    return model.head(relu(model.body(body) * (1 + scale) + shift))
 
 
-class Butterfly(nn.Module):
+def butterfly(model: Applied, x: Tensor) -> Tensor:
     """Two block-diagonal matrices with a permutation between them (Monarch)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = (
-            nn.Parameter(torch.randn(3, 2, 2)),
-            nn.Parameter(torch.randn(2, 3, 3)),
-        )
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        x = torch.einsum("nki,kij->nkj", x.view(-1, 3, 2), self.left).transpose(1, 2)
-        return self.head(torch.einsum("nki,kij->nkj", x, self.right).flatten(1))
+    x = torch.einsum("nki,kij->nkj", x.view(-1, 3, 2), model.left).transpose(1, 2)
+    return model.head(torch.einsum("nki,kij->nkj", x, model.right).flatten(1))
 
 
-class Tensorised(nn.Module):
+def tensorised(model: Applied, x: Tensor) -> Tensor:
     """A weight that is a product of small tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(2, 4, 3)), nn.Parameter(torch.randn(3, 3, 2))
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        x = x.view(-1, 2, 3)
-        return self.head(torch.einsum("nij,iar,rjb->nab", x, self.a, self.b).flatten(1))
+    x = x.view(-1, 2, 3)
+    return model.head(torch.einsum("nij,iar,rjb->nab", x, model.a, model.b).flatten(1))
 
 
-class Energy(nn.Module):
-    """Forces are the gradient of an energy by the inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        x = x.detach().requires_grad_()
-        (force,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
-        return force
+def force(model: Applied, x: Tensor) -> Tensor:
+    """Minus the gradient of an energy by the inputs."""
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(model.net(x).sum(), x, create_graph=True)[0]
 
 
-class Checkpointed(nn.Module):
+def checkpointed(model: Applied, x: Tensor) -> Tensor:
     """A block that is recomputed in the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, D))
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        return self.head(checkpoint(self.block, x, use_reentrant=False))
+    return model.head(checkpoint(model.block, x, use_reentrant=False))
 
 
-class Mapped(nn.Module):
+def mapped(model: Applied, x: Tensor) -> Tensor:
     """A function of one sample, mapped over the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.head = nn.Parameter(torch.randn(H, D)), nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        return self.head(torch.vmap(lambda row: (self.weight @ row).tanh())(x))
+    return model.head(torch.vmap(lambda row: (model.weight @ row).tanh())(x))
 
 
-class Bilinear(nn.Module):
+def bilinear(model: Applied, x: Tensor) -> Tensor:
     """Products of two views of the inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Bilinear(4, 2, H), nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        return self.head(self.layer(*x.split([4, 2], 1)).tanh())
+    return model.head(model.layer(*x.split([4, 2], 1)).tanh())
 
 
-class InPlace(nn.Module):
+def in_place(model: Applied, x: Tensor) -> Tensor:
     """Activations changed in place, and outputs written into slices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(D, 4), nn.Linear(D, 4)
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        hidden = x.new_empty(len(x), H)
-        hidden[:, :4] = self.a(x).relu_()
-        hidden[:, 4:] = self.b(x).mul_(0.5)
-        return self.head(hidden)
+    hidden = x.new_empty(len(x), H)
+    hidden[:, :4] = model.a(x).relu_()
+    hidden[:, 4:] = model.b(x).mul_(0.5)
+    return model.head(hidden)
 
 
-class Complex(nn.Module):
+def complex_weights(model: Applied, x: Tensor) -> Tensor:
     """Weights of complex numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        weight = torch.randn(H, D, 2)
-        self.weight, self.head = nn.Parameter(weight), nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        weight = torch.view_as_complex(self.weight)
-        return self.head((x.to(weight.dtype) @ weight.T).abs())
-
-
-class Adversarial(nn.Module):
-    """Two losses of one body, of which one runs backward (domain adaptation)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(D, H), nn.Linear(H, CLASSES)
-        self.domain = nn.Linear(H, CLASSES)
+    weight = torch.view_as_complex(model.weight)
+    return model.head((x.to(weight.dtype) @ weight.T).abs())
 
 
 class Reverse(torch.autograd.Function):
@@ -386,42 +233,72 @@ def _headed(*layers: Callable[[], nn.Module], width: int = H) -> Callable[[], nn
     return lambda: nn.Sequential(*(layer() for layer in layers), nn.Linear(width, CLASSES))
 
 
-def networks() -> list[Network]:
-    """All of them."""
-    inside = partial(nn.Linear, D, H)
+def _lists() -> dict[str, Callable[[], Any]]:
+    named = partial(torch.randn, CLASSES, D)
+    return {
+        "weights": lambda: nn.ParameterList(torch.randn(D, D) / 2 for _ in range(3)),
+        "named": lambda: nn.ParameterDict({"out": named(), "bias": torch.zeros(CLASSES)}),
+    }
+
+
+def _builds() -> dict[str, Callable[[], nn.Module]]:
+    """Networks of rows by their names."""
+    inside, head = partial(nn.Linear, D, H), {"head": partial(nn.Linear, H, CLASSES)}
+    half, block = partial(nn.Linear, D, 4), lambda: nn.Sequential(inside(), nn.Tanh(), back())
+    back = partial(nn.Linear, H, D)
+    own = parted(own_function, weight=parameter(H, D), bias=parameter(H))
+    scale = {"scale": lambda: nn.Parameter(torch.ones(H)),
+             "shift": lambda: nn.Parameter(torch.zeros(H)), "temperature": number(1.5)}  # fmt: skip
     low_rank = (partial(nn.Linear, D, 2, bias=False), partial(nn.Linear, 2, H))
-    builds: dict[str, Callable[[], nn.Module]] = {
-        "own function with parameters": _headed(OwnFunction, nn.Tanh),
-        "own function without": _headed(inside, Squared),
-        "scales and one number": _headed(inside, Scaled, nn.Tanh),
+    of_samples = {"generator": partial(nn.Linear, D, D * H)}
+    of_all = {"code": parameter(4), "generator": partial(nn.Linear, 4, D * H)}
+    voting = {"inside": partial(nn.Linear, D, 12), "weight": parameter(4, CLASSES, 3, 5)}
+    film = {"body": partial(nn.Linear, 4, H), "condition": partial(nn.Linear, 2, 2 * H)}
+    narrow = {"head": partial(nn.Linear, D, CLASSES)}
+    return {
+        "own function with parameters": _headed(own, nn.Tanh),
+        "own function without": _headed(inside, parted(squared)),
+        "scales and one number": _headed(inside, parted(scaled, **scale), nn.Tanh),
         "normalisation in float32": _headed(inside, LowNorm),
         "low rank": _headed(*low_rank, nn.Tanh),
         "orthogonal": _headed(lambda: orthogonal(inside()), nn.Tanh),
-        "lists of parameters": Lists,
-        "hypernetwork of each sample": Hyper,
-        "hypernetwork of all": Generated,
-        "functional call": Called,
-        "capsules": Capsules,
-        "equilibrium": Equilibrium,
-        "feature-wise modulation": Film,
-        "block-diagonal matrices": Butterfly,
-        "tensor network": Tensorised,
-        "checkpointed": Checkpointed,
-        "vmap inside": Mapped,
-        "bilinear": Bilinear,
-        "in place and slices": InPlace,
-        "complex weights": Complex,
+        "lists of parameters": parted(lists, **_lists()),
+        "hypernetwork of each sample": parted(hyper, **of_samples, **head),
+        "hypernetwork of all": parted(generated, **of_all, **head),
+        "functional call": parted(called, a=inside, b=inside, mixture=number(0.3), **head),
+        "capsules": parted(capsules, **voting),
+        "equilibrium": parted(equilibrium, inside=inside, again=partial(nn.Linear, H, H), **head),
+        "feature-wise modulation": parted(modulated, **film, **head),
+        "block-diagonal matrices": parted(
+            butterfly, left=parameter(3, 2, 2), right=parameter(2, 3, 3), **narrow
+        ),
+        "tensor network": parted(tensorised, a=parameter(2, 4, 3), b=parameter(3, 3, 2), **head),
+        "checkpointed": parted(checkpointed, block=block, **narrow),
+        "vmap inside": parted(mapped, weight=parameter(H, D), **head),
+        "bilinear": parted(bilinear, layer=partial(nn.Bilinear, 4, 2, H), **head),
+        "in place and slices": parted(in_place, a=half, b=half, **head),
+        "complex weights": parted(complex_weights, weight=parameter(H, D, 2), **head),
     }
+
+
+def number(value: float) -> Callable[[], nn.Parameter]:
+    """Something that builds a parameter of one number."""
+    return lambda: nn.Parameter(torch.tensor(value))
+
+
+def networks() -> list[Network]:
+    """All of them."""
+    inside, outside = partial(nn.Linear, D, H), partial(nn.Linear, H, CLASSES)
+    rows, numbers_of = numbers(4, D), targets(4, (D,), (D,))
+    reversed_ = parted(uncalled, body=inside, head=outside, domain=outside)
+    tied = parted(tied_autoencoder, encoder=inside, bias=lambda: nn.Parameter(torch.zeros(D)))
+    energy = parted(force, net=lambda: nn.Sequential(inside(), nn.Tanh(), nn.Linear(H, 1)))
+    losses = {"hinge loss": margin, "gradient penalty": penalised}
     net = _headed(inside, nn.Tanh)
-    losses = {
-        "hinge loss": margin,
-        "gradient penalty": penalised,
-    }
-    rows = numbers(4, D)
     return [
-        *(Network(name, KIND, build, rows, classify) for name, build in builds.items()),
+        *(Network(name, KIND, build, rows, classify) for name, build in _builds().items()),
         *(Network(name, KIND, net, rows, loss) for name, loss in losses.items()),
-        *ways(Network("two losses, one reversed", KIND, Adversarial, rows, two_losses)),
-        Network("tied autoencoder", KIND, TiedAutoencoder, targets(4, (D,), (D,)), regress),
-        Network("forces of an energy", KIND, Energy, targets(4, (D,), (D,)), regress),
+        *ways(Network("two losses, one reversed", KIND, reversed_, rows, two_losses)),
+        Network("tied autoencoder", KIND, tied, numbers_of, regress),
+        Network("forces of an energy", KIND, energy, numbers_of, regress),
     ]

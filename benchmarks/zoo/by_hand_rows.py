@@ -28,11 +28,11 @@ def mlp(inside: int = D, outside: int = CLASSES) -> nn.Sequential:
 class Applied(nn.Module):
     """A network whose forward pass is a function of its parts and the inputs."""
 
-    def __init__(self, function: Callable[..., Tensor], **parts: nn.Module) -> None:
+    def __init__(self, function: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
         self.function = function
         for name, part in parts.items():
-            self.add_module(name, part)
+            setattr(self, name, part)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Whatever the function makes of them."""
@@ -131,84 +131,41 @@ class Switch(nn.Module):
         return self.head((hidden + output.view_as(hidden)).mean(1))
 
 
-class Grouped(nn.Module):
-    """Experts whose tokens are sorted by expert and multiplied group by group."""
-
-    def __init__(self, experts: int = 3) -> None:
-        super().__init__()
-        self.router = nn.Linear(D, experts)
-        self.weight = nn.Parameter(torch.randn(experts, D, D) / D**0.5)
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        tokens = x.flatten(0, 1)
-        gate, chosen = self.router(tokens).softmax(-1).max(-1)
-        order = chosen.argsort()
-        sizes = chosen.bincount(minlength=len(self.weight)).tolist()
-        groups = tokens[order].split(sizes)
-        output = torch.cat([group @ w for group, w in zip(groups, self.weight, strict=True)])
-        output = gate[:, None] * output[order.argsort()]
-        return self.head(output.view_as(x).tanh().mean(1))
+def grouped(model: Applied, x: Tensor) -> Tensor:
+    """Experts whose tokens ``[N, T, D]`` are sorted by expert and multiplied group by group."""
+    tokens = x.flatten(0, 1)
+    gate, chosen = model.router(tokens).softmax(-1).max(-1)
+    order = chosen.argsort()
+    sizes = chosen.bincount(minlength=len(model.weight)).tolist()
+    groups = tokens[order].split(sizes)
+    output = torch.cat([group @ w for group, w in zip(groups, model.weight, strict=True)])
+    output = gate[:, None] * output[order.argsort()]
+    return model.head(output.view_as(x).tanh().mean(1))
 
 
-class Soft(nn.Module):
+def soft(model: Applied, x: Tensor) -> Tensor:
     """All experts see all samples, in one product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(D, 3)
-        self.weight = nn.Parameter(torch.randn(3, D, CLASSES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``."""
-        outputs = torch.einsum("nd,edk->nek", x, self.weight)
-        return (self.router(x).softmax(-1)[..., None] * outputs).sum(1)
+    outputs = torch.einsum("nd,edk->nek", x, model.weight)
+    return (model.router(x).softmax(-1)[..., None] * outputs).sum(1)
 
 
-class Chosen(nn.Module):
-    """The head of each sample's own task is taken from a table of heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Linear(D, H)
-        self.heads = nn.Parameter(torch.randn(5, H, CLASSES))
-
-    def forward(self, x: Tensor, task: Tensor) -> Tensor:
-        """``[N, D]`` and ``[N]``."""
-        return torch.bmm(self.trunk(x).tanh()[:, None], self.heads[task])[:, 0]
+def chosen_heads(model: Applied, x: Tensor, task: Tensor) -> Tensor:
+    """The head of each sample's own task ``[N]`` is taken from a table of heads."""
+    return torch.bmm(model.trunk(x).tanh()[:, None], model.heads[task])[:, 0]
 
 
-class Prompted(nn.Module):
-    """Prompts that all samples share stand in front of each text."""
-
-    def __init__(self, embedded: bool) -> None:
-        super().__init__()
-        self.embedded = embedded
-        self.table = nn.Embedding(WORDS, D)
-        self.prompts = nn.Embedding(2, D) if embedded else nn.Parameter(torch.randn(2, D))
-        self.mix = nn.Linear(D, D)
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T]``."""
-        prompts = self.prompts(torch.arange(2)[None]) if self.embedded else self.prompts[None]
-        hidden = torch.cat([prompts.expand(len(x), -1, -1), self.table(x)], 1)
-        scores = hidden @ hidden.transpose(1, 2)
-        return self.head((scores.softmax(-1) @ self.mix(hidden)).mean(1))
+def prompted(model: Applied, x: Tensor) -> Tensor:
+    """Prompts that all samples share, of a layer or a parameter, stand in front of each text."""
+    is_layer = isinstance(model.prompts, nn.Module)
+    prompts = model.prompts(torch.arange(2)[None]) if is_layer else model.prompts[None]
+    hidden = torch.cat([prompts.expand(len(x), -1, -1), model.table(x)], 1)
+    scores = hidden @ hidden.transpose(1, 2)
+    return model.head((scores.softmax(-1) @ model.mix(hidden)).mean(1))
 
 
-class Bags(nn.Module):
-    """Bags of words, given by where each starts."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.bag = nn.EmbeddingBag(WORDS, H, mode=mode)
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """``[all words]`` and ``[N]``, or ``[N, T]``."""
-        return self.head(self.bag(x, offsets).tanh())
+def bags(model: Applied, x: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """Bags of all words, given by where each starts, or of texts ``[N, T]``."""
+    return model.head(model.bag(x, offsets).tanh())
 
 
 def bag_batch(samples: int) -> Batch:
@@ -233,22 +190,13 @@ def bag_loss(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model(batch["x"], batch["offsets"]), batch["y"])
 
 
-class OneLargeGraph(nn.Module):
-    """Graphs of several sizes as one large graph, with the graph that each vertex belongs to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(D, H), nn.Linear(H, H)
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor, edges: Tensor, owner: Tensor, graphs: int) -> Tensor:
-        """``[V, D]``, ``[2, E]`` and ``[V]``."""
-        for layer in (self.first, self.second):
-            messages = layer(x)
-            received = torch.zeros_like(messages).index_add(0, edges[1], messages[edges[0]])
-            x = (messages + received).tanh()
-        pooled = x.new_zeros(graphs, x.shape[1]).index_add(0, owner, x)
-        return self.head(pooled)
+def one_large_graph(model: Applied, x: Tensor, edges: Tensor, owner: Tensor, graphs: int) -> Tensor:
+    """Vertices ``[V, D]`` of several graphs, edges ``[2, E]``, and whose each vertex is."""
+    for layer in (model.first, model.second):
+        messages = layer(x)
+        received = torch.zeros_like(messages).index_add(0, edges[1], messages[edges[0]])
+        x = (messages + received).tanh()
+    return model.head(x.new_zeros(graphs, x.shape[1]).index_add(0, owner, x))
 
 
 def graph_batch(samples: int) -> Batch:
@@ -356,19 +304,11 @@ def tokens_batch(samples: int, length: int) -> Batch:
     return {"x": x, "y": labels, "tokens": labels, "mask": mask}
 
 
-class ClassToken(nn.Module):
+def class_token(model: Applied, x: Tensor) -> Tensor:
     """Attention by hand over the tokens and a class token, which is read out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.randn(1, 1, D))
-        self.mix, self.head = nn.Linear(D, 2 * D), nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        hidden = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
-        keys, values = self.mix(hidden).chunk(2, -1)
-        return self.head(((hidden @ keys.transpose(1, 2)).softmax(-1) @ values)[:, 0])
+    hidden = torch.cat([model.token.expand(len(x), -1, -1), x], 1)
+    keys, values = model.mix(hidden).chunk(2, -1)
+    return model.head(((hidden @ keys.transpose(1, 2)).softmax(-1) @ values)[:, 0])
 
 
 def film_frames(model: Applied, x: Tensor) -> Tensor:
@@ -415,24 +355,22 @@ def mask_count(batch: Batch) -> float:
     return float(batch["mask"].sum())
 
 
-class Sharing(nn.Module):
+def tables_by_function(model: Applied, x: Tensor) -> Tensor:
     """A table of positions and one of words, both looked up by ``embedding`` itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Parameter(torch.randn(WORDS, D))
-        self.positions = nn.Parameter(torch.randn(9, D))
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T]``."""
-        positions = embedding(torch.arange(x.shape[1])[None], self.positions)
-        return self.head((embedding(x, self.words) * positions).tanh().mean(1))
+    positions = embedding(torch.arange(x.shape[1])[None], model.positions)
+    return model.head((embedding(x, model.words) * positions).tanh().mean(1))
 
 
-def parted(function: Callable[..., Tensor], **parts: Callable[[], nn.Module]) -> Build:
-    """Something that builds the modules ``parts`` and applies the function."""
+def parted(
+    function: Callable[..., Tensor], **parts: Callable[[], nn.Module | nn.Parameter]
+) -> Build:
+    """Something that builds the ``parts`` and applies the function."""
     return lambda: Applied(function, **{key: part() for key, part in parts.items()})
+
+
+def parameter(*shape: int, scale: float = 1.0) -> Callable[[], nn.Parameter]:
+    """Something that builds a parameter of normal numbers."""
+    return lambda: nn.Parameter(scale * torch.randn(*shape))
 
 
 def linear(inside: int, outside: int) -> Build:
@@ -470,7 +408,9 @@ def _of_rows() -> list[Network]:
         "the batch and the flipped batch": parted(flipped, net=mlp),
         "early exit": parted(early_exit, step=linear(D, D), head=linear(D, CLASSES)),
         "nearest prototypes": parted(prototypes, **codes),
-        "soft mixture of experts": Soft,
+        "soft mixture of experts": parted(
+            soft, router=linear(D, 3), weight=parameter(3, D, CLASSES)
+        ),
     }
     coupled = {
         "attention across the batch": parted(attention_across, **HEADED),
@@ -492,26 +432,29 @@ def _of_sequences(length: int) -> list[Network]:
     rows, texts = numbers(4, length, D), words(4, length)
     films, tokens = numbers(4, length, 2, 5, 5), partial(tokens_batch, 4, length)
     choices_of = partial(text_choices, 4, length)
-    graphs = partial(neighbours_batch, 4, length)
+    graphs, head = partial(neighbours_batch, 4, length), {"head": linear(D, CLASSES)}
+    experts = {"router": linear(D, 3), "weight": parameter(3, D, D, scale=D**-0.5), **head}
+    read_out = {"token": parameter(1, 1, D), "mix": linear(D, 2 * D), **head}
+    tables = {"words": parameter(WORDS, D), "positions": parameter(9, D), **head}
     builds: dict[str, tuple[Build, Callable[[], Batch]]] = {
         "switch layer": (Switch, rows),
         "two experts of four": (partial(Switch, 4, 2), rows),
-        "grouped experts": (Grouped, rows),
-        "prompts, embedded": (partial(Prompted, True), texts),
-        "prompts, parameters": (partial(Prompted, False), texts),
-        "class token": (ClassToken, rows),
-        "tables by function": (Sharing, texts),
+        "grouped experts": (parted(grouped, **experts), rows),
+        "prompts, embedded": (prompts_of(partial(nn.Embedding, 2, D)), texts),
+        "prompts, parameters": (prompts_of(parameter(2, D)), texts),
+        "class token": (parted(class_token, **read_out), rows),
+        "tables by function": (parted(tables_by_function, **tables), texts),
         "multiple choice of texts": (parted(multiple_choice_texts, **READ), choices_of),
         "sets": (parted(sets, **SETS), rows),
-        "bags of words, padded": (partial(Bags, "mean"), texts),
+        "bags of words, padded": (bags_by("mean"), texts),
         "film frames": (parted(film_frames, **CONVOLUTION), films),
         "film frames first": (parted(frames_first, **CONVOLUTION), films),
     }
     convolved = parted(graph_convolution, **GRAPH)
-    head, counted = parted(masked, **TWO), {"units": mask_count}
+    chosen, counted = parted(masked, **TWO), {"units": mask_count}
     return [
         *(Network(name + suffix, KIND, *how, classify) for name, how in builds.items()),
-        Network(f"masked head{suffix}", KIND, head, tokens, masked_loss, **counted),
+        Network(f"masked head{suffix}", KIND, chosen, tokens, masked_loss, **counted),
         Network(f"graph convolution{suffix}", KIND, convolved, graphs, neighbours_loss),
     ]
 
@@ -520,11 +463,13 @@ def _of_parts_of_rows() -> list[Network]:
     """Of choices, tasks, halves, bags, graphs and crops."""
     pairs = numbers(2, 2, D)
     choice, heads = parted(multiple_choice, net=partial(mlp, D, 1)), parted(halves, **TRUNK)
+    by_task = parted(chosen_heads, trunk=linear(D, H), heads=parameter(5, H, CLASSES))
+    graph = parted(one_large_graph, **GRAPH)
     sized = parted(crops_of_sizes, **CONVOLUTION)
     graphs, mixed = partial(graph_batch, 4), partial(shuffled_vertices, 4)
     return [
         Network("switch layer, two tokens of two samples", KIND, Switch, pairs, classify, 2),
-        Network("heads taken by task", KIND, Chosen, partial(task_batch, 4), labelled_by("task")),
+        Network("heads taken by task", KIND, by_task, partial(task_batch, 4), labelled_by("task")),
         Network("multiple choice", KIND, choice, partial(choices, 4, D), classify),
         Network("heads on halves", KIND, heads, partial(half_batch, 4), labelled_by("left")),
         Network(
@@ -532,18 +477,26 @@ def _of_parts_of_rows() -> list[Network]:
         ),
         Network("crops of three sizes", KIND, sized, numbers(4, 2, 8, 8), classify),
         *(_bags(mode) for mode in ("sum", "mean", "max")),
-        *also_told(
-            Network("one large graph", KIND, OneLargeGraph, graphs, graph_loss, one=one_graph)
-        ),
-        *also_told(
-            Network("mixed graph", KIND, OneLargeGraph, mixed, graph_loss, one=one_of_shuffled)
-        ),
+        *also_told(Network("one large graph", KIND, graph, graphs, graph_loss, one=one_graph)),
+        *also_told(Network("mixed graph", KIND, graph, mixed, graph_loss, one=one_of_shuffled)),
     ]
+
+
+def bags_by(mode: str) -> Build:
+    """Something that builds a network of bags."""
+    bag = partial(nn.EmbeddingBag, WORDS, H, mode=mode)
+    return parted(bags, bag=bag, head=linear(H, CLASSES))
+
+
+def prompts_of(prompts: Callable[[], nn.Module | nn.Parameter]) -> Build:
+    """Something that builds a network with prompts."""
+    around = {"mix": linear(D, D), "head": linear(D, CLASSES)}
+    return parted(prompted, table=partial(nn.Embedding, WORDS, D), prompts=prompts, **around)
 
 
 def _bags(mode: str) -> Network:
     name, batch = f"bags of words with offsets, {mode}", partial(bag_batch, 4)
-    return Network(name, KIND, partial(Bags, mode), batch, bag_loss, one=one_bag)
+    return Network(name, KIND, bags_by(mode), batch, bag_loss, one=one_bag)
 
 
 def labelled_by(key: str) -> Callable[[nn.Module, Batch], Tensor]:

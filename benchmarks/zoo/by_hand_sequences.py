@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, elu, one_hot, scaled_dot_product_attention
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
+from benchmarks.zoo.by_hand_rows import Applied, Build, linear, parameter, parted
 from benchmarks.zoo.losses import (
     CLASSES,
     WORDS,
@@ -64,19 +66,11 @@ class Packed(nn.Module):
         return self.head((state[0] if isinstance(state, tuple) else state)[0])
 
 
-class PackedInFront(nn.Module):
-    """A layer in front of the recurrent one is called on the packed rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.layer = nn.Linear(D, H), nn.GRU(H, H)
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: list[Tensor]) -> Tensor:
-        """A list of ``[Tₙ, D]``."""
-        packed = pack_sequence(x, enforce_sorted=False)
-        packed = packed._replace(data=self.inside(packed.data).tanh())
-        return self.head(self.layer(packed)[1][0])
+def packed_in_front(model: Applied, x: list[Tensor]) -> Tensor:
+    """A layer in front of the recurrent one is called on the packed rows ``[Tₙ, D]``."""
+    packed = pack_sequence(x, enforce_sorted=False)
+    packed = packed._replace(data=model.inside(packed.data).tanh())
+    return model.head(model.layer(packed)[1][0])
 
 
 def lengths_batch(samples: int, length: int) -> Batch:
@@ -118,40 +112,25 @@ class Cells(nn.Module):
         return self.head(torch.stack(outputs, 0)).mean(0)
 
 
-class CellsByHand(nn.Module):
+def gated_by_hand(model: Applied, x: Tensor) -> Tensor:
     """A gated loop of two linear layers that are called at each time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.new = nn.Linear(D + H, H), nn.Linear(D + H, H)
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        state = x.new_zeros(len(x), H)
-        for step in x.unbind(1):
-            both = torch.cat([step, state], 1)
-            gate = self.gate(both).sigmoid()
-            state = gate * state + (1 - gate) * self.new(both).tanh()
-        return self.head(state)
+    state = x.new_zeros(len(x), H)
+    for step in x.unbind(1):
+        both = torch.cat([step, state], 1)
+        gate = model.gate(both).sigmoid()
+        state = gate * state + (1 - gate) * model.new(both).tanh()
+    return model.head(state)
 
 
-class Translate(nn.Module):
-    """An encoder's states, a decoder with teacher forcing, and attention between them."""
+def translate(model: Applied, x: Tensor) -> Tensor:
+    """An encoder's states, a decoder with teacher forcing, and attention between them.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.source, self.target = nn.Embedding(WORDS, H), nn.Embedding(WORDS, H)
-        self.encoder = nn.GRU(H, H, batch_first=True)
-        self.decoder = nn.GRU(H, H, batch_first=True)
-        self.score, self.head = nn.Linear(H, H, bias=False), nn.Linear(2 * H, WORDS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T]``; the words to come are those that came in."""
-        states, last = self.encoder(self.source(x))
-        output, _ = self.decoder(self.target(x), last)
-        attended = (self.score(output) @ states.transpose(1, 2)).softmax(-1) @ states
-        return self.head(torch.cat([output, attended], -1))
+    The words to come are those that came in.
+    """
+    states, last = model.encoder(model.source(x))
+    output, _ = model.decoder(model.target(x), last)
+    attended = (model.score(output) @ states.transpose(1, 2)).softmax(-1) @ states
+    return model.head(torch.cat([output, attended], -1))
 
 
 class Attention(nn.Module):
@@ -204,20 +183,11 @@ class Language(nn.Module):
         return self.head(self.norm(hidden + self.layer(hidden)))
 
 
-class LanguageFirst(nn.Module):
+def language_first(model: Applied, x: Tensor) -> Tensor:
     """Words ``[T, N]`` in, words out, with positions in front of samples all the way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.layer = nn.Embedding(WORDS, D), nn.LSTM(D, H)
-        self.attention = nn.MultiheadAttention(H, 2)
-        self.head = nn.Linear(H, WORDS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, N]``."""
-        hidden, _ = self.layer(self.table(x))
-        mixed, _ = self.attention(hidden, hidden, hidden, need_weights=False)
-        return self.head(hidden + mixed)
+    hidden, _ = model.layer(model.table(x))
+    mixed, _ = model.attention(hidden, hidden, hidden, need_weights=False)
+    return model.head(hidden + mixed)
 
 
 def words_first(samples: int, length: int) -> Callable[[], Batch]:
@@ -226,181 +196,99 @@ def words_first(samples: int, length: int) -> Callable[[], Batch]:
     return lambda: {key: value.T.contiguous() for key, value in of().items()}
 
 
-class Biased(nn.Module):
-    """Attention with a table of relative positions, and queries of linear size."""
-
-    def __init__(self, buckets: bool) -> None:
-        super().__init__()
-        self.mix = nn.Linear(D, 3 * 8)
-        self.bias = nn.Embedding(23, 2) if buckets else nn.Parameter(torch.randn(23, 2))
-        self.out = nn.Linear(8, D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        n, t, _ = x.shape
-        query, key, value = self.mix(x).view(n, t, 3, 2, 4).permute(2, 0, 3, 1, 4)
-        places = torch.arange(t)
-        distance = places[:, None] - places + 11
-        table = self.bias(distance) if isinstance(self.bias, nn.Embedding) else self.bias[distance]
-        scores = query @ key.transpose(-1, -2) + table.permute(2, 0, 1)
-        return self.out((scores.softmax(-1) @ value).transpose(1, 2).reshape(n, t, 8))
+def biased(model: Applied, x: Tensor) -> Tensor:
+    """Attention with a table of relative positions, which is a layer or a parameter."""
+    n, t, _ = x.shape
+    query, key, value = model.mix(x).view(n, t, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    places = torch.arange(t)
+    distance = places[:, None] - places + 11
+    table = model.bias(distance) if isinstance(model.bias, nn.Module) else model.bias[distance]
+    scores = query @ key.transpose(-1, -2) + table.permute(2, 0, 1)
+    return model.out((scores.softmax(-1) @ value).transpose(1, 2).reshape(n, t, 8))
 
 
-class Rotary(nn.Module):
-    """Attention whose queries and keys are rotated by learned frequencies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frequencies = nn.Parameter(torch.rand(D // 2))
-        self.query, self.key, self.value = (nn.Linear(D, D) for _ in range(3))
-
-    def _rotated(self, x: Tensor) -> Tensor:
-        angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * self.frequencies
-        a, b = x.chunk(2, -1)
-        cos, sin = angle.cos(), angle.sin()
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        scores = self._rotated(self.query(x)) @ self._rotated(self.key(x)).transpose(1, 2)
-        return scores.softmax(-1) @ self.value(x)
+def rotated(model: Applied, x: Tensor) -> Tensor:
+    """By learned frequencies."""
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * model.frequencies
+    a, b = x.chunk(2, -1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-class LinearAttention(nn.Module):
+def rotary(model: Applied, x: Tensor) -> Tensor:
+    """Attention whose queries and keys are rotated."""
+    scores = rotated(model, model.query(x)) @ rotated(model, model.key(x)).transpose(1, 2)
+    return scores.softmax(-1) @ model.value(x)
+
+
+def linear_attention(model: Applied, x: Tensor) -> Tensor:
     """Attention without a softmax, by einsum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(D, D) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        query, key = elu(self.query(x)) + 1, elu(self.key(x)) + 1
-        state = torch.einsum("ntd,nte->nde", key, self.value(x))
-        size = torch.einsum("ntd,nsd->nt", query, key)
-        return torch.einsum("ntd,nde->nte", query, state) / size[..., None]
+    query, key = elu(model.query(x)) + 1, elu(model.key(x)) + 1
+    state = torch.einsum("ntd,nte->nde", key, model.value(x))
+    size = torch.einsum("ntd,nsd->nt", query, key)
+    return torch.einsum("ntd,nde->nte", query, state) / size[..., None]
 
 
-class Windowed(nn.Module):
+def windowed(model: Applied, x: Tensor) -> Tensor:
     """Attention inside of sliding windows that ``unfold`` cuts out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.both = nn.Linear(D, D), nn.Linear(D, 2 * D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        padded = nn.functional.pad(self.both(x), (0, 0, 1, 1))
-        key, value = padded.unfold(1, 3, 1).chunk(2, 2)
-        scores = torch.einsum("ntd,ntdw->ntw", self.query(x), key)
-        return torch.einsum("ntw,ntdw->ntd", scores.softmax(-1), value)
+    padded = nn.functional.pad(model.both(x), (0, 0, 1, 1))
+    key, value = padded.unfold(1, 3, 1).chunk(2, 2)
+    scores = torch.einsum("ntd,ntdw->ntw", model.query(x), key)
+    return torch.einsum("ntw,ntdw->ntd", scores.softmax(-1), value)
 
 
-class Latents(nn.Module):
+def perceive(model: Applied, x: Tensor) -> Tensor:
     """Latents that all samples share look at the inputs (Perceiver)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.latents = nn.Parameter(torch.randn(3, D))
-        self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        latents = self.latents.expand(len(x), -1, -1)
-        return self.head(self.attention(latents, x, x)[0].mean(1))
+    latents = model.latents.expand(len(x), -1, -1)
+    return model.head(model.attention(latents, x, x)[0].mean(1))
 
 
-class Fourier(nn.Module):
+def fourier(model: Applied, x: Tensor) -> Tensor:
     """Mixing by a Fourier transform over time and features (FNet)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(D, H), nn.GELU(), nn.Linear(H, D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        return self.net(x + torch.fft.fft2(x).real)
+    return model.net(x + torch.fft.fft2(x).real)
 
 
-class Filter(nn.Module):
+def filtered(model: Applied, x: Tensor) -> Tensor:
     """A learned filter of complex numbers in Fourier space."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(length // 2 + 1, D, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        weight = torch.view_as_complex(self.weight)
-        return torch.fft.irfft(torch.fft.rfft(x, dim=1) * weight, n=x.shape[1], dim=1)
+    weight = torch.view_as_complex(model.weight)
+    return torch.fft.irfft(torch.fft.rfft(x, dim=1) * weight, n=x.shape[1], dim=1)
 
 
-class Mixer(nn.Module):
+def mixer(model: Applied, x: Tensor) -> Tensor:
     """Layers over time and over features in turns."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.times, self.features = nn.Linear(length, length), nn.Linear(D, D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        x = x + self.times(x.transpose(1, 2)).transpose(1, 2).tanh()
-        return x + self.features(x).tanh()
+    x = x + model.times(x.transpose(1, 2)).transpose(1, 2).tanh()
+    return x + model.features(x).tanh()
 
 
-class StateSpace(nn.Module):
+def state_space(model: Applied, x: Tensor) -> Tensor:
     """A diagonal linear recurrence, step by step, whose steps depend on the inputs (Mamba)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rate = nn.Parameter(torch.rand(D, 3))
-        self.step, self.both = nn.Linear(D, D), nn.Linear(D, 6)
-        self.skip = nn.Parameter(torch.randn(D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        step = nn.functional.softplus(self.step(x))[..., None]
-        inside, outside = self.both(x).chunk(2, -1)
-        decay, inputs = (-step * self.rate.exp()).exp(), step * inside[:, :, None] * x[..., None]
-        state, outputs = x.new_zeros(len(x), D, 3), []
-        for time in range(x.shape[1]):
-            state = decay[:, time] * state + inputs[:, time]
-            outputs.append((state * outside[:, time, None]).sum(-1))
-        return torch.stack(outputs, 1) + self.skip * x
+    step = nn.functional.softplus(model.step(x))[..., None]
+    inside, outside = model.both(x).chunk(2, -1)
+    decay, inputs = (-step * model.rate.exp()).exp(), step * inside[:, :, None] * x[..., None]
+    state, outputs = x.new_zeros(len(x), D, 3), []
+    for time in range(x.shape[1]):
+        state = decay[:, time] * state + inputs[:, time]
+        outputs.append((state * outside[:, time, None]).sum(-1))
+    return torch.stack(outputs, 1) + model.skip * x
 
 
-class LongConvolution(nn.Module):
+def long_convolution(model: Applied, x: Tensor) -> Tensor:
     """A convolution as long as the sequence, by Fourier transforms of a generated kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.decay, self.amplitude = nn.Parameter(torch.rand(D)), nn.Parameter(torch.randn(D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        t = x.shape[1]
-        times = torch.arange(t, dtype=x.dtype)[:, None]
-        kernel = self.amplitude * (-self.decay * times).exp()
-        product = torch.fft.rfft(x, n=2 * t, dim=1) * torch.fft.rfft(kernel, n=2 * t, dim=0)
-        return torch.fft.irfft(product, n=2 * t, dim=1)[:, :t]
+    t = x.shape[1]
+    times = torch.arange(t, dtype=x.dtype)[:, None]
+    kernel = model.amplitude * (-model.decay * times).exp()
+    product = torch.fft.rfft(x, n=2 * t, dim=1) * torch.fft.rfft(kernel, n=2 * t, dim=0)
+    return torch.fft.irfft(product, n=2 * t, dim=1)[:, :t]
 
 
-class Causal(nn.Module):
+def causal(model: Applied, x: Tensor) -> Tensor:
     """Dilated causal convolutions with gates (WaveNet)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Conv1d(D, 2 * D, 2, dilation=k) for k in (1, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        hidden = x.transpose(1, 2)
-        for layer in self.layers:
-            padded = nn.functional.pad(hidden, (layer.dilation[0], 0))
-            gate, value = layer(padded).chunk(2, 1)
-            hidden = hidden + gate.sigmoid() * value.tanh()
-        return hidden.transpose(1, 2)
+    hidden = x.transpose(1, 2)
+    for layer in model.layers:
+        padded = nn.functional.pad(hidden, (layer.dilation[0], 0))
+        gate, value = layer(padded).chunk(2, 1)
+        hidden = hidden + gate.sigmoid() * value.tanh()
+    return hidden.transpose(1, 2)
 
 
 class Encoded(nn.Module):
@@ -417,33 +305,17 @@ class Encoded(nn.Module):
         return self.head(self.layer(x.transpose(0, 1))).mean(0)
 
 
-class Decoded(nn.Module):
+def decoded(model: Applied, x: Tensor) -> Tensor:
     """A decoder over half of the sequence that looks at the other half."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerDecoderLayer(D, 2, H, 0.0, batch_first=True)
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        memory, target = x.chunk(2, 1)
-        return self.head(self.layer(target, memory).mean(1))
+    memory, target = x.chunk(2, 1)
+    return model.head(model.layer(target, memory).mean(1))
 
 
-class MaskedTokens(nn.Module):
+def masked_tokens(model: Applied, x: Tensor, labels: Tensor) -> Tensor:
     """A head on those tokens alone that are to be predicted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = Language(Attention())
-        self.decoder = nn.Linear(WORDS, WORDS)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """``[N, T]`` and labels; ``[predicted tokens, K]``."""
-        hidden = self.body(x).flatten(0, 1)
-        places = (labels.flatten() != -100).nonzero()[:, 0]
-        return self.decoder(hidden.index_select(0, places))
+    hidden = model.body(x).flatten(0, 1)
+    places = (labels.flatten() != -100).nonzero()[:, 0]
+    return model.decoder(hidden.index_select(0, places))
 
 
 def sparse_tokens(model: nn.Module, batch: Batch) -> Tensor:
@@ -463,17 +335,9 @@ def next_word(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), batch["x"][:, 1:].flatten())
 
 
-class OneHot(nn.Module):
+def one_hot_words(model: Applied, x: Tensor) -> Tensor:
     """Words as vectors of zeros and a one, times a matrix, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matrix = nn.Parameter(torch.randn(WORDS, H))
-        self.head = nn.Linear(H, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T]``."""
-        return self.head((one_hot(x, WORDS).double() @ self.matrix).tanh().mean(1))
+    return model.head((one_hot(x, WORDS).double() @ model.matrix).tanh().mean(1))
 
 
 def transcribe(model: nn.Module, batch: Batch) -> Tensor:
@@ -492,33 +356,54 @@ def transcripts(samples: int, length: int) -> Batch:
     return {"x": x, "y": torch.randint(1, WORDS, (samples, 3)), "lengths": lengths}
 
 
-def _layers(length: int) -> dict[str, Callable[[], nn.Module]]:
+CAUSAL = parted(
+    causal, layers=lambda: nn.ModuleList(nn.Conv1d(D, 2 * D, 2, dilation=k) for k in (1, 2))
+)
+
+
+def _layers(length: int) -> dict[str, Build]:
     """Layers for language models, by name."""
+    three = dict.fromkeys(("query", "key", "value"), linear(D, D))
+    around = {"mix": linear(D, 3 * 8)}, {"out": linear(8, D)}
+    kernel = {"decay": lambda: nn.Parameter(torch.rand(D)), "amplitude": parameter(D)}
+    steps = {"rate": lambda: nn.Parameter(torch.rand(D, 3)), "step": linear(D, D)}
     return {
         "attention by hand": Attention,
         "fused attention": partial(Attention, True),
         "grouped queries": partial(Attention, False, 1),
-        "relative position bias, table": partial(Biased, True),
-        "relative position bias, parameter": partial(Biased, False),
-        "learned rotations": Rotary,
-        "linear attention": LinearAttention,
-        "sliding windows": Windowed,
-        "Fourier mixing": Fourier,
-        "complex filter": partial(Filter, length),
-        "MLP-Mixer": partial(Mixer, length),
-        "state space": StateSpace,
-        "long convolution": LongConvolution,
-        "causal convolutions": Causal,
+        "relative position bias, table": parted(
+            biased, **around[0], bias=partial(nn.Embedding, 23, 2), **around[1]
+        ),
+        "relative position bias, parameter": parted(
+            biased, **around[0], bias=parameter(23, 2), **around[1]
+        ),
+        "learned rotations": parted(
+            rotary, frequencies=lambda: nn.Parameter(torch.rand(D // 2)), **three
+        ),
+        "linear attention": parted(linear_attention, **three),
+        "sliding windows": parted(windowed, query=linear(D, D), both=linear(D, 2 * D)),
+        "Fourier mixing": parted(
+            fourier, net=lambda: nn.Sequential(nn.Linear(D, H), nn.GELU(), nn.Linear(H, D))
+        ),
+        "complex filter": parted(filtered, weight=parameter(length // 2 + 1, D, 2)),
+        "MLP-Mixer": parted(mixer, times=linear(length, length), features=linear(D, D)),
+        "state space": parted(state_space, **steps, both=linear(D, 6), skip=parameter(D)),
+        "long convolution": parted(long_convolution, **kernel),
+        "causal convolutions": CAUSAL,
     }
 
 
-def _recurrent() -> dict[str, Callable[[], nn.Module]]:
+def _recurrent() -> dict[str, Build]:
+    both, head = linear(D + H, H), linear(H, CLASSES)
+    narrow = linear(D, CLASSES)
+    encoder = partial(nn.TransformerEncoderLayer, D, 2, H, 0.0)
+    decoder = partial(nn.TransformerDecoderLayer, D, 2, H, 0.0, batch_first=True)
+    attention = partial(nn.MultiheadAttention, D, 2, batch_first=True)
+    two_both_ways = {"num_layers": 2, "bidirectional": True}
     return {
         "LSTM": partial(Recurrent, nn.LSTM, True),
         "LSTM, times first": partial(Recurrent, nn.LSTM, False),
-        "LSTM, two layers both ways": partial(
-            Recurrent, nn.LSTM, True, num_layers=2, bidirectional=True
-        ),
+        "LSTM, two layers both ways": partial(Recurrent, nn.LSTM, True, **two_both_ways),
         "LSTM with projections": partial(Recurrent, nn.LSTM, True, proj_size=4),
         "GRU": partial(Recurrent, nn.GRU, True),
         "GRU, times first, both ways": partial(Recurrent, nn.GRU, False, bidirectional=True),
@@ -528,98 +413,62 @@ def _recurrent() -> dict[str, Callable[[], nn.Module]]:
         "GRUCell": partial(Cells, nn.GRUCell),
         "RNNCell": partial(Cells, nn.RNNCell),
         "GRUCell, learned start": partial(Cells, nn.GRUCell, True),
-        "gated loop by hand": CellsByHand,
-        "perceiver": Latents,
-        "MultiheadAttention encoder": partial(
-            Encoded, partial(nn.TransformerEncoderLayer, D, 2, H, 0.0, batch_first=True)
-        ),
-        "encoder, times first": partial(
-            Encoded, partial(nn.TransformerEncoderLayer, D, 2, H, 0.0, norm_first=True), False
-        ),
-        "decoder": Decoded,
+        "gated loop by hand": parted(gated_by_hand, gate=both, new=both, head=head),
+        "perceiver": parted(perceive, latents=parameter(3, D), attention=attention, head=narrow),
+        "MultiheadAttention encoder": partial(Encoded, partial(encoder, batch_first=True)),
+        "encoder, times first": partial(Encoded, partial(encoder, norm_first=True), False),
+        "decoder": parted(decoded, layer=decoder, head=narrow),
     }
 
 
 def networks() -> list[Network]:
     """All of them, with as many positions as samples and without."""
+    return [*_of_length(4, 7), *_of_length(5, 5)]
+
+
+def _of_length(samples: int, length: int) -> list[Network]:
+    rows, texts = numbers(samples, length, D), words(samples, length)
+    tokens, count = labelled_words(samples, length), {"units": labels_left, "samples": samples}
+    packed = partial(lengths_batch, samples, length), packed_loss, samples
+    unequal = partial(list_batch, samples, length), classify, samples
+    first = words_first(samples, length), label_tokens_first, samples, {"x": 1, "y": 1}, labels_left
+    spoken = partial(transcripts, samples, length), transcribe, samples
+    encoder = partial(nn.GRU, H, H, batch_first=True)
+    reading = {"source": partial(nn.Embedding, WORDS, H), "target": partial(nn.Embedding, WORDS, H)}
+    coding = {"encoder": encoder, "decoder": encoder, "score": partial(nn.Linear, H, H, bias=False)}
+    translation = parted(translate, **reading, **coding, head=linear(2 * H, WORDS))
+    turned = {"table": partial(nn.Embedding, WORDS, D), "layer": partial(nn.LSTM, D, H)}
+    turned |= {"attention": partial(nn.MultiheadAttention, H, 2), "head": linear(H, WORDS)}
+    in_front = {"inside": linear(D, H), "layer": partial(nn.GRU, H, H), "head": linear(H, CLASSES)}
+    masked = parted(masked_tokens, body=_language(Attention), decoder=linear(WORDS, WORDS))
+    hot = parted(one_hot_words, matrix=parameter(WORDS, H), head=linear(H, CLASSES))
+    cases: dict[str, tuple[Any, ...]] = {
+        **{name: (build, rows, classify, samples) for name, build in _recurrent().items()},
+        **{name: (_language(b), tokens, label_tokens) for name, b in _layers(length).items()},
+        "packed LSTM": (partial(Packed, nn.LSTM, False), *packed),
+        "packed GRU, all times": (partial(Packed, nn.GRU, True), *packed),
+        "layer on packed rows": (parted(packed_in_front, **in_front), *unequal),
+        "language, times first": (parted(language_first, **turned), *first),
+        "translation": (translation, tokens, label_tokens),
+        "tied head": (_language(Attention, tied=True), texts, next_word, samples),
+        "positions as a parameter": (
+            *(_language(Attention, positions="parameter"), texts, next_word, samples),
+        ),
+        "masked tokens alone": (masked, tokens, sparse_tokens),
+        "one-hot words": (hot, texts, classify, samples),
+        "transcription": (_language(CAUSAL), *spoken),
+    }
     found = []
-    for samples, length in ((4, 7), (5, 5)):
-        suffix = ", T = N" if samples == length else ""
-        rows, texts = numbers(samples, length, D), words(samples, length)
-        tokens, count = labelled_words(samples, length), {"units": labels_left, "samples": samples}
-        for name, build in _recurrent().items():
-            found.append(Network(name + suffix, KIND, build, rows, classify, samples))
-        for name, layer in _layers(length).items():
-            language = _language(layer)
-            found.append(Network(name + suffix, KIND, language, tokens, label_tokens, **count))
-        first = {"axes": {"x": 1, "y": 1}, **count}
-        packed = partial(lengths_batch, samples, length)
-        found += [
-            Network(
-                f"packed LSTM{suffix}", KIND, _packed(nn.LSTM, False), packed, packed_loss, samples
-            ),
-            Network(
-                f"packed GRU, all times{suffix}",
-                KIND,
-                _packed(nn.GRU, True),
-                packed,
-                packed_loss,
-                samples,
-            ),
-            *also_told(
-                Network(
-                    f"layer on packed rows{suffix}",
-                    KIND,
-                    PackedInFront,
-                    partial(list_batch, samples, length),
-                    classify,
-                    samples,
-                )
-            ),
-            Network(
-                f"language, times first{suffix}",
-                KIND,
-                LanguageFirst,
-                words_first(samples, length),
-                label_tokens_first,
-                **first,
-            ),
-            Network(f"translation{suffix}", KIND, Translate, tokens, label_tokens, **count),
-            Network(
-                f"tied head{suffix}",
-                KIND,
-                lambda: Language(Attention(), True),
-                texts,
-                next_word,
-                samples,
-            ),
-            Network(
-                f"positions as a parameter{suffix}",
-                KIND,
-                lambda: Language(Attention(), positions="parameter"),
-                texts,
-                next_word,
-                samples,
-            ),
-            Network(
-                f"masked tokens alone{suffix}", KIND, MaskedTokens, tokens, sparse_tokens, **count
-            ),
-            Network(f"one-hot words{suffix}", KIND, OneHot, texts, classify, samples),
-            Network(
-                f"transcription{suffix}",
-                KIND,
-                lambda: Language(Causal()),
-                partial(transcripts, samples, length),
-                transcribe,
-                samples,
-            ),
-        ]
+    for name, (build, batch, loss, *more) in cases.items():
+        options = {} if more else count
+        network = Network(
+            f"{name}, T = N" if samples == length else name,
+            *(KIND, build, batch, loss, *more),
+            **options,
+        )
+        found += also_told(network) if name == "layer on packed rows" else [network]
     return found
 
 
-def _language(layer: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: Language(layer())
-
-
-def _packed(layer: Callable[..., nn.RNNBase], padded: bool) -> Callable[[], nn.Module]:
-    return partial(Packed, layer, padded)
+def _language(layer: Build, **options: Any) -> Build:
+    return lambda: Language(layer(), **options)
