@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from gradlens import Cockpit, History
-from gradlens.history.records import Note
 from gradlens.history.run_file import RunFile
 from gradlens.quantities import GradHist1d, GradNorm, Loss, Quantity
 
@@ -98,20 +97,6 @@ def test_a_run_is_continued_from_any_prefix(count: int, whole: bytes, tmp_path: 
         assert not found.broken_lines
         assert STEPS in found["Loss"]
         assert len(found["Loss"]) == sum(b'"Loss"' in line for line in lines[1:]) + 1
-
-
-@pytest.mark.slow
-def test_a_cut_inside_a_character(tmp_path: Path) -> None:
-    history = History(parameters={"w": (1,)})
-    history.notes.append(Note(1, "‖θ‖"))
-    path = tmp_path / "run.jsonl"
-    history.write(path)
-    content = path.read_bytes().replace(rb"\u2016", "‖".encode())
-    for cut in range(content.index(b"\n") + 2, len(content) - 1):
-        path.write_bytes(content[:cut])
-        found = resumed(path)
-        assert [note.step for note in found.notes] == [0]
-        assert "was cut off after" in found.notes[0].text
 
 
 def test_what_was_left_out_is_said_once(whole: bytes, tmp_path: Path) -> None:

@@ -672,12 +672,6 @@ def test_early_stopping_is_an_alarm_above_zero(latest: float, stop: bool) -> Non
     assert top == pytest.approx(drawing.ax.get_ylim()[1])
 
 
-def test_early_stopping_is_not_squeezed_by_single_steps() -> None:
-    values = {step: -1e6 if step == 50 else math.sin(step) for step in range(100)}
-    drawing = instruments.EarlyStoppingInstrument().plot(recorded("EarlyStopping", values))
-    assert drawing.ax.get_ylim()[0] > -3
-
-
 def test_batch_size_in_use_is_beside_the_suggested_one() -> None:
     history = recorded("CABS", {0: 10.0, 10: 20.0, 20: 40.0})
     alone = instruments.BatchSizeInstrument().plot(history)
@@ -708,12 +702,6 @@ def test_gradient_tests_are_a_circle_and_two_bands() -> None:
     assert extents[1].height == pytest.approx(2 * history["OrthoTest"][4])
 
 
-def test_one_gradient_test_alone() -> None:
-    artists = instruments.GradientTestsInstrument().plot(realistic(5, ("OrthoTest",))).artists
-    assert "ortho band" in artists
-    assert "norm circle" not in artists
-
-
 def test_histogram_states_what_is_clipped_and_nan() -> None:
     value: dict[str, Any] = {"hist": np.array([30, 0, 70]), "edges": np.linspace(-1, 1, 4)}
     value |= {"below": 20, "above": 0, "nan": 100}
@@ -723,12 +711,6 @@ def test_histogram_states_what_is_clipped_and_nan() -> None:
     assert "below" in drawing.artists
     assert "above" not in drawing.artists
     assert drawing.ax.get_yscale() == "log"
-
-
-def test_histogram_with_all_elements_in_one_bin() -> None:
-    value = {"hist": np.array([0, 9, 0]), "edges": np.linspace(-1, 1, 4), "below": 0, "above": 0}
-    drawing = instruments.Histogram1dInstrument().plot(recorded("GradHist1d", {3: value}))
-    drawing.figure.draw_without_rendering()
 
 
 of_layers = pytest.mark.parametrize(
@@ -774,35 +756,6 @@ def test_lines_that_hide_each_other_are_dashed_in_turn(steps: int) -> None:
     artists = instruments.MeanGSNRInstrument().plot(history).artists
     fronts = [artists.get(f"{name} trend", artists[name]) for name in names]
     assert [front.is_dashed() for front in fronts] == [False, True, False]  # type: ignore[attr-defined]
-
-
-def test_rows_of_many_layer_histograms_have_the_names_that_maps_have() -> None:
-    counts = {"hist": np.ones(3, int), "below": 0, "above": 0, "nan": 0}
-    names = {f"net.block{n}.weight": (3,) for n in range(60)}
-    parts = dict.fromkeys(names, counts)
-    history = recorded("GradHist1d", {0: counts | {"edges": np.arange(4.0), "parameters": parts}})
-    history.parameters = names
-    drawing = instruments.LayerHistogramsInstrument().plot(history)
-    labels = [label.get_text() for label in drawing.axes[1].get_yticklabels()]
-    assert labels[0] == "block0.weight"
-
-
-def test_narrow_layer_histograms_keep_their_names() -> None:
-    counts = {"hist": np.ones(3, int), "below": 1, "above": 0, "nan": 1}
-    parts = dict.fromkeys(shapes(3), counts)
-    history = recorded("GradHist1d", {0: counts | {"edges": np.arange(4.0), "parameters": parts}})
-    figure = Figure(figsize=(5, 2))
-    drawing = instruments.LayerHistogramsInstrument().plot(history, figure.subplots())
-    small = drawing.axes[1:]
-    assert [ax.get_title(loc="right") for ax in small] == [""] * 6
-    assert all(ax.get_title(loc="left") for ax in small)
-
-
-def test_many_layer_histograms_need_a_higher_panel() -> None:
-    one = instruments.LayerHistogramsInstrument()
-    (few,), (many,) = (one.panels(realistic(1, ("GradHist1d",), layers=n)) for n in (2, 15))
-    assert many.height > few.height
-    assert many.width == few.width
 
 
 def test_spectrum_may_change_its_length() -> None:
@@ -869,11 +822,6 @@ def test_thinning_keeps_extremes_and_gaps() -> None:
     assert (x[0], x[-1]) == (0, 49_999)
 
 
-def test_thinning_leaves_short_lines_alone() -> None:
-    x, y = series.thin(np.arange(5.0), np.arange(5.0))
-    assert x.tolist() == y.tolist() == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("warp", [None, StepAxis(0, 1, log=True).warp])
 def test_trend_follows_a_line_and_ignores_spikes(warp: series.Warp | None) -> None:
     steps = np.arange(2000.0)
@@ -916,18 +864,6 @@ def test_logarithmic_axes_have_a_few_different_labels(low: float, high: float) -
     labels = NumberLabels().format_ticks(ticks)
     assert 2 <= len(ticks) <= 7
     assert len({*labels}) == len(labels)
-
-
-def test_powers_are_in_the_font_of_the_other_labels() -> None:
-    with matplotlib.rc_context({"font.family": "serif"}):
-        ax = Figure().add_subplot()
-        ax.set_yscale("log")
-        ax.set_ylim(1e-5, 1)
-        ax.yaxis.set_major_formatter(NumberLabels())
-        written = io.BytesIO()
-        ax.figure.savefig(written, format="svg")
-    assert b"DejaVuSerif" in written.getvalue()
-    assert b"DejaVuSans" not in written.getvalue()
 
 
 @pytest.mark.parametrize(

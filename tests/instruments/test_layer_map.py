@@ -218,13 +218,6 @@ def test_shares_are_linear_from_none_to_all(
     assert ("100 %" in [text.get_text() for text in drawing.axes[1].get_yticklabels()]) == linear
 
 
-def test_shares_of_very_different_sizes_are_linear() -> None:
-    dead = {0: {"layers": {"in": {"dead": 1e-3}, "out": {"dead": 1.0}}}}
-    norms = [drawn(recorded(dead, kind, label="share")).artists["map"].norm  # type: ignore[attr-defined]
-             for kind in ("OutputActivation", "GradientActivation")]  # fmt: skip
-    assert [type(norm) for norm in norms] == [Normalize, Normalize]
-
-
 def test_zero_is_below_the_smallest_sizes() -> None:
     drawing = drawn(recorded({0: {"in.weight": 0.0, "out.weight": 1.0}}, yscale="log"))
     assert not cells(drawing).mask.any()

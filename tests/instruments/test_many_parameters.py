@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import matplotlib
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
 
 from gradlens import instruments
 from gradlens.history.history import History
@@ -281,11 +279,3 @@ def test_layers_with_a_number_have_their_class() -> None:
     history = layered()
     history.facts.setups[0] = Setup(layers={"head": Layer(("Linear",), True)})
     assert row_labels(("0", "head"), history) == ["0", "head"]
-
-
-def test_names_in_a_panel_are_annotations_at_the_ends() -> None:
-    drawing = instruments.GradNormInstrument().plot(by_parameter(geometric(20)))
-    found = [drawing.artists[f"{which} name"] for which in ("lowest", "highest")]
-    assert all(isinstance(one, Annotation) for one in found)
-    heights = [one.xy[1] for one in found]  # type: ignore[attr-defined]
-    assert all(a < b for a, b in itertools.pairwise(heights))

@@ -20,19 +20,15 @@ from gradlens.history.view import View
 from gradlens.instruments import (
     BUILT_IN,
     Curve,
-    GradNormInstrument,
     Instrument,
     Lines,
-    LossInstrument,
     Ruler,
     Shape,
     Shapes,
     line,
 )
-from gradlens.plotting.animation import frames
 from gradlens.plotting.panels import layer_parts, main_parts
 from gradlens.plotting.plotter import CockpitPlotter
-from gradlens.plotting.screen import Screen
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-instrument.rst"
 
@@ -131,20 +127,6 @@ def test_the_most_specific_instrument_draws(
     assert drawn(recorded(kinds), instruments) == [(expected, kinds[0])]
 
 
-def test_base_and_derived_quantity_keep_their_instruments() -> None:
-    history = recorded(("GradNorm",), ("MyNorm", "GradNorm"))
-    assert drawn(history, BUILT_IN) == [
-        ("GradNormInstrument", "GradNorm"),
-        ("GradNormInstrument", "MyNorm"),
-    ]
-    assert drawn(history, (*BUILT_IN, MyNormInstrument())) == [
-        ("GradNormInstrument", "GradNorm"),
-        ("MyNormInstrument", "MyNorm"),
-    ]
-    titles = [ax.get_title(loc="left") for ax in GradNormInstrument().plot(history).axes[1:]]
-    assert titles == ["Gradient norm", "Gradient norm: MyNorm"]
-
-
 def test_instruments_that_cannot_draw_a_series_do_not_take_it() -> None:
     class Picky(MyNormInstrument):
         part = "layers"
@@ -168,13 +150,6 @@ def test_plotter_draws_with_the_given_instruments_alone() -> None:
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["Norm"]
     assert plotter.secondary_figure is not None
     assert [ax.get_title(loc="left") for ax in plotter.secondary_figure.axes] == ["My map"]
-
-
-def test_animations_draw_with_the_given_instruments() -> None:
-    screen = Screen("A run", instruments=(*BUILT_IN, MyNormInstrument()))
-    history = recorded(("MyNorm", "GradNorm"))
-    titles = [figure.axes[0].get_title(loc="left") for _, figure in frames(history, screen, [0, 2])]
-    assert titles == ["My norm", "My norm"]
 
 
 def test_pages_draw_with_the_given_instruments() -> None:
@@ -214,8 +189,3 @@ def test_shapes_are_drawn_in_figures_and_on_pages() -> None:
 def test_a_derived_quantity_is_compared_as_its_base() -> None:
     (number,) = recorded(("MyNorm", "GradNorm")).scalars()
     assert (number.name, number.line.values.tolist()) == ("MyNorm", [1, 2, 3])
-
-
-def test_classes_are_no_instruments() -> None:
-    with pytest.raises(TypeError, match=r"LossInstrument.* is not an instrument: pass instances"):
-        CockpitPlotter(instruments=(LossInstrument,))  # type: ignore[arg-type]

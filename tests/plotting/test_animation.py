@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
 from gradlens.history.history import History
-from gradlens.history.records import Note, Source
+from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments.style import ALARM
@@ -127,25 +126,6 @@ def test_colours_stay() -> None:
     assert seen[0][2] == [pytest.approx((1.0, 1e5))]
 
 
-def test_late_notes_move_nothing() -> None:
-    history = realistic(20, ("Loss",))
-    history.notes.append(Note(10, "a late remark"))
-    places = {
-        step: [ax.get_position().bounds for ax in figure.axes]
-        for step, figure in frames(history, Screen("A run"), [0, 5, 19])
-    }
-    assert places[0] == places[5] == places[19]
-
-
-def test_the_run_is_left_as_it_is() -> None:
-    history = realistic(20, ("Loss", "GradHist1d"))
-    history.notes.append(Note(10, "a late remark"))
-    for _ in frames(history, Screen("A run"), [0, 19]):
-        pass
-    assert history.notes == [Note(10, "a late remark")]
-    assert history.steps == tuple(range(20))
-
-
 def test_a_run_of_reasons() -> None:
     history = same(realistic(5, KINDS), lambda step, old: Undefined("no reason"))
     assert [step for step, _ in frames(history, Screen("A run"), [0, 4])] == [0, 4]
@@ -213,19 +193,6 @@ def test_one_step(tmp_path: Path) -> None:
         assert image.n_frames == 1
 
 
-def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.gif").write_text("old")
-
-    def half(_: Image.Image, path: Path, **options: object) -> None:
-        path.write_text("half")
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(Image.Image, "save", half)
-    with pytest.raises(OSError, match="the disk is full"):
-        animate(realistic(2, ("Loss",)), Screen("A run"), tmp_path / "a.gif", most=3)
-    assert [one.read_text() for one in tmp_path.iterdir()] == ["old"]
-
-
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="there is no ffmpeg")
 def test_video(tmp_path: Path) -> None:
     animate(realistic(5, ("Loss",)), Screen("A run"), tmp_path / "a.mp4", most=3)
@@ -256,11 +223,3 @@ def test_ffmpeg_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_unknown_ending(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"use one of \.gif, \.mp4"):
         animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / name, most=3)
-
-
-@pytest.mark.slow
-def test_matplotlib_is_left_as_it_is(tmp_path: Path) -> None:
-    backend, settings = matplotlib.get_backend(), matplotlib.rcParams.copy()
-    animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / "a.gif", most=3)
-    assert matplotlib.rcParams == settings
-    assert matplotlib.get_backend() == backend

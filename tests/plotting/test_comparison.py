@@ -253,12 +253,6 @@ def test_what_is_left_out() -> None:
     assert not {"SpectralDensity", "remark"} & {one.name for one in numbers(runs)}
 
 
-def test_histories_are_left_as_they_are() -> None:
-    runs = {name: realistic(20, KINDS) for name in ("a", "b")}
-    compare(runs)
-    assert runs["a"].names == realistic(20, KINDS).names
-
-
 SCENES = {
     "two": lambda: {name: realistic(60) for name in ("lr0.1", "lr0.01")},
     "long": lambda: {"a": realistic(300), "b": realistic(200)},
@@ -274,8 +268,7 @@ SCENES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize("log_steps", [False, True])
+@pytest.mark.parametrize(("log_steps", "scene"), [*zip(itertools.cycle([False, True]), SCENES)])
 def test_no_texts_overlap(scene: str, log_steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = compare(SCENES[scene](), "A comparison", log_steps)
     found = boxes(figure, monkeypatch)

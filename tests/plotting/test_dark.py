@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar, get_args
 
-import matplotlib
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from PIL import Image
 
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
@@ -34,7 +31,6 @@ from gradlens.instruments.style import (
     size_colormap,
     tint,
 )
-from gradlens.plotting.animation import animate
 from gradlens.plotting.dark import DARK, dark, dark_colormap
 from gradlens.plotting.layout import Look
 from gradlens.plotting.plotter import CockpitPlotter
@@ -172,15 +168,3 @@ def test_a_figure_can_become_light_again() -> None:
     for look in get_args(Look):
         draw(figure, panels, Words(""), step_axis(RUN), look=look)
         assert figure.get_facecolor()[:3] == to_rgb(GROUND if look == "dark" else PAPER)
-
-
-@pytest.mark.slow
-def test_an_animation_is_dark_from_the_first_frame_to_the_last(tmp_path: Path) -> None:
-    path = tmp_path / "a.gif"
-    animate(realistic(9, ("Loss",)), Screen("", look="dark"), path, most=2)
-    with Image.open(path) as image:
-        for frame in range(image.n_frames):
-            image.seek(frame)
-            shown = image.convert("RGB").getpixel((1, 1))
-            assert isinstance(shown, tuple)
-            assert luminance(matplotlib.colors.to_hex([c / 255 for c in shown])) < 0.02
