@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy.stats import binomtest
@@ -16,7 +17,7 @@ from benchmarks.diagnosis.loop import train
 from benchmarks.diagnosis.measure import Row
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.report import report, write
-from benchmarks.diagnosis.scoring import Score, score, wilson
+from benchmarks.diagnosis.scoring import score, wilson
 from benchmarks.diagnosis.training import Training
 from gradlens import load_run
 
@@ -93,66 +94,48 @@ def test_what_has_not_learnt_is_no_control() -> None:
 # Scores.
 
 
-def test_notices_do_not_count() -> None:
-    found = score([Found("input_scale", is_alarm=False)], "input_scale", TRUTH, True)
-    assert found == Score(False, False, False, False)
+NOTICE = Found("loss_sum", is_alarm=False)
+SCORES: dict[str, tuple[list[Found], str, dict[str, Any], dict[str, object]]] = {
+    "a notice": ([NOTICE], "loss_sum", {}, {"is_named": False, "is_alarmed": False}),
+    "a notice of what is always noticed": (
+        *([NOTICE], "loss_sum", {"notice": "always"}, {"is_named": True, "is_alarmed": False}),
+    ),
+    "what looks alike": (
+        *([Found("lr_edge")], "lr_too_high", {}),
+        {"is_named": False, "is_alike": True, "is_alarmed": True, "is_layer_right": None},
+    ),
+    "the first alarm": ([NOTICE, Found("a"), Found("b")], "a", {}, {"is_first": True}),
+    "a later alarm": ([Found("a"), Found("b")], "b", {}, {"is_named": True, "is_first": False}),
+    **{
+        f"layers {where}": ([Found("a", where=where)], "a", {}, {"is_layer_right": is_right})
+        for where, is_right in (
+            *((("0",), True), (("0.weight", "2.weight"), True), (("2",), True)),
+            *((("0", "4"), False), ((), False), (("00",), False)),
+        )
+    },
+    **{
+        f"step {step}": ([Found("a", step)], "a", {}, {"is_step_right": is_right})
+        for step, is_right in ((4, True), (6, True), (7, False))
+    },
+    **{
+        f"samples {samples}": ([Found("a", samples=samples)], "a", {}, {"is_sample_right": right})
+        for samples, right in ((("3",), True), (("17", "4"), True), (("4",), False), ((), False))
+    },
+}
+"""Findings, the fault, what is special about it, and what is scored."""
 
 
-@pytest.mark.parametrize(
-    ("notice", "is_harmful", "counts"),
-    [("always", True, True), ("harmless", False, True), ("harmless", True, False)],
-)
-def test_notices_count_where_the_fault_is_to_be_noticed(
-    notice: str, is_harmful: bool, counts: bool
-) -> None:
-    truth = replace(TRUTH, notice=notice)
-    found = score([Found("loss_sum", is_alarm=False)], "loss_sum", truth, is_harmful)
-    assert (found.is_named, found.is_alarmed) == (counts, False)
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name: str) -> None:
+    findings, fault, changes, expected = SCORES[name]
+    found = score(findings, fault, replace(TRUTH, **changes), True)
+    assert {field: getattr(found, field) for field in expected} == expected
 
 
-def test_what_looks_alike_is_not_named() -> None:
-    found = score([Found("lr_edge")], "lr_too_high", TRUTH, True)
-    assert (found.is_named, found.is_alike, found.is_alarmed) == (False, True, True)
-    assert found.is_layer_right is None
-
-
-def test_the_first_alarm_is_first() -> None:
-    findings = [Found("data_order", is_alarm=False), Found("dead_units"), Found("lr_too_high")]
-    assert score(findings, "dead_units", TRUTH, True).is_first
-    later = score(findings, "lr_too_high", TRUTH, True)
-    assert (later.is_named, later.is_first) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("where", "is_right"),
-    [
-        (("0",), True),
-        (("0.weight", "2.weight"), True),
-        (("2",), True),
-        (("0", "4"), False),
-        ((), False),
-        (("00",), False),
-    ],
-)
-def test_all_layers_that_are_named_must_have_the_fault(
-    where: tuple[str, ...], is_right: bool
-) -> None:
-    found = score([Found("dead_units", where=where)], "dead_units", TRUTH, True)
-    assert found.is_layer_right is is_right
-
-
-@pytest.mark.parametrize(("step", "is_right"), [(4, True), (6, True), (7, False)])
-def test_steps_are_right_within_one(step: int, is_right: bool) -> None:
-    found = score([Found("dead_units", step)], "dead_units", TRUTH, True)
-    assert found.is_step_right is is_right
-
-
-@pytest.mark.parametrize(
-    ("samples", "is_right"), [(("3",), True), (("17", "4"), True), (("4",), False), ((), False)]
-)
-def test_half_of_the_samples_must_be_right(samples: tuple[str, ...], is_right: bool) -> None:
-    found = score([Found("dead_units", samples=samples)], "dead_units", TRUTH, True)
-    assert found.is_sample_right is is_right
+@pytest.mark.parametrize(("is_harmful", "counts"), [(False, True), (True, False)])
+def test_notices_of_what_may_be_harmless(is_harmful: bool, counts: bool) -> None:
+    truth = replace(TRUTH, notice="harmless")
+    assert score([NOTICE], "loss_sum", truth, is_harmful).is_named == counts
 
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 5), (5, 5), (97, 102), (1, 1)])

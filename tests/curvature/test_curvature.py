@@ -11,12 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 from scipy.sparse import diags
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.hessian import GGNOperator, HessianOperator
@@ -220,43 +217,7 @@ def test_no_reference_cycle_keeps_the_graph(kind: str) -> None:
         gc.enable()
 
 
-def test_works_under_no_grad(kind: str) -> None:
-    problem = build("perceptron", "mse-mean")
-    loss, outputs = problem.forward()
-    with torch.no_grad():
-        operator = operator_of(kind, loss, outputs, problem.parameters)
-        found = operator @ np.ones(operator.shape[0])
-    np.testing.assert_allclose(found, operator_of_problem(kind, problem) @ np.ones(len(found)))
-
-
 # What can't be differentiated twice
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.projection = nn.Linear(4, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.projection(x).unflatten(-1, (1, 12)).transpose(1, 2).chunk(3, -1)
-        return F.scaled_dot_product_attention(q, k, v)
-
-
-def attention_operator(kind: str, is_checkpointed: bool = False) -> CurvatureOperator:
-    torch.manual_seed(0)
-    model, inputs = Attention(), torch.randn(2, 5, 4)
-    outputs = checkpoint(model, inputs, use_reentrant=False) if is_checkpointed else model(inputs)
-    loss = outputs.square().mean()
-    parameters = dict(model.named_parameters())
-    return operator_of(kind, loss, outputs, parameters)
-
-
-@pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_a_fused_attention_kernel_is_no_hindrance(kind: str, is_checkpointed: bool) -> None:
-    found = attention_operator(kind, is_checkpointed) @ np.ones(60)
-    with sdpa_kernel(SDPBackend.MATH):
-        expected = attention_operator(kind) @ np.ones(60)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_an_operation_without_second_derivative_is_named_with_a_remedy(kind: str) -> None:

@@ -19,7 +19,7 @@ from gradlens.curvature.hutchinson import hutchinson, hutchinson_blocks, hutchin
 from gradlens.curvature.products import Products
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_statistics import RunningMean
-from tests.cases.curvature_cases import SquareOnce, build, dense_ggn, dense_hessian
+from tests.cases.curvature_cases import build, dense_ggn, dense_hessian
 
 SEEDS = 100
 COVERED = range(90, 100)
@@ -347,16 +347,6 @@ def test_products_that_are_not_finite(
         assert "NaN or Inf" in found.value.reason
     else:
         assert "NaN or Inf" in found.reason
-
-
-def test_an_operation_without_second_derivative(estimator: Callable[..., Any]) -> None:
-    """It is found with the first product, and is a reason like any other."""
-    points = torch.nn.Parameter(torch.randn(4, 2))
-    outputs = SquareOnce.apply(points.cos())
-    found = estimator(GGNOperator(outputs.square().sum(), outputs, {"points": points}))
-    assert np.isnan(numbers(found)).all()
-    reason = found.value.reason if isinstance(found, Estimate) else found.reason
-    assert "can't be differentiated twice" in reason
 
 
 def test_one_sample_has_no_standard_error(trace: Callable[..., Estimate]) -> None:

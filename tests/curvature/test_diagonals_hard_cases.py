@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from backpack.extensions import DiagHessian
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import gradlens
 from gradlens import Cockpit, quantities
@@ -338,15 +337,6 @@ def test_what_is_undefined_is_a_nan_with_a_reason(name: str, kind: Any) -> None:
     assert meet == (name == "two batches"), "rows are compared with each other there alone"
 
 
-def test_hessian_that_does_not_exist() -> None:
-    problem = of(OnceDifferentiable)()
-    assert "differentiated twice" in problem.trace("diag_h").reason
-    assert (
-        "differentiated twice"
-        in problem.track(quantities.HessMaxEV()).history["HessMaxEV"][0].reason
-    )
-
-
 @pytest.mark.parametrize(
     ("passed", "reason"),
     [
@@ -523,56 +513,6 @@ def test_graph_extended_by_backpack_with_a_regulariser_of_zero() -> None:
         assert found["method"] == "Hutchinson"
 
 
-def test_curvature_leaves_per_sample_gradients_as_they_are() -> None:
-    y, loss = labels(), cross_entropy()
-    problem = plain(perceptron(), lambda o: loss(o, y))
-    gradlens.extend(problem.model)
-
-    def norms(tracked: list[quantities.Quantity]) -> Tensor:
-        cockpit = Cockpit(problem.model, tracked)
-        loss_now = problem.loss(problem.outputs())
-        with gradlens.per_sample_gradients(problem.model) as g, cockpit(0, loss=loss_now):
-            loss_now.backward()
-        problem.model.zero_grad()
-        return g["0.weight"].squared_norms()
-
-    ggn = quantities.HessTrace(curvature="diag_ggn_mc", name="g")
-    assert torch.equal(norms([quantities.HessTrace(), ggn]), norms([]))
-
-
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(checkpoint(self.block, x, use_reentrant=False))
-        return found
-
-
-@pytest.mark.filterwarnings("ignore:.*mixes the samples", "ignore:.*per-sample gradients")
-def test_normalisation_in_a_checkpoint_counts_as_without_a_cockpit() -> None:
-    x, y = inputs(), labels()
-
-    def buffers(tracked: bool) -> dict[str, Tensor]:
-        torch.manual_seed(0)
-        model, loss_function = Checkpointed().double(), cross_entropy()
-        kinds: list[Any] = ["diag_h", "diag_ggn_mc"]
-        cockpit = Cockpit(model, [quantities.HessTrace(curvature=k, name=k) for k in kinds])
-        for step in range(2):
-            loss = loss_function(model(x), y)
-            if not tracked:
-                loss.backward()
-                continue
-            with cockpit(step, loss=loss):
-                loss.backward()
-        return dict(model.named_buffers())
-
-    found, expected = buffers(True), buffers(False)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 def test_no_warning_that_the_users_own_loss_did_not_give() -> None:
     y, loss = torch.randn(N, dtype=torch.float64), gradlens.extend(nn.MSELoss())
     problem = plain(nn.Sequential(nn.Linear(4, 1)), lambda o: loss(o.squeeze(1), y))
@@ -583,12 +523,6 @@ def test_no_warning_that_the_users_own_loss_did_not_give() -> None:
 
 
 # Takeuchi's criterion
-
-
-@pytest.mark.parametrize("quantity", [quantities.TICDiag, quantities.TICTrace])
-def test_criterion_without_samples(quantity: Any) -> None:
-    with pytest.raises(ValueError, match="samples=0 is too few: use 1 or more"):
-        quantity(samples=0)
 
 
 def test_criterion_of_a_model_that_was_never_extended() -> None:

@@ -81,18 +81,6 @@ def test_losses_and_norms_of_each_sample(as_ids: str) -> None:
         assert samples.label[place] == number % 3
 
 
-@pytest.mark.slow
-def test_wrong_labels_are_ranked_first() -> None:
-    problem = classification()
-    wrong = torch.randperm(512, generator=torch.Generator().manual_seed(3))[:10]
-    problem.targets[wrong] = (problem.targets[wrong] + 2) % 4
-    found = train(problem, steps=600)
-    ranked = rank(samples_of(found.cockpit), 10)
-    assert len({each.id for each in ranked} & {*wrong.tolist()}) >= 7
-    assert sum(each.is_contradicted for each in ranked) >= 5
-    assert [each.score for each in ranked] == sorted([r.score for r in ranked], reverse=True)
-
-
 def test_losses_of_permuted_rows() -> None:
     """The loss function's rows may have another order than the tensors that its terms are."""
     network = nn.Linear(5, 3)
@@ -213,19 +201,6 @@ def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None
     samples = samples_of(train(classification()).cockpit)
     assert len(samples) == 20
     assert samples.left_out == 20  # as many are counted at most
-
-
-@pytest.mark.slow
-def test_a_killed_run_keeps_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.jsonl"
-    monkeypatch.setattr(Cockpit, "close", lambda self: None)
-    found = train(classification(), quantities=[quantities.Loss()], run=path, steps=200)
-    samples = History.load(path).samples
-    assert samples is not None
-    assert samples.visits.sum() >= 200 * 32 / 2
-    written = path.read_text().count('"samples":{"ids"')
-    assert written <= 8
-    assert found.cockpit is not None
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import copy
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -126,23 +125,6 @@ def test_the_parabola_is_that_of_differences(name: str, reduction: Reduction) ->
     a = line.distances
     found = line.loss + line.slope * a + line.curvature * a**2 / 2
     np.testing.assert_allclose(line.parabola, found)
-
-
-def test_the_parabola_of_a_quadratic_loss_is_the_loss() -> None:
-    problem = build("perceptron", "mse")
-    model = nn.Linear(4, 3).double()
-    probe = Probe(problem.batches, nn.MSELoss())
-    first, second = everywhere(model), everywhere(model, 1)
-    line = loss_along(model, probe, first, np.linspace(-3, 5, 9))
-    np.testing.assert_allclose(line.parabola, line.losses, rtol=1e-10)
-    weight, bias = (p.detach().numpy() for p in model.parameters())
-    plane = loss_on_plane(model, probe, (first, second), (AT, AT))
-    X, T = problem.inputs.numpy(), problem.targets.numpy()
-    for (i, a), (j, b) in product(enumerate(AT), repeat=2):
-        parts = [(a, first.parts), (b, second.parts)]
-        moved = weight + sum(s * p["weight"].numpy() for s, p in parts)
-        shift = bias + sum(s * p["bias"].numpy() for s, p in parts)
-        assert plane.losses[i, j] == pytest.approx(np.mean((X @ moved.T + shift - T) ** 2))
 
 
 def test_in_train_mode_batches_are_normalised_by_themselves() -> None:
@@ -384,22 +366,6 @@ def test_the_model_is_as_before(name: str, error: BaseException | None) -> None:
             with nullcontext() if error is None else pytest.raises(type(error)):
                 work(model, probe, states)
             assert everything(model) == before
-
-
-def test_attributes_that_a_forward_pass_sets_are_restored() -> None:
-    """The old weight normalisation sets the weight as a plain attribute."""
-    model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.warns(FutureWarning, match="deprecated"):
-        nn.utils.weight_norm(model[0])
-    inputs = torch.ones(1, 2)
-    model(inputs)
-    weight = model[0].weight
-    kept = weight.detach().clone()
-    probe = Probe([(inputs, inputs)], nn.MSELoss())
-    found = loss_along(model, probe, random_direction(model), AT, parabola=False)
-    assert len({*found.losses}) == len(AT)
-    assert model[0].weight is weight
-    assert torch.equal(weight, kept)
 
 
 def test_directions_and_origins_may_be_the_models_own_tensors() -> None:

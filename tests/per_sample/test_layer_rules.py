@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import re
 import sys
 import warnings
@@ -336,28 +334,3 @@ def test_inputs_go_with_the_graph() -> None:
             del outputs
             gc.collect()
             assert storage() is None
-
-
-def test_models_can_be_copied_and_pickled() -> None:
-    torch.manual_seed(0)
-    model = with_head(once)().double()
-    model.compute = once
-    with register_layer_rule(OwnLinear, own_linear):
-        gradlens.extend(model)
-        for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            losses = F.cross_entropy(each(randn(N, D)), torch.arange(N) % C, reduction="none")
-            expected = per_sample_gradients_of_losses(losses, each)
-            with gradlens.per_sample_gradients(each) as gradients:
-                losses.mean().backward()
-            assert gradients.keys() == expected.keys()
-            for name in expected:
-                torch.testing.assert_close(gradients[name].dense(), expected[name])
-
-
-def test_closing_a_cockpit_removes_the_hooks() -> None:
-    model = with_head(once)()
-    with register_layer_rule(OwnLinear, own_linear):
-        cockpit = gradlens.Cockpit(model, [quantities.NormTest()])
-        assert model.own._forward_hooks
-        cockpit.close()
-        assert not model.own._forward_hooks
