@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from gradlens.cli.autopsy_text import spike_text, spikes_json, spikes_text
 from gradlens.cli.diagnosis_text import Diagnosis, as_json, as_text
 from gradlens.cli.export import DESTINATIONS, check_layers
-from gradlens.cli.run_names import run_names
 from gradlens.cli.samples_text import samples_json, samples_text
 from gradlens.cli.text_display import NARROWEST, PrintedText, encodable, text_display, text_format
 from gradlens.cli.watch import Display, FileDisplay, WindowDisplay, watch
@@ -32,7 +31,7 @@ from gradlens.instruments import Options
 from gradlens.instruments.style import PAPER
 from gradlens.numerics.unavailable import first_line
 from gradlens.plotting.animation import ANIMATIONS, animate
-from gradlens.plotting.comparison import compare, left_out
+from gradlens.plotting.comparison import compare, left_out, run_names
 from gradlens.plotting.layout import pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure

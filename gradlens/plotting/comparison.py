@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import to_rgb
@@ -15,7 +16,6 @@ from matplotlib.figure import Figure
 from gradlens.history.history import History
 from gradlens.history.lines import Line
 from gradlens.history.scalars import Scalar
-from gradlens.history.view import View
 from gradlens.instruments import BUILT_IN
 from gradlens.instruments.axes import TextFigure
 from gradlens.instruments.panel import Curve, Lines, Panel
@@ -36,18 +36,43 @@ SPIKY = ("Alpha", "GradNoiseScale")
 """Kinds with single values so far off that an axis which has room for them shows nothing else."""
 
 
+UNITS = {"s/step": "s/step", "samples": "samples", "batch size": "samples"}
+"""Units by the part of a series, or by the label of its view; other numbers have none."""
+
+
 @dataclass(frozen=True)
 class Number:
     """One number per step of several runs, with its line by the name of the run."""
 
-    name: str
-    series: str
+    scalar: Scalar
     title: str
-    part: str
-    words: str
-    kinds: tuple[str, ...]
-    view: View
     lines: Mapping[str, Line]
+
+    @property
+    def words(self) -> str:
+        """What the numbers are, where the title doesn't say it."""
+        one = self.scalar
+        return one.part if _is_unit(one) else "" if one.part else one.view.label
+
+    def panel(self, names: Mapping[str, str], colors: Mapping[str, RGB], words: str = "") -> Panel:
+        """Its panel: a line for each run, in its colour and called by its shown name."""
+        view, kinds = self.scalar.view, self.scalar.kinds
+        unit = UNITS.get(self.scalar.part, UNITS.get(view.label, ""))
+        values = [one.values for one in self.lines.values()]
+        found = np.concatenate([one[np.isfinite(one)] for one in values])
+        content = Lines(
+            tuple(
+                Curve(names[run], one, colors[run], 1.4, unit=unit)
+                for run, one in self.lines.items()
+            ),
+            scale=value_scale(view.yscale, values),
+            words=words or self.words,
+            spiky=any(kind in SPIKY for kind in kinds),
+            limits=range_of_alpha(found) if "Alpha" in kinds else None,
+            named_at_ends=True,
+        )
+        series = (self.scalar.name, self.scalar.series)
+        return Panel(self.title, view.group, series, content, view.label or self.title)
 
 
 def compare(
@@ -70,7 +95,8 @@ def compare(
     if not found:
         raise ValueError(f"none of the runs has numbers to compare: {', '.join(runs)}")
     by_run = _chosen_colors([*runs], colors) if colors else run_colors([*runs])
-    panels = [_panel(number, by_run) for number in found]
+    short = short_run_names([*runs])
+    panels = [number.panel(short, by_run) for number in found]
     panels.sort(key=lambda panel: GROUPS.index(panel.group))
     shown = limited(tuple(panels))
     if names:
@@ -99,14 +125,9 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
     titles = Counter((one.view.title, one.part) for one in shown)
     return tuple(
         Number(
-            one.name,
-            one.series,
+            one,
             # Of two quantities of one class, the names tell them apart.
             _titled(_title(one) if titles[one.view.title, one.part] == 1 else one.series, one),
-            one.part,
-            _words(one),
-            one.kinds,
-            one.view,
             {run: found[one.name].line for run, found in by_run.items() if one.name in found},
         )
         for one in shown
@@ -124,11 +145,6 @@ def _title(one: Scalar) -> str:
 def _titled(title: str, one: Scalar) -> str:
     """The title of the panel of one part of a record, as on the page of one run."""
     return f"{title}: {one.part}" if one.part and not _is_unit(one) else title
-
-
-def _words(one: Scalar) -> str:
-    """What the numbers are, where the title doesn't say it."""
-    return one.part if _is_unit(one) else "" if one.part else one.view.label
 
 
 def _is_unit(one: Scalar) -> bool:
@@ -190,34 +206,37 @@ def short_run_names(runs: Sequence[str]) -> dict[str, str]:
     return {run: "".join(each[common:]) or run for run, each in zip(runs, words, strict=True)}
 
 
-# Panels -------------------------------------------------------------------------------------
+ENDINGS = {".jsonl", ".json"}
 
 
-def _panel(number: Number, colors: Mapping[str, RGB]) -> Panel:
-    """The panel of a number: a line for each run, with its name on the right."""
-    short, shown = short_run_names([*colors]), lines_of(number, colors)
-    curves = tuple(replace(one, name=short[one.name], width=1.4) for one in shown.curves)
-    content = replace(
-        shown, curves=curves, latest=("", False), words=number.words, named_at_ends=True
-    )
-    names, label = (number.name, number.series), number.view.label or number.title
-    return Panel(number.title, number.view.group, names, content, label)
+def run_names(paths: Sequence[Path]) -> tuple[str, ...]:
+    """A name for each path, without the folders and the ending that all have in common.
+
+    ``ValueError`` if a path is given twice.
+    """
+    whole = [path.absolute() for path in paths]
+    twice = [path for place, path in enumerate(paths) if whole[place] in whole[:place]]
+    if twice:
+        raise ValueError(f"{twice[0]} is given twice")
+    endings = {path.suffix for path in paths}
+    plain = len(endings) == 1 and endings <= ENDINGS
+    parts = [path.with_suffix("").parts if plain else path.parts for path in whole]
+    start = _common(parts)
+    parts = [one[start:] for one in parts]
+    end = _common([one[::-1] for one in parts])
+    return tuple("/".join(one[: len(one) - end]) for one in parts)
 
 
-def lines_of(number: Number, colors: Mapping[str, RGB]) -> Lines:
-    """A line for each run."""
-    found = np.concatenate([one.values[one.finite] for one in number.lines.values()])
-    return Lines(
-        tuple(Curve(run, one, colors[run]) for run, one in number.lines.items()),
-        scale=value_scale(number.view.yscale, [one.values for one in number.lines.values()]),
-        spiky=any(kind in SPIKY for kind in number.kinds),
-        limits=range_of_alpha(found) if "Alpha" in number.kinds else None,
-    )
+def _common(parts: Sequence[Sequence[str]]) -> int:
+    """How many first parts all have in common, of which the last part of none is one."""
+    shortest = min(map(len, parts))
+    differing = (n for n in range(shortest - 1) if len({one[n] for one in parts}) > 1)
+    return next(differing, shortest - 1)
 
 
 def _legend(found: Sequence[Number], colors: Mapping[str, RGB]) -> tuple[Entry, ...]:
     """Each run's colour, name and last loss, in the order of the values in their names."""
-    losses = next((number.lines for number in found if "Loss" in number.kinds), {})
+    losses = next((number.lines for number in found if "Loss" in number.scalar.kinds), {})
     order = ordered_values([*colors]) or dict.fromkeys(colors, 0.0)
     return tuple(
         Entry(

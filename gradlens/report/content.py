@@ -22,7 +22,7 @@ from gradlens.instruments.panel import Curve, Drawn, Grid, Lines, Map, Panel, Sh
 from gradlens.instruments.scales import Ruler, value_scale
 from gradlens.instruments.shapes import GREY
 from gradlens.instruments.style import DOT
-from gradlens.plotting.comparison import lines_of, numbers, run_colors
+from gradlens.plotting.comparison import numbers, run_colors
 from gradlens.plotting.panels import EPOCHS, GROUPS, main_parts, panels
 from gradlens.report.hints import HINTS
 
@@ -70,13 +70,6 @@ def reason(value: Any) -> str:
         return next(filter(None, map(reason, value.values())), str(value.get("reason") or ""))
     return ""
 
-
-UNITS = {
-    "s/step": "s/step",
-    "samples": "samples",
-    "batch size": "samples",
-}
-"""Units by the part of a series, or by the label of its view; other numbers have none."""
 
 WORDS = {"clipped": "share of elements out of range"}
 """What the part of a series is."""
@@ -181,13 +174,10 @@ def _of_several(runs: Mapping[str, History]) -> list[Card]:
     colors = run_colors([*runs])
     found: list[Card] = []
     for one in numbers(runs):
-        unit = UNITS.get(one.part, UNITS.get(one.view.label, ""))
-        words = one.name if one.name.endswith(one.words) else f"{one.name} · {one.words}"
-        shown = lines_of(one, colors)
-        curves = tuple(replace(curve, unit=unit) for curve in shown.curves)
-        shown = replace(shown, curves=curves, words=words)
-        records = [(runs[run][one.series],) for run in one.lines]
-        hint = next((HINTS[kind] for kind in one.kinds if kind in HINTS), "")
-        panel = Panel(one.title, one.view.group, (one.name,), shown)
+        name = one.scalar.name
+        words = name if name.endswith(one.words) else f"{name} · {one.words}"
+        panel = one.panel({run: run for run in runs}, colors, words)
+        records = [(runs[run][one.scalar.series],) for run in one.lines]
+        hint = next((HINTS[kind] for kind in one.scalar.kinds if kind in HINTS), "")
         found.append(_lines_card(panel, records, hint))
     return found

@@ -107,7 +107,7 @@ def _row(one: Number, runs: Sequence[str]) -> LastValues:
         ("—" if value is None else number_label(value), _difference(value, found[0]) if n else "")
         for n, value in enumerate(found)
     )
-    return LastValues(one.title, one.name, cells)
+    return LastValues(one.title, one.scalar.name, cells)
 
 
 def _difference(value: float | None, first: float | None) -> str:

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gradlens.cli.main import main
-from gradlens.cli.run_names import run_names
 from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
@@ -26,6 +25,7 @@ from gradlens.plotting.comparison import (
     numbers,
     ordered_values,
     run_colors,
+    run_names,
     short_run_names,
 )
 from gradlens.plotting.plotter import CockpitPlotter
@@ -250,7 +250,7 @@ def test_what_is_left_out() -> None:
     runs = {"a": realistic(20, KINDS), "b": realistic(20, ("Loss",))}
     runs["b"].append(3, {"remark": "hm"})
     assert left_out(runs) == ("SpectralDensity", "remark")
-    assert not {"SpectralDensity", "remark"} & {one.name for one in numbers(runs)}
+    assert not {"SpectralDensity", "remark"} & {one.scalar.name for one in numbers(runs)}
 
 
 SCENES = {
