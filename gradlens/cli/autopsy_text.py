@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from gradlens.cli.columns import aligned, in_short, printable
-from gradlens.cli.summary_data import strict
+from gradlens.cli.columns import aligned, as_line, in_short, printable
 from gradlens.diagnosis.autopsy import autopsy
 from gradlens.history.plain_data import plain
 from gradlens.history.spikes import NEVER, SampleId, Spike
@@ -50,7 +48,7 @@ def spikes_json(spikes: Mapping[int, Spike], name: str) -> str:
         {"step": step, **plain(spike), "conclusion": asdict(autopsy(spike))}
         for step, spike in sorted(spikes.items())
     ]
-    return json.dumps(strict({"run": name, "spikes": found}), allow_nan=False)
+    return as_line({"run": name, "spikes": found})
 
 
 def largest(spikes: Mapping[int, Spike]) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradlens.cli.summary_data import strict
+from gradlens.cli.columns import as_line, wrapped
 from gradlens.cli.summary_text import shown
 from gradlens.history.finding import Finding, Measured
 from gradlens.history.plain_data import plain
@@ -41,7 +39,7 @@ def as_json(diagnosis: Diagnosis) -> str:
         "asked": [*diagnosis.asked],
         "unasked": {fault: [*needs] for fault, needs in diagnosis.unasked.items()},
     }
-    return json.dumps(strict(found), allow_nan=False)
+    return as_line(found)
 
 
 def as_text(diagnosis: Diagnosis, width: int = 80, everything: bool = False) -> str:
@@ -79,14 +77,7 @@ class _Page:
     everything: bool
 
     def lines(self, text: str, indent: str = "", hanging: str = "") -> list[str]:
-        printable = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
-        return textwrap.wrap(
-            printable,
-            self.width,
-            initial_indent=indent,
-            subsequent_indent=indent + hanging,
-            break_on_hyphens=False,
-        )
+        return wrapped(text, self.width, indent, hanging)
 
     def finding(self, finding: Finding, found: Sequence[Finding]) -> list[str]:
         depth = _depth(finding, found)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gradlens._version import __version__
+from gradlens.cli.columns import printable
 
 FAILED = 1
 
@@ -65,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(message: str) -> int:
     """Print what went wrong in one line on stderr, and return the exit code."""
     text = " ".join(message.split())
-    shown = "".join(sign if sign.isprintable() else "?" for sign in text[:LONGEST])
-    print(f"gradlens: {shown}", file=sys.stderr)
+    print(f"gradlens: {printable(text[:LONGEST])}", file=sys.stderr)
     return FAILED
 
 

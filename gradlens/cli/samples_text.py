@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradlens.cli.columns import aligned, in_short
-from gradlens.cli.summary_data import strict
+from gradlens.cli.columns import aligned, as_line, in_short
 from gradlens.diagnosis.samples import Ranked, have_losses
 from gradlens.history.records import Samples
 from gradlens.instruments.scales import number_label
@@ -35,7 +33,7 @@ def samples_json(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
         "left_out": samples.left_out,
         "ranked": [asdict(each) for each in ranked],
     }
-    return json.dumps(strict(found), allow_nan=False)
+    return as_line(found)
 
 
 def _row(ranked: Ranked) -> tuple[str, ...]:

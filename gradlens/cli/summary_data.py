@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 from dataclasses import asdict
 from typing import Any
 
+from gradlens.cli.columns import as_line, strict
 from gradlens.history.plain_data import plain
 from gradlens.plotting.summary import Row, Summary
 
@@ -48,7 +47,7 @@ def as_json(summary: Summary, run: str) -> str:
         "spending": None if summary.spending is None else plain(summary.spending),
         "notes": [asdict(note) for note in summary.notes],
     }
-    return json.dumps(strict(found), allow_nan=False)
+    return as_line(found)
 
 
 def as_csv(summary: Summary, run: str, heading: bool = True) -> str:
@@ -84,14 +83,3 @@ def _entries(row: Row) -> dict[str, Any]:
         "undefined_step": row.undefined_step,
         "reason": row.reason,
     }
-
-
-def strict(value: Any) -> Any:
-    """The same with ``None`` for a NaN, and ``"inf"`` for an infinity, as ``float`` reads it."""
-    if isinstance(value, dict):
-        return {key: strict(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gradlens.cli.columns import printable, wrapped
 from gradlens.history.coverage import CoverageTable, few
 from gradlens.history.finding import Finding
 from gradlens.history.lines import Line
 from gradlens.history.records import Note, Spending
 from gradlens.instruments.scales import number_label
-from gradlens.plotting.noise_ranking import NoiseRanking
-from gradlens.plotting.summary import DeadUnits, Extreme, Row, Summary
+from gradlens.plotting.summary import DeadUnits, Extreme, NoiseRanking, Row, Summary
 
 HEADINGS = ("last", "change", "min", "step", "max", "step", "steps")
 GAPS = tuple(" " if heading == "step" else "  " for heading in HEADINGS)
@@ -92,7 +91,7 @@ class _Page:
 
     def text(self, text: str) -> str:
         """One line without the control characters that a terminal would obey."""
-        shown = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+        shown = printable(" ".join(text.split()))
         if not self.plain:
             return shown
         for sign, substitute in PLAIN.items():
@@ -100,13 +99,7 @@ class _Page:
         return shown.encode("ascii", "replace").decode("ascii")
 
     def wrapped(self, text: str, indent: str = "") -> list[str]:
-        return textwrap.wrap(
-            self.text(text),
-            self.width,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-        )
+        return wrapped(self.text(text), self.width, indent)
 
     def findings(self, findings: Sequence[Finding], run: str) -> list[str]:
         if not findings:
@@ -137,7 +130,7 @@ class _Page:
         for head, trend, line, note in zip(("series", *names), trends, cells, notes, strict=True):
             # A name that is too long for the table has lines of its own.
             is_short = len(head) <= name
-            lines += [] if is_short else textwrap.wrap(head, self.width, break_on_hyphens=False)
+            lines += [] if is_short else wrapped(head, self.width)
             values = [(line[column], widths[column], GAPS[column]) for column in shown]
             lines.append(
                 _line((head if is_short else "").ljust(name), trend.ljust(spark)[:spark], values)

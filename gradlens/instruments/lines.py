@@ -478,12 +478,12 @@ def explain_empty(ax: Axes, lines: Sequence[Line], why: str = "") -> Artists:
 def why_empty(lines: Sequence[Line]) -> str:
     """Why there is nothing to draw: the reason of the latest value that has one."""
     reasons = [line.reason for line in lines if line.reason]
-    nothing = "recorded, but never a finite number"
+    if reasons:
+        return reasons[-1]
     if not any(line.steps.size for line in lines):
-        nothing = "nothing recorded yet"
-    elif all(always_infinite(line) for line in lines):
-        nothing = "infinite at every step"
-    return reasons[-1] if reasons else nothing
+        return "nothing recorded yet"
+    is_infinite = all(always_infinite(line) for line in lines)
+    return "infinite at every step" if is_infinite else "recorded, but never a finite number"
 
 
 def apart(places: Floats, gap: float, end: float) -> Floats:

@@ -15,8 +15,8 @@ from gradlens.instruments.layers import columns as columns_of_table
 from gradlens.instruments.panel import Lines, Map, Picture, Shape, Shapes
 from gradlens.instruments.scales import Ruler, StepAxis
 from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, smooth, thin, trend
+from gradlens.report.axes import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
 from gradlens.report.content import Card, Gaps
-from gradlens.report.palette import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
 
 Columns = Mapping[str, Any]
 

@@ -33,6 +33,7 @@ from gradlens.instruments.scales import Ruler, StepAxis
 from gradlens.instruments.style import ALARM, BLUE, Color
 from gradlens.report.axes import (
     HEIGHT,
+    LIGHT,
     Shared,
     label_values,
     mark,
@@ -41,9 +42,8 @@ from gradlens.report.axes import (
     plain,
     value_range,
 )
-from gradlens.report.columns import Columns, columns, to_places
+from gradlens.report.columns import columns, to_places
 from gradlens.report.content import Card
-from gradlens.report.palette import LIGHT
 
 ROW = 15
 """Pixels of a row of a map, where it has room."""
@@ -289,50 +289,25 @@ def _image(one: figure, source: ColumnDataSource, mapper: Any) -> Any:
 
 
 def update(drawn: DrawnCard, card: Card, axis: StepAxis) -> None:
-    """Bring a card's sources and ranges up to date.
-
-    What was added at the end alone is streamed.
-    """
+    """Bring a card's sources up to date, and the ranges that the page doesn't fit by itself."""
     if not drawn.figures:
         return
     found = columns(card, axis)
     for name, source in drawn.sources.items():
-        new: dict[str, Any] = dict(found[name])
-        old: Any = source.data
-        count = len(next(iter(old.values())))
-        if "map" not in name and _begins_with(new, old):
-            added = {key: values[count:] for key, values in new.items()}
-            if len(next(iter(added.values()))):
-                source.stream(added)
-        else:
-            source.data = new
+        source.data = dict(found[name])
     for place, gaps in enumerate(card.gaps):
         drawn.sources[f"gaps {place}"].tags = [list(gaps.reasons)]
-    _update_ranges(drawn.figures, card)
-
-
-def _update_ranges(figures: tuple[figure, ...], card: Card) -> None:
-    """Set the ranges that the page doesn't fit by itself."""
-    shown = card.panel.content
-    if isinstance(shown, Map):
-        _set(figures[1].y_range, range_of_colours(shown))
-    elif isinstance(shown, Lines) and not figures[0].tags[0]["fits"]:
-        _set(figures[0].y_range, _ends(card.up))
-    elif isinstance(shown, (Picture, Shapes)):
-        _set(figures[0].y_range, shown.up.limits)
-        if isinstance(shown, Shapes) or shown.steps is None:
-            _set(figures[0].x_range, shown.across.limits)
+    first, *below = drawn.figures
+    match card.panel.content:
+        case Map() as map:
+            _set(below[0].y_range, range_of_colours(map))
+        case Lines() if not first.tags[0]["fits"]:
+            _set(first.y_range, _ends(card.up))
+        case Picture() | Shapes() as shown:
+            _set(first.y_range, shown.up.limits)
+            if isinstance(shown, Shapes) or shown.steps is None:
+                _set(first.x_range, shown.across.limits)
 
 
 def _set(one: Any, found: tuple[float, float]) -> None:
     one.update(start=found[0], end=found[1])
-
-
-def _begins_with(new: Columns, old: Mapping[str, Any]) -> bool:
-    return all(
-        key in old
-        and len(old[key]) <= len(values)
-        and old[key].dtype == values.dtype
-        and old[key].tobytes() == values[: len(old[key])].tobytes()
-        for key, values in new.items()
-    )

@@ -20,6 +20,7 @@ from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.run_file import replacing
 from gradlens.instruments import BUILT_IN, Instrument
+from gradlens.instruments.lines import why_empty
 from gradlens.instruments.panel import Content, Lines, Map, Picture, Shapes
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
@@ -27,23 +28,24 @@ from gradlens.plotting.comparison import run_colors
 from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import nothing
-from gradlens.report.axes import columns, shared
-from gradlens.report.columns import has_trend
-from gradlens.report.content import Card, cards
-from gradlens.report.figures import DrawnCard, draw, has_points, height, is_drawn, update
-from gradlens.report.overview import facts, last_values
-from gradlens.report.palette import (
+from gradlens.report.axes import (
     IN_DARK,
     LIGHT,
     OF_THE_GROUND,
     SIGNED,
     SIZES,
+    columns,
     gradient,
     in_dark,
     in_light,
     palette,
+    shared,
     variables,
 )
+from gradlens.report.columns import has_trend
+from gradlens.report.content import Card, cards
+from gradlens.report.figures import DrawnCard, draw, has_points, height, is_drawn, update
+from gradlens.report.overview import facts, last_values
 
 
 @dataclass(frozen=True)
@@ -155,24 +157,25 @@ class Live:
 
 
 def _skeleton(shown: Page) -> list[Any]:
-    """What can't be changed in a document."""
+    """What can't be changed in a document: what cards consist of, and their axes."""
     found = [(card.panel.title, is_drawn(card), _parts(card)) for card in shown.cards]
     return [*found, *shown.marks]
 
 
 def _parts(card: Card) -> Any:
-    """What a card's figures consist of, and their axes."""
     match card.panel.content:
         case Lines() as one:
-            curves = one.all_curves
-            found = [(c.name, has_points(c), has_trend(c.line), len(c.spreads)) for c in curves]
+            found = [
+                (curve.name, has_points(curve), has_trend(curve.line), len(curve.spreads))
+                for curve in one.all_curves
+            ]
             return found, one.danger is None, card.up.scale, card.up.linear
         case Map() as one:
             return one.table.names, type(one.norm), one.colors
         case Shapes() as one:
             return [(shape.name, shape.kind) for shape in one.shapes], one.key
-        case _:
-            return None
+        case other:
+            return type(other)
 
 
 def _status(shown: Page) -> Any:
@@ -263,7 +266,7 @@ def _view(card: Card, key: str) -> dict[str, Any]:
         "hint": card.hint,
         "words": card.words,
         "curves": _entries(card),
-        "why": "" if is_drawn(card) else _why(card),
+        "why": "" if is_drawn(card) else _why(shown),
         "height": height(card),
         "bar": _bar(shown) if isinstance(shown, (Map, Picture)) else None,
     }
@@ -279,12 +282,9 @@ def _entries(card: Card) -> list[tuple[str, Color]]:
             return [(card.words, categorical_colors(1)[0])]
 
 
-def _why(card: Card) -> str:
-    """Why a card has nothing to draw."""
-    shown = card.panel.content
-    assert isinstance(shown, Lines)
-    reasons = [reason for gaps in card.gaps for reason in gaps.reasons]
-    return shown.message or (reasons[-1] if reasons else "nothing recorded yet")
+def _why(shown: Content) -> str:
+    """Why there is nothing to draw."""
+    return (shown.message or why_empty(shown.lines)) if isinstance(shown, Lines) else ""
 
 
 def _bar(shown: Map | Picture) -> tuple[str, str, str]:

@@ -17,8 +17,7 @@ from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.plotting.noise_ranking import LARGE_IS_NOISY, NoiseRanking, noise_rankings
-from gradlens.plotting.summary import summarize
+from gradlens.plotting.summary import LARGE_IS_NOISY, NoiseRanking, noise_rankings, summarize
 
 WHY = Undefined("conv.weight has no per-sample gradients: it is frozen")
 
