@@ -189,7 +189,7 @@ def _small_panels(ax: Axes, count: int, columns: int, gap: tuple[float, float]) 
 def _worst(found: LayerTable) -> Line:
     """One line that is NaN at steps at which the record of some row isn't a finite number."""
     broken = (found.recorded & ~np.isfinite(found.values)).any(axis=0)
-    return Line(found.steps, np.where(broken, np.nan, 0.0))
+    return Line(found.steps, np.where(broken, np.nan, 0.0), found.reason)
 
 
 def plot_panels(

@@ -402,15 +402,17 @@ def band(ax: Axes, axis: StepAxis, low: Line, high: Line, color: Color) -> Artis
 def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
     """Marks at steps whose value isn't a finite number.
 
-    Ticks are at the upper edge where the value is ∞, and otherwise on the base line. Lines that are
-    always ∞ are shown as one line along the upper edge.
+    Ticks are at the upper edge where the value is ∞, and otherwise on the base line, red unless a
+    reason is known. Lines that are always ∞ are shown as one line along the upper edge.
     """
     infinite = [line.steps[np.isposinf(line.values)] for line in lines if not always_infinite(line)]
-    others = [line.steps[~line.finite & ~np.isposinf(line.values)] for line in lines]
+    others = [(line.reason, line.steps[~line.finite & ~np.isposinf(line.values)]) for line in lines]
     artists: Artists = {}
     for name, found, height, color in (
-        ("missing", others, 0.0, ALARM), ("infinite", infinite, 1.0, MUTED)
-    ):  # fmt: skip
+        ("missing", [steps for reason, steps in others if not reason], 0.0, ALARM),
+        ("missing for a reason", [steps for reason, steps in others if reason], 0.0, MUTED),
+        ("infinite", infinite, 1.0, MUTED),
+    ):
         if any(one.size for one in found):
             steps = np.unique(np.concatenate(found))
             shown, _ = thin(steps, np.zeros_like(steps), warp=axis.warp)

@@ -311,16 +311,16 @@ class Panel:
 
 
 def readout(line: Line) -> Readout:
-    """The latest value as text, and whether it is an alarm because it isn't finite."""
+    """The latest value as text, and whether it is an alarm: it isn't finite for no known reason."""
     if not line.steps.size:
         return "", False
     if line.finite[-1]:
         return number_label(line.latest), False
     last = line.steps[line.finite]
     if not last.size:
-        return number_label(line.latest), True
+        return number_label(line.latest), not line.reason
     since = line.steps[line.steps > last[-1]][0]
-    return f"{number_label(line.latest)} since step {since:,.0f}", True
+    return f"{number_label(line.latest)} since step {since:,.0f}", not line.reason
 
 
 def any_finite(lines: Sequence[Line]) -> bool:

@@ -274,8 +274,9 @@ def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:
     if not boxes:
         return {}
     hatches = PolyCollection(
-        boxes, facecolors=PAPER, edgecolors=ALARM, hatch="/////", linewidths=0, zorder=2.5
-    )
+        boxes, facecolors=PAPER, edgecolors=MUTED if found.reason else ALARM, hatch="/////",
+        linewidths=0, zorder=2.5,
+    )  # fmt: skip
     return {"undefined": ax.add_collection(hatches, autolim=False)}
 
 

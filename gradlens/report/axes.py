@@ -82,19 +82,19 @@ def variables(colors: Mapping[str, str]) -> str:
     return " ".join(f"--{name}: {color};" for name, color in colors.items())
 
 
-ABSENT, UNDEFINED, ZERO = 0, 1, 2
-"""Numbers of the colours of a cell without a record, of one whose record isn't a number, and of one
-whose number is exactly zero on a logarithmic scale."""
+ABSENT, UNDEFINED, ZERO, EXPLAINED = 0, 1, 2, 3
+"""Numbers of the colours of a cell without a record, of one whose record isn't a number, of one
+whose number is exactly zero on a logarithmic scale, and of one that has no number for a reason."""
 
-FIRST = 3
+FIRST = 4
 SHADES = 256 - FIRST
 """The number of the first of a map's other colours, and how many there are."""
 
 
 def palette(colors: Colormap) -> list[str]:
-    """256 colours: for no record, for no number, for zero, and from small to large."""
+    """256 colours: of what is no number of the scale, and from small to large."""
     shades = [to_hex(color) for color in colors(np.linspace(0, 1, SHADES))]
-    return ["#00000000", ALARM, FAINT, *shades]
+    return ["#00000000", ALARM, FAINT, MUTED, *shades]
 
 
 SIZES, SIGNED = size_colormap(), signed_colormap()

@@ -15,7 +15,7 @@ from gradlens.instruments.layers import columns as columns_of_table
 from gradlens.instruments.panel import Lines, Map, Picture, Shape, Shapes
 from gradlens.instruments.scales import Ruler, StepAxis
 from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, smooth, thin, trend
-from gradlens.report.axes import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
+from gradlens.report.axes import ABSENT, EXPLAINED, FIRST, SHADES, UNDEFINED, ZERO
 from gradlens.report.content import Card, Gaps
 
 Columns = Mapping[str, Any]
@@ -98,7 +98,7 @@ def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:
     values = np.maximum(table.values, low) if low > 0 else table.values
     shares = np.ma.filled(norm(np.ma.masked_invalid(values)), np.nan).clip(0, 1)
     codes = np.where(np.isfinite(shares), np.nan_to_num(shares) * (SHADES - 1) + FIRST, ABSENT)
-    codes[table.recorded & ~np.isfinite(table.values)] = UNDEFINED
+    codes[table.recorded & ~np.isfinite(table.values)] = EXPLAINED if table.reason else UNDEFINED
     if isinstance(norm, LogNorm):
         # Zero isn't on a logarithmic scale, and has a colour of its own.
         codes[table.values == 0] = ZERO

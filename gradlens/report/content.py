@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,12 +20,14 @@ from gradlens.history.scalars import Scalar
 from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
 from gradlens.instruments import BUILT_IN, Instrument, LayerMapInstrument
+from gradlens.instruments.axes import plot_panels
+from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.panel import Curve, Drawn, Grid, Lines, Map, Panel, Shapes
-from gradlens.instruments.scales import Ruler, value_scale
+from gradlens.instruments.scales import Ruler, StepAxis, value_scale
 from gradlens.instruments.shapes import GREY
 from gradlens.instruments.style import DOT
 from gradlens.plotting.comparison import numbers, run_colors
-from gradlens.plotting.panels import EPOCHS, GROUPS, main_parts, panels
+from gradlens.plotting.panels import EPOCHS, GROUPS, cannot_be_drawn, main_parts, panels
 
 MOST = 1000
 """Largest number of missing values of a series that a page has, evenly over all of them."""
@@ -76,11 +80,12 @@ WORDS = {"clipped": "share of elements out of range"}
 
 @dataclass(frozen=True, eq=False)
 class Card:
-    """A panel of a page, what to look for in it, and the gaps of its curves."""
+    """A panel of a page, what to look for in it, the gaps of its curves, or all of it as a PNG."""
 
     panel: Panel
     hint: str = ""
     gaps: tuple[Gaps, ...] = ()
+    picture: str = ""
 
     @cached_property
     def up(self) -> Ruler:
@@ -113,7 +118,7 @@ def _of_one(history: History, instruments: Sequence[Instrument]) -> list[Card]:
     """The panels of a figure, numbers of what has no lines among them, and maps of layers.
 
     Shapes beside the lines of a panel have a card of their own, and those at single steps are shown
-    at all steps. What only matplotlib draws is left out.
+    at all steps. What only matplotlib draws is a picture.
     """
     main = panels(main_parts(history, instruments), history)
     maps = panels(LayerMapInstrument().parts(history), history)
@@ -128,7 +133,9 @@ def _of_one(history: History, instruments: Sequence[Instrument]) -> list[Card]:
             shown |= {*panel.names} if panel in main else set()
         elif isinstance(content, Shapes) and content.over_steps is not None:
             found.append(Card(replace(panel, content=content.over_steps), hint))
-        elif not isinstance(content, (Drawn, Grid)):
+        elif isinstance(content, (Drawn, Grid)):
+            found.append(_picture(panel, step_axis(history), hint))
+        else:
             found.append(Card(panel, hint))
         if isinstance(content, (Lines, Map)) and content.beside is not None:
             title = f"{panel.title}: {content.beside.title}"
@@ -138,6 +145,19 @@ def _of_one(history: History, instruments: Sequence[Instrument]) -> list[Card]:
             title = titles.get(one.series, one.view.title or one.series)
             found.append(_alone(history, one, title))
     return found
+
+
+def _picture(panel: Panel, axis: StepAxis, hint: str) -> Card:
+    """The card of what only matplotlib draws, or of why that fails."""
+    written = io.BytesIO()
+    try:
+        figure = plot_panels([replace(panel, title="")], axis).figure
+        figure.savefig(written, format="png", dpi=200)
+    except Exception as error:
+        message = cannot_be_drawn(panel.names, error)
+        return Card(replace(panel, content=Lines(message=message)), hint)
+    png = base64.b64encode(written.getvalue()).decode()
+    return Card(panel, hint, picture=f"data:image/png;base64,{png}")
 
 
 def _alone(history: History, one: Scalar, title: str) -> Card:

@@ -43,7 +43,7 @@ from gradlens.report.axes import (
     value_range,
 )
 from gradlens.report.columns import columns, to_places
-from gradlens.report.content import Card
+from gradlens.report.content import UNKNOWN, Card
 
 ROW = 15
 """Pixels of a row of a map, where it has room."""
@@ -91,9 +91,9 @@ def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> DrawnCard:
 
 
 def is_drawn(card: Card) -> bool:
-    """Whether a card has figures, rather than a text that says why there is nothing to draw."""
+    """Whether a card has figures, rather than a picture, or why there is nothing to draw."""
     shown = card.panel.content
-    return not isinstance(shown, Lines) or any_finite(shown.lines)
+    return not card.picture and (not isinstance(shown, Lines) or any_finite(shown.lines))
 
 
 def has_points(curve: Curve) -> bool:
@@ -196,7 +196,7 @@ def _mark_gaps(one: figure, gaps: ColumnDataSource) -> None:
     """Ticks on the base line where a value is missing."""
     glyph = glyphs.Scatter(
         x="step", y=3, marker="dash", angle=1.5708, size=8, line_width=1.4,
-        line_color=LIGHT["alarm"],
+        line_color=LIGHT["alarm" if UNKNOWN in gaps.tags[0] else "muted"],
     )  # fmt: skip
     marks = one.add_glyph(gaps, glyph, name="gaps", y_range_name="pixels")
     marks.tags = [{}]

@@ -85,7 +85,7 @@ def test_few_layers_have_a_line_each() -> None:
     np.testing.assert_array_equal(heights(drawing, "1"), [math.nan, 2])
     assert "2" not in drawing.artists
     assert drawing.ax.get_yscale() == "log"
-    assert "missing" in drawing.artists
+    assert "missing for a reason" in drawing.artists
 
 
 def test_many_layers_are_a_band() -> None:

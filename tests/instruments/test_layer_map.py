@@ -126,7 +126,7 @@ def test_what_is_no_number_is_hatched_and_what_is_not_recorded_is_blank() -> Non
     hatched = drawing.artists["undefined"].get_paths()  # type: ignore[attr-defined]
     boxes = [tuple(path.get_extents().extents) for path in hatched]
     assert boxes == [(0.5, 0, 1.5, 1), (0.5, 1, 1.5, 2)]
-    assert "missing" in drawing.artists
+    assert "missing for a reason" in drawing.artists
     assert any("hatched: no finite number" in text.get_text() for text in drawing.ax.texts)
 
 

@@ -15,11 +15,13 @@ import torch
 import gradlens
 from gradlens import quantities
 from gradlens.history.history import History
-from gradlens.history.records import Source
+from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.view import View
 from gradlens.instruments import (
     BUILT_IN,
     Curve,
+    Drawn,
+    Grid,
     Instrument,
     Lines,
     Ruler,
@@ -184,6 +186,42 @@ def test_shapes_are_drawn_in_figures_and_on_pages() -> None:
     assert {*drawing.artists} == {"line", "area", "points", "arrow"}
     document = Live(page({"run": history}, "", (MyShapes(),))).document(Document())
     assert len([*document.select({"name": "shape"})]) == 5  # an arrow has a line and a head
+
+
+class MyDrawing(MyNormInstrument):
+    """What only matplotlib draws."""
+
+    def content(self, history: History) -> Drawn:
+        return Drawn(lambda ax, axis: {"mine": ax.text(0, 0, "mine")})
+
+
+class MyGrid(MyNormInstrument):
+    """Small panels of the user's own."""
+
+    def content(self, history: History) -> Grid:
+        lines = Lines((Curve("w", line(history[self.names[0]].column("w"))),))
+        return Grid({"one": lines, "two": lines}, "small panels")
+
+
+class MyFailure(MyNormInstrument):
+    """What fails while it is drawn."""
+
+    def content(self, history: History) -> Drawn:
+        return Drawn(lambda ax, axis: {"mine": ax.nothing})  # type: ignore[attr-defined]
+
+
+def test_drawings_and_grids_are_pictures_on_pages() -> None:
+    pytest.importorskip("bokeh")
+    from gradlens.report.page import Live, page
+
+    history = recorded(("MyNorm", "GradNorm"))
+    for one in (MyDrawing(), MyGrid()):
+        live = Live(page({"run": history}, "", (one,)))
+        (picture,) = live._status.data["pictures"][0].values()
+        assert picture.startswith("data:image/png;base64,")
+    with pytest.warns(LeftOutWarning, match="MyNorm can't be drawn"):
+        shown = page({"run": history}, "", (MyFailure(),))
+    assert Live(shown)._status.data["pictures"] == [{}]
 
 
 def test_a_derived_quantity_is_compared_as_its_base() -> None:

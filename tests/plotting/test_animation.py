@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,9 +163,7 @@ def test_frames_are_even_on_the_step_axis() -> None:
 @pytest.mark.slow
 def test_gif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "new" / "run.gif"
-    history = same(
-        realistic(12, ("Loss",)), lambda step, old: Undefined("why") if step > 9 else old
-    )
+    history = same(realistic(12, ("Loss",)), lambda step, old: math.nan if step > 9 else old)
     animate(history, Screen("A run"), path, most=4)
     with Image.open(path) as image:
         assert image.n_frames == 4

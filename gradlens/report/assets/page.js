@@ -104,7 +104,7 @@ const gradlens = (() => {
         const { value, why, at } = read(curve, state.step);
         const finite = Number.isFinite(value);
         curve.output.textContent = numberLabel(value) + (finite && curve.unit ? ` ${curve.unit}` : "");
-        curve.output.classList.toggle("alarm", !finite);
+        curve.output.classList.toggle("alarm", why === "not a number");
         if (why && why !== "infinite") reasons.push(`${curve.name}, step ${at}: ${why}`);
       }
       if (state.step === null) showLatest(panel.card);
@@ -332,7 +332,8 @@ const gradlens = (() => {
         const { part, light, dark: pale } = tag(renderer);
         if (part) set(renderer.glyph, { [part]: { value: dark.matches ? pale : light } });
         else if (renderer.name === "gaps") {
-          set(renderer.glyph, { line_color: { value: color("alarm") } });
+          const isAlarm = plain(renderer.data_source.tags[0]).includes("not a number");
+          set(renderer.glyph, { line_color: { value: color(isAlarm ? "alarm" : "muted") } });
         }
       }
     }
@@ -419,7 +420,7 @@ const gradlens = (() => {
   // News of a live page ---------------------------------------------------------------------
 
   function news() {
-    const { head, bars, words, low, high, reload } = models.status.data;
+    const { head, bars, words, pictures, low, high, reload } = models.status.data;
     if (reload[0]) {
       location.reload();
       return;
@@ -432,6 +433,9 @@ const gradlens = (() => {
     }
     for (const [id, text] of Object.entries(plain(words[0]))) {
       one(".words span", document.getElementById(id)).textContent = text;
+    }
+    for (const [id, picture] of Object.entries(plain(pictures[0]))) {
+      one("img", document.getElementById(id)).src = picture;
     }
     const full = isFull();
     state.full = [low[0], high[0]];
@@ -478,7 +482,15 @@ const gradlens = (() => {
     set(frame, { children });
   }
 
-  /** Draw what is on the screen or close to it, because drawing takes most of the time. */
+  /** Draw the other figures one after the other, so that a print is whole whenever it is asked for. */
+  function drawNext() {
+    const next = models.frames.find((frame) => !drawn.has(frame));
+    if (!next) return;
+    draw(next);
+    setTimeout(drawNext, 30);
+  }
+
+  /** Draw first what is on the screen or close to it, because drawing takes most of the time. */
   function watch() {
     const frames = new Map(models.frames.map((frame) => [one(`#${frame.name} .figure`), frame]));
     const observer = new IntersectionObserver(
@@ -505,6 +517,7 @@ const gradlens = (() => {
     const shown = [...drawn].flatMap((frame) => frame.children).filter((plot) => plot.visible);
     if (shown.every((plot) => Bokeh.index.find_one(plot)?.has_finished())) {
       document.documentElement.dataset.drawn ??= Math.round(performance.now());
+      setTimeout(drawNext, 200);
     } else requestAnimationFrame(finish);
   }
 
