@@ -70,6 +70,8 @@ def _plot(options: argparse.Namespace) -> int:
     )
     history = _load(run, options.until)
     with _about(run):
+        if lacks := screen.lacks(history):
+            raise ValueError(lacks)
         panels = screen.panels(history)
         if suffix in ANIMATIONS:
             animate(history, screen, out, options.frames)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO, TypeAlias, final
@@ -30,38 +30,23 @@ def text_format(stream: TextIO, json: bool = False, csv: bool = False) -> Format
     """JSON or CSV, or otherwise a table that fits in the terminal and its encoding."""
     if json:
         return as_json
-    return _CSV(stream) if csv else _Table(stream)
+    headings = itertools.chain([True], itertools.repeat(False))
+
+    def table(summary: Summary, run: str) -> str:
+        if csv:
+            return encodable(as_csv(summary, run, next(headings)), stream)
+        width = max(NARROWEST, shutil.get_terminal_size().columns)
+        text = render(summary, width, run)
+        is_printable = encodable(text, stream) == text
+        return text if is_printable else render(summary, width, run, plain=True)
+
+    return table
 
 
 def text_display(stream: TextIO, text_of: Format, redraws: bool) -> Display:
     """A display on a stream, which is redrawn if that is a terminal and ``redraws`` is true."""
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     return RedrawnText(stream, text_of) if redraws and is_terminal else PrintedText(stream, text_of)
-
-
-@final
-class _Table:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __call__(self, summary: Summary, run: str) -> str:
-        width = max(NARROWEST, shutil.get_terminal_size().columns)
-        text = render(summary, width, run)
-        is_printable = encodable(text, self._stream) == text
-        return text if is_printable else render(summary, width, run, plain=True)
-
-
-@final
-class _CSV:
-    """Has one heading, at the first call."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._needs_heading = True
-
-    def __call__(self, summary: Summary, run: str) -> str:
-        heading, self._needs_heading = self._needs_heading, False
-        return encodable(as_csv(summary, run, heading), self._stream)
 
 
 def encodable(text: str, stream: TextIO) -> str:
@@ -81,10 +66,6 @@ class PrintedText(Display):
     def show(self, path: Path, history: History) -> None:
         print(self._text_of(summarize(history), str(path)), file=self._stream, flush=True)
 
-    def wait(self, seconds: float) -> bool:
-        time.sleep(seconds)
-        return True
-
 
 @final
 class RedrawnText(Display):
@@ -101,10 +82,10 @@ class RedrawnText(Display):
         self._draw()
 
     def wait(self, seconds: float) -> bool:
-        time.sleep(seconds)
+        is_open = super().wait(seconds)
         if self._summaries and shutil.get_terminal_size() != self._size:
             self._draw()
-        return True
+        return is_open
 
     def _draw(self) -> None:
         size = shutil.get_terminal_size()

@@ -31,48 +31,49 @@ class Display(ABC):
     def show(self, path: Path, history: History) -> None:
         """Show a run as it is now."""
 
-    @abstractmethod
     def wait(self, seconds: float) -> bool:
         """Let time pass; whether the display is still open."""
+        time.sleep(seconds)
+        return True
 
 
-@final
-class FileDisplay(Display):
-    """An image that is replaced as a whole; ``ValueError`` for an unknown ending."""
+class FigureDisplay(Display):
+    """A display of a screen's figure."""
 
-    def __init__(self, path: Path, screen: Screen) -> None:
-        check_suffix(path, FIGURES)
-        self.path = path
+    def __init__(self, screen: Screen) -> None:
         self._screen = screen
 
     def lacks(self, history: History) -> str:
-        return _nothing_to_draw(history, self._screen)
+        return self._screen.lacks(history)
+
+
+@final
+class FileDisplay(FigureDisplay):
+    """An image that is replaced as a whole; ``ValueError`` for an unknown ending."""
+
+    def __init__(self, path: Path, screen: Screen) -> None:
+        super().__init__(screen)
+        check_suffix(path, FIGURES)
+        self.path = path
 
     def show(self, path: Path, history: History) -> None:
         figure = Figure(facecolor=PAPER)
         self._screen.draw(history, figure)
         write_figure(figure, self.path)
 
-    def wait(self, seconds: float) -> bool:
-        time.sleep(seconds)
-        return True
-
 
 @final
-class WindowDisplay(Display):
+class WindowDisplay(FigureDisplay):
     """A window; ``OSError`` if there can't be one."""
 
     def __init__(self, screen: Screen) -> None:
-        self._screen = screen
+        super().__init__(screen)
         self._figure = windowed(None)
         self._empty = True
         self._open = True
         if self._figure.canvas.required_interactive_framework is None:
             raise OSError("there is no display for a window: draw to a file with -o FILE")
         self._figure.canvas.mpl_connect("close_event", self._close)
-
-    def lacks(self, history: History) -> str:
-        return _nothing_to_draw(history, self._screen)
 
     def show(self, path: Path, history: History) -> None:
         # A window keeps the size that the user gave it.
@@ -165,11 +166,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _nothing_to_draw(history: History, screen: Screen) -> str:
-    try:
-        screen.panels(history)
-    except ValueError as reason:
-        return str(reason)
-    return ""

@@ -46,7 +46,8 @@ def animate(history: History, screen: Screen, path: Path, most: int) -> None:
         raise OSError(
             f"{path} needs ffmpeg, which matplotlib doesn't find: install it, or use .gif"
         )
-    screen.parts(history)  # nothing to draw is said before any work
+    if lacks := screen.lacks(history):
+        raise ValueError(lacks)
     steps = frame_steps(history, most, screen.log_steps)
     with replacing(path) as partial:
         if suffix == ".gif":

@@ -44,10 +44,10 @@ def colour(finding: Finding) -> str:
     return ALARM if finding.is_alarm else BLUE
 
 
-def mark(panel: Axes, findings: Sequence[Finding]) -> None:
-    """Draw a thin line at the step of each finding, with its number, on the axes over steps."""
+def mark(panel: Axes, findings: Sequence[Finding], last: float) -> None:
+    """Draw a thin line with its number at the steps of findings up to ``last``, on all axes."""
     for ax in _over_steps(panel):
-        _mark(ax, findings)
+        _mark(ax, findings, last)
 
 
 def _over_steps(ax: Axes) -> Iterator[Axes]:
@@ -58,9 +58,9 @@ def _over_steps(ax: Axes) -> Iterator[Axes]:
             yield from _over_steps(child)
 
 
-def _mark(ax: Axes, findings: Sequence[Finding]) -> None:
+def _mark(ax: Axes, findings: Sequence[Finding], last: float) -> None:
     low, high = ax.get_xlim()
-    numbered = [(n, one) for n, one in enumerate(findings, 1) if low <= one.step <= high]
+    numbered = [(n, one) for n, one in enumerate(findings, 1) if low <= one.step <= last]
     numbered.sort(key=lambda each: each[1].step)
     if not numbered:
         return

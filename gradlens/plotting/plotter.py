@@ -21,8 +21,6 @@ from gradlens.plotting.comparison import compare
 from gradlens.plotting.layout import FigureSize, Look, pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.output import NotebookFigure
-from gradlens.plotting.panels import nothing
-from gradlens.plotting.rendering import draw_empty
 from gradlens.plotting.screen import Screen
 
 
@@ -213,10 +211,7 @@ class CockpitPlotter:
         found = screen.marked(history)
         for name, (one, shown) in screens.items():
             drawn, is_new = figure(name)
-            if shown:
-                one.draw(history, drawn, shown, is_new, found)
-            else:
-                draw_empty(drawn, one.title, nothing(history), is_new, screen.look)
+            one.draw(history, drawn, shown, is_new, found)
         if debug:
             log(describe(history, {name: shown for name, (_, shown) in screens.items()}))
 
@@ -227,8 +222,8 @@ class CockpitPlotter:
         if screen.names:
             return {"primary": (screen, screen.panels(history))}
         layers = replace(screen, layers=True)
-        primary = screen.all_panels(history)
-        secondary = layers.all_panels(history) if self.secondary_screen else ()
+        primary = screen.panels(history)
+        secondary = layers.panels(history) if self.secondary_screen else ()
         if self.secondary_screen:
             primary = tuple(panel for panel in primary if panel.group != "layers")
         found = [("primary", screen, primary)] if primary or not secondary else []

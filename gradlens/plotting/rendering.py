@@ -93,14 +93,15 @@ def draw(
     findings: Sequence[Finding] = (),
     look: Look = "screen",
     size: FigureSize = None,
+    last: float = math.inf,
 ) -> None:
     """Draw panels on a figure, which is emptied first, at most ``widest`` cells in a row.
 
-    ``size`` is that of the figure in inches, or its width alone. With ``resize`` the figure has
-    the size that the panels need instead. Without it, the figure keeps its size if they can be read
-    at that. The main ones of ``findings`` are marked in the panels and explained below them. With
-    the look "paper", there are panels alone, and their value axes have labels; with "dark", the
-    ground is dark.
+    ``size`` is that of the figure in inches, or its width alone. With ``resize`` the figure has the
+    size that the panels need instead. Without it, the figure keeps its size if they can be read at
+    that. The main ones of ``findings`` are explained below the panels, and marked in them up to the
+    step ``last``. With the look "paper", there are panels alone, and their value axes have labels;
+    with "dark", the ground is dark.
     """
     # A figure of a paper has its title and its explanations in the caption.
     bare = look == "paper"
@@ -123,7 +124,7 @@ def draw(
     explain(figure, marked, explanations, font_scale() * (BOTTOM + LINE * len(note)))
     _draw_rows(figure, page, axis)
     for ax in figure.axes if marked else ():
-        mark(ax, marked)
+        mark(ax, marked, min(last, axis.high))
     literal(figure)
     if look == "dark":
         darken(figure)

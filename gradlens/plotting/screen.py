@@ -25,7 +25,7 @@ from gradlens.plotting.panels import (
     nothing,
     panels,
 )
-from gradlens.plotting.rendering import draw, words_of
+from gradlens.plotting.rendering import draw, draw_empty, words_of
 from gradlens.spelling import near
 
 
@@ -57,30 +57,26 @@ class Screen:
             raise ValueError(f"there is no style {self.look!r}{near(self.look, get_args(Look))}")
 
     def panels(self, history: History) -> tuple[Panel, ...]:
-        """The panels to draw; ``ValueError`` gives the reason if there are none."""
+        """The panels to draw, of which there may be none."""
         return panels(self.parts(history), history)
 
-    def all_panels(self, history: History) -> tuple[Panel, ...]:
-        """The panels of a screen that may have none."""
-        return panels(limited(self._parts(history)), history)
-
     def parts(self, history: History) -> tuple[Instrument, ...]:
-        """The instruments to draw, once for each panel; ``ValueError`` if there are none."""
-        found = self._parts(history)
-        if found:
-            return limited(found)
+        """The instruments to draw, once for each panel."""
+        instruments = [replace(one, options=self.options) for one in self.instruments]
+        if self.names:
+            return limited(named_parts(history, self.names, instruments))
+        return limited((layer_parts if self.layers else main_parts)(history, instruments))
+
+    def lacks(self, history: History) -> str:
+        """Why there is nothing to draw; empty if there is something."""
+        if self.parts(history):
+            return ""
         if self.layers and main_parts(history, self.instruments):
-            raise ValueError(
+            return (
                 "there is nothing by layer or parameter: track GradNorm, GradCovariance, "
                 "NormTest(by='layer'), or GradHist1d(keep_individual=True)"
             )
-        raise ValueError(nothing(history))
-
-    def _parts(self, history: History) -> tuple[Instrument, ...]:
-        instruments = [replace(one, options=self.options) for one in self.instruments]
-        if self.names:
-            return named_parts(history, self.names, instruments)
-        return (layer_parts if self.layers else main_parts)(history, instruments)
+        return nothing(history)
 
     def marked(self, history: History) -> tuple[Finding, ...]:
         """What is wrong with a run, if that is to be marked."""
@@ -101,9 +97,13 @@ class Screen:
         Without ``resize`` the figure keeps its size if everything can be read at that.
         """
         shown = self.panels(history) if panels is None else panels
+        if not shown:
+            draw_empty(figure, self.title, self.lacks(history), resize, self.look)
+            return
         widest = min(WIDEST if self.layers else math.inf, columns(self.size))
         found = self.marked(history) if findings is None else findings
         draw(
             figure, shown, words_of(history, self.title),
             axis or step_axis(history, self.log_steps), resize, widest, found, self.look, self.size,
+            history.steps[-1],
         )  # fmt: skip

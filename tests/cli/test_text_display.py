@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gradlens import History, Undefined
-from gradlens.cli import text_display as displays
+from gradlens.cli import watch as watching
 from gradlens.cli.main import main
 from gradlens.cli.text_display import PrintedText, RedrawnText, text_display, text_format
 from gradlens.history.records import Spending
@@ -104,7 +104,7 @@ def test_a_terminal_never_scrolls(terminal: Terminal, size: tuple[int, int]) -> 
 def test_a_terminal_of_another_size_is_drawn_again(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(displays.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
     display = text_display(terminal, text_format(terminal), redraws=True)
     display.show(Path("a.jsonl"), realistic(30, ("Loss",)))
     before = terminal.getvalue()
@@ -162,7 +162,7 @@ def follow(
             raise KeyboardInterrupt
         remaining.pop(0)()
 
-    monkeypatch.setattr(displays.time, "sleep", sleep)
+    monkeypatch.setattr(watching.time, "sleep", sleep)
     return called(*arguments)
 
 

@@ -55,7 +55,7 @@ def test_a_report_has_the_names_of_the_figure() -> None:
     from gradlens.report.content import cards as report_cards
 
     history = realistic(20)
-    panels = [*Screen("").all_panels(history), *Screen("", layers=True).all_panels(history)]
+    panels = [*Screen("").panels(history), *Screen("", layers=True).panels(history)]
     headings = {panel.title for panel in panels}
     found = {card.panel.title for card in report_cards({"run": history})} - headings
     # A number that shares no panel has a card of its own, named after the panel and what it is.

@@ -42,7 +42,7 @@ def test_more_series_than_a_figure_can_show() -> None:
     history.append(0, {f"s{number}": float(number) for number in range(MOST + 3)})
     names = [f"s{number}" for number in range(MOST, MOST + 3)]
     with pytest.warns(LeftOutWarning, match=f"those of {', '.join(names)} are left out"):
-        panels = Screen("").all_panels(history)
+        panels = Screen("").panels(history)
     assert len(panels) == MOST
 
 

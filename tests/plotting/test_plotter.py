@@ -42,12 +42,12 @@ def drawn(history: History, **options: object) -> Figure:
 
 def main_panels(history: History) -> tuple[Panel, ...]:
     """The panels of the main screen."""
-    return Screen("").all_panels(history)
+    return Screen("").panels(history)
 
 
 def layer_panels(history: History) -> tuple[Panel, ...]:
     """The panels of the secondary screen."""
-    return Screen("", layers=True).all_panels(history)
+    return Screen("", layers=True).panels(history)
 
 
 def titles(figure: Figure) -> list[str]:

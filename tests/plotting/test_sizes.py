@@ -31,9 +31,9 @@ COLUMN = 3.3
 """Inches of a column of a paper."""
 
 RUN = realistic(60)
-MAIN = [panel.title for panel in Screen("").all_panels(RUN)]
+MAIN = [panel.title for panel in Screen("").panels(RUN)]
 TWO_PARTS = ("Gradient tests", "Local step size α", "Signal along directions")
-EVERY = list(dict.fromkeys([*MAIN, *(p.title for p in Screen("", layers=True).all_panels(RUN))]))
+EVERY = list(dict.fromkeys([*MAIN, *(p.title for p in Screen("", layers=True).panels(RUN))]))
 
 
 def clashes(figure: matplotlib.figure.Figure, monkeypatch: pytest.MonkeyPatch) -> list[object]:

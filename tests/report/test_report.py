@@ -130,7 +130,7 @@ def test_a_first_finding_loads_a_live_page_again_and_a_later_one_does_not() -> N
 def lines_of(history: History) -> dict[str, Lines]:
     """The lines of the figure's panels by the names of their series."""
     found = {}
-    for panel in Screen("").all_panels(history):
+    for panel in Screen("").panels(history):
         if isinstance(panel.content, Lines):
             found |= dict.fromkeys(panel.names, panel.content)
     return found
@@ -161,7 +161,7 @@ def test_lines_are_those_of_the_figure() -> None:
 
 def test_panels_are_called_as_in_the_figure() -> None:
     history = full(40)
-    assert {panel.title for panel in Screen("").all_panels(history)} <= {*contents(history)}
+    assert {panel.title for panel in Screen("").panels(history)} <= {*contents(history)}
 
 
 def test_a_missing_value_says_why() -> None:
