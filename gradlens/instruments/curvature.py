@@ -132,11 +132,13 @@ def eigenvalue_lines(
     rounding error an eigenvalue is noise, and would take up most of a logarithmic axis.
     """
     table = rows([*records.column("eigenvalues").values()], most)
+    why = records.reason
     if floor:
+        why = why or "it is below the rounding error of the largest eigenvalue"
         largest = np.nanmax(np.abs(table), axis=1, initial=0.0, keepdims=True)
         table = np.where(table > floor * largest, table, np.nan)
     columns = enumerate(table.T, start=1)
-    found = {f"λ{n}": Line(records.steps, one, records.reason) for n, one in columns}
+    found = {f"λ{n}": Line(records.steps, one, why) for n, one in columns}
     return {name: one for name, one in found.items() if one.finite.any() or not floor}
 
 
