@@ -1,6 +1,6 @@
 """Sphinx extension: runs scripts that draw pictures or write pages, and shows them.
 
-Each script of ``gallery/``, as well as ``instruments.py`` and ``overhead.py``, has a page beside it
+Each script of ``gallery/``, as well as those of ``OWN``, has a page beside it
 and a ``main(folder: Path)`` that writes PNG, HTML or text files. The pages of ``tutorials/`` are
 scripts, too: their cells are run (``cells``). Each picture has a dark one beside it
 (``dark_pictures``). A script runs when it, a table beside it or the package has changed;
@@ -105,9 +105,13 @@ def copy_pages(app: Sphinx, failure: Exception | None) -> None:
         shutil.copyfile(page, copy)
 
 
+OWN = ("instruments.py", "overhead.py", "reliability.py")
+"""Scripts beside their pages that aren't in the gallery."""
+
+
 def run_scripts(app: Sphinx) -> None:
     """Run all scripts whose pictures are out of date, as many at once as there are cores."""
-    own = [Path(app.srcdir, name) for name in ("instruments.py", "overhead.py")]
+    own = [Path(app.srcdir, name) for name in OWN]
     scripts = [*own, *Path(app.srcdir, "gallery").glob("*.py")]
     pages = Path(app.srcdir, "tutorials").glob("*.rst")
     scripts += [page for page in pages if page.stem != "index"]

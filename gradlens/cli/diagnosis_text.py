@@ -35,7 +35,9 @@ def as_json(diagnosis: Diagnosis) -> str:
     found = {
         "run": diagnosis.run,
         "steps": diagnosis.steps,
-        "findings": [plain(finding) for finding in diagnosis.findings],
+        "findings": [
+            {**plain(each), "probability": each.probability} for each in diagnosis.findings
+        ],
         "asked": [*diagnosis.asked],
         "unasked": {fault: [*needs] for fault, needs in diagnosis.unasked.items()},
     }

@@ -17,7 +17,7 @@ from gradlens.facts.parameters import groups, rms
 from gradlens.facts.rows import Rows
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF, Node, called, kind_of
+from gradlens.graph.kinds import LEAF, Node, called, kind_of, plain_name
 from gradlens.graph.loss import Loss
 from gradlens.history.setup import Layer, Setup
 from gradlens.signals.predicates import has_parameters, is_embedding, is_normalization
@@ -248,6 +248,27 @@ class Network:
         )  # fmt: skip
 
     @property
+    def is_over_queries(self) -> bool:
+        """Whether a softmax is over the rows of a matrix by whose columns a product sums.
+
+        As of attention whose weights add up to 1 over the queries, rather than over the keys.
+        """
+        for number, kind in enumerate(self._graph.kinds):
+            if called(kind) != "softmax":
+                continue
+            shape, axis = self._graph.shape((number, 0)), saved(self._graph.nodes[number], "dim")
+            is_over_rows = len(shape) > 2 and signed(axis) in (-2, len(shape) - 2)
+            waiting = [number] if is_over_rows else []
+            while waiting:
+                for consumer, place, _ in self._graph.consumers[waiting.pop()]:
+                    name = plain_name(self._graph.kinds[consumer])
+                    if name == "Bmm" and place == 0:
+                        return True
+                    if name in KEEPING and self._graph.shape((consumer, 0))[-1:] == shape[-1:]:
+                        waiting.append(consumer)
+        return False
+
+    @property
     def unlogged(self) -> bool:
         """Whether a Kullback-Leibler divergence gets probabilities in place of their logarithms.
 
@@ -273,12 +294,20 @@ class Network:
     def beyond(self) -> Tensor | None:
         """The share of targets that outputs can't reach, as a sigmoid's don't leave 0 to 1.
 
-        ``None`` unless an error compares what an activation has returned with constants.
+        ``None`` unless an error, or the sigmoid of a binary cross-entropy, compares what an
+        activation has returned with constants.
         """
         for number in self._of_loss():
-            of = self._behind_views(number) if self._kinds[number].is_difference else None
+            its = self._kinds[number]
+            is_chance = its.takes_scores and its.targets == "probabilities"
+            of = self._behind_views(number) if its.is_difference or is_chance else None
             limits = None if of is None else RANGES.get(called(self._graph.kinds[of]))
             if of is not None and limits is not None:
+                if is_chance:
+                    if self._kinds[of].makes_probabilities:
+                        continue
+                    low, high = torch.tensor(limits).sigmoid().tolist()
+                    limits = low, high
                 targets = self._targets(number, of)
                 return None if targets is None else share_beyond(targets, *limits)
         return None
@@ -391,6 +420,8 @@ class Network:
         return saved[0] if len(saved) == 1 else None
 
 
+KEEPING = ("Expand", "NativeDropout", "ReshapeAlias", "ToCopy", "UnsafeView", "View")
+"""Kinds of nodes that leave the axes of a matrix in their order."""
 RANGES: Mapping[str, tuple[float, float]] = {
     "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0),
@@ -495,6 +526,7 @@ def setup_of(
         order=network.order,
         transformed=network.transformed,
         over_samples=network.is_over_samples(loss),
+        over_queries=network.is_over_queries,
         of_one=network.of_one,
         bootstrapped=network.is_bootstrapped(loss),
         before_loss=network.before_loss,

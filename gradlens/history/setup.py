@@ -49,7 +49,8 @@ class Setup:
     model's. ``broadcast`` are the shapes of predictions and
     targets that it compares all pairs of. ``linear_pairs`` are pairs of layers with nothing
     but linear nodes between, and ``is_linear`` says that all of the network's nodes are linear.
-    ``over_samples`` says that a softmax in front of the loss is over the samples, ``of_one`` names
+    ``over_samples`` says that a softmax in front of the loss is over the samples, ``over_queries``
+    that one of attention is over queries, whose values are summed over keys, ``of_one`` names
     what has a single element to normalise, and ``bootstrapped`` says that the loss's target adds a
     constant to the network's own prediction, through which a gradient flows.
     ``half`` says that there are nodes in float16, and ``scaler`` that a gradient scaler was passed.
@@ -68,6 +69,7 @@ class Setup:
     order: tuple[str, ...] = ()
     transformed: tuple[str, ...] = ()
     over_samples: bool = False
+    over_queries: bool = False
     of_one: str = ""
     bootstrapped: bool = False
     before_loss: str = ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
 from benchmarks.questions.__main__ import ANSWERS, LOOPS, QUESTIONS, Gradlens, run, train
 from benchmarks.questions.training import Watch
+from gradlens.history.finding import TRUE
 
 BY_NAME = {q.name: q for q in QUESTIONS + LOOPS}
 
@@ -16,6 +18,16 @@ def test_all_questions_have_an_address_and_an_answer() -> None:
     assert {q.name for q in QUESTIONS} == set(ANSWERS)
     assert len(BY_NAME) == len(QUESTIONS) + len(LOOPS)
     assert all(q.cause and (q.source.startswith("https://") or q.source == "") for q in QUESTIONS)
+
+
+def test_probabilities_are_those_of_the_runs_that_were_new(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
+    script = importlib.import_module("reliability")
+    assert script.counts() == TRUE
+    assert script.brier(script.counts("second"), "third") < 0.16
+    script.main(tmp_path)
 
 
 @pytest.mark.slow

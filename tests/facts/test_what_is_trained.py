@@ -190,3 +190,33 @@ def test_softmax_over_as_many_samples_as_classes(axis: int) -> None:
         return functional.nll_loss(scores, labels[:CLASSES])
 
     assert found(mlp(), loss) == ({} if axis else {"softmax_axis": True})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [torch.relu, torch.tanh, nn.Identity()])
+def test_probabilities_that_an_activation_cannot_reach(last: Callable[[Tensor], Tensor]) -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        targets = functional.one_hot(labels, CLASSES).float()
+        return functional.binary_cross_entropy_with_logits(last(model(x)), targets)
+
+    expected = {} if isinstance(last, nn.Identity) else {"target_scale": True}
+    assert found(mlp(), loss) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("axis", "divided"), [(-1, False), (-2, False), (2, True)])
+def test_attention_over_queries(heads: int, axis: int, divided: bool) -> None:
+    """Slots compete for inputs in the same way, and take means over what they get."""
+    layers = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, CLASSES)])
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        h = layers[0](x.view(len(x), 5, 4))
+        h = h.view(len(x), 5, heads, -1).transpose(1, 2)
+        weights = (h @ h.transpose(2, 3)).softmax(axis)
+        weights = weights / weights.sum(-1, keepdim=True) if divided else weights
+        mixed = (weights @ h).transpose(1, 2).reshape(len(x), 5, 8)
+        return functional.cross_entropy(layers[1](mixed).mean(1), labels)
+
+    is_wrong = axis == -2 and not divided
+    assert found(layers, loss) == ({"softmax_axis": True} if is_wrong else {})

@@ -90,6 +90,19 @@ def linear(evidence: Evidence, step: int) -> Sign | None:
     )
 
 
+def softmax_axis(evidence: Evidence, step: int) -> Sign:
+    """Probabilities of samples or queries, in place of classes or keys."""
+    is_of_loss = evidence.setup.over_samples
+    return Sign(step) if is_of_loss else Sign(step, title=OVER_QUERIES, advice=OVER_KEYS)
+
+
+OVER_QUERIES = "A softmax of attention is over the queries, and its values are summed over the keys"
+OVER_KEYS = (
+    "Use softmax(dim=-1), so that the weights of a query add up to 1: over queries, each position "
+    "depends on all others, also on those that a mask hides."
+)
+
+
 def of_one(evidence: Evidence, step: int) -> Sign:
     """A softmax or a normalisation of a single element, whose result is constant."""
     return Sign(step, where=(evidence.setup.of_one,))
@@ -128,7 +141,7 @@ RULES = (
         fault="softmax_axis",
         title="The softmax is over the samples of the batch, not over the classes",
         needs=(GRAPH,),
-        find=since(lambda setup: setup.over_samples, lambda _, step: Sign(step)),
+        find=since(lambda setup: setup.over_samples or setup.over_queries, softmax_axis),
         advice="Use dim=1, the axis of the classes: with dim=0, the probabilities of one class add "
         "up to 1 over the samples.",
         explains=("samples_mixed", *NO_PROGRESS),

@@ -9,17 +9,30 @@ import numpy as np
 from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import STEPS_OF_WEIGHTS
-from gradlens.diagnosis.numbers import Truths
+from gradlens.diagnosis.numbers import Truths, share
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
 
 FEWEST = 10
 """Steps without a change; more than micro-batches usually have."""
 SHARE = 0.1
 """Share of the run that has no change at its end."""
+RARELY = 1 / 16
+"""Steps of the optimizer for each backward pass, of a run that learns nothing."""
+RARE = "The optimizer makes few steps, each after many backward passes"
+INDENT = (
+    "Call optimizer.step() in the loop over batches, after each backward pass; or accumulate the "
+    "gradients of fewer batches."
+)
 
 
 def no_step(evidence: Evidence) -> Iterator[Sign]:
-    """All weights are what they were, although they have gradients."""
+    """All weights are what they were, although they have gradients; or nearly always so."""
+    updates = evidence.column("updates")
+    made = share(updates > 0, np.isfinite(updates))
+    if 0 < made < RARELY and is_stuck(evidence):
+        number = above("backward passes for each step of the optimizer", 1 / made, 1 / RARELY)
+        yield Sign(int(evidence.steps[0]), (number,), "very likely", title=RARE, advice=INDENT)
+        return
     steps = evidence.by_name("weight_rms").steps
     names = tuple(evidence.by_name("weight_rms").values)
     idle = np.asarray(still(evidence, names).all(axis=0))
@@ -29,7 +42,7 @@ def no_step(evidence: Evidence) -> Iterator[Sign]:
     is_without = bool(names) and all(_without_gradient(evidence, name) for name in names)
     if length < max(FEWEST, SHARE * evidence.length) or is_without:
         return
-    rates, updates = (evidence.column(n)[evidence.steps >= since] for n in ("lr", "updates"))
+    rates, updates = (each[evidence.steps >= since] for each in (evidence.column("lr"), updates))
     no_rate = bool((rates == 0).all()) and rates.size > 0
     numbers = [above("steps in a row that change no weight", length, FEWEST - 1)]
     if np.nansum(updates) > 0:
@@ -64,14 +77,16 @@ def no_gradient(evidence: Evidence) -> Iterator[Sign]:
     # What comes behind others may be left out on purpose, as a pretrained network's old head.
     is_in_front = where[:1] == names[:1]
     is_used = bool({*where} & {*evidence.setup.order})
+    gradients = evidence.by_name("gradient_rms").values
+    is_zero = any(np.isfinite(gradients.get(name, np.nan)).any() for name in where)
     number = above("parameters without a gradient that never change", len(where), 0)
     yield Sign(
         int(steps[0]),
         (number,),
         is_alarm=is_all or is_in_front or (is_used and is_stuck(evidence)),
         where=() if is_all else where,
-        title="The loss doesn't depend on any parameter" if is_all else "",
-        advice=DETACHED if is_all else "",
+        title=ZERO if is_zero else INDEPENDENT if is_all else "",
+        advice=LOST if is_zero else DETACHED if is_all else "",
     )
 
 
@@ -89,7 +104,8 @@ def unused(evidence: Evidence) -> Iterator[Sign]:
     is_last = name.endswith("bias") and name.rpartition(".")[0] not in evidence.setup.activations
     if is_last and len(shares) > RECORDS and 0 < shares[0] < 1 and (shares == shares[0]).all():
         number = above("share of the outputs without a gradient", shares[0], 0)
-        yield Sign(int(evidence.steps[0]), (number,), is_alarm=False, where=(name,), title=UNUSED)
+        is_alarm = is_stuck(evidence)
+        yield Sign(int(evidence.steps[0]), (number,), "fact", is_alarm, (name,), title=UNUSED)
 
 
 UNUSED = "The loss doesn't depend on some of the network's outputs"
@@ -134,6 +150,13 @@ SET_RATE = "Set the learning rate, or look at the schedule that has set it to ze
 TINY = (
     "The optimizer steps, but no weight changes: it has other parameters than the model, or "
     "updates are lost since they are smaller than the weights' precision, as in bfloat16."
+)
+INDEPENDENT = "The loss doesn't depend on any parameter"
+ZERO = "Parameters have a gradient that is exactly zero, and never change"
+LOST = (
+    "See what these layers compute: the loss depends on it, but something behind them multiplies "
+    "it by zero or is flat there, such as a mask, units that are dead, the softmax of one number, "
+    "or a clamp."
 )
 DETACHED = (
     "Compute the loss from the model's outputs themselves: detach(), item(), numpy(), "
