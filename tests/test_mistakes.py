@@ -560,17 +560,6 @@ def micro_batches_with_steps_of_their_own(cockpit: Cockpit, model: nn.Module) ->
             optimizer.zero_grad()
 
 
-def accumulated(cockpit: Cockpit, model: nn.Module) -> None:
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        for part in range(2):
-            loss = loss_of(model)
-            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=part == 0):
-                loss.backward()
-        optimizer.step()
-
-
 def two_optimizers(cockpit: Cockpit, model: nn.Module) -> None:
     for step in range(3):
         model.zero_grad()
@@ -579,58 +568,13 @@ def two_optimizers(cockpit: Cockpit, model: nn.Module) -> None:
             loss.backward()
 
 
-def steps_inside(cockpit: Cockpit, model: nn.Module) -> None:
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
-            optimizer.step()
-
-
 def info_of_the_users_own(cockpit: Cockpit, model: nn.Module) -> None:
     train(cockpit, model, info={"losses": 1, "output_size": 2, "batch": 3, "scale": 4, "step": 5})
-
-
-def forward_inside(_: Path) -> Cockpit:
-    model = net()
-    cockpit = Cockpit(model, [quantities.NormTest(), quantities.GradNorm()])
-    with cockpit(0):
-        loss_of(model).backward()
-    return cockpit
-
-
-def resumed_before_its_end(folder: Path) -> Cockpit:
-    train(Cockpit(model := net(), some(), run=folder / "run.jsonl"), model, 5).close()
-    return train(Cockpit(model, some(), run=folder / "run.jsonl", resume=True), model)
-
-
-def after_an_exception(cockpit: Cockpit, model: nn.Module) -> None:
-    loss = loss_of(model)
-    with pytest.raises(ZeroDivisionError), cockpit(0, loss=loss):
-        raise ZeroDivisionError
-    train(cockpit, model)
 
 
 def closed_twice(cockpit: Cockpit, model: nn.Module) -> None:
     train(cockpit, model).close()
     cockpit.close()
-
-
-def on_two_cockpits(cockpit: Cockpit, model: nn.Module) -> None:
-    train(cockpit, model)
-    train(Cockpit(model, some()), model)
-
-
-def in_eval_mode(cockpit: Cockpit, model: nn.Module) -> None:
-    train(cockpit, model.eval())
-
-
-def tied_weights(_: Path) -> Cockpit:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    model.get_submodule("2").weight = model.get_submodule("0").weight
-    return train(Cockpit(model, some()), model)
 
 
 def on_one_device(_: Path) -> Cockpit:
@@ -641,12 +585,6 @@ def on_one_device(_: Path) -> Cockpit:
 def scripted_inside(_: Path) -> Cockpit:
     model = nn.Sequential(nn.Linear(4, 3), scripted(nn.Tanh()), nn.Linear(3, 2))
     return train(Cockpit(model, [*some(), quantities.InputNorm()]), model, 1)
-
-
-def in_a_new_folder(folder: Path) -> Cockpit:
-    cockpit = train(Cockpit(model := net(), some(), run=folder / "a" / "b" / "run.jsonl"), model)
-    assert gradlens.load_run(folder / "a" / "b" / "run.jsonl").steps == (0, 1, 2)
-    return cockpit
 
 
 def logged_under_any_name(cockpit: Cockpit, model: nn.Module) -> None:
@@ -666,21 +604,12 @@ INTENDED: dict[str, Program] = {
     "micro-batches with steps of their own": lambda _: tracked(
         micro_batches_with_steps_of_their_own
     ),
-    "accumulation": lambda _: tracked(accumulated),
     "an optimizer of some parameters": lambda _: tracked(two_optimizers),
-    "an optimizer that steps inside": lambda _: tracked(steps_inside),
     "info of the user's own": lambda _: tracked(info_of_the_users_own),
-    "a forward pass inside": forward_inside,
-    "a run that is resumed before its end": resumed_before_its_end,
-    "an exception": lambda _: tracked(after_an_exception),
     "close twice": lambda _: tracked(closed_twice),
-    "two cockpits": lambda _: tracked(on_two_cockpits),
-    "eval mode": lambda _: tracked(in_eval_mode),
     "a layer that is frozen": lambda _: tracked(frozen_later),
-    "tied weights": tied_weights,
     "DataParallel on one device": on_one_device,
     "a part that is scripted": scripted_inside,
-    "a run in a new folder": in_a_new_folder,
     "values of any name": lambda _: tracked(logged_under_any_name),
     "no quantities": lambda _: train(Cockpit(model := net(), []), model),
 }

@@ -278,17 +278,6 @@ def test_a_share_that_pays_for_nothing_is_said_early(
         assert count["a"] > 1
 
 
-def test_continued_from_a_state() -> None:
-    *_, budget = simulated(0.1, {"a": 1.0}, steps=200)
-    other = Budget(0.1, ["a"])
-    other.load_state_dict(budget.state_dict())
-    assert other.state_dict() == budget.state_dict()
-    different = Budget(0.1, ["b"])
-    before = different.state_dict()
-    different.load_state_dict(budget.state_dict())
-    assert str(different.state_dict()) == str(before)
-
-
 @pytest.mark.slow
 def test_a_run() -> None:
     torch.manual_seed(0)

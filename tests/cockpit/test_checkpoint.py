@@ -387,29 +387,6 @@ def test_another_process_continues(tmp_path: Path) -> None:
     assert not list(different(continued(name, 2), found))
 
 
-@pytest.mark.slow
-def test_values_that_depend_on_the_state() -> None:
-    """These differ if the model and the optimizer are loaded alone."""
-    name, cut = "every quantity", 2
-    before, after = Loop(CASES[name]), Loop(CASES[name])
-    before.train(0, cut + 1)
-    after.load(before.state()[:-1])
-    after.train(cut + 1)
-    after.cockpit.close()
-    found = before.cockpit.get_output() | after.cockpit.get_output()
-    names = {
-        quantity
-        for step, values in unbroken(name).items()
-        for quantity, value in values.items()
-        if list(different(value, found.get(step, {}).get(quantity), (quantity,)))
-    }
-    assert names == {
-        *("Alpha", "Distance", "GradientGeometry", "HessEigenvalues", "HessMaxEV"),
-        *("InputGradientGeometry", "OutputGradientGeometry", "Stability", "UpdateGeometry"),
-        *("WeightSignFlips", "adapted", "every second step", "k = 2", "metric", "x, y"),
-    }
-
-
 # Everything that a cockpit keeps from step to step.
 
 NOT_SAVED = re.compile(
@@ -489,35 +466,6 @@ def test_later_steps_change_nothing_in_a_state() -> None:
     assert not list(different(state, copy))
 
 
-@pytest.mark.slow
-def test_saving_changes_nothing() -> None:
-    """Nor before the optimizer's step, where there is no update yet."""
-    for name in ("economy", "economy, by the context"):
-        loop = Loop(CASES[name])
-        save = partial(save_only, loop.cockpit)
-        loop.optimizers[0].register_step_pre_hook(save)
-        loop.optimizers[0].register_step_post_hook(save)
-        loop.train()
-        loop.cockpit.close()
-        assert not list(different(unbroken(name), loop.cockpit.get_output()))
-
-
-def save_only(cockpit: gradlens.Cockpit, *_: object) -> None:
-    cockpit.state_dict()
-
-
-def test_dtypes_are_kept() -> None:
-    model = nn.Linear(3, 2).double()
-    cockpit = gradlens.Cockpit(model, [quantities.Distance(), quantities.UpdateGeometry()])
-    for step in range(2):
-        model.zero_grad()
-        with cockpit(step):
-            model(torch.ones(4, 3, dtype=torch.float64)).sum().backward()
-        SGD(model.parameters(), lr=0.1).step()
-    state = through_a_file(cockpit.state_dict())
-    assert state["quantities"]["Distance"]["start"]["weight"].dtype == torch.float64
-
-
 def test_a_state_before_the_first_step() -> None:
     case = CASES["economy"]
     before, after = Loop(case), Loop(case)
@@ -525,20 +473,6 @@ def test_a_state_before_the_first_step() -> None:
     after.train()
     after.cockpit.close()
     assert not list(different(unbroken("economy"), after.cockpit.get_output()))
-
-
-def test_a_state_that_was_loaded_is_saved_again() -> None:
-    for name in ("economy", "economy, by the context"):
-        before, between, after = (Loop(CASES[name]) for _ in range(3))
-        before.train(0, 3)
-        between.load(through_a_file(before.state()))
-        between.model.load_state_dict(before.model.state_dict())
-        after.load(through_a_file(between.state()))
-        after.train(3)
-        after.cockpit.close()
-        expected = {step: unbroken(name)[step] for step in (3, 4, 5)}
-        found = after.cockpit.get_output()
-        assert not list(different(expected, {step: found[step] for step in (3, 4, 5)}))
 
 
 @pytest.mark.slow

@@ -19,8 +19,6 @@ from gradlens.curvature import (
     Curvature,
     HessianOperator,
     Probe,
-    eigenpairs,
-    spectral_density,
 )
 from gradlens.curvature.estimate import Estimate, weighted_sum
 from gradlens.history.undefined import Undefined
@@ -134,22 +132,6 @@ def test_estimated_traces_are_within_their_intervals(batches: int) -> None:
     assert found["standard_error"] < 0.2 * expected
 
 
-@pytest.mark.parametrize("name", ON_PROBES)
-def test_one_batch_and_several_have_equal_values(name: str) -> None:
-    found = []
-    for batches in (1, 3):
-        problem = build("perceptron", "mse")
-        quantity = ON_PROBES[name](probe_of(problem, "mean", batches))
-        found.append(step_of(problem.model, [quantity]).history[quantity.name][0])
-    one, several = (each if isinstance(each, dict) else {"": each} for each in found)
-    for key, value in one.items():
-        if isinstance(value, str | dict):
-            assert several[key] == value or isinstance(value, dict)
-        else:
-            np.testing.assert_allclose(several[key], value, rtol=1e-8, atol=1e-10)
-            assert np.isfinite(value).all()
-
-
 def test_the_step_of_a_quantity_is_that_of_the_parameters() -> None:
     problem = build("perceptron", "mse")
     cockpit = Cockpit(problem.model, [HessMaxEV(on=probe_of(problem, "mean", 3), tolerance=1e-8)])
@@ -158,20 +140,6 @@ def test_the_step_of_a_quantity_is_that_of_the_parameters() -> None:
         step_on(cockpit, problem.model, step)
         largest = np.linalg.eigvalsh(hessian)[-1]
         assert cockpit.history["HessMaxEV"][step] == pytest.approx(largest, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_quantities_of_a_probe_equal_the_operators_over_data() -> None:
-    problem = build("perceptron", "mse")
-    probe = probe_of(problem, "mean", 3)
-    matrix = HessianOperator.over_data(problem.model, problem.loss_of("mean"), problem.batches)
-    values = eigenpairs(matrix, k=2, tolerance=1e-9).values
-    density = spectral_density(matrix, 4, 4, points=256, seed=7).density
-    eigenvalues = HessEigenvalues(on=probe, k=2, tolerance=1e-9)
-    tracked: list[Quantity] = [eigenvalues, SpectralDensity(on=probe, steps=4)]
-    history = step_of(problem.model, tracked, global_step=7).history
-    np.testing.assert_allclose(history["HessEigenvalues"][7]["eigenvalues"], values, rtol=1e-8)
-    np.testing.assert_allclose(history["SpectralDensity"][7]["density"], density, rtol=1e-6)
 
 
 def test_modes_are_those_of_the_probe() -> None:

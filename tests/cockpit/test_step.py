@@ -11,7 +11,6 @@ from backpack import extend
 from backpack.extensions import BatchGrad
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradlens import Cockpit, quantities
 from gradlens.cockpit.tracking import IdleStep
@@ -76,38 +75,6 @@ def test_an_exception_in_a_part_of_an_untracked_step() -> None:
                 continue
         model.zero_grad()
     assert not cockpit.history.notes
-
-
-class Counting(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.calls += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_modes_around_the_update_see_its_operations_alone() -> None:
-    counts = []
-    for preset in (None, "economy"):
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        cockpit = None if preset is None else Cockpit(model, preset)
-        inputs, labels = batch()
-        loss = functional.cross_entropy(model(inputs), labels)
-        if cockpit is None:
-            loss.backward()
-        else:
-            with cockpit(0, loss=loss, optimizer=optimizer):
-                loss.backward()
-        with Counting() as mode:
-            optimizer.step()
-        counts.append(mode.calls)
-    assert counts[0] == counts[1]
 
 
 def test_a_context_inside_another_one_leaves_no_hook() -> None:

@@ -170,28 +170,6 @@ def test_blocks_are_those_of_the_whole_matrix(names: list[str]) -> None:
 # Contract ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_operators_are_symmetric_linear_and_of_the_models_dtype(kind: str) -> None:
-    problem = build("convolutional", "cross-entropy")
-    operator = over_data(kind, problem)
-    size = sum(p.numel() for p in problem.parameters.values())
-    assert operator.shape == (size, size)
-    assert operator.dtype == np.float64
-    x, y = np.random.default_rng(0).standard_normal((2, size))
-    both = operator @ np.stack([x, y], axis=1)
-    np.testing.assert_allclose(both[:, 0], operator @ x, **CLOSE)
-    np.testing.assert_allclose(x @ both[:, 1], y @ both[:, 0], **CLOSE)
-    np.testing.assert_allclose(operator.H @ x, both[:, 0], **CLOSE)
-    combined = 2 * both[:, 0] - 3 * both[:, 1]
-    np.testing.assert_allclose(operator @ (2 * x - 3 * y), combined, **CLOSE)
-    problem.model.float()
-    single = [(inputs.float(), targets) for inputs, targets in problem.batches]
-    loss = problem.loss_of("mean")
-    found = OPERATORS[kind].over_data(problem.model, loss, single)
-    assert (found @ x).dtype == found.dtype == np.float32
-    np.testing.assert_allclose(found @ x, both[:, 0], rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("jacobian", [True, False], ids=["jacobian", "hessian"])
 def test_adjoint(jacobian: bool) -> None:
     problem = build("recurrent", "mse")

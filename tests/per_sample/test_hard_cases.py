@@ -25,9 +25,7 @@ from gradlens import Cockpit, quantities
 from gradlens.quantities import SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.references import (
-    per_sample_gradients_by_loop,
     per_sample_gradients_of_losses,
-    squared_error,
 )
 
 
@@ -156,27 +154,6 @@ def test_regulariser_of_a_batch_of_any_size(samples: int) -> None:
         assert_close(gradients["weight"].mean(), expected)
 
 
-def assert_right(model: nn.Module, inputs: Tensor) -> None:
-    target = torch.randn_like(model(inputs)).detach()
-    contribution = squared_error(target, "mean")
-    with gradlens.per_sample_gradients(model) as gradients:
-        contribution(model(inputs), slice(None)).backward()
-    expected = per_sample_gradients_by_loop(model, inputs, contribution, len(inputs))
-    for name in expected:
-        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
-
-
-def test_hooks_of_the_user_that_replace_outputs() -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    model[0].register_forward_hook(lambda module, args, output: 2 * output)
-    gradlens.extend(model)
-    inputs = torch.randn(5, 4, dtype=torch.float64)
-    with gradlens.per_sample_gradients(model) as gradients:
-        model(inputs).square().mean().backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(gradients[name].mean(), parameter.grad)
-
-
 class TwoNames(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -209,12 +186,6 @@ class UsesOldFunction(nn.Module):
         return OldFunction.apply(x, self.weight)
 
 
-@pytest.mark.parametrize("layer", [TwoNames, UsesOldFunction])
-def test_layers_that_are_recomputed(layer: type[nn.Module]) -> None:
-    model = gradlens.extend(nn.Sequential(layer(), nn.Linear(4, 2)).double())
-    assert_right(model, torch.randn(5, 4, dtype=torch.float64))
-
-
 def test_mode_and_frozen_parameters_are_those_of_the_forward_pass() -> None:
     model = gradlens.extend(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))).eval()
     model[1].running_mean.fill_(0.3)
@@ -226,20 +197,6 @@ def test_mode_and_frozen_parameters_are_those_of_the_forward_pass() -> None:
         loss.backward()
     assert set(gradients) == {"0.bias", "1.weight", "1.bias"}
     torch.testing.assert_close(gradients["1.weight"].mean(), model[1].weight.grad)
-
-
-@pytest.mark.parametrize("layer", [nn.PReLU(), nn.GRU(4, 4, batch_first=True)], ids=repr)
-def test_recomputing_under_autocast(layer: nn.Module) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), layer)
-    gradlens.extend(model)
-    inputs = torch.randn(5, 3, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = model(inputs)
-        loss = (output[0] if isinstance(output, tuple) else output).float().square().mean()
-    with gradlens.per_sample_gradients(model) as gradients:
-        loss.backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(gradients[name].mean(), parameter.grad, rtol=0.05, atol=1e-3)
 
 
 class ReturnsItsParameter(nn.Module):
@@ -298,7 +255,16 @@ class DrawsFromPython(nn.Module):
         return self.gain * x * self.draw()
 
 
+def with_replaced_outputs() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda module, args, output: 2 * output)
+    return layer
+
+
 UNUSUAL: dict[str, Callable[[], nn.Module]] = {
+    "two names of a parameter": TwoNames,
+    "a function without a context of its own": UsesOldFunction,
+    "a hook that replaces outputs": with_replaced_outputs,
     "returns its parameter": ReturnsItsParameter,
     "the same output twice": Twice,
     "entangled outputs": Entangled,
@@ -452,7 +418,7 @@ class Steps(nn.Module):
 def test_a_parameter_used_at_many_steps() -> None:
     torch.manual_seed(0)
     model = gradlens.extend(Steps().double())
-    outputs = model(torch.randn(2, 600, 4, dtype=torch.float64))
+    outputs = model(torch.randn(2, 300, 4, dtype=torch.float64))
     losses = F.cross_entropy(outputs, torch.arange(2), reduction="none")
     expected = per_sample_gradients_of_losses(losses, model)
     with gradlens.per_sample_gradients(model) as gradients:

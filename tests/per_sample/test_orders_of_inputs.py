@@ -89,30 +89,6 @@ def test_rows_that_have_nothing_in_common_with_their_input_are_in_order(
     assert covered == 10
 
 
-def test_sequences_in_a_list() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.head = nn.GRU(3, 4), nn.Linear(4, 2)
-
-        def forward(self, sequences: list[Tensor]) -> Tensor:
-            packed = nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
-            output: Tensor = self.head(self.layer(packed)[1][0])
-            return output
-
-    torch.manual_seed(0)
-    model = gradlens.extend(Packed().double())
-    for lengths in ([2, 5, 3, 1], [4, 1, 6, 2]):
-        sequences = [torch.randn(length, 3, dtype=torch.float64) for length in lengths]
-        losses = model(sequences).square().sum(1)
-        expected = per_sample_gradients_of_losses(losses, model)
-        with gradlens.per_sample_gradients(model, batch_size=4) as gradients:
-            losses.mean().backward()
-        assert len(gradients) == len(expected)
-        for name in expected:
-            torch.testing.assert_close(gradients[name].dense(), expected[name])
-
-
 def test_parameters_of_the_inputs_shape_compared_with_them() -> None:
     """A counterfactual example is what the network computes with, and is near the input."""
 

@@ -585,11 +585,6 @@ def test_structure_is_kept_for_several_rows_of_each_sample(turned: bool) -> None
         assert type(gradients["layer.weight"]) is kind, name
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("network", ["mlp", "conv2d", "tied weights", "lstm", "group norm"])
-def test_on_a_gpu(network: str) -> None:
-    model = gradlens.extend(NETWORKS[network].build().double().cuda())
-    inputs = NETWORKS[network].inputs(3).cuda()
-    target = torch.randn_like(model(inputs)).detach()
-    contribution = squared_error(target, "mean")
-    assert_gradients(model, inputs, contribution(model(inputs), slice(None)), contribution)
+def test_wrong_direction_is_named() -> None:
+    with pytest.raises(ValueError, match=r"direction has shape \[3\], the parameter has \[2, 3\]"):
+        Dense(torch.zeros(4, 2, 3)).dot(torch.zeros(3))

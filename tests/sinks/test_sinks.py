@@ -7,7 +7,6 @@ import math
 import re
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -149,22 +148,6 @@ NAMES = {
 @pytest.mark.parametrize(("series", "part"), NAMES)
 def test_names_are_ascii(series: str, part: str) -> None:
     assert tag("gradlens", series, part) == NAMES[series, part]
-
-
-@pytest.mark.slow
-def test_the_cost_of_a_record_does_not_grow() -> None:
-    """2,000 records in one run: the last 500 take as long as the first."""
-    edges = np.linspace(-1, 1, 101)
-    counts = np.arange(100)
-    publisher = Publisher([Kept()], unexpected)
-    times = []
-    for step in range(2000):
-        histogram = {"hist": counts, "edges": edges, "below": 0, "above": 0, "nan": 0}
-        values = {"Loss": 1.0, "GradNorm": {"w": 1.0, "b": 2.0}, "Mine": histogram}
-        start = time.process_time()
-        publisher.record(step, values, {"GradNorm": Source(("GradNorm",))}, {"w": (2,)})
-        times.append(time.process_time() - start)
-    assert np.median(times[-500:]) < 1.5 * np.median(times[:500])
 
 
 def test_page_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
