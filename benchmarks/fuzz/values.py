@@ -290,15 +290,6 @@ def eigenvalues(facts: Facts) -> Tensor | None:
     return torch.linalg.eigvalsh((facts.hessian + facts.hessian.mT) / 2)
 
 
-def hess_trace(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
-    """Of the Hessian itself, if it is exact."""
-    if facts.hessian is None or found["method"] != "exact":
-        return
-    expected = float(facts.hessian.trace())
-    if differs(found["trace"], expected, 1e-3, 1e-3 * float(facts.hessian.norm())):
-        yield f"{found['trace']} instead of {expected}"
-
-
 CHECKS: dict[str, Check] = {
     "Loss": loss,
     "GradNorm": grad_norm,

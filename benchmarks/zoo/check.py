@@ -94,11 +94,6 @@ def check(network: Network, mode: Mode, steps: int = STEPS) -> Row:
     return row
 
 
-def tried(network: Network, mode: Mode) -> Reference:
-    """The reference alone, for one step: what can be said of a network without gradlens."""
-    return _reference(network, _built(network, mode), network.batch())
-
-
 def _built(network: Network, mode: Mode) -> nn.Module:
     """In float64 and without dropout; the same each time."""
     torch.manual_seed(zlib.crc32(network.name.encode()))

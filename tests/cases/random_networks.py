@@ -53,11 +53,6 @@ RELATIVE, ABSOLUTE = 1e-9, 1e-12
 ROUNDINGS = 16
 """Of products of factors, as in ``gradlens.numerics.deviations``."""
 STEPS = 3
-THROUGH_COUPLINGS = True
-"""Whether gradients of per-sample losses count as right where samples meet on the way."""
-
-OPTIONS = ("inside", "positions_first", "told")
-
 
 # Recipes.
 
@@ -97,14 +92,6 @@ class Recipe:
     @property
     def coupled(self) -> bool:
         return LOSSES[self.loss].coupled or any(part.kind in COUPLINGS for part in self.parts)
-
-    @property
-    def options(self) -> Iterator[str]:
-        """Its entry, its loss and how it is trained, in words."""
-        yield f"entry: {self.entry}"
-        yield f"loss: {self.loss}"
-        yield f"reduction: {self.reduction}"
-        yield from (f"option: {flag}" for flag in OPTIONS if getattr(self, flag))
 
 
 def draw_recipe(source: random.Random) -> Recipe:
@@ -214,7 +201,6 @@ class Network(nn.Module):
             self.sizes = replace(self.sizes, positions=None)
         self.before, self.after = nn.ModuleList(), nn.ModuleList()
         self.known: list[nn.Module] = []
-        self.labels = set(recipe.options)
         self.seam: str | None = None
         for part in recipe.parts:
             self._add(part)
@@ -231,7 +217,6 @@ class Network(nn.Module):
         needs_positions = part.kind in SEQUENCE_LAYERS or part.kind in SHAPES
         if needs_positions and self.sizes.positions is None:
             return
-        self.labels.add(part.kind)
         if part.kind in COUPLINGS:
             if self.seam is None:
                 self.before, self.after = self.after, nn.ModuleList()
@@ -245,7 +230,6 @@ class Network(nn.Module):
     def _layer(self, part: Part, source: random.Random) -> nn.Module:
         vectors = part.kind in VECTOR_LAYERS
         ways = tuple(fitting(part.ways, vectors, self.sizes.positions is not None))
-        self.labels.update(f"called: {way}" for way in ways)
 
         def make(remaining: tuple[str, ...]) -> nn.Module:
             if not remaining:
@@ -262,13 +246,11 @@ class Network(nn.Module):
         if kind in SEQUENCE_LAYERS:
             return SEQUENCE_LAYERS[kind](self.sizes, source)
         if self.known and source.random() < 0.15:
-            self.labels.add("shared layer")
             return source.choice(self.known)
         layer = VECTOR_LAYERS[kind](self.sizes, source)
         others = [other for other in self.known if type(other) is nn.Linear]
         if type(layer) is nn.Linear and others and source.random() < 0.15:
             layer.weight = source.choice(others).weight
-            self.labels.add("shared weight")
         self.known.append(layer)
         return layer
 
@@ -461,7 +443,6 @@ class Findings:
     covered: int = 0
     elements: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    labels: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -487,7 +468,6 @@ def examine(recipe: Recipe) -> Findings:
     """Train the network for some steps with gradlens and without, and compare."""
     findings = Findings()
     plain, observed, slow = build(recipe), build(recipe), build(recipe)
-    findings.labels = plain.labels
     with torch.random.fork_rng(devices=[]):
         try:
             gradlens.extend(observed)
@@ -676,8 +656,6 @@ def wrongly_covered(
             or largest(gradients[name].dense() - rows) > RELATIVE * largest(rows) + floor
         ):
             yield f"samples meet behind {name}, which has values and no word of it"
-        elif not THROUGH_COUPLINGS:
-            yield f"samples meet behind {name}, which has gradients of per-sample losses instead"
 
 
 def unexplained(network: Network, gradients: gradlens.per_sample_gradients) -> Iterator[str]:
@@ -731,7 +709,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    parser.add_argument("--groups", action="store_true", help="failing seeds by what they contain")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("error")
@@ -740,8 +717,6 @@ def main() -> None:
     found = {seed: examine(recipe_of(seed)) for seed in seeds}
     failing = {seed: findings for seed, findings in found.items() if findings.problems}
     print_coverage(found)
-    if arguments.groups:
-        print_groups(found, failing)
     print_problems(failing)
     print(f"{len(found)} networks in {time.perf_counter() - started:.0f} s, {len(failing)} wrong")
     raise SystemExit(bool(failing))
@@ -773,22 +748,6 @@ def kind_of(problem: str) -> str:
     """The problem without its step, names and numbers."""
     words = problem.partition(": ")[2]
     return re.sub(r"\S*\d\S*|\S+\.(weight|bias)\S*", "…", words)[:90]
-
-
-def print_groups(found: dict[int, Findings], failing: dict[int, Findings]) -> None:
-    """Failing seeds by what their networks contain, the worst first."""
-    containing: dict[str, list[int]] = defaultdict(list)
-    for seed, findings in found.items():
-        for label in findings.labels:
-            containing[label].append(seed)
-    shares_of = {
-        label: [seed for seed in seeds if seed in failing] for label, seeds in containing.items()
-    }
-    worst = sorted(containing, key=lambda label: -len(shares_of[label]) / len(containing[label]))
-    for label in worst:
-        if shares_of[label]:
-            some = ", ".join(map(str, shares_of[label][:8]))
-            print(f"{label}: {len(shares_of[label])} of {len(containing[label])} fail ({some})")
 
 
 if __name__ == "__main__":

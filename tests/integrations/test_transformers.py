@@ -118,13 +118,6 @@ def values(callback: CockpitCallback) -> dict[int, dict[str, Any]]:
     return callback.cockpit.get_output()
 
 
-def flat(value: Any) -> Any:
-    """Nested values as lists and numbers that ``pytest.approx`` compares."""
-    if isinstance(value, Mapping):
-        return {key: flat(each) for key, each in value.items()}
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def assert_close(found: Any, expected: Any, tolerance: float = 2e-4) -> None:
     if isinstance(expected, Mapping):
         assert found.keys() == expected.keys()
