@@ -733,25 +733,6 @@ def test_no_other_module_uses_private_names_of_torch() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from torch._dynamo import OptimizedModule",
-        "from torch.nn.modules.loss import _Loss",
-        "import torch._dynamo",
-        "node._saved_self",
-        "getattr(node, '_saved_self')",
-        "node._sequence_nr()",
-        "module._parameters",
-        "setattr(module, '_buffers', {})",
-        "torch._C._current_graph_task_id()",
-        "nn.modules.batchnorm._NormBase",
-    ],
-)
-def test_private_names_are_found(source: str) -> None:
-    assert [*private_uses(ast.parse(source), private_names_of_torch(), {"_parameters"})]
-
-
 class Doubling(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -138,14 +137,6 @@ def step(cockpit: Cockpit, number: int) -> None:
         loss.backward()
 
 
-def test_every_second_epoch() -> None:
-    schedule = schedules.epochs(2, length=5, offset=1)
-    cockpit = train([Aggregate(quantities.Loss(schedule))], epochs=4)
-    assert [*cockpit.history["Loss (epoch)"]] == [9, 19]
-    with pytest.raises(ValueError, match="length=0"):
-        schedules.epochs(1, 0)
-
-
 def test_pushed_metrics(tmp_path: Path) -> None:
     cockpit = train([quantities.Loss()], epochs=1, run=tmp_path / "run.jsonl")
     for accuracy in (0.5, 0.7):
@@ -266,13 +257,6 @@ def test_epochs_without_steps_record_nothing() -> None:
     assert cockpit.history["valid"][0]["count"] == 2
 
 
-def test_a_window_longer_than_the_run_is_recorded_at_the_end() -> None:
-    cockpit = train([Aggregate(quantities.Loss(), over=100)])
-    assert cockpit.history.steps == ()
-    cockpit.close()
-    assert cockpit.history["Loss (window)"][14]["count"] == 15
-
-
 def test_a_run_that_is_resumed_in_an_epoch(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     cockpit = train([Aggregate(quantities.Loss())], epochs=2, run=path)
@@ -332,20 +316,3 @@ def test_series_have_views_of_their_own() -> None:
 def test_bad_input(build: Any, words: str) -> None:
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
         build()
-
-
-@pytest.mark.slow
-def test_a_number_takes_eight_bytes() -> None:
-    names = ("OutputNorm", "GradNorm")
-    moments = ("mean", "std", "min", "max")
-    tracked = [Aggregate(getattr(quantities, name)(), statistics=moments) for name in names]
-    cockpit = train(tracked, epochs=1)
-    sizes = []
-    for number in range(5, 205):
-        step(cockpit, number)
-        if number in (20, 204):
-            windows = cockpit._run._aggregation._windows
-            sizes.append(len(pickle.dumps(windows)))
-    numbers = sum(len(window.by_path) for window in windows.values())
-    assert sizes[1] <= sizes[0] + 8 * 184 * numbers + 100
-    assert cockpit.history.steps == (4,)

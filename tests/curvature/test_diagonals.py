@@ -429,19 +429,6 @@ def test_graph_extended_by_backpack_alone(kind: Any) -> None:
         assert found["trace"] == pytest.approx(truth, rel=1e-10)
 
 
-@pytest.mark.filterwarnings(INPUT_WITHOUT_GRADIENT)
-def test_factor_of_a_loss_that_backpack_has_extended() -> None:
-    case = Case(PIECEWISE_LINEAR["frozen layer"], nn.CrossEntropyLoss())
-    model = backpack.extend(copy.deepcopy(case.model))
-    cockpit = Cockpit(model.parameters(), [quantities.HessTrace()])
-    loss = 0.5 * backpack.extend(nn.CrossEntropyLoss())(model(case.inputs), case.targets)
-    with cockpit(0, loss=loss):
-        loss.backward()
-    found, truth = cockpit.history["HessTrace"][0], float(case.hessian_diagonal().sum()) / 2
-    assert found["method"] == "exact"
-    assert found["trace"] == pytest.approx(truth, rel=1e-10)
-
-
 def test_equal_diagonals_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
@@ -459,22 +446,6 @@ def test_equal_diagonals_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_unknown_curvature(quantity: Any) -> None:
     with pytest.raises(ValueError, match="curvature='diag' is unknown: use one of 'diag_h', "):
         quantity(curvature="diag")
-
-
-def test_binary_loss_of_one_output() -> None:
-    case = Case(lambda: nn.Linear(4, 1), nn.BCEWithLogitsLoss())
-    case.targets = case.targets[:, :1]
-    assert_exact(case.track(quantities.HessTrace()).history["HessTrace"][0], case, "diag_h")
-
-
-def test_values_repeat_with_the_step() -> None:
-    case = Case(Residual, nn.CrossEntropyLoss())
-    kind: Any = "diag_ggn_mc"
-    first, second, other = (
-        case.track(quantities.HessTrace(curvature=kind), step=step).history["HessTrace"][step]
-        for step in (3, 3, 4)
-    )
-    assert first["trace"] == second["trace"] != other["trace"]
 
 
 @pytest.mark.filterwarnings(INPUT_WITHOUT_GRADIENT, "ignore:.*is estimated, by Hutchinson")
@@ -497,16 +468,3 @@ def test_no_hook_of_others_runs_where_backpack_has_extended_the_model(kind: Any)
         loss.backward()
     assert len(gradients) == 1
     torch.testing.assert_close(outputs.grad, expected, rtol=0, atol=0)
-
-
-def test_hooks_of_other_quantities_are_none_of_others() -> None:
-    """Which is not a reason for an estimate."""
-    case = Case(PIECEWISE_LINEAR["ReLU in place"], nn.CrossEntropyLoss())
-    alone = case.track(quantities.HessTrace()).history["HessTrace"][0]
-    cockpit = Cockpit(case.model, [quantities.HessTrace(), quantities.InputMean()])
-    loss = case.loss_function(case.model(case.inputs), case.targets)
-    with cockpit(0, loss=loss):
-        loss.backward()
-    assert cockpit.history["InputMean"]
-    assert cockpit.history["HessTrace"][0] == alone
-    assert not cockpit.history.notes

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, NAdam
 
+from benchmarks.diagnosis.development.networks import Apply, Mixture, mlp, stack
 from benchmarks.diagnosis.draws import Samples, fixed, noisy, uniform
 from benchmarks.diagnosis.problem import reduced
 from benchmarks.diagnosis.schedules import cosine, exponential
@@ -153,20 +154,15 @@ class RepairNetwork(nn.Module):
         return self.linear(joined) + self.hidden(joined)
 
 
-class Volatility(nn.Module):
+def volatility(width: int = 24) -> nn.Module:
     """Mean squares over the last days, weeks and months (Corsi, 2009), and layers on top."""
+    return stack(Apply(over_spans), mlp(5, width, width, 1, activation=nn.SiLU))
 
-    def __init__(self, width: int = 24) -> None:
-        super().__init__()
-        self.spans = (3, 6, 12, 24, 48)
-        self.layers = nn.Sequential(
-            *(nn.Linear(len(self.spans), width), nn.SiLU()),
-            *(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1)),
-        )
 
-    def forward(self, x: Tensor) -> Tensor:
-        means = [x[:, -span:].square().mean(1) for span in self.spans]
-        return self.layers((torch.stack(means, 1) + 1e-3).log())
+def over_spans(x: Tensor) -> Tensor:
+    """Logarithms of the mean squares over the latest days."""
+    means = [x[:, -span:].square().mean(1) for span in (3, 6, 12, 24, 48)]
+    return (torch.stack(means, 1) + 1e-3).log()
 
 
 class OrderBookNetwork(nn.Module):
@@ -187,22 +183,10 @@ class OrderBookNetwork(nn.Module):
         return self.head(self.memory(seen)[0][:, -1])
 
 
-class MortgageMixture(nn.Module):
+def mortgage_mixture(inputs: int = 7, width: int = 24, experts: int = 5) -> nn.Module:
     """Experts whose logits are mixed by a gate that sees hidden units too."""
-
-    def __init__(self, inputs: int = 7, width: int = 24, experts: int = 5) -> None:
-        super().__init__()
-        self.look = nn.Sequential(nn.Linear(inputs, width), nn.Tanh())
-        self.gate = nn.Linear(width, experts)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, 1))
-            for _ in range(experts)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = self.gate(self.look(x)).softmax(1)
-        scores = torch.cat([expert(x) for expert in self.experts], 1)
-        return (weights * scores).sum(1, keepdim=True)
+    look = nn.Sequential(nn.Linear(inputs, width), nn.Tanh())
+    return Mixture(width, experts, lambda: mlp(inputs, width, 1, activation=nn.GELU), look)
 
 
 # fmt: off
@@ -211,10 +195,10 @@ FINANCE: tuple[Training, ...] = (
         Adam, 3e-3, 64, 160, exponential),
     trained("repairs", RepairNetwork, repairs, 6000, gamma_deviance,
         AdamW, 5e-3, 64, 180, cosine, clip=5.0, weight_decay=0.01),
-    trained("volatilities", Volatility, volatilities, 6000, quasi_likelihood,
+    trained("volatilities", volatility, volatilities, 6000, quasi_likelihood,
         NAdam, 3e-3, 64, 150, clip=5.0),
     trained("order books", OrderBookNetwork, order_books, 4000, F.cross_entropy,
         Adam, 3e-3, 32, 160, clip=2.0),
-    trained("experts for mortgages", MortgageMixture, mortgages, 10000,
+    trained("experts for mortgages", mortgage_mixture, mortgages, 10000,
         F.binary_cross_entropy_with_logits, Adam, 8e-3, 64, 200, cosine),
 )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, RMSprop
 
+from benchmarks.diagnosis.development.networks import turned
 from benchmarks.diagnosis.draws import Samples, fixed, noisy, pixels, uniform
 from benchmarks.diagnosis.layers import Attention, Residual, SelfAttention
 from benchmarks.diagnosis.problem import reduced
@@ -118,13 +119,6 @@ def couriers(n: int) -> Samples:
     return x, noisy(fast, 0.1)[:, None]
 
 
-class Transposed(nn.Module):
-    """The last two dimensions change places."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2)
-
-
 class TourNetwork(nn.Module):
     """Stops that see each other, and a pointer with bounded scores (Kool et al., 2019)."""
 
@@ -132,9 +126,9 @@ class TourNetwork(nn.Module):
         super().__init__()
         self.embed = nn.Linear(inputs, width)
         self.encoder = nn.Sequential(
-            *(Residual(SelfAttention(width, 4)), Transposed(), nn.BatchNorm1d(width)),
-            *(Transposed(), Residual(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, width))),
-            *(Transposed(), nn.BatchNorm1d(width), Transposed()),
+            *(Residual(SelfAttention(width, 4)), turned(), nn.BatchNorm1d(width)),
+            *(turned(), Residual(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, width))),
+            *(turned(), nn.BatchNorm1d(width), turned()),
         )
         self.glimpse = Attention(width, 4)
         self.bound = nn.Tanh()
@@ -146,19 +140,13 @@ class TourNetwork(nn.Module):
         return 10 * self.bound(scores / 2)
 
 
-class BicycleNetwork(nn.Module):
+def bicycle_network(times: int = 6, width: int = 12) -> nn.Module:
     """Convolutions over time and town, which change the last map."""
-
-    def __init__(self, times: int = 6, width: int = 12) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Conv3d(2, width, 3, padding=(0, 1, 1)), nn.GroupNorm(3, width), nn.GELU()),
-            *(nn.Conv3d(width, width, 3, padding=(0, 1, 1)), nn.GroupNorm(3, width), nn.GELU()),
-            nn.Conv3d(width, 1, (times - 4, 3, 3), padding=(0, 1, 1)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)[:, 0, 0]
+    return nn.Sequential(
+        *(nn.Conv3d(2, width, 3, padding=(0, 1, 1)), nn.GroupNorm(3, width), nn.GELU()),
+        *(nn.Conv3d(width, width, 3, padding=(0, 1, 1)), nn.GroupNorm(3, width), nn.GELU()),
+        *(nn.Conv3d(width, 1, (times - 4, 3, 3), padding=(0, 1, 1)), nn.Flatten(1, 3)),
+    )
 
 
 class LorryNetwork(nn.Module):
@@ -240,7 +228,7 @@ class CourierMixture(nn.Module):
 LOGISTICS: tuple[Training, ...] = (
     trained("tours", TourNetwork, tours, 6000, F.cross_entropy,
         Adam, 2e-3, 64, 180, cosine, clip=1.0),
-    trained("bicycles", BicycleNetwork, bicycles, 1600, F.mse_loss,
+    trained("bicycles", bicycle_network, bicycles, 1600, F.mse_loss,
         AdamW, 4e-3, 16, 120, cosine, weight_decay=0.01),
     trained("lorries", LorryNetwork, lorries, 8000, late_costs_more,
         AdamW, 3e-3, 64, 180, warmed_up_linear, clip=2.0, weight_decay=0.01),

@@ -6,11 +6,22 @@ of PyTorch's.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
+from benchmarks.diagnosis.development.networks import (
+    Apply,
+    Memory,
+    Mixture,
+    mean,
+    mlp,
+    stack,
+    turned,
+)
 from benchmarks.diagnosis.draws import Samples, noisy, uniform
 from benchmarks.diagnosis.problem import reduced
 from benchmarks.diagnosis.schedules import cosine, exponential, linear, warmed_up_cosine
@@ -126,38 +137,31 @@ class PitchConvolution(nn.Module):
         return self.convolution(torch.cat([x, x[:, :, :11]], 2))
 
 
-class ChordNetwork(nn.Module):
+def chord_network(width: int = 12, kinds: int = 3) -> nn.Module:
     """The same numbers for each root, so that a transposed chord has transposed outputs."""
-
-    def __init__(self, width: int = 12, kinds: int = 3) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(PitchConvolution(1, width), nn.BatchNorm2d(width), nn.ReLU()),
-            *(PitchConvolution(width, width), nn.BatchNorm2d(width), nn.ReLU()),
-        )
-        self.head = nn.Linear(width, kinds)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(x).mean(3).transpose(1, 2)).flatten(1)
+    return stack(
+        *(PitchConvolution(1, width), nn.BatchNorm2d(width), nn.ReLU()),
+        *(PitchConvolution(width, width), nn.BatchNorm2d(width), nn.ReLU()),
+        *(mean(3), turned(), nn.Linear(width, kinds), nn.Flatten()),
+    )
 
 
-class Autocorrelation(nn.Module):
+def autocorrelation(x: Tensor, delays: int) -> Tensor:
     """How alike a series ``[N, T]`` is to itself some steps later, for each delay."""
-
-    def __init__(self, delays: int) -> None:
-        super().__init__()
-        self.delays = delays
-
-    def forward(self, x: Tensor) -> Tensor:
-        length = x.shape[1]
-        spectrum = torch.fft.rfft(x, 2 * length).abs().square()
-        return torch.fft.irfft(spectrum, 2 * length)[:, 1 : self.delays + 1] / length
+    length = x.shape[1]
+    spectrum = torch.fft.rfft(x, 2 * length).abs().square()
+    return torch.fft.irfft(spectrum, 2 * length)[:, 1 : delays + 1] / length
 
 
 def tempo_network(delays: int = 48, width: int = 64) -> nn.Module:
     """Layers over the autocorrelation."""
     return nn.Sequential(
-        *(Autocorrelation(delays), nn.LayerNorm(delays), nn.Linear(delays, width), nn.GELU()),
+        *(
+            Apply(partial(autocorrelation, delays=delays)),
+            nn.LayerNorm(delays),
+            nn.Linear(delays, width),
+            nn.GELU(),
+        ),
         *(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1)),
     )
 
@@ -179,18 +183,10 @@ class Transcriber(nn.Module):
         return self.head(torch.cat([heard, self.memory(heard)[0]], 2))
 
 
-class Drummer(nn.Module):
+def drummer(drums: int = 4, size: int = 48) -> nn.Module:
     """A memory of what was hit, and layers for the next step."""
-
-    def __init__(self, drums: int = 4, size: int = 48) -> None:
-        super().__init__()
-        self.memory = nn.LSTM(drums, size, batch_first=True)
-        self.head = nn.Sequential(
-            *(nn.LayerNorm(size), nn.Linear(size, size), nn.Tanh(), nn.Linear(size, drums))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.memory(x)[0])
+    head = nn.Linear(size, size), nn.Tanh(), nn.Linear(size, drums)
+    return stack(Memory(nn.LSTM, drums, size), nn.LayerNorm(size), *head)
 
 
 class TimbreAndRhythm(nn.Module):
@@ -216,36 +212,24 @@ class TimbreAndRhythm(nn.Module):
         return self.head(torch.cat([seen.mean(2), seen.amax(2)], 1))
 
 
-class SynthesiserMixture(nn.Module):
+def synthesiser_mixture(knobs: int = 6, width: int = 24, experts: int = 4) -> nn.Module:
     """Hidden layers of several synthesisers, mixed before the last layer."""
-
-    def __init__(self, knobs: int = 6, width: int = 24, experts: int = 4, outputs: int = 3) -> None:
-        super().__init__()
-        self.gate = nn.Linear(knobs, experts)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(knobs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
-            for _ in range(experts)
-        )
-        self.head = nn.Linear(width, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = F.softmax(self.gate(x), 1)
-        hidden = torch.stack([expert(x) for expert in self.experts], 1)
-        return self.head((weights[..., None] * hidden).sum(1))
+    hidden = Mixture(knobs, experts, lambda: mlp(knobs, width, width).append(nn.ReLU()))
+    return nn.Sequential(hidden, nn.Linear(width, 3))
 
 
 # fmt: off
 MUSIC: tuple[Training, ...] = (
-    trained("chords", ChordNetwork, chords, 4000, F.cross_entropy,
+    trained("chords", chord_network, chords, 4000, F.cross_entropy,
         SGD, 0.05, 32, 150, cosine, momentum=0.9, weight_decay=1e-4),
     trained("tempos", tempo_network, tempos, 5000, F.l1_loss,
         Adam, 2e-3, 64, 180, exponential),
     trained("transcription", Transcriber, notes, 2400, F.binary_cross_entropy_with_logits,
         Adam, 4e-3, 16, 150, clip=3.0),
-    trained("drums", Drummer, drums, 3000, F.binary_cross_entropy_with_logits,
+    trained("drums", drummer, drums, 3000, F.binary_cross_entropy_with_logits,
         RMSprop, 3e-3, 32, 160, linear, clip=1.0),
     trained("tagged sounds", TimbreAndRhythm, tagged_sounds, 3000, bounded_pairs,
         AdamW, 4e-3, 32, 160, warmed_up_cosine, weight_decay=0.01),
-    trained("experts for synthesisers", SynthesiserMixture, synthesisers, 8000, F.mse_loss,
+    trained("experts for synthesisers", synthesiser_mixture, synthesisers, 8000, F.mse_loss,
         Adam, 1e-2, 64, 200, cosine),
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import SGD, Adam, AdamW
 
+from benchmarks.diagnosis.development.networks import Apply
 from benchmarks.diagnosis.draws import Samples, noisy, pixels, uniform
 from benchmarks.diagnosis.problem import reduced
 from benchmarks.diagnosis.schedules import cosine, exponential, polynomial
@@ -142,12 +143,10 @@ class EddyNetwork(nn.Module):
         return self.head(torch.cat([self.fine(x), self.coarse(x)], 1))
 
 
-class Spread(nn.Module):
+def spread(x: Tensor) -> Tensor:
     """Means and standard deviations over time of ``[N, C, T]``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = x.mean(2)
-        return torch.cat([mean, ((x - mean[..., None]).square().mean(2) + 1e-5).sqrt()], 1)
+    average = x.mean(2)
+    return torch.cat([average, ((x - average[..., None]).square().mean(2) + 1e-5).sqrt()], 1)
 
 
 def buoy_network(width: int = 24) -> nn.Module:
@@ -155,7 +154,7 @@ def buoy_network(width: int = 24) -> nn.Module:
     return nn.Sequential(
         *(nn.Conv1d(3, width, 5), nn.GroupNorm(4, width), nn.SiLU()),
         *(nn.Conv1d(width, width, 5, dilation=2), nn.GroupNorm(4, width), nn.SiLU()),
-        *(Spread(), nn.Linear(2 * width, 48), nn.SiLU(), nn.Linear(48, 2)),
+        *(Apply(spread), nn.Linear(2 * width, 48), nn.SiLU(), nn.Linear(48, 2)),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import SGD, Adam, NAdam
 
+from benchmarks.diagnosis.development.networks import Mixture, columns, mlp
 from benchmarks.diagnosis.draws import Samples, noisy, pixels, uniform
 from benchmarks.diagnosis.layers import Residual
 from benchmarks.diagnosis.problem import reduced
@@ -144,14 +145,8 @@ class ArmNetwork(nn.Module):
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
-        self.inertia = nn.Sequential(
-            *(nn.Linear(2, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()),
-            nn.Linear(width, 4),
-        )
-        self.forces = nn.Sequential(
-            *(nn.Linear(4, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()),
-            nn.Linear(width, 2),
-        )
+        self.inertia = mlp(2, width, width, 4, activation=nn.SiLU)
+        self.forces = mlp(4, width, width, 2, activation=nn.SiLU)
 
     def forward(self, x: Tensor) -> Tensor:
         matrix = self.inertia(x[:, :2]).unflatten(1, (2, 2))
@@ -173,22 +168,10 @@ def ground_network(width: int = 24, classes: int = 5) -> nn.Module:
     )
 
 
-class GaitMixture(nn.Module):
+def gait_mixture(inputs: int = 7, width: int = 24, experts: int = 4, joints: int = 3) -> nn.Module:
     """Experts for gaits, of which a deeper gate knows the slope and load too."""
-
-    def __init__(self, inputs: int = 7, width: int = 24, experts: int = 4, joints: int = 3) -> None:
-        super().__init__()
-        self.situation = nn.Sequential(nn.Linear(3, 16), nn.SiLU())
-        self.gate = nn.Linear(16, experts)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, joints))
-            for _ in range(experts)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = F.softmax(self.gate(self.situation(x[:, :3])), 1)
-        angles = torch.stack([expert(x) for expert in self.experts], 1)
-        return torch.einsum("ne,nej->nj", weights, angles)
+    look = nn.Sequential(columns(0, 3), nn.Linear(3, 16), nn.SiLU())
+    return Mixture(16, experts, lambda: mlp(inputs, width, joints, activation=nn.SiLU), look)
 
 
 # fmt: off
@@ -201,6 +184,6 @@ ROBOTS: tuple[Training, ...] = (
         NAdam, 4e-3, 64, 180, exponential),
     trained("ground", ground_network, ground, 4000, F.cross_entropy,
         SGD, 0.05, 32, 150, cosine, momentum=0.9, weight_decay=1e-4),
-    trained("experts for gaits", GaitMixture, gaits, 10000, F.smooth_l1_loss,
+    trained("experts for gaits", gait_mixture, gaits, 10000, F.smooth_l1_loss,
         Adam, 1e-2, 64, 200, cosine),
 )
