@@ -155,15 +155,8 @@ def autocorrelation(x: Tensor, delays: int) -> Tensor:
 
 def tempo_network(delays: int = 48, width: int = 64) -> nn.Module:
     """Layers over the autocorrelation."""
-    return nn.Sequential(
-        *(
-            Apply(partial(autocorrelation, delays=delays)),
-            nn.LayerNorm(delays),
-            nn.Linear(delays, width),
-            nn.GELU(),
-        ),
-        *(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1)),
-    )
+    alike = Apply(partial(autocorrelation, delays=delays)), nn.LayerNorm(delays)
+    return stack(*alike, mlp(delays, width, width, 1, activation=nn.GELU))
 
 
 class Transcriber(nn.Module):
@@ -185,8 +178,8 @@ class Transcriber(nn.Module):
 
 def drummer(drums: int = 4, size: int = 48) -> nn.Module:
     """A memory of what was hit, and layers for the next step."""
-    head = nn.Linear(size, size), nn.Tanh(), nn.Linear(size, drums)
-    return stack(Memory(nn.LSTM, drums, size), nn.LayerNorm(size), *head)
+    heard = Memory(nn.LSTM, drums, size), nn.LayerNorm(size)
+    return stack(*heard, mlp(size, size, drums, activation=nn.Tanh))
 
 
 class TimbreAndRhythm(nn.Module):
