@@ -39,8 +39,9 @@ class Names:
     """The names of the elements at the edges of a graph, from those that are ``known``.
 
     The rows that a model has ``returned`` are named in the order of its inputs' rows, if nothing
-    else is known of them: some are named ``by_order`` then. ``NO_SAMPLE`` is no name, and
-    ``UNREADABLE`` an unknown one.
+    else is known of them: some are named ``by_order`` then. Others ``may_be_reordered`` if they
+    were named by their places (``may_be_in_order``), and a node has put them in order before, which
+    the labels at the inputs may tell. ``NO_SAMPLE`` is no name, and ``UNREADABLE`` an unknown one.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Names:
         self._alone = alone
         self._reading_data = reading_data
         self.known = known
-        self.by_order = False
+        self.by_order = self.may_be_reordered = False
         self._names: dict[Edge, Labels] = {}
         for number in (n for n, is_alone in enumerate(alone) if not is_alone):
             for output in graph.outputs_of(number):
@@ -68,6 +69,7 @@ class Names:
                     self._names[edge] = replaced(known[edge].names, NO_SAMPLE, UNREADABLE)
                 if edge in returned:
                     self._take_for_inputs(edge, returned[edge])
+        self.may_be_reordered = False  # inside the model, of which what it returns decides
 
     def _take_for_inputs(self, edge: Edge, places: Labels) -> None:
         """Name what the model has returned in the order of its inputs, if nothing else is known."""
@@ -90,6 +92,22 @@ class Names:
     def are_in_order(self) -> bool:
         """Whether all known rows are in the order of what the model was called with."""
         return all(each.in_order for each in self.known.values())
+
+    @property
+    def are_guessed(self) -> bool:
+        """Whether data is taken for what the model was called with since it has as many rows."""
+        return any(each.by_order for each in self.known.values())
+
+    @property
+    def are_reordered(self) -> bool:
+        """Whether rows of all samples come in another order somewhere.
+
+        Where names are guessed, it may be that these rows are in order, and the data isn't.
+        """
+        of_rows = (names.flatten() for names in self._names.values() if len(axes_of(names)) == 1)
+        order = np.arange(self._passages.samples)
+        pairs = ((names, np.sort(names)) for names in of_rows if len(names) == len(order))
+        return any(np.array_equal(s, order) and not np.array_equal(n, s) for n, s in pairs)
 
     @property
     def _are_shuffled(self) -> bool:
@@ -153,7 +171,8 @@ class Names:
                 is_one = found.size == 1 and each == axis
                 is_repeated = is_one and kind_of(self._graph.kinds[above[0]]).selects
                 if axes_of(found) == axes_of(names) or is_repeated:
-                    return is_kept and self._are_exact, own
+                    self.may_be_reordered = True
+                    return is_kept and self._are_exact, along
             if each == axis:
                 own = along
         return is_kept, own

@@ -327,7 +327,9 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     order = planner.order(names)
     own = order[rows.samples]
     is_known, is_same = bool((own >= 0).all()), bool(((own < 0) | (own == rows.samples)).all())
-    if not is_known and not (is_same and (rows.are_in_order or not by_order)):
+    is_kept = rows.are_in_order and not names.may_be_reordered
+    is_certain = is_known or (is_same and (is_kept or not by_order))
+    if not is_certain or (names.are_guessed and names.are_reordered):
         raise UnavailableError(UNKNOWN_ORDER)
     if not is_same:
         rows = rows.in_order(order)
@@ -407,8 +409,8 @@ class _Planner:
             raise UnavailableError(next(iter(self._labels.refused.values())))
         known = np.flatnonzero(found >= 0)
         is_other = (found[known] != known).any()
-        is_sure = not any(each.by_order for each in names.known.values())
-        if is_other and not (is_sure and len(np.unique(found[known])) == len(known)):
+        is_one_to_one = len(np.unique(found[known])) == len(known)
+        if is_other and (names.are_guessed or not is_one_to_one):
             raise UnavailableError(UNKNOWN_ORDER)
         return found
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.cases.random_networks import Recipe, draw_recipe, examine, recipe_of
+from tests.cases.random_networks import Part, Recipe, draw_recipe, examine, recipe_of
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +34,32 @@ def test_random_network(recipe: Recipe) -> None:
     """What is covered is right, the rest has a reason, and training is untouched."""
     findings = examine(recipe)
     assert not findings.problems, (findings.problems, recipe)
+
+
+REORDERED = (
+    Recipe(
+        *(229113, 2, 2, 2, "features"),
+        (Part("linear", ("masked",), 750), Part("softmax over the batch", (), 0)),
+        *("ranked losses", "mean", 4, False, False, False),
+    ),
+    Recipe(
+        *(357141, 2, 2, 4, "vectors"),
+        (Part("linear", ("permuted", "checkpointed"), 584),),
+        *("two heads", "mean", 3, False, False, False),
+    ),
+    Recipe(
+        *(291909, 2, 3, 6, "features"),
+        (Part("codebook", ("sorted",), 564),),
+        *("cross_entropy", "mean", 2, True, False, False),
+    ),
+)
+"""Networks whose rows are put in order where what they are computed from tells little of it."""
+
+
+@pytest.mark.parametrize("recipe", REORDERED)
+def test_rows_that_are_put_in_order(recipe: Recipe) -> None:
+    findings = examine(recipe)
+    assert not findings.problems
 
 
 def test_most_is_covered() -> None:

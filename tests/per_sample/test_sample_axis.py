@@ -186,9 +186,7 @@ def test_a_plan_does_not_hold_for_other_indices() -> None:
     plan = plan_of(graphs[0], parameters, BatchEvidence(batch_size=N))
     assert [plan.holds_for(graph) for graph in graphs] == [True, True, False]
     other = plan_of(graphs[2], parameters, BatchEvidence(batch_size=N))
-    for name, order in (("inner.weight", [0, 1, 2, 3]), ("head.weight", [3, 2, 1, 0])):
-        (use,) = other.uses[name]
-        assert use.rows[0].labels.tolist() == order
+    assert not other.uses  # without calls of the model, it isn't known which data is the input
 
 
 def test_parts_without_elements() -> None:
