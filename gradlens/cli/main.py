@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -116,11 +116,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
+def _number(text: str, kind: Callable[[str], Any], noun: str) -> Any:
     try:
-        value = int(text)
+        return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is {noun}") from None
+
+
+def _positive(text: str) -> int:
+    value: int = _number(text, int, "not a whole number")
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
@@ -131,12 +135,8 @@ WIDTHS = {"column": 3.25, "page": 6.75}
 
 
 def _width(text: str) -> float:
-    try:
-        return WIDTHS.get(text) or float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a number of inches nor column or page"
-        ) from None
+    noun = "neither a number of inches nor column or page"
+    return WIDTHS.get(text) or float(_number(text, float, noun))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -151,10 +151,7 @@ def _port(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    value: float = _number(text, float, "not a number")
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
     return value
@@ -170,32 +167,30 @@ def _argument(*names: str, **options: Any) -> Argument:
     return names, options
 
 
-def _flag(name: str, text: str, **options: Any) -> Argument:
-    return _argument(name, action="store_true", help=text, **options)
+def _flag(name: str, text: str) -> Argument:
+    return _argument(name, action="store_true", help=text)
+
+
+def _value(
+    name: str, metavar: str, text: str, kind: Callable[[str], Any] = str, default: Any = None
+) -> Argument:
+    """An option with a value, which ``kind`` reads."""
+    return _argument(name, metavar=metavar, help=text, type=kind, default=default)
 
 
 def _out(text: str) -> Argument:
     return _argument("-o", "--out", type=Path, metavar="FILE", help=text)
 
 
-def _count(name: str, metavar: str, text: str, default: int | None = None) -> Argument:
-    return _argument(name, type=_positive, default=default, metavar=metavar, help=text)
-
-
 RUN = _argument("run", type=Path, metavar="RUN", help="file of the run")
 RUNS = _argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
-TITLE = _argument("--title", metavar="T", help="heading (default: the name of RUN)")
+TITLE = _value("--title", "T", "heading (default: the name of RUN)")
 JSON = _flag("--json", "print one line of JSON instead")
 EACH_AS_JSON = _flag("--json", "print one line of JSON for each run instead")
-UNTIL = _argument("--until", type=int, metavar="STEP", help="leave out the steps after STEP")
+UNTIL = _value("--until", "STEP", "leave out the steps after STEP", int)
 LOG_STEPS = _flag("--log-steps", "make the step axis logarithmic")
-EVERY_SECONDS = _argument(
-    "--interval",
-    type=_seconds,
-    default=INTERVAL,
-    metavar="SECONDS",
-    help="time between two readings of the file (default: %(default)g)",
-)
+PAUSE = "time between two readings of the file (default: %(default)g)"
+EVERY_SECONDS = _value("--interval", "SECONDS", PAUSE, _seconds, INTERVAL)
 STYLE = _argument(
     "--style",
     choices=("screen", "dark", "paper"),
@@ -222,12 +217,12 @@ PANELS = (
         metavar="TITLE",
         help="draw only the panel with this title; may be given several times",
     ),
-    _argument(
+    _value(
         "--width",
-        type=_width,
-        metavar="INCHES",
-        help="width of the figure, or column (3.25 inches) or page (6.75 inches) for those of a "
-        "paper (default: depends on the panels)",
+        "INCHES",
+        "width of the figure, or column (3.25 inches) or page (6.75 inches) for those of a paper "
+        "(default: depends on the panels)",
+        _width,
     ),
 )
 
@@ -238,19 +233,14 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "everything at every step. This takes less than a minute. It writes DIR/run.jsonl and "
         "DIR/cockpit.png.",
         [
-            _argument(
-                "--out",
-                type=Path,
-                metavar="DIR",
-                help="folder to write to (default: a new folder gradlens-demo)",
+            _value(
+                "--out", "DIR", "folder to write to (default: a new folder gradlens-demo)", Path
             ),
-            _count("--steps", "K", "number of training steps (default: %(default)s)", 300),
-            _argument(
-                "--seed",
-                type=int,
-                default=0,
-                metavar="S",
-                help="seed of the network and the batches (default: %(default)s)",
+            _value(
+                "--steps", "K", "number of training steps (default: %(default)s)", _positive, 300
+            ),
+            _value(
+                "--seed", "S", "seed of the network and the batches (default: %(default)s)", int, 0
             ),
         ],
     ),
@@ -276,10 +266,11 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
                 help="divide each row of a map by its median (row), or by the median of its kind "
                 "of parameters (kind)",
             ),
-            _count(
+            _value(
                 "--frames",
                 "N",
                 "largest number of frames of an animation (default: %(default)s)",
+                _positive,
                 FRAMES,
             ),
         ],
@@ -346,7 +337,13 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "Rank the samples of a run by their losses, or by their gradient norms if there are no "
         "losses, so that mislabelled and outlying ones come first. This needs the ids of the "
         'samples, which are passed to the context as info={"ids": ...}.',
-        [RUN, _count("--top", "K", "number of samples to print (default: %(default)s)", 20), JSON],
+        [
+            RUN,
+            _value(
+                "--top", "K", "number of samples to print (default: %(default)s)", _positive, 20
+            ),
+            JSON,
+        ],
     ),
     "compare": (
         "draw several runs in one figure",
@@ -359,21 +356,15 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
             UNTIL,
             *PANELS,
             STYLE,
-            _argument(
-                "--labels",
-                type=_names,
-                default=(),
-                metavar="A,B",
-                help="names of the runs, in their order",
-            ),
-            _argument(
+            _value("--labels", "A,B", "names of the runs, in their order", _names, ()),
+            _value(
                 "--colours",
-                type=_names,
-                default=(),
-                metavar="C,D",
-                help="colours of the runs, in their order, by name or as #1f77b4",
+                "C,D",
+                "colours of the runs, in their order, by name or as #1f77b4",
+                _names,
+                (),
             ),
-            _argument("--title", default="Comparison", metavar="T", help="heading"),
+            _value("--title", "T", "heading", default="Comparison"),
         ],
     ),
     "export": (
@@ -389,13 +380,17 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
                 metavar=("KIND", "PLACE"),
                 help="tensorboard DIR, csv FILE, wandb [PROJECT] or mlflow [EXPERIMENT]",
             ),
-            _count(
-                "--every", "K", "export a number of each series at most every K steps (default: 1)"
+            _value(
+                "--every",
+                "K",
+                "export a number of each series at most every K steps (default: 1)",
+                _positive,
             ),
-            _count(
+            _value(
                 "--histograms-every",
                 "K",
                 "export a histogram of each series at most every K steps (default: 50)",
+                _positive,
             ),
             _argument(
                 "--layers",
@@ -426,12 +421,12 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
             RUNS,
             TITLE,
             EVERY_SECONDS,
-            _argument(
+            _value(
                 "--port",
-                type=_port,
-                default=5006,
-                metavar="P",
-                help="port of 127.0.0.1; if it is taken, any free one (default: %(default)s)",
+                "P",
+                "port of 127.0.0.1; if it is taken, any free one (default: %(default)s)",
+                _port,
+                5006,
             ),
             _argument("--no-open", dest="open", action="store_false", help="don't open a browser"),
         ],

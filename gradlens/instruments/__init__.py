@@ -125,156 +125,50 @@ from gradlens.instruments.style import (
 )
 
 BUILT_IN: tuple[Instrument, ...] = (
-    LossInstrument(),
-    LossesInstrument(),
-    AccuracyInstrument(),
-    LearningRateInstrument(),
-    TimeInstrument(),
-    ParametersInstrument(),
-    AlphaInstrument(),
-    GradNormInstrument(),
-    UpdateSizeInstrument(),
-    DistanceInstrument(),
-    GradientTestsInstrument(),
-    Histogram1dInstrument(),
-    Histogram2dInstrument(),
-    HessMaxEVInstrument(),
-    StabilityInstrument(),
-    HessEigenvaluesInstrument(),
-    HessTraceInstrument(),
-    SpectralDensityInstrument(),
-    DirectionsInstrument(),
-    OverlapInstrument(),
-    TICInstrument(),
-    MeanGSNRInstrument(),
-    EarlyStoppingInstrument(),
-    BatchSizeInstrument(),
-    GradNoiseScaleInstrument(),
-    CovarianceSpectrumInstrument(),
-    CovarianceRanksInstrument(),
-    ActivationInstrument(),
-    LayerLinesInstrument(),
-    CorrelationsInstrument(),
-    LayerStableRanksInstrument(),
-    LayerConditionsInstrument(),
-    AggregateInstrument(),
-    LayerMapInstrument(),
-    LayerRanksInstrument(),
-    LayerHistogramsInstrument(),
-    LayerJointHistogramsInstrument(),
-    LayerSpectraInstrument(),
+    *(LossInstrument(), LossesInstrument(), AccuracyInstrument(), LearningRateInstrument()),
+    *(TimeInstrument(), ParametersInstrument(), AlphaInstrument(), GradNormInstrument()),
+    *(UpdateSizeInstrument(), DistanceInstrument(), GradientTestsInstrument()),
+    *(Histogram1dInstrument(), Histogram2dInstrument(), HessMaxEVInstrument()),
+    *(StabilityInstrument(), HessEigenvaluesInstrument(), HessTraceInstrument()),
+    *(SpectralDensityInstrument(), DirectionsInstrument(), OverlapInstrument(), TICInstrument()),
+    *(MeanGSNRInstrument(), EarlyStoppingInstrument(), BatchSizeInstrument()),
+    *(GradNoiseScaleInstrument(), CovarianceSpectrumInstrument(), CovarianceRanksInstrument()),
+    *(ActivationInstrument(), LayerLinesInstrument(), CorrelationsInstrument()),
+    *(LayerStableRanksInstrument(), LayerConditionsInstrument(), AggregateInstrument()),
+    *(LayerMapInstrument(), LayerRanksInstrument(), LayerHistogramsInstrument()),
+    *(LayerJointHistogramsInstrument(), LayerSpectraInstrument()),
 )
 
-__all__ = [
-    "ALARM",
-    "AMBER",
-    "BLUE",
-    "BUILT_IN",
-    "FAINT",
-    "GREEN",
-    "INK",
-    "MUTED",
-    "ORANGE",
-    "PAPER",
-    "PURPLE",
-    "SKY",
-    "TEXT_SIZE",
-    "TICK_SIZE",
-    "AccuracyInstrument",
-    "ActivationInstrument",
-    "AggregateInstrument",
-    "AlphaInstrument",
-    "Artists",
-    "BatchSizeInstrument",
-    "Color",
-    "Content",
-    "CorrelationsInstrument",
-    "CovarianceRanksInstrument",
-    "CovarianceSpectrumInstrument",
-    "Curve",
-    "DirectionsInstrument",
-    "DistanceInstrument",
-    "Drawing",
-    "Drawn",
-    "EarlyStoppingInstrument",
-    "Entry",
-    "GenericInstrument",
-    "GradNoiseScaleInstrument",
-    "GradNormInstrument",
-    "GradientTestsInstrument",
-    "Grid",
-    "HessEigenvaluesInstrument",
-    "HessMaxEVInstrument",
-    "HessTraceInstrument",
-    "Histogram1dInstrument",
-    "Histogram2dInstrument",
-    "Instrument",
-    "LayerConditionsInstrument",
-    "LayerHistogramsInstrument",
-    "LayerJointHistogramsInstrument",
-    "LayerLinesInstrument",
-    "LayerMapInstrument",
-    "LayerRanksInstrument",
-    "LayerSpectraInstrument",
-    "LayerStableRanksInstrument",
-    "LearningRateInstrument",
-    "Line",
-    "Lines",
-    "LossInstrument",
-    "LossesInstrument",
-    "Map",
-    "MeanGSNRInstrument",
-    "NumberLabels",
-    "Options",
-    "OverlapInstrument",
-    "Panel",
-    "ParametersInstrument",
-    "Picture",
-    "Ruler",
-    "Scale",
-    "Series",
-    "Shape",
-    "Shapes",
-    "SpectralDensityInstrument",
-    "StabilityInstrument",
-    "StepAxis",
-    "TICInstrument",
-    "TimeInstrument",
-    "UpdateSizeInstrument",
-    "any_finite",
-    "band",
-    "beyond",
-    "categorical_colors",
-    "curve",
-    "explain_empty",
-    "field_line",
-    "fit",
-    "in_force",
-    "input_to_output",
-    "inside",
-    "key",
-    "line",
-    "lines",
-    "log_if_far",
-    "log_if_wide",
-    "message",
-    "missing",
-    "number_label",
-    "quantile_lines",
-    "readout",
-    "rms_lines",
-    "sequence_colors",
-    "size_in_points",
-    "step_label",
-    "subtitle",
-    "thin",
-    "thread",
-    "tint",
-    "title",
-    "trend",
-    "without_spikes",
-    "zero_line",
-]
+__all__ = ["BUILT_IN", "Instrument", "Options"]
+# What panels show.
+__all__ += ["Content", "Curve", "Drawn", "Entry", "Grid", "Lines", "Map", "Panel", "Picture"]
+__all__ += ["Ruler", "Shape", "Shapes"]
+# What reads series.
+__all__ += ["Line", "Series", "field_line", "in_force", "input_to_output", "line", "lines"]
+__all__ += ["quantile_lines", "rms_lines", "thin", "trend"]
+# What draws lines, words and axes.
+__all__ += ["Artists", "Drawing", "any_finite", "band", "beyond", "curve", "explain_empty"]
+__all__ += ["missing", "readout", "thread", "zero_line"]
+__all__ += ["TEXT_SIZE", "TICK_SIZE", "key", "message", "number_label", "step_label", "subtitle"]
+__all__ += ["title"]
+__all__ += ["NumberLabels", "Scale", "StepAxis", "fit", "inside", "log_if_far", "log_if_wide"]
+__all__ += ["size_in_points", "without_spikes"]
+# Colours.
+__all__ += ["ALARM", "AMBER", "BLUE", "FAINT", "GREEN", "INK", "MUTED", "ORANGE", "PAPER", "PURPLE"]
+__all__ += ["SKY", "Color", "categorical_colors", "sequence_colors", "tint"]
+# Instruments.
+__all__ += ["AccuracyInstrument", "ActivationInstrument", "AggregateInstrument", "AlphaInstrument"]
+__all__ += ["BatchSizeInstrument", "CorrelationsInstrument", "CovarianceRanksInstrument"]
+__all__ += ["CovarianceSpectrumInstrument", "DirectionsInstrument", "DistanceInstrument"]
+__all__ += ["EarlyStoppingInstrument", "GenericInstrument", "GradNoiseScaleInstrument"]
+__all__ += ["GradNormInstrument", "GradientTestsInstrument", "HessEigenvaluesInstrument"]
+__all__ += ["HessMaxEVInstrument", "HessTraceInstrument", "Histogram1dInstrument"]
+__all__ += ["Histogram2dInstrument", "LayerConditionsInstrument", "LayerHistogramsInstrument"]
+__all__ += ["LayerJointHistogramsInstrument", "LayerLinesInstrument", "LayerMapInstrument"]
+__all__ += ["LayerRanksInstrument", "LayerSpectraInstrument", "LayerStableRanksInstrument"]
+__all__ += ["LearningRateInstrument", "LossInstrument", "LossesInstrument", "MeanGSNRInstrument"]
+__all__ += ["OverlapInstrument", "ParametersInstrument", "SpectralDensityInstrument"]
+__all__ += ["StabilityInstrument", "TICInstrument", "TimeInstrument", "UpdateSizeInstrument"]
 
 
 def __dir__() -> list[str]:

@@ -71,6 +71,12 @@ def _has_content(one: Line) -> bool:
     return _has_numbers(one) or bool(one.reason)
 
 
+GEOMETRIES = (
+    *("OutputGradientGeometry", "InputGradientGeometry"),
+    *("GradientGeometry", "UpdateGeometry"),
+)
+
+
 class LayerLinesInstrument(Instrument):
     """Size of each layer's inputs, outputs or gradients, or of each parameter or its update.
 
@@ -79,21 +85,8 @@ class LayerLinesInstrument(Instrument):
     """
 
     kinds: ClassVar[tuple[str, ...]] = (
-        "OutputNorm",
-        "InputNorm",
-        "OutputGradientGeometry",
-        "InputGradientGeometry",
-        "GradientGeometry",
-        "UpdateGeometry",
-        "ParameterNorm",
-        "ConditionNumber",
-        "WeightSignFlips",
-        "InputMean",
-        "InputStd",
-        "DeadNeurons",
-        "MeanTID",
-        "VarTID",
-        "RankMe",
+        *("OutputNorm", "InputNorm", "InputMean", "InputStd", "DeadNeurons", *GEOMETRIES),
+        *("ParameterNorm", "ConditionNumber", "WeightSignFlips", "MeanTID", "VarTID", "RankMe"),
     )
     mapped = True
     fields: ClassVar[tuple[str, ...]] = ("norm", "rms", "")
@@ -113,12 +106,7 @@ class LayerLinesInstrument(Instrument):
 class CorrelationsInstrument(LayerLinesInstrument):
     """Cosine of the angle between consecutive gradients or updates, for each layer."""
 
-    kinds: ClassVar[tuple[str, ...]] = (
-        "OutputGradientGeometry",
-        "InputGradientGeometry",
-        "GradientGeometry",
-        "UpdateGeometry",
-    )
+    kinds: ClassVar[tuple[str, ...]] = GEOMETRIES
     mapped = False
     part = "correlation"
     aspect = "correlation"
