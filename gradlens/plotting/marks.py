@@ -121,16 +121,20 @@ def explained(findings: Sequence[Finding], others: str, across: float) -> list[l
     return found
 
 
-def explain(
-    figure: Figure, findings: Sequence[Finding], texts: Sequence[Sequence[str]], bottom: float
-) -> None:
-    """Write the lines of ``explained``, the last one ``bottom`` inches above the lower edge."""
+def write(figure: Figure, text: str, left: float, top: float, **look: Any) -> None:
+    """Write a text on a figure, so many inches from its left edge and from its upper one."""
     across, up = figure.get_size_inches()
+    usual: dict[str, Any] = {"fontsize": TEXT_SIZE, "color": INK, "va": "center"}
+    figure.text(left / across, 1 - top / up, text, **usual | look)
+
+
+def explain(
+    figure: Figure, findings: Sequence[Finding], texts: Sequence[Sequence[str]], top: float
+) -> None:
+    """Write the lines of ``explained``, the first one ``top`` inches below the upper edge."""
     line, left = font_scale() * LINE, LEFT + font_scale() * INDENT
-    height = bottom + line * (sum(map(len, texts)) - 1)
     for number, (finding, lines) in enumerate(zip(findings, texts, strict=True), 1):
-        figure.text(LEFT / across, height / up, str(number), **_badge(finding))
+        write(figure, str(number), LEFT, top, **_badge(finding))
         for text in lines:
-            place: dict[str, Any] = {"fontsize": TEXT_SIZE, "color": INK, "va": "center"}
-            figure.text(left / across, height / up, text, **place)
-            height -= line
+            write(figure, text, left, top)
+            top += line

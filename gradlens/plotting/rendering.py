@@ -23,11 +23,11 @@ from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import (
     FAINT,
     HEADER_SIZE,
-    INK,
     MUTED,
     PAPER,
     TEXT_SIZE,
     TITLE_SIZE,
+    Color,
     Entry,
     font_scale,
     literal,
@@ -49,7 +49,7 @@ from gradlens.plotting.layout import (
     Place,
     arrange,
 )
-from gradlens.plotting.marks import HINTED, explain, explained, mark
+from gradlens.plotting.marks import HINTED, explain, explained, mark, write
 from gradlens.plotting.panels import EPOCHS, cannot_be_drawn
 
 EMPTY = (8.0, 4.0)
@@ -120,8 +120,10 @@ def draw(
     if not bare:
         _header(figure, words)
     _write_legend(figure, legend)
-    _write(figure, note)
-    explain(figure, marked, explanations, font_scale() * (BOTTOM + LINE * len(note)))
+    top = _inches(figure)[1] - font_scale() * (BOTTOM + (page.lines - 1) * LINE)
+    explain(figure, marked, explanations, top)
+    for place, text in enumerate(note, page.lines - len(note)):
+        write(figure, text, 0.22, top + font_scale() * place * LINE, color=MUTED)
     _draw_rows(figure, page, axis)
     for ax in figure.axes if marked else ():
         mark(ax, marked, min(last, axis.high))
@@ -235,27 +237,31 @@ def _draw_panel(panel: Panel, ax: Axes, axis: StepAxis, labels: bool) -> None:
 
 
 def _group_heading(figure: Figure, group: Group, left: float, right: float, top: float) -> None:
-    across, up = _inches(figure)
-    text = group.upper()
-    start, height = left + 0.1, 1 - (top + font_scale() * 0.09) / up
-    figure.text(start / across, height, text, fontsize=TEXT_SIZE, color=MUTED, va="center")
+    text, height = group.upper(), top + font_scale() * 0.09
+    start = left + 0.1
+    write(figure, text, start, height, color=MUTED)
     begin = start + text_width(text, TEXT_SIZE) / 72 + 0.1
-    ends = [begin / across, (right - 0.1) / across]
-    figure.add_artist(Line2D(ends, [height, height], color=FAINT, linewidth=0.7))
+    _stroke(figure, begin, right - 0.1, height, FAINT, 0.7)
+
+
+def _stroke(
+    figure: Figure, left: float, right: float, top: float, color: Color, width: float
+) -> None:
+    across, up = figure.get_size_inches()
+    ends, height = [left / across, right / across], 1 - top / up
+    figure.add_artist(Line2D(ends, [height, height], color=color, linewidth=width))
 
 
 def _header(figure: Figure, words: Words) -> None:
-    across, up = _inches(figure)
+    across = _inches(figure)[0]
     room = (across - 0.6) * 72
     texts = ["  ·  ".join(words.facts[:count]) for count in range(len(words.facts), 0, -1)]
     left = room - text_width(words.title, HEADER_SIZE, "bold") - 18
     text = next((text for text in texts if text_width(text, TITLE_SIZE) < left), "")
     shown, size = _fitting(words.title, room - text_width(text, TITLE_SIZE))
-    height = 1 - font_scale() * 0.26 / up
-    place: dict[str, Any] = {"va": "center_baseline"}
-    figure.text(0.22 / across, height, shown, fontsize=size, fontweight="bold", color=INK, **place)
-    left = 1 - 0.22 / across
-    figure.text(left, height, text, fontsize=TITLE_SIZE, color=MUTED, ha="right", **place)
+    place: dict[str, Any] = {"top": font_scale() * 0.26, "va": "center_baseline"}
+    write(figure, shown, 0.22, fontsize=size, fontweight="bold", **place)
+    write(figure, text, across - 0.22, fontsize=TITLE_SIZE, color=MUTED, ha="right", **place)
 
 
 def _fitting(title: str, room: float) -> tuple[str, str]:
@@ -281,15 +287,13 @@ def _legend(entries: Sequence[Entry], across: float) -> list[list[tuple[float, E
 
 
 def _write_legend(figure: Figure, lines: Sequence[Sequence[tuple[float, Entry]]]) -> None:
-    across, up = _inches(figure)
+    across = _inches(figure)[0]
     for place, entries in enumerate(lines):
-        height = 1 - font_scale() * (HEADER + (place - 0.2) * LINE) / up
+        top = font_scale() * (HEADER + (place - 0.2) * LINE)
         for left, entry in entries:
-            ends = [left / across, (left + 0.19) / across]
-            figure.add_artist(Line2D(ends, [height] * 2, color=entry.color, linewidth=2))
+            _stroke(figure, left, left + 0.19, top, entry.color, 2)
             text = shorten(entry.label, (across - left - 0.5) * 72, TEXT_SIZE)
-            place_of_text: dict[str, Any] = {"fontsize": TEXT_SIZE, "color": INK, "va": "center"}
-            figure.text((left + 0.26) / across, height, text, **place_of_text)
+            write(figure, text, left + 0.26, top)
 
 
 def _note(notes: Sequence[Note], across: float) -> list[str]:
@@ -301,14 +305,6 @@ def _note(notes: Sequence[Note], across: float) -> list[str]:
     room = HINTED * (across - 0.44) * 72 - text_width(more, TEXT_SIZE)
     lines = wrapped(f"Note at step {last.step:,}: {last.text}", room, TEXT_SIZE, NOTE_LINES)
     return [*lines[:-1], lines[-1] + more]
-
-
-def _write(figure: Figure, lines: Sequence[str]) -> None:
-    across, up = _inches(figure)
-    for place, text in enumerate(reversed(lines)):
-        height = font_scale() * (BOTTOM + place * LINE) / up
-        place_of_text: dict[str, Any] = {"fontsize": TEXT_SIZE, "color": MUTED, "va": "center"}
-        figure.text(0.22 / across, height, text, **place_of_text)
 
 
 def _inches(figure: Figure) -> tuple[float, float]:
