@@ -132,8 +132,7 @@ def _diagnose(options: argparse.Namespace) -> int:
                 {fault: needs for fault, needs in lacking.items() if needs},
             )
             text = as_json(diagnosis) if options.json else as_text(diagnosis, width, options.all)
-        print("\n" if number and not options.json else "", end="")
-        print(encodable(text, sys.stdout))
+        _print("\n" * bool(number and not options.json) + text)
     return 0
 
 
@@ -149,7 +148,7 @@ def _autopsy(options: argparse.Namespace) -> int:
             text = spikes_json(chosen, name)
         else:
             text = spikes_text(spikes, name) if step is None else spike_text(spikes, step, name)
-        print(encodable(text, sys.stdout))
+        _print(text)
     return 0
 
 
@@ -160,8 +159,12 @@ def _samples(options: argparse.Namespace) -> int:
     with _about(options.run):
         text_of = samples_json if options.json else samples_text
         text = text_of(samples, rank(samples, options.top), str(options.run))
-        print(encodable(text, sys.stdout))
+        _print(text)
     return 0
+
+
+def _print(text: str) -> None:
+    print(encodable(text, sys.stdout))
 
 
 NO_SAMPLES = (

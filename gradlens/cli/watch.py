@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
-from gradlens.plotting.loading import GrowingRun
+from gradlens.plotting.loading import FollowedRun
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import show, windowed
 from gradlens.plotting.screen import Screen
@@ -116,39 +116,21 @@ class _WatchedRun:
         self._path = path
         self._display = display
         self._stream = stream
-        self._run = GrowingRun(path)
-        self._shown_size = self._broken_size = 0
+        self._run = FollowedRun(path)
         self._news = ""
 
     def show_changes(self) -> None:
         """Show the run if its file has changed; print what it waits for, once."""
-        news = self._look()
+        with warnings.catch_warnings(record=True) as caught:
+            awaited = self._run.look()
+            news = self._show(self._run.history) if awaited == "" else awaited
+        news = news or "; ".join(str(each.message) for each in caught)
         if news and news != self._news:
             print(f"gradlens: {news}", file=self._stream, flush=True)
             self._news = news
 
-    def _look(self) -> str:
-        size = _size(self._path)
-        if not size:
-            return f"waiting for {self._path}"
-        if size == self._shown_size:
-            return ""
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                news = self._show(self._run.read())
-        except ValueError:
-            # It may be in the midst of being written, but then it grows.
-            if size == self._broken_size:
-                raise
-            self._broken_size = size
-            return ""
-        self._shown_size = size
-        return news or "; ".join(str(each.message) for each in caught)
-
     def _show(self, history: History) -> str:
         """Show the run if that is possible, and say otherwise what is missing."""
-        if not history.steps:
-            return f"waiting for the first step of {self._path}"
         lacks = self._display.lacks(history)
         if lacks:
             return f"waiting for something to draw in {self._path}: {lacks}"
@@ -159,10 +141,3 @@ class _WatchedRun:
         except Exception as error:
             return f"{self._path} can't be shown ({type(error).__name__}: {error})"
         return ""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -59,6 +59,37 @@ class GrowingRun:
         return self._reading.history
 
 
+class FollowedRun:
+    """A run's file, which may not be there yet and may grow, and what was read of it by now."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._run = GrowingRun(path)
+        self._read_size = self._broken_size = 0
+        self.history = History()
+
+    def look(self) -> str | None:
+        """Read what is new; ``None`` if nothing is, and otherwise what is awaited, if anything.
+
+        ``ValueError`` if the file is no run and doesn't change.
+        """
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if not size:
+            return f"waiting for {self._path}"
+        if size == self._read_size:
+            return None
+        try:
+            self.history = self._run.read()
+        except ValueError:
+            # It may be in the midst of being written, but then it grows.
+            if size == self._broken_size:
+                raise
+            self._broken_size = size
+            return None
+        self._read_size = size
+        return "" if self.history.steps else f"waiting for the first step of {self._path}"
+
+
 def _with_ending(path: Path) -> Path:
     candidates = (path, Path(f"{path}.jsonl"), Path(f"{path}.json"))
     return next((file for file in candidates if file.is_file()), path)

@@ -76,22 +76,18 @@ def summarize(history: History) -> Summary:
     """The summary of a run, from its history alone."""
     found = history.scalars()
     printed = {scalar.series for scalar in found}
-    others = tuple((name, len(history[name])) for name in history.names if name not in printed)
-    rows = tuple(_row(scalar) for scalar in found)
     latest = history.latest("coverage")
-    coverage = None if latest is None else CoverageTable(latest, history.parameters)
-    notes = tuple(history.notes)
     return Summary(
         history.steps,
         history.truncated,
-        rows,
-        others,
-        notes,
-        coverage,
-        history.spending,
-        noise_rankings(history),
-        findings_of(history),
-        dead_units(history),
+        rows=tuple(map(_row, found)),
+        others=tuple((name, len(history[name])) for name in history.names if name not in printed),
+        notes=tuple(history.notes),
+        coverage=None if latest is None else CoverageTable(latest, history.parameters),
+        spending=history.spending,
+        noise=noise_rankings(history),
+        findings=findings_of(history),
+        dead_units=dead_units(history),
     )
 
 

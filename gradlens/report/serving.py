@@ -14,7 +14,7 @@ from bokeh.document import Document
 from bokeh.server.server import Server
 
 from gradlens.history.records import LeftOutWarning
-from gradlens.plotting.loading import GrowingRun
+from gradlens.plotting.loading import FollowedRun
 from gradlens.report.page import Live, Page, page, waiting
 
 ADDRESS = "127.0.0.1"
@@ -25,11 +25,9 @@ class Following:
     """Runs that are read on while they grow, and the page of what they have by now."""
 
     def __init__(self, paths: Mapping[str, Path], title: str, interval: float) -> None:
-        self._runs = {name: GrowingRun(path) for name, path in paths.items()}
-        self._paths = paths
+        self._runs = {name: FollowedRun(path) for name, path in paths.items()}
         self._title = title
         self._interval = interval
-        self._sizes: list[int] = []
         self._next = 0.0
         self._page: Page | None = None
         self.news = ""
@@ -48,28 +46,17 @@ class Following:
         return self._page
 
     def _read_on(self) -> None:
-        sizes = [path.stat().st_size if path.exists() else 0 for path in self._paths.values()]
-        if sizes == self._sizes:
-            return
-        absent = [path for path, size in zip(self._paths.values(), sizes, strict=True) if not size]
-        if absent:
-            self.news = f"waiting for {absent[0]}"
-            return
         try:
             with warnings.catch_warnings():
                 # The page names what is left out.
                 warnings.simplefilter("ignore", LeftOutWarning)
-                histories = {name: run.read() for name, run in self._runs.items()}
-                empty = [name for name, history in histories.items() if not history.steps]
-                if empty:
-                    self.news = f"waiting for the first step of {self._paths[empty[0]]}"
-                    return
-                self._page = page(histories, self._title)
+                awaited = [run.look() for run in self._runs.values()]
+                self.news = next(filter(None, awaited), self.news)
+                histories = {name: run.history for name, run in self._runs.items()}
+                if "" in awaited and all(history.steps for history in histories.values()):
+                    self._page = page(histories, self._title)
         except ValueError as error:
-            # A file may be in the midst of being written.
             self.news = str(error)
-            return
-        self._sizes = sizes
 
 
 def server(following: Following, port: int, interval: float) -> Server:
