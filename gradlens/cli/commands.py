@@ -20,8 +20,17 @@ from gradlens.cli.autopsy_text import spike_text, spikes_json, spikes_text
 from gradlens.cli.diagnosis_text import Diagnosis, as_json, as_text
 from gradlens.cli.export import DESTINATIONS, check_layers
 from gradlens.cli.samples_text import samples_json, samples_text
-from gradlens.cli.text_display import NARROWEST, PrintedText, encodable, text_display, text_format
-from gradlens.cli.watch import Display, FileDisplay, WindowDisplay, watch
+from gradlens.cli.watch import (
+    NARROWEST,
+    Display,
+    FileDisplay,
+    PrintedText,
+    WindowDisplay,
+    encodable,
+    text_display,
+    text_format,
+    watch,
+)
 from gradlens.diagnosis.diagnose import findings
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.rules import RULES
@@ -45,17 +54,13 @@ def _demo(options: argparse.Namespace) -> int:
     # Imported here because this is the only command that needs torch.
     from gradlens.cli.demo import demo
 
-    directory = _new_directory() if options.out is None else options.out
+    names = (Path("gradlens-demo" if n == 1 else f"gradlens-demo-{n}") for n in count(1))
+    directory = options.out or next(path for path in names if not path.exists())
     outcome = demo(directory, options.steps, options.seed)
     print(f"accuracy on unseen digits: {100 * outcome.accuracy:.1f} %")
     print(f"recorded values: {outcome.run}")
     print(f"figure: {outcome.figure}")
     return 0
-
-
-def _new_directory() -> Path:
-    names = (Path("gradlens-demo" if n == 1 else f"gradlens-demo-{n}") for n in count(1))
-    return next(path for path in names if not path.exists())
 
 
 def _plot(options: argparse.Namespace) -> int:

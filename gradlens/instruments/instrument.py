@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.records import Source
-from gradlens.history.series import Series
 from gradlens.history.view import Group, View
 from gradlens.instruments.axes import Drawing, plot_panels
 from gradlens.instruments.layers import layout
@@ -77,21 +76,16 @@ class Instrument(ABC):
     @final
     def series(self, history: History) -> tuple[str, ...]:
         """Names of the series with records that this instrument draws."""
-        names = self.names or (*self._of_quantities(history), *self._logged(history))
-        known = [name for name in names if name in history]
-        found = [name for name in known if history[name]]
+        of_kinds = (name for kind in self.kinds for name in history.of_kind(kind))
+        # A quantity may have taken the name of what is logged.
+        logged = (name for name in self.logged if name not in history.sources)
+        by_kind = history.names if self.by_layer else tuple(dict.fromkeys((*of_kinds, *logged)))
+        known = (n for n in self.names or by_kind if n in history)
+        found = [n for n in known if history[n]]
         if self.by_layer:
             return tuple(n for n in found if layout(history[n], history) is not None)
-        return tuple(n for n in found if not self.part or _has(history[n], self.part))
-
-    def _of_quantities(self, history: History) -> tuple[str, ...]:
-        if self.by_layer:
-            return history.names
-        return tuple(dict.fromkeys(name for kind in self.kinds for name in history.of_kind(kind)))
-
-    def _logged(self, history: History) -> tuple[str, ...]:
-        # A quantity may have taken the name.
-        return tuple(name for name in self.logged if name not in history.sources)
+        part = self.part
+        return tuple(n for n in found if not part or any(history[n].having(part).values()))
 
     @final
     def kind(self, history: History, name: str) -> str:
@@ -186,10 +180,6 @@ class Instrument(ABC):
         source = history.sources.get(name)
         own = self.title or (source.view.title if source else "") or name
         return f"{own}: {self.aspect}" if self.aspect else own
-
-
-def _has(records: Series, part: str) -> bool:
-    return any(records.having(part).values())
 
 
 def step_axis(history: History, log: bool = False) -> StepAxis:

@@ -56,7 +56,8 @@ def layer_lines(records: Series, history: History, fields: Sequence[str]) -> dic
     part = next((name for name in NOUNS if records.having(name)), "layers")
     parts = records.column(part, whole=True)
     for field in fields:
-        shown = {name: one for name, one in lines(parts, field).items() if _has_content(one)}
+        every = lines(parts, field).items()
+        shown = {name: one for name, one in every if _has_numbers(one) or one.reason}
         found = {name: one for name, one in shown.items() if _has_numbers(one)} or shown
         if found:
             return ordered(found, history)
@@ -65,10 +66,6 @@ def layer_lines(records: Series, history: History, fields: Sequence[str]) -> dic
 
 def _has_numbers(one: Line) -> bool:
     return bool(one.finite.any()) or always_infinite(one)
-
-
-def _has_content(one: Line) -> bool:
-    return _has_numbers(one) or bool(one.reason)
 
 
 GEOMETRIES = (

@@ -104,17 +104,23 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     if few and (named or shown.named_at_ends):
         entries = _entries_of_zeros(shown, zeros)
     elif not few:
-        entries = [*entries, *_key_of_quantiles(len(layers))]
+        entries += [
+            Entry(f"median of {len(layers)}", BLUE),
+            Entry("quartiles", tint(BLUE, 0.3), "box"),
+            Entry("all", tint(BLUE, 0.12), "box"),
+        ]
     elif layers:
         ends = [shown.layer_curves[0], shown.layer_curves[-1]][: len(layers)]
-        entries = [*entries, *(Entry(one.name, one.color) for one in ends)]
+        entries += [Entry(one.name, one.color) for one in ends]
     explained = key(head, entries, width)
     if explained is not None:
         artists["key"] = explained
     elif shown.words:
         artists["subtitle"] = subtitle(head, shown.words)
     artists |= _zero_floor(ax, list(zeros.values())) if zeros else {}
-    artists |= _levels(ax, shown.levels) | _danger(ax, axis, shown.danger) | zero_line(ax)
+    for level in shown.levels:
+        artists[f"level {level:g}"] = level_line(ax, level)
+    artists |= _danger(ax, axis, shown.danger) | zero_line(ax)
     artists |= _hollow(ax, axis, layers, shown.uncertain) if shown.uncertain is not None else {}
     artists |= _beyond(ax, axis, shown) if shown.spiky else {}
     return artists | missing(ax, axis, shown.lines)
@@ -149,13 +155,6 @@ def _entries_of_zeros(shown: Lines, zeros: Mapping[str, Line]) -> list[Entry]:
     names = shown.infinite
     more = f" +{len(names) - 1}" if len(names) > 1 else ""
     return [*entries, *([Entry(f"∞: {names[0]}{more}", MUTED)] if names else [])]
-
-
-def _levels(ax: Axes, levels: Sequence[float]) -> Artists:
-    return {
-        f"level {level:g}": ax.axhline(level, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
-        for level in levels
-    }
 
 
 def _danger(ax: Axes, axis: StepAxis, threshold: Line | None) -> Artists:
@@ -260,14 +259,6 @@ def _zero_floor(ax: Axes, lines: Sequence[Line]) -> Artists:
     return {"zeros": at_height(ax, shown, places, AMBER, linewidth=2.6, **look | {"zorder": 3.8})}
 
 
-def _key_of_quantiles(count: int) -> tuple[Entry, ...]:
-    return (
-        Entry(f"median of {count}", BLUE),
-        Entry("quartiles", tint(BLUE, 0.3), "box"),
-        Entry("all", tint(BLUE, 0.12), "box"),
-    )
-
-
 def _areas(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
     low, first, third, high = quantiles(lines, (0, 0.25, 0.75, 1))
     return {
@@ -289,15 +280,14 @@ def separate(ax: Axes, drawn: Sequence[Line2D]) -> None:
 
     Call it when the range of the axis is that of the values.
     """
-    styles = dashes([_in_points(ax, one) for one in drawn])
+    found = []
+    for one in drawn:
+        steps, values = (np.asarray(data, dtype=np.float64) for data in one.get_data())
+        heights = ax.transData.transform(np.stack([steps, values], 1))[:, 1]
+        found.append(Line(steps, heights * 72 / figure_of(ax).dpi))
+    styles = dashes(found)
     for one, style in zip(drawn, styles, strict=True):
         one.set_linestyle(style)
-
-
-def _in_points(ax: Axes, drawn: Line2D) -> Line:
-    steps, values = (np.asarray(one, dtype=np.float64) for one in drawn.get_data())
-    heights = ax.transData.transform(np.stack([steps, values], 1))[:, 1]
-    return Line(steps, heights * 72 / figure_of(ax).dpi)
 
 
 def dashes(lines: Sequence[Line]) -> list[Dashes]:
@@ -469,7 +459,12 @@ def zero_line(ax: Axes) -> Artists:
     low, high = ax.get_ylim()
     if not low < 0 < high:
         return {}
-    return {"zero": ax.axhline(0, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)}
+    return {"zero": level_line(ax, 0.0)}
+
+
+def level_line(ax: Axes, level: float) -> Artist:
+    """A dashed line at a value."""
+    return ax.axhline(level, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
 
 
 def explain_empty(ax: Axes, lines: Sequence[Line], why: str = "") -> Artists:

@@ -348,7 +348,11 @@ def without_zeros(
     largest = max((float(values.max()) for values in found if values.size), default=0.0)
     is_log = scale == "log" and not any((values < 0).any() for values in found)
     limit = ROUNDING * largest if is_log else 0.0
-    dead = [name for name, one in lines.items() if _is_near_zero(one, limit)]
+    dead = [
+        name
+        for name, values in zip(lines, found, strict=True)
+        if values.size and not (np.abs(values) > limit).any()
+    ]
     if is_log:
         below = {name: one for name, one in lines.items() if (one.values <= limit).any()}
         zeros = {name: _replaced(one, limit, 0.0) for name, one in below.items()}
@@ -365,9 +369,3 @@ def without_zeros(
 def _replaced(line: Line, limit: float, value: float) -> Line:
     """A line with another value where its own is at most ``limit``."""
     return Line(line.steps, np.where(line.values <= limit, value, line.values), line.reason)
-
-
-def _is_near_zero(line: Line, limit: float = 0.0) -> bool:
-    """Whether all values of a line that are finite numbers are at most ``limit`` in size."""
-    found = line.values[line.finite]
-    return bool(found.size) and not (np.abs(found) > limit).any()

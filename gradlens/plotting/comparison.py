@@ -52,7 +52,8 @@ class Number:
     def words(self) -> str:
         """What the numbers are, where the title doesn't say it."""
         one = self.scalar
-        return one.part if _is_unit(one) else "" if one.part else one.view.label
+        # That of times is a unit.
+        return one.part if "Time" in one.kinds else "" if one.part else one.view.label
 
     def panel(self, names: Mapping[str, str], colors: Mapping[str, RGB], words: str = "") -> Panel:
         """Its panel: a line for each run, in its colour and called by its shown name."""
@@ -94,7 +95,10 @@ def compare(
     found = numbers(runs)
     if not found:
         raise ValueError(f"none of the runs has numbers to compare: {', '.join(runs)}")
-    by_run = _chosen_colors([*runs], colors) if colors else run_colors([*runs])
+    if colors and len(colors) != len(runs):
+        raise ValueError(f"there are {len(colors)} colours for {len(runs)} runs")
+    chosen = dict(zip(runs, map(to_rgb, colors), strict=False))
+    by_run = chosen or run_colors([*runs])
     short = short_run_names([*runs])
     panels = [number.panel(short, by_run) for number in found]
     panels.sort(key=lambda panel: GROUPS.index(panel.group))
@@ -110,12 +114,6 @@ def compare(
     return figure
 
 
-def _chosen_colors(runs: Sequence[str], colors: Sequence[Color]) -> dict[str, RGB]:
-    if len(colors) != len(runs):
-        raise ValueError(f"there are {len(colors)} colours for {len(runs)} runs")
-    return {run: to_rgb(color) for run, color in zip(runs, colors, strict=True)}
-
-
 def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
     """Every number per step that at least one run has, in the order of the runs."""
     by_run = {run: {one.name: one for one in history.scalars()} for run, history in runs.items()}
@@ -123,15 +121,14 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
     names = dict.fromkeys(name for found in by_run.values() for name in found)
     shown = [known[name] for name in names if known[name].series != EPOCHS]
     titles = Counter((one.view.title, one.part) for one in shown)
-    return tuple(
-        Number(
-            one,
-            # Of two quantities of one class, the names tell them apart.
-            _titled(_title(one) if titles[one.view.title, one.part] == 1 else one.series, one),
-            {run: found[one.name].line for run, found in by_run.items() if one.name in found},
-        )
-        for one in shown
-    )
+    result = []
+    for one in shown:
+        # Of two quantities of one class, the names tell them apart.
+        title = _title(one) if titles[one.view.title, one.part] == 1 else one.series
+        part = f": {one.part}" if one.part and "Time" not in one.kinds else ""
+        lines = {run: found[one.name].line for run, found in by_run.items() if one.name in found}
+        result.append(Number(one, f"{title}{part}", lines))
+    return tuple(result)
 
 
 def _title(one: Scalar) -> str:
@@ -140,16 +137,6 @@ def _title(one: Scalar) -> str:
         return one.view.title
     titles = (each.title_of_logged(one.series) for each in BUILT_IN if one.series in each.logged)
     return next(titles, one.view.title)
-
-
-def _titled(title: str, one: Scalar) -> str:
-    """The title of the panel of one part of a record, as on the page of one run."""
-    return f"{title}: {one.part}" if one.part and not _is_unit(one) else title
-
-
-def _is_unit(one: Scalar) -> bool:
-    """Whether the part of a record is not a part, but the unit of times."""
-    return "Time" in one.kinds
 
 
 def left_out(runs: Mapping[str, History]) -> tuple[str, ...]:

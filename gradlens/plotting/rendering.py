@@ -38,7 +38,15 @@ from gradlens.instruments.style import (
     wrapped,
 )
 from gradlens.plotting.dark import darken
-from gradlens.plotting.findings import main_findings, others
+from gradlens.plotting.findings import (
+    HINTED,
+    explain,
+    explained,
+    main_findings,
+    mark,
+    others,
+    write,
+)
 from gradlens.plotting.layout import (
     HEADER,
     HEADING,
@@ -49,7 +57,6 @@ from gradlens.plotting.layout import (
     Place,
     arrange,
 )
-from gradlens.plotting.marks import HINTED, explain, explained, mark, write
 from gradlens.plotting.panels import EPOCHS, cannot_be_drawn
 
 EMPTY = (8.0, 4.0)

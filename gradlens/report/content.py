@@ -52,17 +52,15 @@ def gaps(line: Line, records: Sequence[Series]) -> Gaps:
         places = places[np.linspace(0, places.size - 1, MOST).astype(np.int64)]
     steps, values = line.steps[places], line.values[places]
     words = [
-        INFINITE if np.isinf(value) else _reason_at(int(step), records)
+        INFINITE
+        if np.isinf(value)
+        else next(filter(None, (reason(one.get(int(step))) for one in records)), UNKNOWN)
         for step, value in zip(steps, values, strict=True)
     ]
     # The numbers of the reasons have one byte.
     known = tuple(dict.fromkeys(words))[:256]
     which = [known.index(word) if word in known else 0 for word in words]
     return Gaps(steps, np.array(which, dtype=np.uint8), known)
-
-
-def _reason_at(step: int, records: Sequence[Series]) -> str:
-    return next(filter(None, (reason(series.get(step)) for series in records)), UNKNOWN)
 
 
 def reason(value: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from bokeh.document import Document
 from bokeh.embed import file_html
 from bokeh.events import DocumentReady
@@ -15,16 +17,18 @@ from bokeh.models import ColumnDataSource, CustomJS
 from bokeh.resources import INLINE
 from jinja2 import Environment, Template
 
-from gradlens.history.coverage import few
+from gradlens.history.coverage import CoverageTable, few
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
+from gradlens.history.lines import line
+from gradlens.history.records import Note
 from gradlens.history.run_file import replacing
 from gradlens.instruments import BUILT_IN, Instrument
 from gradlens.instruments.lines import why_empty
 from gradlens.instruments.panel import Content, Lines, Map, Picture, Shapes
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
-from gradlens.plotting.comparison import run_colors
+from gradlens.plotting.comparison import Number, numbers, run_colors
 from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import nothing
@@ -45,7 +49,6 @@ from gradlens.report.axes import (
 from gradlens.report.columns import has_trend
 from gradlens.report.content import Card, cards
 from gradlens.report.figures import DrawnCard, draw, has_points, height, is_drawn, update
-from gradlens.report.overview import facts, last_values
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,13 @@ def _status(shown: Page) -> Any:
     keyed = [*zip(shown.cards, _keys(shown.cards), strict=True)]
     contents = [(card.panel.content, key) for card, key in keyed]
     bars = {key: [_bar(one)[0], _bar(one)[2]] for one, key in contents if isinstance(one, Map)}
-    words = {key: card.words for card, key in keyed if _has_words(card.panel.content)}
+    # The second line of these cards are words that change with the step.
+    words = {
+        key: card.words
+        for card, key in keyed
+        if isinstance(one := card.panel.content, Picture)
+        or (isinstance(one, Shapes) and not one.key)
+    }
     latest = {key: one.readout for one, key in contents if isinstance(one, Lines)}
     found = {
         "head": _head(shown),
@@ -197,11 +206,6 @@ def _status(shown: Page) -> Any:
         "reload": False,
     }
     return {name: [one] for name, one in found.items()}
-
-
-def _has_words(shown: Content) -> bool:
-    """Whether the second line of a card are words that change with the step."""
-    return isinstance(shown, Picture) or (isinstance(shown, Shapes) and not shown.key)
 
 
 def _keys(found: Sequence[Card]) -> list[str]:
@@ -236,6 +240,11 @@ def _head(shown: Page) -> str:
 
 
 def _variables(shown: Page, live: bool) -> dict[str, Any]:
+    def balanced(count: int) -> str:
+        """For 4, 3 and 2 columns at most, how many make rows about equally long."""
+        counts = {most: -(-count // -(-count // most)) for most in (4, 3, 2)}
+        return " ".join(f"--most-{most}: {number};" for most, number in counts.items())
+
     sections: dict[str, list[dict[str, Any]]] = {}
     for card, key in zip(shown.cards, _keys(shown.cards), strict=True):
         sections.setdefault(card.panel.group, []).append(_view(card, key))
@@ -246,16 +255,10 @@ def _variables(shown: Page, live: bool) -> dict[str, Any]:
         "light": variables({**LIGHT, **{n: gradient(c) for n, (c, _) in OF_THE_GROUND.items()}}),
         "dark": variables({**IN_DARK, **{n: gradient(c) for n, (_, c) in OF_THE_GROUND.items()}}),
         "runs": run_colors([*shown.runs]) if len(shown.runs) > 1 else {},
-        "sections": [(group, found, _balanced(found)) for group, found in sections.items()],
+        "sections": [(group, found, balanced(len(found))) for group, found in sections.items()],
         "head": _head(shown),
         "live": live,
     }
-
-
-def _balanced(found: Sequence[Any]) -> str:
-    """For 4, 3 and 2 columns at most, the number of columns that makes rows about equally long."""
-    counts = {most: -(-len(found) // -(-len(found) // most)) for most in (4, 3, 2)}
-    return " ".join(f"--most-{most}: {count};" for most, count in counts.items())
 
 
 def _view(card: Card, key: str) -> dict[str, Any]:
@@ -296,3 +299,114 @@ def _bar(shown: Map | Picture) -> tuple[str, str, str]:
     low, high = shown.norm.vmin or 0.0, shown.norm.vmax or 0.0
     colors = {"sizes": gradient(SIZES), "signed": gradient(SIGNED), "signal": "var(--signal)"}
     return number_label(low), colors[shown.colors], number_label(high)
+
+
+# What a page says about its runs besides the figures ------------------------------------------
+
+NOTES = 50
+"""So many of the latest notes are shown."""
+
+FLAT = 0.0005
+"""Relative difference below which two values count as equal."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run in words; ``damage`` says what of its file could not be read."""
+
+    name: str
+    color: Color
+    extent: str
+    damage: str
+    coverage: tuple[str, ...]
+    notes: tuple[Note, ...]
+    earlier_notes: int
+    findings: tuple[Finding, ...] = ()
+
+
+def facts(
+    name: str, history: History, color: Color, findings: tuple[Finding, ...] = ()
+) -> RunFacts:
+    """The facts of a run, and what is wrong with it."""
+    cut = "its last line is cut off" if history.truncated else ""
+    damage = "; ".join(filter(None, (cut, history.damage)))
+    notes = tuple(history.notes)
+    return RunFacts(
+        name, color, _extent(history), damage, _coverage(history), notes[-NOTES:][::-1],
+        max(0, len(notes) - NOTES), findings,
+    )  # fmt: skip
+
+
+def _extent(history: History) -> str:
+    steps = history.steps
+    if not steps:
+        return "no steps yet"
+    if len(steps) == 1:
+        return f"one step, {steps[0]:,}"
+    words = [f"{len(steps):,} steps, {steps[0]:,} to {steps[-1]:,}", _duration(history)]
+    return " · ".join(filter(None, words))
+
+
+def _duration(history: History) -> str:
+    """The time between the first and the last record, if there are time stamps."""
+    for name in history.of_kind("Time"):
+        stamps = line(history[name]).values
+        seconds = float(np.ptp(stamps[np.isfinite(stamps)])) if stamps.size else 0.0
+        if seconds >= 3600:
+            return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+        if seconds >= 60:
+            return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+        if seconds > 0:
+            return f"{number_label(seconds, 2)} s"
+    return ""
+
+
+def _coverage(history: History) -> tuple[str, ...]:
+    if not history.coverages:
+        return ()
+    latest = history.coverages[max(history.coverages)]
+    return tuple(" ".join(row.split()) for row in CoverageTable(latest, history.parameters).short())
+
+
+# Several runs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LastValues:
+    """A number's last value in each run, and its difference from that of the first run."""
+
+    title: str
+    name: str
+    cells: tuple[tuple[str, str], ...]
+
+
+def last_values(runs: Mapping[str, History]) -> tuple[LastValues, ...]:
+    """A row for each number that a run has; empty for a single run."""
+    if len(runs) < 2:
+        return ()
+    return tuple(_row(one, [*runs]) for one in numbers(runs))
+
+
+def _row(one: Number, runs: Sequence[str]) -> LastValues:
+    found = [one.lines[run].latest if run in one.lines else None for run in runs]
+    cells = tuple(
+        ("—" if value is None else number_label(value), _difference(value, found[0]) if n else "")
+        for n, value in enumerate(found)
+    )
+    return LastValues(one.title, one.scalar.name, cells)
+
+
+def _difference(value: float | None, first: float | None) -> str:
+    if value is None or first is None or not math.isfinite(value - first):
+        return ""
+    if abs(value - first) <= FLAT * max(abs(first), abs(value)):
+        return "="
+    if first > 0 and value > 0:
+        ratio = value / first
+        return (
+            f"{100 * (ratio - 1):+.3g} %".replace("-", "−")
+            if 0.01 < ratio < 10
+            else (f"× {number_label(ratio)}")
+        )
+    sign = "+" if value > first else ""
+    return f"{sign}{number_label(value - first)}"

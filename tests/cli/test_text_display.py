@@ -18,7 +18,7 @@ import pytest
 from gradlens import History, Undefined
 from gradlens.cli import watch as watching
 from gradlens.cli.main import main
-from gradlens.cli.text_display import PrintedText, RedrawnText, text_display, text_format
+from gradlens.cli.watch import PrintedText, RedrawnText, text_display, text_format
 from gradlens.history.records import Spending
 from tests.instruments.test_instruments import realistic
 

@@ -18,16 +18,14 @@ from matplotlib.text import Annotation
 import gradlens.plotting.findings as findings_module
 from gradlens import Cockpit, CockpitPlotter, History, diagnose
 from gradlens.cli.main import main
-from gradlens.cli.summary_data import as_json
-from gradlens.cli.summary_text import render
+from gradlens.cli.summary_text import as_json, render
 from gradlens.history.finding import Finding
 from gradlens.history.plain_data import from_plain
 from gradlens.history.records import LeftOutWarning, Note
 from gradlens.history.undefined import Undefined
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.animation import frames
-from gradlens.plotting.findings import MOST, findings_of, main_findings, others
-from gradlens.plotting.marks import APART, apart
+from gradlens.plotting.findings import APART, MOST, apart, findings_of, main_findings, others
 from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import summarize
 from gradlens.sinks.publisher import publish

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gradlens.cli.summary_data import as_json
-from gradlens.cli.summary_text import NOISIEST, render
+from gradlens.cli.summary_text import NOISIEST, as_json, render
 from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined

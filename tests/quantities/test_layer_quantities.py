@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import CockpitPlotter, History, quantities, schedules
-from gradlens.cli.summary_data import as_json
-from gradlens.cli.summary_text import render
+from gradlens.cli.summary_text import as_json, render
 from gradlens.history.records import Source
 from gradlens.plotting.summary import DeadUnits, dead_units, summarize
 from gradlens.quantities import LayerQuantity, Quantity
