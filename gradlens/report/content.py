@@ -51,12 +51,12 @@ def gaps(line: Line, records: Sequence[Series]) -> Gaps:
     if places.size > MOST:
         places = places[np.linspace(0, places.size - 1, MOST).astype(np.int64)]
     steps, values = line.steps[places], line.values[places]
-    words = [
-        INFINITE
-        if np.isinf(value)
-        else next(filter(None, (reason(one.get(int(step))) for one in records)), UNKNOWN)
-        for step, value in zip(steps, values, strict=True)
-    ]
+    # Where no record has a reason, that of the line is the instrument's own.
+    own = UNKNOWN if any(series.reason for series in records) else line.reason or UNKNOWN
+    words = []
+    for step, value in zip(steps, values, strict=True):
+        found = filter(None, (reason(series.get(int(step))) for series in records))
+        words.append(INFINITE if np.isinf(value) else next(found, own))
     # The numbers of the reasons have one byte.
     known = tuple(dict.fromkeys(words))[:256]
     which = [known.index(word) if word in known else 0 for word in words]
