@@ -21,7 +21,6 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, LossReduction, read_loss
 from gradlens.graph.model_calls import Given, ModelCall, calls_behind
-from gradlens.numerics.shards import any_distributed
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
@@ -166,9 +165,6 @@ class Gradients(LossFactor):
         if not any(leaf in graph for leaf in leaves.values()):
             self._refuse_all(OF_OTHERS)
             return
-        if _is_divided(graph):
-            self._refuse_all(DISTRIBUTED)
-            return
         start = time.perf_counter()
         plan, is_new = find_plan(setting, graph, self._info, self._needs_losses)
         if is_new:
@@ -273,8 +269,6 @@ def samples_of_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -
     if not loss.requires_grad:
         return None
     graph = Graph(loss)
-    if _is_divided(graph):
-        return None
     node = read_loss(loss).function
     number = None if node is None else graph.by_sequence_number.get(sequence_number(node))
     edges = [] if number is None else [each for each in graph.children[number] if each is not None]
@@ -304,7 +298,7 @@ def sample_axes(
     edges = {
         LabelledEdge((inside[each[0]], each[1]), ()): each for each in made if each[0] in inside
     }
-    if not edges or _is_divided(graph):
+    if not edges:
         return {}
     plan, _ = find_plan(setting, graph, info, False, tuple(edges))
     labelled = {edges[edge]: rows.filled().axis for edge, rows in plan.edges.items()}
@@ -317,11 +311,6 @@ def sample_axes(
             fitting = [axis for axis, length in enumerate(made[each]) if length in samples]
             found |= {each: fitting[0]} if len(fitting) == 1 else {}
     return found
-
-
-def _is_divided(graph: Graph) -> bool:
-    """Whether layers compute with tensors that are divided among processes."""
-    return any_distributed([graph.nodes[number].variable for number in graph.leaves.values()])
 
 
 def evidence_of(
@@ -432,10 +421,6 @@ BESIDE_LOSS = (
 NO_GRAPH = (
     "the loss needs no gradient: it was detached, computed under no_grad, or of frozen parameters. "
     "Pass the tensor that backward is called on"
-)
-DISTRIBUTED = (
-    "the layers of the network compute with tensors that are divided among processes (tensor "
-    "parallelism), where a backward pass of each process's own isn't possible"
 )
 OF_OTHERS = (
     "the loss depends on none of the tracked parameters, or in a way that autograd doesn't follow: "

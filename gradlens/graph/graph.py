@@ -143,12 +143,8 @@ class Graph:
 
     def like(self, edge: Edge) -> Any:
         """What has the dtype and the device of the tensor along an edge."""
-        return self._made(edge[0])[edge[1]]
-
-    def _made(self, number: int) -> Sequence[Any]:
-        """What has the shape of each output that a node had in the forward pass."""
-        node = self.nodes[number]
-        return (node.variable,) if self.kinds[number] == LEAF else output_metadata(node)
+        node = self.nodes[edge[0]]
+        return node.variable if self.kinds[edge[0]] == LEAF else output_metadata(node)[edge[1]]
 
     @property
     def has_python_functions(self) -> bool:
@@ -158,7 +154,8 @@ class Graph:
     @property
     def has_nested_tensors(self) -> bool:
         """Whether some tensor has rows of different lengths, of which torch gives no numbers."""
-        shapes = (_shape(made) for number in range(len(self)) for made in self._made(number))
+        edges = {self.root, *(edge for edges in self.children for edge in edges if edge)}
+        shapes = map(self.shape, edges)
         return any(not isinstance(length, int) for shape in shapes for length in shape)
 
     @cached_property
@@ -171,12 +168,15 @@ class Graph:
     def key(self, names: dict[int, str]) -> int:
         """A hash of the graph's structure; ``names`` are those of parameters, by ``id``."""
         found = hash((self.root, self.ruled_calls))
-        for number, (node, kind_, edges) in enumerate(
-            zip(self.nodes, self.kinds, self.children, strict=True)
-        ):
-            own = names.get(id(node.variable)) if kind_ == LEAF else integers_of(node)
-            shapes = tuple([_shape(made) for made in self._made(number)])
-            found = hash((found, kind_, edges, own, shapes))
+        for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True):
+            is_leaf = kind_ == LEAF
+            own = names.get(id(node.variable)) if is_leaf else integers_of(node)
+            made = (node.variable,) if is_leaf else output_metadata(node)
+            try:
+                shapes = [tuple(each.shape) for each in made]
+            except RuntimeError:  # of a nested tensor that isn't jagged
+                shapes = [*map(_shape, made)]
+            found = hash((found, kind_, edges, own, *shapes))
         return found
 
     def below(self, start: Iterable[int], lowest: int = 0, stop: Collection[int] = ()) -> set[int]:

@@ -126,12 +126,6 @@ class ModelCalls(HookOwner, UnscriptedHook):
         handles = [add_hook(part.register_forward_hook, hook, with_kwargs=True) for part in parts]
         self._forget_parts = removal(self, handles)
 
-    def forget_earlier(self) -> None:
-        """Forget all but some of the latest calls."""
-        for calls in (self.whole, self.parts):
-            while len(calls) > LEFT_CALLS:
-                calls.popleft()
-
     def close(self, model: nn.Module) -> None:
         """Remove all hooks."""
         remove_forward_hook(model, self)
@@ -274,8 +268,9 @@ def latest_call(model: nn.Module | None, back: int = 1) -> ModelCall | None:
 def forget_earlier_calls(model: nn.Module | None) -> None:
     """A backward pass is over: forget the calls of a model that were long before it."""
     hook = _hook_of(model)
-    if hook is not None:
-        hook.forget_earlier()
+    for calls in () if hook is None else (hook.whole, hook.parts):
+        while len(calls) > LEFT_CALLS:
+            calls.popleft()
 
 
 def keep_outputs(model: nn.Module | None, user: Hashable, needed: bool) -> None:
@@ -331,7 +326,7 @@ def forget_calls(model: nn.Module, user: Hashable) -> None:
         hook.users.discard(user)
         hook.outputs.pop(user, None)
         if hook.users:
-            hook.forget_earlier()
+            forget_earlier_calls(model)
             return
         hook.close(model)
     forget_layer_calls(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,8 +25,11 @@ class GradientScale:
     ) -> None:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._optimizer = optimizer
-        self._stages = {} if self._scaler is None else scaler_stages(self._scaler)
-        self._before = unscaled_optimizers(self._stages)
+        self._stages: Mapping[int, Mapping[str, Any]] = {}
+        self._before: set[int] = set()
+        if self._scaler is not None:
+            self._stages = scaler_stages(self._scaler)
+            self._before = unscaled_optimizers(self._stages)
 
     @cached_property
     def of_backward(self) -> float:

@@ -17,13 +17,6 @@ from gradlens.quantities.gradient_noise import (
 from gradlens.quantities.hess_eigenvalues import HessEigenvalues, HessMaxEV, SpectralDensity
 from gradlens.quantities.hess_trace import HessTrace
 from gradlens.quantities.input_moments import InputMean, InputStd, MeanTID, VarTID
-from gradlens.quantities.kinds import (
-    CurvatureQuantity,
-    GradientCurvatureQuantity,
-    SingleStepQuantity,
-    TwoPointQuantity,
-    UpdateQuantity,
-)
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.noise_quantity import NoiseQuantity
 from gradlens.quantities.output_activation import DeadNeurons, OutputActivation
@@ -35,7 +28,15 @@ from gradlens.quantities.parameter_norm import (
 )
 from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.quantities.performance import Loss, Time
-from gradlens.quantities.quantity import Phase, Quantity
+from gradlens.quantities.quantity import (
+    CurvatureQuantity,
+    GradientCurvatureQuantity,
+    Phase,
+    Quantity,
+    SingleStepQuantity,
+    TwoPointQuantity,
+    UpdateQuantity,
+)
 from gradlens.quantities.signal_geometry import (
     InputGradientGeometry,
     InputNorm,

@@ -10,7 +10,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import NOT_FINITE, ONE_SAMPLE
 from gradlens.numerics.host import on_host
-from gradlens.quantities.kinds import TwoPointQuantity
+from gradlens.quantities.quantity import TwoPointQuantity
 from gradlens.quantities.step import Step, losses_of_samples
 from gradlens.quantities.update import Update
 

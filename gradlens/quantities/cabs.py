@@ -10,7 +10,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import why_not_held
 from gradlens.reductions import Deviations

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradlens.curvature.curvature import Curvature
 from gradlens.history.view import View
-from gradlens.quantities.kinds import CurvatureQuantity
+from gradlens.quantities.quantity import CurvatureQuantity
 
 
 @dataclass(eq=False)

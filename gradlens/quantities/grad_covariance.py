@@ -20,7 +20,7 @@ from gradlens.numerics.deviations import (
     ROUNDINGS,
     SampleDeviations,
 )
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import CentredGram, Deviations
 

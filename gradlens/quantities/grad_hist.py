@@ -16,7 +16,7 @@ from gradlens.quantities.bin_adaptation import (
     NoAdaptation,
     Range,
 )
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Histogram1d, Histogram2d, Reduction
 from gradlens.stateful import State, load_state, state_of

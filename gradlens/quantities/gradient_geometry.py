@@ -16,13 +16,13 @@ from gradlens.numerics.norms import norms
 from gradlens.numerics.shards import whole
 from gradlens.quantities.consecutive import ComparesSteps, geometries, mean_correlation
 from gradlens.quantities.explained import NO_ELEMENTS, all_explained
-from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.output_activation import activation, over_parts
 from gradlens.quantities.parameter_quantity import (
     AllParametersQuantity,
     ParameterQuantity,
     gradient_of,
 )
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 

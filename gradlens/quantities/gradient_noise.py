@@ -21,8 +21,8 @@ from gradlens.numerics.deviations import (
     SampleDeviations,
 )
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.noise_quantity import NoiseQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Deviations, ElementRatios
 

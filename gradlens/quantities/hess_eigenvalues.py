@@ -11,7 +11,7 @@ from gradlens.curvature.density import spectral_density
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, Which
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.kinds import CurvatureQuantity
+from gradlens.quantities.quantity import CurvatureQuantity
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.diagonals import DiagonalKind, check_request
 from gradlens.curvature.estimate import Estimate
 from gradlens.history.view import View
-from gradlens.quantities.kinds import CurvatureQuantity
+from gradlens.quantities.quantity import CurvatureQuantity
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from torch import nn
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
 from gradlens.quantities.explained import all_explained
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.signals.reductions import SignalReduction
 from gradlens.signals.selection import Selection, Selectors, select, selection

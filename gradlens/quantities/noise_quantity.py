@@ -11,7 +11,7 @@ from torch import nn
 
 from gradlens.gradients.gradients import layer_of
 from gradlens.history.undefined import Undefined
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import NEW_COCKPIT, Step
 from gradlens.spelling import near
 

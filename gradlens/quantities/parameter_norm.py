@@ -17,8 +17,8 @@ from gradlens.numerics.precision import double
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.quantities.consecutive import ComparesSteps, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
-from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.parameter_quantity import AllParametersQuantity, ParameterQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
 from gradlens.quantities.explained import all_explained
-from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.layer_quantity import select_for
-from gradlens.quantities.quantity import Quantity
+from gradlens.quantities.quantity import Quantity, SingleStepQuantity
 from gradlens.quantities.step import REMOVED, Step
 from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.spelling import near

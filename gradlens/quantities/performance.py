@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradlens.history.view import View
 from gradlens.quantities.explained import explained
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 

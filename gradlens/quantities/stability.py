@@ -21,7 +21,7 @@ from gradlens.history.setup import descent_threshold
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities.kinds import GradientCurvatureQuantity
+from gradlens.quantities.quantity import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import why_not_held
 

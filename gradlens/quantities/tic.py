@@ -24,7 +24,7 @@ from gradlens.history.view import View
 from gradlens.numerics.deviations import NOT_FINITE
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities.kinds import GradientCurvatureQuantity
+from gradlens.quantities.quantity import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
 

@@ -15,8 +15,8 @@ from gradlens.numerics.norms import distances
 from gradlens.numerics.precision import accumulable
 from gradlens.quantities.consecutive import ComparesSteps, geometries, mean_correlation
 from gradlens.quantities.explained import all_explained
-from gradlens.quantities.kinds import SingleStepQuantity, UpdateQuantity
 from gradlens.quantities.parameter_quantity import OfParameters
+from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity
 from gradlens.quantities.step import REMOVED, Measure, Step
 from gradlens.quantities.update import Update
 from gradlens.stateful import State

@@ -30,6 +30,7 @@ from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.passes import is_elementwise
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
+from gradlens.numerics.shards import any_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.batchnorm import in_front_of, normalising
 from gradlens.samples.count import (
@@ -165,13 +166,14 @@ def plan_of(
     Gradients of parameters stay as they are.
     """
     loss = _LossGraph(graph, parameters, evidence, calls, needs_losses, edges)
-    if graph.has_nested_tensors:
-        plan = _nothing(parameters, NESTED)
-    else:
-        try:
-            plan = _chosen(loss)
-        except UnavailableError as reason:
-            plan = _nothing(parameters, str(reason))
+    try:
+        if any_distributed(graph.nodes[number].variable for number in graph.leaves.values()):
+            raise UnavailableError(DISTRIBUTED)
+        if graph.has_nested_tensors:
+            raise UnavailableError(NESTED)
+        plan = _chosen(loss)
+    except UnavailableError as reason:
+        plan = _nothing(parameters, str(reason))
     hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind == COMPILED)
     behind = [n for n in plan.unavailable if graph.leaves.get(id(parameters[n])) in hidden]
     return plan.without(dict.fromkeys(behind, RAN_COMPILED))
@@ -584,6 +586,10 @@ BESIDE = (
     "weights a whole loss, or one function computes the whole loss with it"
 )
 EMPTY = "the batch is empty"
+DISTRIBUTED = (
+    "the layers of the network compute with tensors that are divided among processes (tensor "
+    "parallelism), where a backward pass of each process's own isn't possible"
+)
 NESTED = (
     "the loss is computed by way of a nested tensor, whose rows can't be followed: use a padded "
     "tensor and a mask"

@@ -17,7 +17,7 @@ import gradlens
 from gradlens.cockpit.budget import SAID_AFTER, SETTLING, Budget
 from gradlens.quantities import Alpha, GradHist1d, GradNorm, Loss, NormTest
 from gradlens.quantities.bin_adaptation import GradAbsMax
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms
 from gradlens.schedules import linear

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from gradlens import Cockpit, quantities
 from gradlens.cockpit.tracking import IdleStep
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.schedules import linear
 
