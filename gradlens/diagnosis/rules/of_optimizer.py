@@ -1,4 +1,4 @@
-"""Options of the optimizer that keep it from learning: epsilon, decay and momentum."""
+"""How the optimizer is used: its rate, state, gradients, and options that keep it from learning."""
 
 from __future__ import annotations
 
@@ -6,19 +6,91 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import is_stuck, rise
+from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck, rise
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.needs import LOSS, OPTIMIZER, WEIGHTS
+from gradlens.diagnosis.needs import LOSS, OPTIMIZER, RATES, STALE, UPDATES, WEIGHTS
 from gradlens.diagnosis.numbers import first, largest, median, medians, ratio, share
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
+from gradlens.diagnosis.rules.unchanged import changes
+
+TINY = 1e-3
+"""The learning rate over its maximum: usual schedules come that far down in their last steps."""
+MOST = 0.5
+"""Share of the run, its steps or its records: what is rarer may be on purpose."""
+
+
+def decays(evidence: Evidence) -> Iterator[Sign]:
+    rates = evidence.column("lr")
+    known = np.isfinite(rates)
+    rates, steps = rates[known], evidence.steps[known]
+    low = rates < TINY * rates.max()
+    start = len(low) - int(np.argmin(np.append(low[::-1], False)))
+    # A rate that is zero at once was set so, and is named by another rule.
+    if evidence.length >= LONG_ENOUGH and start < len(low) and rates[start] > 0:
+        share = float(steps[-1] - steps[start]) / float(steps[-1] - steps[0])
+        if share > MOST:
+            numbers = (
+                below("latest learning rate, over the largest", rates[-1] / rates.max(), TINY),
+                above("share of the run below that", share, MOST),
+            )
+            yield Sign(int(steps[start]), numbers)
+
+
+WITH_STATE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "SGD")
+"""Classes of torch.optim whose state is empty until their first step; SGD's needs a momentum."""
+FEWEST = 5
+"""Steps after an update; with fewer, nothing is said. A loop may begin some rounds with a new
+optimizer on purpose, and a gradient may remain from before training."""
+ROUNDS, AROUND, RISES = 3, 3, 1.2
+"""Rounds that begin with an empty state, and the median loss of so many steps from there on over
+that before: above, the weights are made anew as well."""
+
+
+def anew(evidence: Evidence) -> Iterator[Sign]:
+    if evidence.setup.optimizer not in WITH_STATE:
+        return
+    if evidence.setup.optimizer == "SGD" and not evidence.option("momentum") > 0:
+        return
+    if not any(changes(evidence, name) for name in evidence.by_name("weight_rms").values):
+        return  # of parameters that had no gradient at its steps, an optimizer has no state
+    is_after = np.append(False, evidence.column("updates")[:-1] > 0)
+    is_empty = is_after & (evidence.column("stateless") > 0)
+    share = is_empty.sum() / max(is_after.sum(), 1)
+    if is_after.sum() >= FEWEST and share > MOST:
+        numbers = (above("share of the steps that begin with an empty state", share, MOST),)
+        yield Sign(int(evidence.steps[is_empty][0]), numbers)
+    elif is_empty.sum() >= ROUNDS:
+        losses, places = evidence.column("loss"), np.flatnonzero(is_empty)
+        rises = [median(losses[n : n + AROUND]) / median(losses[n - AROUND : n]) for n in places]
+        number = above("loss when the state is empty, over that before", median(rises), RISES)
+        rounds = above("rounds that begin with an empty state", len(places), ROUNDS - 1)
+        is_alarm = median(rises) > RISES
+        found = (rounds, number) if is_alarm else (rounds,)
+        yield Sign(int(evidence.steps[is_empty][0]), found, is_alarm=is_alarm, title=ROUND)
+
+
+ROUND = "The optimizer is made anew again and again, and forgets what it has averaged"
+
+
+def keeps_gradients(evidence: Evidence) -> Iterator[Sign]:
+    stale = evidence.column("stale")
+    known = np.isfinite(stale)
+    known[:1] = False  # there is no step before the first
+    found = share(stale > 0, known)
+    if known.sum() >= FEWEST and found > MOST:
+        place = first(known & (stale > 0))
+        assert place is not None
+        yield Sign(
+            int(evidence.steps[place]),
+            (above("share of steps that begin with the gradients of the last one", found, MOST),),
+        )
+
 
 TIMES = 1.0
 """Epsilon over the median of √v: measured at most 1e-3 in healthy runs, and 300 to 7e4 in faulty
 ones."""
 USUAL = 1e-6
 """Below this, epsilon isn't what is wrong if gradients are even smaller."""
-SHARE = 0.5
-"""Share of the recorded steps."""
 SMALLEST = 2.98e-8
 """Numbers below are 0 in float16, so that Adam divides by zero where a gradient has been 0."""
 IN_HALF = (
@@ -43,7 +115,7 @@ def epsilon_is_large(evidence: Evidence) -> Iterator[Sign]:
     typical = medians(moments.matrix(names))
     found = ratio(np.full(len(typical), epsilon), typical)
     known = np.isfinite(found)
-    if share(found > TIMES, known) > SHARE:
+    if share(found > TIMES, known) > MOST:
         numbers = (above("epsilon over the median of the root of v", median(found), TIMES),)
         yield Sign(int(moments.steps[known][0]), numbers)
 
@@ -114,6 +186,34 @@ def momentum_is_high(evidence: Evidence) -> Iterator[Sign]:
 
 
 RULES = (
+    Rule(
+        fault="lr_decayed",
+        title="The schedule has made the learning rate tiny for most of the run",
+        needs=(RATES,),
+        find=decays,
+        advice="Call scheduler.step() once an epoch if the schedule counts epochs. Otherwise give "
+        "the schedule the number of steps of the whole run.",
+        explains=("no_step", "lr_too_low", "labels_random"),
+    ),
+    Rule(
+        fault="optimizer_anew",
+        title="The optimizer is made anew at each step",
+        needs=(OPTIMIZER, UPDATES),
+        find=anew,
+        advice="Make the optimizer once, before the loop. A new one has no momentum, and each of "
+        "its steps is the first one: Adam's then has the same size for all gradients.",
+        explains=("outlier_sample", "corrupt_batch", "lr_edge", "labels_random"),
+    ),
+    Rule(
+        fault="zero_grad_missing",
+        title="Gradients of past steps are never set to zero",
+        needs=(STALE,),
+        find=keeps_gradients,
+        advice="Call optimizer.zero_grad() before each backward pass. To accumulate micro-batches "
+        "on purpose, call the optimizer's step after the last of them only.",
+        others=("momentum_high", "lr_edge"),
+        explains=(*INSTABILITY, *NO_PROGRESS),
+    ),
     Rule(
         fault="adam_epsilon",
         title="Adam's epsilon is larger than the root of its second moments",

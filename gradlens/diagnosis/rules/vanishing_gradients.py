@@ -10,10 +10,10 @@ import numpy as np
 
 from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.gains import gains
 from gradlens.diagnosis.needs import GRADIENTS
 from gradlens.diagnosis.numbers import largest, median, ratio
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, below
+from gradlens.diagnosis.rules.initial_weights import gains
 
 SMALLEST = 3e-4
 """Gradient rms of a weight over the largest of all: measured 0.07 and more in healthy runs, and at
