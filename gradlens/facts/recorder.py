@@ -123,7 +123,7 @@ class FactRecorder(Observer):
         found, scale = loss_rows(loss), loss_scale(info)
         value = loss.value.detach().reshape(()).float().clone()
         facts.parts.append((value / scale, scale != 1, found.count or loss.samples))
-        if loss.function is None:
+        if loss.function is None and loss.squared is None:
             return
         facts.loss_rows.append(found)
         facts.numbers["labels"] = found.count + float(facts.numbers.get("labels", 0.0))

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.graph.kinds import kind, kind_of
+from gradlens.graph.kinds import LEAF, Node, kind, kind_of, plain_name
 from gradlens.graph.loss import Loss
 from gradlens.graph.model_calls import ModelCall
 from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import accumulable
-from gradlens.torch_private import saved, signed
+from gradlens.torch_private import saved, saved_where_they_are, signed
 
 Floats = NDArray[np.float64]
 
@@ -166,6 +166,10 @@ class LossRows:
 @torch.no_grad()
 def loss_rows(loss: Loss) -> LossRows:
     """The rows of a loss; none where it isn't known which function has computed it."""
+    if loss.squared is not None:
+        squares = saved(loss.squared, "self").square()
+        is_known = len(squares) <= MOST_LABELS
+        return LossRows(squares.flatten(1).mean(1) if is_known else None, count=len(squares))
     if loss.targets is None or not loss.targets.numel():
         return LossRows()
     targets = torch.atleast_1d(loss.targets)  # a number alone is one row
@@ -232,12 +236,34 @@ FEWEST_OF_ROW = 4
 def output_columns(loss: Loss) -> dict[str, Tensor]:
     """Columns of the steps' table, of what a loss function has compared with its targets.
 
-    ``output_std`` is the standard deviation of the outputs over the rows.
+    ``output_std`` is the standard deviation of the outputs over the rows. Of errors that are
+    squared by hand, the variance of the targets is among them, too.
     """
-    outputs = loss.outputs
+    outputs = loss.outputs if loss.squared is None else predictions(loss.squared)
     if outputs is None or not outputs.dim() or len(outputs) < 2 or outputs.is_complex():
         return {}
-    return {"output_std": accumulable(outputs).var(0, correction=0).mean().sqrt()}
+    found = {"output_std": accumulable(outputs).var(0, correction=0).mean().sqrt()}
+    if loss.squared is not None:
+        is_first = loss.squared.next_functions[0][0].next_functions[0][0] is not None
+        errors = saved(loss.squared, "self").detach()
+        targets = outputs - errors if is_first else outputs + errors
+        found["target_variance"] = accumulable(targets).var(correction=0)
+    return found
+
+
+def predictions(squared: Node) -> Tensor | None:
+    """What constants are subtracted from, or from constants, where its node has kept it."""
+    nodes = (node for node, _ in squared.next_functions[0][0].next_functions)
+    node = next(each for each in nodes if each is not None)
+    kept, name = saved_where_they_are(node), plain_name(kind(node))
+    if name in ("Sigmoid", "Tanh") and len(kept) == 1:
+        return kept[0].detach()
+    if name != "Addmm" or len(kept) != 2 or not saved(node, "alpha") == saved(node, "beta") == 1:
+        return None
+    bias = node.next_functions[0][0]
+    is_known = bias is not None and kind(bias) == LEAF
+    products = saved(node, "mat1").detach() @ saved(node, "mat2").detach()
+    return bias.variable.detach() + products if is_known else None
 
 
 def known_rows(losses: Floats, labels: Floats, ignored: int | None) -> tuple[Floats, Floats]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradlens.graph.checkpoints import read_again
 from gradlens.graph.graph import Graph, each_once
-from gradlens.graph.kinds import WEIGHTS, Kind, Node, is_linear, kind, kind_of
+from gradlens.graph.kinds import WEIGHTS, Kind, Node, is_linear, kind, kind_of, plain_name
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
@@ -71,6 +71,7 @@ class Loss:
     ``"mean"`` or ``"sum"`` if all terms are reduced so over the batch, else empty. If it
     ``is_multiple``, the values of a single function add up to a multiple of the loss. If it
     ``weighs_rows``, these are multiplied by numbers of their own, such as rewards or a mask.
+    ``squared`` is the node that squares errors, where nothing else is a term.
     """
 
     value: Tensor
@@ -79,6 +80,7 @@ class Loss:
     reduction: str
     is_multiple: bool
     weighs_rows: bool = False
+    squared: Node | None = None
 
     @cached_property
     def function(self) -> Node | None:
@@ -93,6 +95,8 @@ class Loss:
     @property
     def name(self) -> str:
         """The kind of the loss function without digits; empty if there is none."""
+        if self.squared is not None:
+            return "MseLossBackward"
         return "" if self.function is None else kind(self.function).rstrip(digits)
 
     @cached_property
@@ -191,7 +195,24 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
     rows = _rows_of(functions[0]) if len(functions) == 1 else ()
     weights = (way.node for way in ways if kind_of(kind(way.node)).is_product)
     weighs_rows = bool(rows) and any(_rows_of(node) == rows for node in weights)
-    return Loss(loss, samples, functions, how, is_multiple, weighs_rows)
+    squared = ends[0] if len(ends) == 1 and len(ways) <= WITHIN else None
+    squared = squared if squared is not None and _squares_errors(squared) else None
+    return Loss(loss, samples, functions, how, is_multiple, weighs_rows, squared)
+
+
+def _squares_errors(node: Node) -> bool:
+    """Whether a node squares the difference between predictions and constants of their shape."""
+    if plain_name(kind(node)) != "Pow" or is_saved_elsewhere(node) or saved(node, "exponent") != 2:
+        return False
+    difference = node.next_functions[0][0]
+    if difference is None or plain_name(kind(difference)) != "Sub":
+        return False
+    made = [each for each in difference.next_functions if each[0] is not None]
+    if len(made) != 1 or len(difference.next_functions) != 2:
+        return False
+    predicted, output = made[0]
+    shape = output_metadata(difference)[0].shape
+    return bool(shape) and output_metadata(predicted)[output].shape == shape
 
 
 def _rows_of(node: Node) -> tuple[int, ...]:

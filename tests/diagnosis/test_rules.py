@@ -276,7 +276,7 @@ FAULTY: dict[str, list[History]] = {
     ],
     "input_scale": [
         *(run(changed(S, input_rms=s, loss=S["loss"] + 0.5)) for s in (30.0, 128.0)),
-        run(changed(S, input_rms=10.0), TANH),
+        run(changed(S, input_rms=10.0, loss=S["loss"] + 0.5), TANH),
     ],
     "input_offset": [run(changed(S, input_mean=m, loss=S["loss"] + 0.5)) for m in (10.0, -30.0)],
     "batch_repeated": [

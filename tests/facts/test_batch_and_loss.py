@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -27,6 +27,7 @@ from gradlens.facts.rows import (
     label_columns,
     loss_columns,
     loss_rows,
+    output_columns,
     row_numbers,
     rows_of,
 )
@@ -219,6 +220,47 @@ def test_losses_of_a_regression(shape: tuple[int, ...]) -> None:
     expected = (x - targets).square().reshape(6, -1).mean(1)
     torch.testing.assert_close(found.losses, expected.detach())
     torch.testing.assert_close(found.variance, targets.var(correction=0))
+
+
+SQUARED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "square": lambda x, y: (x - y).square().mean(),
+    "reversed": lambda x, y: ((y - x) ** 2).mean(),
+    "half of a sum": lambda x, y: 0.5 * (x - y).pow(2).sum() / 6,
+    "by rows": lambda x, y: (x - y).square().mean(1).mean(),
+}
+
+
+@pytest.mark.parametrize("last", [nn.Identity(), torch.tanh, torch.sigmoid])
+@pytest.mark.parametrize("loss", SQUARED)
+def test_errors_that_are_squared_by_hand(loss: str, last: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    outputs, targets = last(model(torch.randn(6, 4))), 2 * torch.randn(6, 3) + 1
+    read = read_loss(SQUARED[loss](outputs, targets), 6)
+    assert read.name == "MseLossBackward"
+    found, columns = loss_rows(read), output_columns(read)
+    assert found.losses is not None
+    assert found.count == 6
+    squares = (outputs - targets).square().mean(1)
+    torch.testing.assert_close(found.losses, squares.detach())
+    torch.testing.assert_close(columns["target_variance"], targets.var(correction=0))
+    spread = outputs.detach().var(0, correction=0).mean().sqrt()
+    torch.testing.assert_close(columns["output_std"], spread)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: (x[:, :1] - torch.randn(6, 3)).square().mean(),
+        lambda x: (x - torch.randn(6, 3)).square().mean() + x.square().mean(),
+        lambda x: (x - torch.randn(6, 3)).square().mean().sqrt(),
+        lambda x: (x - x.detach() * x).square().mean(),
+        lambda x: (x - torch.randn(6, 3)).abs().pow(3).mean(),
+    ],
+)
+def test_what_are_no_squared_errors(loss: Callable[[Tensor], Tensor]) -> None:
+    read = read_loss(loss(scores(6, 3)), 6)
+    assert read.squared is None
+    assert read.name == ""
 
 
 @pytest.mark.parametrize("loss", ["two", "its own", "no graph", "of probabilities"])

@@ -36,12 +36,13 @@ from gradlens.diagnosis.rules import (
 )
 
 _MODULES: tuple[Any, ...] = (
-    # the data
+    # the data and the weights at the start
     not_finite,
     inputs,
     repetition,
     data_order,
     of_labels,
+    initial_weights,
     target_scale,
     outliers,
     # the network, the loss and the loop
@@ -50,7 +51,6 @@ _MODULES: tuple[Any, ...] = (
     loss_below_zero,
     of_optimizer,
     batch_size,
-    initial_weights,
     loss_sum,
     precision_underflow,
     clipping_always,

@@ -103,5 +103,5 @@ RULE = Rule(
     needs=(SAMPLES,),
     find=find,
     advice="Shuffle the training data: DataLoader(..., shuffle=True).",
-    explains=("class_imbalance", "outlier_sample", "overfitting", *INSTABILITY, *NO_PROGRESS),
+    explains=("class_imbalance", "overfitting", *INSTABILITY, *NO_PROGRESS),
 )

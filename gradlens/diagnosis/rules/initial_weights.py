@@ -161,7 +161,7 @@ RULES = (
         advice="Use He, Glorot or orthogonal initialisation, which keep the size of activations "
         "and gradients from layer to layer; clip gradients in recurrent networks.",
         others=("input_scale", "lr_too_high"),
-        explains=(*INSTABILITY, *NO_PROGRESS),
+        explains=("target_scale", *INSTABILITY, *NO_PROGRESS),
         sources=("Glorot and Bengio (2010)", "He et al. (2015), arXiv:1502.01852"),
     ),
 )

@@ -64,7 +64,7 @@ def beyond(
     yield Sign(
         int(evidence.steps[np.isfinite(values)][0]),
         (above(name, found, limit),),
-        is_alarm=((found > certain and not has_learnt) or does_harm) and not is_normalised,
+        is_alarm=(found > certain or does_harm) and not (is_normalised or has_learnt),
         advice=HARMLESS if is_normalised else "",
     )
 

@@ -164,6 +164,6 @@ RULE = Rule(
     find=find,
     advice="Divide the learning rate by 3.",
     others=("momentum_high", "zero_grad_missing", "batch_too_small"),
-    explains=("outlier_sample", "overfitting", *INSTABILITY, *NO_PROGRESS),
+    explains=("overfitting", *INSTABILITY, *NO_PROGRESS),
     sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
 )
