@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -181,7 +182,7 @@ class Lines:
             return self.latest or ("", False)
         return readout(self.curves[0].line)
 
-    @property
+    @cached_property
     def layer_curves(self) -> tuple[Curve, ...]:
         """Thin curves of the layers, in a sequence of colours.
 

@@ -151,21 +151,12 @@ def pages(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], ...]:
 
 
 def _evenly(panels: Sequence[Panel], count: int) -> tuple[tuple[Panel, ...], ...]:
-    """Panels in ``count`` pieces whose areas are as equal as possible."""
-    sums = [0.0, *itertools.accumulate(panel.width * panel.height for panel in panels)]
-
-    @cache
-    def best(start: int, pieces: int) -> tuple[float, tuple[int, ...]]:
-        """Sum of squared areas from panel ``start`` on, and where the pieces end."""
-        if pieces == 1:
-            return (sums[-1] - sums[start]) ** 2, (len(panels),)
-        ends = range(start + 1, len(panels) - pieces + 2)
-        rest = [best(end, pieces - 1) for end in ends]
-        options = zip(ends, rest, strict=True)
-        return min(((sums[e] - sums[start]) ** 2 + cost, (e, *cuts)) for e, (cost, cuts) in options)
-
-    cuts = (0, *best(0, count)[1])
-    return tuple(tuple(panels[a:b]) for a, b in itertools.pairwise(cuts))
+    """Panels in at most ``count`` pieces of about equal area, by where their middles are."""
+    ends = [*itertools.accumulate(panel.width * panel.height for panel in panels)]
+    middles = [(end + start) / 2 for start, end in itertools.pairwise([0.0, *ends])]
+    numbered = zip((int(count * middle / ends[-1]) for middle in middles), panels, strict=True)
+    found = itertools.groupby(numbered, key=lambda each: each[0])
+    return tuple(tuple(panel for _, panel in piece) for _, piece in found)
 
 
 def _is_page(rows: Sequence[Row]) -> bool:
