@@ -55,7 +55,9 @@ class Number:
         # That of times is a unit.
         return one.part if "Time" in one.kinds else "" if one.part else one.view.label
 
-    def panel(self, names: Mapping[str, str], colors: Mapping[str, RGB], words: str = "") -> Panel:
+    def panel(
+        self, names: Mapping[str, str], colors: Mapping[str, Color], words: str = ""
+    ) -> Panel:
         """Its panel: a line for each run, in its colour and called by its shown name."""
         view, kinds = self.scalar.view, self.scalar.kinds
         unit = UNITS.get(self.scalar.part, UNITS.get(view.label, ""))

@@ -16,17 +16,16 @@ from numpy.typing import NDArray
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Source
-from gradlens.history.scalars import Scalar
 from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
 from gradlens.instruments import BUILT_IN, Instrument, LayerMapInstrument
 from gradlens.instruments.axes import plot_panels
 from gradlens.instruments.instrument import step_axis
-from gradlens.instruments.panel import Curve, Drawn, Grid, Lines, Map, Panel, Shapes
-from gradlens.instruments.scales import Ruler, StepAxis, value_scale
+from gradlens.instruments.panel import Drawn, Grid, Lines, Map, Panel, Shapes
+from gradlens.instruments.scales import Ruler, StepAxis
 from gradlens.instruments.shapes import GREY
-from gradlens.instruments.style import DOT
-from gradlens.plotting.comparison import numbers, run_colors
+from gradlens.instruments.style import BLUE, DOT
+from gradlens.plotting.comparison import Number, numbers, run_colors
 from gradlens.plotting.panels import EPOCHS, GROUPS, cannot_be_drawn, main_parts, panels
 
 MOST = 1000
@@ -141,7 +140,9 @@ def _of_one(history: History, instruments: Sequence[Instrument]) -> list[Card]:
     for one in history.scalars():
         if one.series not in shown | {EPOCHS}:
             title = titles.get(one.series, one.view.title or one.series)
-            found.append(_alone(history, one, title))
+            number = Number(one, f"{title}: {one.part}" if one.part else title, {"": one.line})
+            panel = number.panel({"": one.name}, {"": BLUE}, WORDS.get(one.part, ""))
+            found.append(_lines_card(panel, [(history[one.series],)]))
     return found
 
 
@@ -156,18 +157,6 @@ def _picture(panel: Panel, axis: StepAxis, hint: str) -> Card:
         return Card(replace(panel, content=Lines(message=message)), hint)
     png = base64.b64encode(written.getvalue()).decode()
     return Card(panel, hint, picture=f"data:image/png;base64,{png}")
-
-
-def _alone(history: History, one: Scalar, title: str) -> Card:
-    """A number of the summary that no panel has."""
-    shown = Lines(
-        (Curve(one.name, one.line),),
-        scale=value_scale(one.view.yscale, [one.line.values]),
-        words=WORDS.get(one.part, ""),
-    )
-    heading = f"{title}: {one.part}" if one.part else title
-    panel = Panel(heading, one.view.group, (one.series,), shown)
-    return _lines_card(panel, [(history[one.series],)])
 
 
 def _lines_card(panel: Panel, records: Iterable[Sequence[Series]], hint: str = "") -> Card:
