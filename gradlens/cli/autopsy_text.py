@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from gradlens.cli.columns import aligned, as_line, in_short, printable
+from gradlens.cli.text import aligned, as_line, in_short, printable
 from gradlens.diagnosis.autopsy import autopsy
 from gradlens.history.plain_data import plain
 from gradlens.history.spikes import NEVER, SampleId, Spike

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradlens.cli.columns import as_line, wrapped
 from gradlens.cli.summary_text import shown
+from gradlens.cli.text import as_line, wrapped
 from gradlens.history.finding import Finding, Measured
 from gradlens.history.plain_data import plain
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gradlens._version import __version__
-from gradlens.cli.columns import printable
+from gradlens.cli.text import printable
 
 FAILED = 1
 

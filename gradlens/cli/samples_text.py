@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradlens.cli.columns import aligned, as_line, in_short
+from gradlens.cli.text import aligned, as_line, in_short
 from gradlens.diagnosis.samples import Ranked, have_losses
 from gradlens.history.records import Samples
 from gradlens.instruments.scales import number_label

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gradlens.cli.columns import as_line, printable, strict, wrapped
+from gradlens.cli.text import as_line, printable, strict, wrapped
 from gradlens.history.coverage import CoverageTable, few
 from gradlens.history.finding import Finding
 from gradlens.history.lines import Line
