@@ -168,8 +168,9 @@ def loss_rows(loss: Loss) -> LossRows:
     """The rows of a loss; none where it isn't known which function has computed it."""
     if loss.squared is not None:
         squares = saved(loss.squared, "self").square()
-        is_known = len(squares) <= MOST_LABELS
-        return LossRows(squares.flatten(1).mean(1) if is_known else None, count=len(squares))
+        count = len(squares) if squares.numel() else 0
+        losses = squares.reshape(count, -1).mean(1) if 0 < count <= MOST_LABELS else None
+        return LossRows(losses, count=count)
     if loss.targets is None or not loss.targets.numel():
         return LossRows()
     targets = torch.atleast_1d(loss.targets)  # a number alone is one row

@@ -226,13 +226,14 @@ SQUARED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "square": lambda x, y: (x - y).square().mean(),
     "reversed": lambda x, y: ((y - x) ** 2).mean(),
     "half of a sum": lambda x, y: 0.5 * (x - y).pow(2).sum() / 6,
-    "by rows": lambda x, y: (x - y).square().mean(1).mean(),
+    "by rows": lambda x, y: (x - y).square().flatten(1).mean(1).mean(),
 }
 
 
 @pytest.mark.parametrize("last", [nn.Identity(), torch.tanh, torch.sigmoid])
 @pytest.mark.parametrize("loss", SQUARED)
 def test_errors_that_are_squared_by_hand(loss: str, last: Callable[[Tensor], Tensor]) -> None:
+    """Also those of rows that are single numbers, or of no rows."""
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     outputs, targets = last(model(torch.randn(6, 4))), 2 * torch.randn(6, 3) + 1
     read = read_loss(SQUARED[loss](outputs, targets), 6)
@@ -245,6 +246,14 @@ def test_errors_that_are_squared_by_hand(loss: str, last: Callable[[Tensor], Ten
     torch.testing.assert_close(columns["target_variance"], targets.var(correction=0))
     spread = outputs.detach().var(0, correction=0).mean().sqrt()
     torch.testing.assert_close(columns["output_std"], spread)
+    for rows in (6, 0):
+        one = read_loss((outputs[:rows, 0] - targets[:rows, 0]).square().mean(), rows)
+        single = loss_rows(one)
+        assert single.count == rows
+        if rows:
+            assert single.losses is not None
+            expected = (outputs - targets)[:, 0].square().detach()
+            torch.testing.assert_close(single.losses, expected)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
 from gradlens.diagnosis.numbers import median
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above
-from gradlens.diagnosis.rules.loss_below_zero import negative
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
+from gradlens.diagnosis.rules.of_loss import negative
 
 OVER_VARIANCE = 4.0
 """The late squared error over the targets' variance: predicting their mean has an error of 1."""
