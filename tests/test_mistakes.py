@@ -32,6 +32,7 @@ from gradlens import (
 )
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax
+from tests.cases.steps import tracked_backward
 
 Program = Callable[[Path], Cockpit | None]
 
@@ -59,9 +60,7 @@ def train(cockpit: Cockpit, model: nn.Module, steps: int = 3, **given: Any) -> C
     optimizer = sgd(model)
     for step in range(steps):
         optimizer.zero_grad()
-        loss = loss_of(model)
-        with cockpit(step, loss=loss, **given):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_of(model), **given)
         optimizer.step()
     return cockpit
 
@@ -240,8 +239,7 @@ AT_ONCE: dict[str, Program] = {
 def half_of_the_batch_size(_: Path) -> Cockpit:
     model = net()
     cockpit, loss = Cockpit(model, some()), loss_of(model, 16)
-    with cockpit(0, loss=loss, batch_size=8):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss, batch_size=8)
     return cockpit
 
 
@@ -277,9 +275,7 @@ IN_CONTEXTS: dict[str, Program] = {
 def forgotten_zero_grad(cockpit: Cockpit, model: nn.Module) -> None:
     optimizer = sgd(model)
     for step in range(3):
-        loss = loss_of(model)
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_of(model), optimizer=optimizer)
         optimizer.step()
 
 
@@ -396,8 +392,7 @@ def functions_of_weights(_: Path) -> Cockpit:
     model = nn.ModuleDict({"only": nn.Linear(4, 3)})
     cockpit = Cockpit(model, [quantities.OutputNorm()])
     loss = functional.linear(torch.randn(5, 4), model["only"].weight).square().mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     return cockpit
 
 
@@ -411,17 +406,13 @@ def curvature_of_micro_batches(_: Path) -> Cockpit:
     model = net()
     cockpit, optimizer = Cockpit(model, [quantities.TICTrace(samples=2)]), sgd(model)
     for part in range(2):
-        loss = loss_of(model)
-        with cockpit(0, loss=loss, optimizer=optimizer, accumulating=part == 0):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss_of(model), optimizer=optimizer, accumulating=part == 0)
     return cockpit
 
 
 def root_of_a_mean(_: Path) -> Cockpit:
     cockpit = Cockpit(model := net(), [quantities.Alpha()])
-    loss = loss_of(model).sqrt()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss_of(model).sqrt())
     return cockpit
 
 
@@ -552,9 +543,7 @@ def by_data(optimizer: torch.optim.Optimizer) -> None:
 def micro_batches_with_steps_of_their_own(cockpit: Cockpit, model: nn.Module) -> None:
     optimizer = sgd(model)
     for step in range(6):
-        loss = loss_of(model)
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_of(model), optimizer=optimizer)
         if step % 2:
             optimizer.step()
             optimizer.zero_grad()
@@ -563,9 +552,7 @@ def micro_batches_with_steps_of_their_own(cockpit: Cockpit, model: nn.Module) ->
 def two_optimizers(cockpit: Cockpit, model: nn.Module) -> None:
     for step in range(3):
         model.zero_grad()
-        loss = loss_of(model)
-        with cockpit(step, loss=loss, optimizer=sgd(model.get_submodule("2"))):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_of(model), optimizer=sgd(model.get_submodule("2")))
 
 
 def info_of_the_users_own(cockpit: Cockpit, model: nn.Module) -> None:

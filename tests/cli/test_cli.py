@@ -185,14 +185,6 @@ def test_plot_shows_progress_of_an_animation(
         assert image.n_frames == 3
 
 
-@pytest.mark.slow
-def test_a_log_of_cockpit_for_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = Path(__file__).parents[1] / "compat" / "data" / "cockpit_1.0.2.json"
-    assert called("plot", log, "-o", tmp_path / "a.png") == 0
-    assert called("summary", log) == 0
-    assert "NormTest" in capsys.readouterr().out
-
-
 def test_a_run_that_is_cut_off(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,23 +398,6 @@ def test_autopsy_of_a_run_without_spikes(run: Path, capsys: pytest.CaptureFixtur
     assert "has not jumped" in capsys.readouterr().out
     assert called("autopsy", run, 3) == 1
     assert "no jump of the loss at step 3 (it has: at none)" in capsys.readouterr().err
-
-
-def test_norms_of_samples_are_explained_where_they_are_shown(
-    spiked: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert called("samples", spiked) == 0
-    assert "The norm is" in capsys.readouterr().out
-    history = History.load(spiked)
-    found = history.samples
-    assert found is not None
-    history.samples = replace(found, norm=np.full(len(found), np.nan))
-    without = spiked.with_name("without-norms.jsonl")
-    history.write(without)
-    assert called("samples", without) == 0
-    text = capsys.readouterr().out
-    assert "The score is" in text
-    assert "The norm is" not in text
 
 
 def test_samples(spiked: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,15 +235,6 @@ def test_steps_may_go_back() -> None:
     assert [*cockpit.history["Loss (epoch)"]] == [4, 8, 9, 14]
 
 
-def test_windows_that_end_in_one_step_are_one_record() -> None:
-    cockpit = Cockpit(nn.Linear(4, 1), [Aggregate(quantities.Loss(), over=2)])
-    for number in (0, 0, 1, 1, 1):
-        step(cockpit, number)
-    cockpit.close()
-    counts = {at: record["count"] for at, record in cockpit.history["Loss (window)"].items()}
-    assert counts == {0: 2, 1: 3}
-
-
 def test_epochs_without_steps_record_nothing() -> None:
     cockpit = Cockpit(nn.Linear(4, 1), [Aggregate(quantities.Loss())])
     cockpit.tick_epoch()

@@ -37,6 +37,7 @@ from tests.cases.spikes import (
     smoothed,
     train,
 )
+from tests.cases.steps import tracked_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*normalisation over the batch")
 
@@ -328,8 +329,7 @@ def test_without_per_sample_gradients_the_spike_is_recorded_with_the_reason() ->
     for step in range(20):
         outputs = network(inputs * (1 if step < 19 else 1e4))
         loss = outputs.mean(0).square().sum()  # samples meet before the loss
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss)
         network.zero_grad()
     spike = cockpit.history.spikes[19]
     assert spike.without_norms or spike.suspects
@@ -408,8 +408,7 @@ def test_a_run_that_goes_back_loses_later_spikes(tmp_path: Path) -> None:
     def step(cockpit: Cockpit, number: int, factor: float = 1) -> None:
         loss = (network(inputs) * factor).square().mean()
         optimizer.zero_grad()
-        with cockpit(number, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, number, loss, optimizer=optimizer)
 
     cockpit = Cockpit(network, [], run=path)
     for number in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -191,3 +192,26 @@ def test_extensions_run_on_what_was_extended_of_a_model() -> None:
     with cockpit(0, loss=loss):
         loss.backward()
     assert cockpit.history["BatchGrad"][0] > 0
+
+
+def test_extensions_of_two_threads_do_not_meet() -> None:
+    """BackPACK's state is global: while extensions are active in a thread, others have none."""
+    model, other = backpack_extend(sequential()), backpack_extend(sequential())
+    first, second = Cockpit(model, []), Cockpit(other, [])
+    refused: list[str] = []
+
+    def in_another_thread() -> None:
+        loss = other(torch.randn(6, 5)).square().mean()
+        with pytest.raises(UnavailableError, match="in processes of their own") as error:
+            second(1, BatchGrad(), loss=loss).__enter__()
+        refused.append(str(error.value))
+
+    loss = model(torch.randn(6, 5)).square().mean()
+    with first(0, BatchGrad(), loss=loss):
+        thread = threading.Thread(target=in_another_thread)
+        thread.start()
+        thread.join()
+        loss.backward()
+    assert refused
+    for parameter in model.parameters():
+        assert torch.allclose(parameter.grad_batch.sum(0), parameter.grad)  # type: ignore[attr-defined]

@@ -6,8 +6,6 @@ import copy
 import io
 import random
 import re
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +30,6 @@ from gradlens.schedules import linear
 
 pytestmark = pytest.mark.filterwarnings("ignore:gradlens, step")  # such as of batch normalisation
 
-ROOT = Path(__file__).parents[2]
 
 STEPS, SAMPLES = 6, 8
 INPUTS = torch.randn(STEPS, SAMPLES, 5, generator=torch.Generator().manual_seed(0))
@@ -357,34 +354,6 @@ def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]
             yield f"{path}: {one}, {other}"
     elif repr(one) != repr(other):  # tells a NaN's reason, too
         yield f"{path}: {one!r}, {other!r}"
-
-
-def finish(folder: Path) -> None:
-    """Continue from a checkpoint to the end."""
-    loop = Loop(CASES["every quantity"])
-    loop.load(torch.load(folder / "checkpoint.pt", weights_only=True))
-    loop.train(3)
-    loop.cockpit.close()
-    loop.cockpit.history.write(folder / "rest.jsonl")
-
-
-@pytest.mark.slow
-def test_another_process_continues(tmp_path: Path) -> None:
-    name = "every quantity"
-    state, before = interruptions(name)[2]
-    torch.save(state, tmp_path / "checkpoint.pt")
-    # Sums over several threads are rounded otherwise.
-    code = (
-        f"import pathlib, torch, {__name__} as tests; "
-        f"torch.set_num_threads({torch.get_num_threads()}); "
-        f"tests.finish(pathlib.Path({str(tmp_path)!r}))"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
-    rest = gradlens.History.load(tmp_path / "rest.jsonl")
-    found = {step: dict(values) for step, values in before.items()}
-    for step, values in by_step(rest).items():
-        found[step] = found.get(step, {}) | values
-    assert not list(different(continued(name, 2), found))
 
 
 # Everything that a cockpit keeps from step to step.

@@ -175,9 +175,13 @@ def test_an_exception_in_the_context_leaves_everything_as_it_was(
     expected = torch.autograd.grad(loss, parameters, retain_graph=True)
     random_state = torch.get_rng_state()
     buffers = [buffer.clone() for buffer in training.model.buffers()]
-    with pytest.raises(error), cockpit(2, loss=loss, optimizer=training.optimizer):
+    mine = error("mine")
+    with pytest.raises(error) as caught, cockpit(2, loss=loss, optimizer=training.optimizer):
         loss.backward()
-        raise error
+        raise mine
+    assert caught.value is mine
+    assert caught.value.__context__ is None
+    assert 2 not in cockpit.history.steps
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.get_rng_state(), random_state)

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 from backpack import extend as backpack_extend
-from backpack.extensions import BatchGrad, BatchL2Grad
 from torch import Tensor, nn
 
 import gradlens
@@ -27,6 +26,7 @@ from gradlens import Cockpit, History, quantities, schedules
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.references import per_sample_gradients_of_losses
+from tests.cases.steps import tracked_backward
 from tests.quantities.test_layer_quantities import everything as of_layers
 
 
@@ -107,8 +107,7 @@ def train(tracked: bool, steps: int = 20) -> dict[str, Any]:
         if cockpit is None:
             loss.backward()
         else:
-            with cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
         losses.append(loss.item())
     return {
@@ -182,9 +181,7 @@ def test_a_step_keeps_no_tensor(model: nn.Module, scheduled: bool) -> None:
     cockpit = Cockpit(model, chosen, facts=False, autopsy=False)
 
     def step(number: int) -> None:
-        loss = loss_of(model)
-        with cockpit(number, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, number, loss_of(model))
         model.zero_grad()
 
     step(0)
@@ -194,24 +191,6 @@ def test_a_step_keeps_no_tensor(model: nn.Module, scheduled: bool) -> None:
     assert tensors_alive() == before
 
 
-def test_memory_for_elements_is_kept_between_tracked_steps_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("gradlens.operators.dense.REUSED_BYTES", 0)
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
-    cockpit = Cockpit(model, [quantities.NormTest(lambda step: step < 2 or step == 3)])
-    buffer = cockpit._tracking.setting.buffer
-    for number in range(4):
-        loss = model(torch.randn(5, 1, 6, 6)).square().mean()
-        with cockpit(number, loss=loss):
-            loss.backward()
-        model.zero_grad()
-        of_larger_weight = 5 * (2 * 32) * 4
-        assert buffer.nbytes == (0 if number == 2 else of_larger_weight)
-    cockpit.close()
-    assert not buffer.nbytes
-
-
 @pytest.mark.usefixtures("no_other_objects")
 @pytest.mark.parametrize("tracked", [True, False])
 def test_inputs_are_freed_by_backward(model: nn.Module, tracked: bool) -> None:
@@ -219,8 +198,7 @@ def test_inputs_are_freed_by_backward(model: nn.Module, tracked: bool) -> None:
     cockpit = Cockpit(model, [quantities.NormTest()])
     loss = model(torch.randn(5, 4) + 0).square().mean()
     if tracked:
-        with cockpit(0, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss)
     else:
         loss.backward()
     del cockpit
@@ -240,31 +218,6 @@ def test_a_forward_pass_without_backward_is_freed_with_its_graph(model: nn.Modul
     assert not held
 
 
-def test_nested_cockpits_on_two_models_do_not_meet(model: nn.Module) -> None:
-    other = copy.deepcopy(model)
-    nn.init.ones_(other[0].weight)
-    expected = []
-    for each in (model, other):
-        torch.manual_seed(1)
-        cockpit = Cockpit(copy.deepcopy(each), [quantities.NormTest(), quantities.GradNorm()])
-        loss = loss_of(cockpit.model)
-        with cockpit(0, loss=loss):
-            loss.backward()
-        expected.append(cockpit.history)
-    first, second = (
-        Cockpit(each, [quantities.NormTest(), quantities.GradNorm()]) for each in (model, other)
-    )
-    torch.manual_seed(1)
-    loss = loss_of(model)
-    torch.manual_seed(1)
-    loss = loss + loss_of(other)
-    with first(0), second(0):
-        loss.backward()
-    for found, reference in zip((first.history, second.history), expected, strict=True):
-        assert found["NormTest"][0] == reference["NormTest"][0]
-        assert found["GradNorm"][0] == reference["GradNorm"][0]
-
-
 @pytest.mark.slow
 def test_threads_do_not_meet() -> None:
     def run(seed: int, results: dict[int, list[float]]) -> None:
@@ -277,8 +230,7 @@ def test_threads_do_not_meet() -> None:
         for step in range(50):
             model.zero_grad()
             loss = model(torch.randn(6, 4, generator=generator)).square().mean()
-            with cockpit(step, loss=loss):
-                loss.backward()
+            tracked_backward(cockpit, step, loss)
         results[seed] = list(cockpit.history["NormTest"].values())
 
     alone: dict[int, list[float]] = {}
@@ -296,28 +248,6 @@ def test_threads_do_not_meet() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert together == alone
-
-
-def test_exception_of_the_user_comes_out_unchanged_and_the_next_step_works(
-    model: nn.Module,
-) -> None:
-    class UserError(Exception):
-        pass
-
-    cockpit, error = Cockpit(model, every_quantity()), UserError("mine")
-    loss = loss_of(model)
-    with pytest.raises(UserError) as caught, cockpit(0, loss=loss):
-        loss.backward()
-        raise error
-    assert caught.value is error
-    assert caught.value.__context__ is None
-    assert cockpit.history.steps == ()
-    model.zero_grad()
-    loss = loss_of(model)
-    with cockpit(1, loss=loss):
-        loss.backward()
-    assert cockpit.history.steps == (1,)
-    assert set(cockpit.history.names) == {quantity.name for quantity in cockpit.quantities}
 
 
 def test_warnings_point_at_the_users_line(model: nn.Module) -> None:
@@ -405,9 +335,7 @@ def test_schedules_of_each_quantity(model: nn.Module) -> None:
         ],
     )
     for step in range(12):
-        loss = loss_of(model)
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_of(model))
         model.zero_grad()
     assert list(cockpit.history["Loss"]) == [1, 3, 5, 7, 9, 11]
     assert list(cockpit.history["NormTest"]) == [0, 1, 10]
@@ -426,42 +354,6 @@ def test_own_quantity_sees_all_of_info(model: nn.Module) -> None:
     assert cockpit.history["NamesOfInfo"][0] == ["batch_size", "mine"]
 
 
-class L2FromBackpack(SingleStepQuantity):
-    """A quantity on a BackPACK extension and an extension hook."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, Tensor] = {}
-
-    def extensions(self, global_step: int) -> list[Any]:
-        return [BatchL2Grad()] if self.should_compute(global_step) else []
-
-    def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
-        def move(module: nn.Module) -> None:
-            for name, parameter in module.named_parameters(recurse=False):
-                self.found[name] = parameter.batch_l2
-                del parameter.batch_l2
-
-        return [move] if self.should_compute(global_step) else []
-
-    def compute(self, step: Step) -> Tensor:
-        return torch.stack(list(self.found.values())).sum(0) * step.info["batch_size"] ** 2
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_backpack_extensions_of_quantities_and_users() -> None:
-    model = backpack_extend(nn.Linear(4, 2))
-    cockpit = Cockpit(model, [L2FromBackpack(), quantities.NormTest()])
-    with cockpit(0, BatchGrad(), batch_size=5):
-        loss_of(model).backward()
-    rows = 5 * torch.cat([p.grad_batch.flatten(1) for p in model.parameters()], 1)
-    np.testing.assert_allclose(
-        cockpit.history["L2FromBackpack"][0], rows.square().sum(1), rtol=1e-5
-    )
-    assert math.isfinite(cockpit.history["NormTest"][0])
-    assert not hasattr(model.weight, "batch_l2")
-
-
 @pytest.mark.parametrize("extend", [gradlens.extend, backpack_extend], ids=["ours", "BackPACK's"])
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # what BackPACK's hooks cause
 def test_parameters_instead_of_a_model(extend: Callable[..., Any], model: nn.Module) -> None:
@@ -469,9 +361,7 @@ def test_parameters_instead_of_a_model(extend: Callable[..., Any], model: nn.Mod
     cockpit = Cockpit(extend(model).parameters(), [quantities.NormTest(), quantities.GradNorm()])
     for each, parent in ((reference.model, reference), (model, cockpit)):
         torch.manual_seed(4)
-        loss = loss_of(each)
-        with parent(0, loss=loss, batch_size=5):
-            loss.backward()
+        tracked_backward(parent, 0, loss_of(each), batch_size=5)
     assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
     assert list(cockpit.history["GradNorm"][0]) == ["param_0", "param_1", "param_2", "param_3"]
 
@@ -484,33 +374,6 @@ def test_extended_models_can_be_copied_and_pickled(model: nn.Module) -> None:
         assert set(gradients) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-def test_run_is_written_and_can_be_resumed(model: nn.Module, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-
-    def steps(numbers: range, resume: bool) -> Cockpit:
-        cockpit = Cockpit(model, every_quantity(), run=path, resume=resume)
-        for number in numbers:
-            loss = loss_of(model)
-            with cockpit(number, loss=loss):
-                loss.backward()
-            model.zero_grad()
-        cockpit.close()
-        return cockpit
-
-    steps(range(2), resume=False)
-    with open(path, "a") as file:
-        file.write('{"step": 2, "val')  # killed here
-    with (
-        pytest.warns(UserWarning, match="within a run that is continued: Distance"),
-        pytest.warns(UserWarning, match="its last line was cut off after 16 bytes"),
-    ):
-        resumed = steps(range(2, 4), resume=True)
-    loaded = History.load(path)
-    assert loaded.steps == resumed.history.steps == (0, 1, 2, 3)
-    for name in loaded.names:
-        assert repr(dict(loaded[name])) == repr(dict(resumed.history[name]))
-
-
 def test_parameters_without_gradient_are_left_out_as_optimizers_do(model: nn.Module) -> None:
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
     cockpit = Cockpit(model, [quantities.GradNorm()])
@@ -521,22 +384,6 @@ def test_parameters_without_gradient_are_left_out_as_optimizers_do(model: nn.Mod
     norms = cockpit.history["GradNorm"]
     assert norms[0].keys() == {n for n, _ in model.named_parameters()} - {"unused"}
     assert "no parameter has a gradient" in norms[1].reason
-
-
-@pytest.mark.parametrize("as_model", [True, False])
-def test_nothing_extended_before_the_forward_pass(model: nn.Module, as_model: bool) -> None:
-    """The loss's graph and the number of samples are all that it takes."""
-    reference = Cockpit(gradlens.extend(copy.deepcopy(model)), [quantities.NormTest()])
-    inputs = torch.randn(5, 4)
-    loss = model(inputs).square().mean()
-    cockpit = Cockpit(model if as_model else model.parameters(), [quantities.NormTest()])
-    with cockpit(0, loss=loss, batch_size=5):
-        loss.backward()
-    loss = reference.model(inputs).square().mean()
-    with reference(0, loss=loss):
-        loss.backward()
-    assert cockpit.coverage().share == 1
-    assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
 
 
 def test_standalone_names_what_it_does_not_have(model: nn.Module) -> None:
@@ -765,8 +612,7 @@ def test_a_context_that_was_not_entered_is_noted_once(model: nn.Module, enter: A
 
 def test_a_cockpit_keeps_no_graph_of_a_context_that_is_over(model: nn.Module) -> None:
     cockpit, loss = Cockpit(model, []), loss_of(model)
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     gone = weakref.ref(loss)
     del loss
     assert gone() is None

@@ -22,12 +22,12 @@ from gradlens.quantities import (
     Alpha,
     CurvatureQuantity,
     HessTrace,
-    NormTest,
     SingleStepQuantity,
     TICTrace,
 )
 from gradlens.quantities.step import Step
 from tests.cases.process_group import in_process_group
+from tests.cases.steps import tracked_backward
 from tests.cases.whole_networks import FAMILIES
 
 N = 4
@@ -53,9 +53,7 @@ class Outputs(CurvatureQuantity):
 def found(model: nn.Module, loss_of: Callable[[], Tensor], **arguments: Any) -> dict[str, Any]:
     """What a step of these two quantities records."""
     cockpit = gradlens.Cockpit(model, [Losses(), Outputs()])
-    loss = loss_of()
-    with cockpit(0, loss=loss, **arguments):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss_of(), **arguments)
     cockpit.close()
     return cockpit.get_output()[0]
 
@@ -158,20 +156,6 @@ def record(is_passed: bool) -> dict[int, dict[str, Any]]:
     for each in found.values():
         each["HessTrace"] = each["HessTrace"]["trace"]
     return found
-
-
-def test_several_outputs_are_named_with_the_remedy() -> None:
-    _, model, batch = built(Family("BertForQuestionAnswering", "QUESTION_ANSWERING", N, 6))
-    cockpit = gradlens.Cockpit(model, [HessTrace(curvature="diag_ggn_mc"), NormTest()])
-    loss = model(**batch).loss
-    with cockpit(0, loss=loss):
-        loss.backward()
-    values = cockpit.get_output()[0]
-    assert values["NormTest"] > 0
-    reason = values["HessTrace"].reason
-    assert r"several tensors that the model has returned (of shapes [4, 6], [4, 6])" in reason
-    assert "torch.stack" in reason
-    assert "info['outputs']" in reason
 
 
 # Losses that functions compute ------------------------------------------------------------------
@@ -373,9 +357,7 @@ def test_outputs_that_may_be_wrong_are_refused(case: str) -> None:
     make, loss_of, reason = UNCLEAR[case]
     model, (x, y) = Returning(make), batch()
     cockpit = gradlens.Cockpit(model, [HessTrace(curvature="diag_ggn_exact")])
-    loss = loss_of(model(x), y)
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss_of(model(x), y))
     assert reason in cockpit.history["HessTrace"][0].reason
 
 
@@ -388,8 +370,7 @@ def test_outputs_are_kept_no_longer_than_until_the_backward_pass() -> None:
         reference = weakref.ref(outputs)
         loss = functional.cross_entropy(outputs, y)
         del outputs
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss)
         del loss
         gc.collect()
         alive.append(reference() is not None)

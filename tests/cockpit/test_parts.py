@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, get_origin
 
@@ -102,9 +102,6 @@ def tracked() -> list[Quantity]:
     adapt = quantities.bin_adaptation.GradAbsMax()
     found += [quantities.GradHist1d(adapt=adapt), quantities.GradHist2d(keep_individual=True)]
     return [*found, *noise_by_part(), Own(), SumsOfSquares()]
-
-
-Loop = Callable[..., None]
 
 
 def weighted(losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
@@ -481,27 +478,6 @@ def assert_same_parts(one: BatchPart, other: BatchPart) -> None:
             torch.testing.assert_close(
                 torch.as_tensor(a).double(), torch.as_tensor(b).double(), rtol=1e-9, atol=1e-12
             )
-
-
-sizes_and_weights = st.lists(
-    st.tuples(st.integers(0, 4), st.sampled_from([0.25, 1.0, 3.0, -0.6])), min_size=3, max_size=3
-)
-
-
-@settings(max_examples=60)
-@given(sizes_and_weights, st.sampled_from(["mean", "sum"]), st.integers(0, 100))
-def test_merge_is_associative(parts: Any, reduction: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-
-    def rows(n: int) -> Tensor:
-        return torch.randn(n, 2, 3, generator=generator, dtype=torch.float64)
-
-    a, b, c = (part_of(rows(n), weight) if n else EMPTY for n, weight in parts)
-
-    def both(one: BatchPart, other: BatchPart) -> BatchPart:
-        return merged(one, other, MERGED, reduction, uncontained)
-
-    assert_same_parts(both(both(a, b), c), both(a, both(b, c)))
 
 
 @settings(max_examples=60)

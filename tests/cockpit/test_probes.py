@@ -34,6 +34,7 @@ from gradlens.quantities import (
 from gradlens.schedules import linear
 from tests.cases import data_cases
 from tests.cases.data_cases import DataProblem, Reduction, build
+from tests.cases.steps import tracked_backward
 
 ON_PROBES: dict[str, Callable[[Probe], Quantity]] = {
     "HessMaxEV": lambda probe: HessMaxEV(on=probe, tolerance=1e-9),
@@ -87,8 +88,7 @@ def step_on(cockpit: Cockpit, model: nn.Module, global_step: int) -> None:
     inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(global_step))
     optimizer.zero_grad()
     loss = model(inputs.to(first)).square().sum(1).mean()
-    with cockpit(global_step, loss=loss, optimizer=optimizer):
-        loss.backward()
+    tracked_backward(cockpit, global_step, loss, optimizer=optimizer)
     optimizer.step()
 
 
@@ -166,9 +166,7 @@ def test_modes_are_those_of_the_probe() -> None:
     model.train()
     cockpit = Cockpit(model, tracked)
     statistics = model[1].running_mean.clone()
-    loss = model[0].weight.square().sum()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, model[0].weight.square().sum())
     assert torch.equal(model[1].running_mean, statistics)
     for mode, largest_value in expected.items():
         assert cockpit.history[str(mode)][0] == pytest.approx(largest_value, rel=1e-6)
@@ -211,8 +209,7 @@ def outcome(batches: int, training: bool, is_tracked: bool) -> list[Tensor]:
     for step in range(3):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs[step:]), targets[step:])
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         left += [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
     numbers = [random.random(), np.random.rand(), cockpit.history["own"][1]]
@@ -309,8 +306,7 @@ def test_a_step_on_a_sum_loss_has_a_threshold_where_its_size_is_known(
     optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.1)
     loss = problem.model(problem.inputs[:6]).square().sum()
     info = {} if batch_size is None else {"batch_size": batch_size}
-    with cockpit(0, loss=loss, optimizer=optimizer, info=info):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss, optimizer=optimizer, info=info)
     record = cockpit.history["Stability"][0]
     if batch_size is None:
         assert "info={'batch_size': N}" in record.reason
@@ -368,8 +364,7 @@ def test_compiled_models_stay_compiled_for_the_step(in_place: bool) -> None:
     cockpit = Cockpit(model, [HessMaxEV(on=Probe([(inputs, targets)], nn.CrossEntropyLoss()))])
     loss = nn.functional.cross_entropy(model(inputs), targets)
     count = len(graphs)
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     model(inputs)
     assert len(graphs) == count > 0
     matrix = HessianOperator.over_data(inner, nn.CrossEntropyLoss(), [(inputs, targets)])
@@ -555,8 +550,7 @@ def test_quantities_with_a_probe_keep_the_contract(kind: str) -> None:
     problem.model.requires_grad_(False)
     scale = torch.ones((), requires_grad=True, dtype=torch.float64)
     loss = scale * problem.model(problem.inputs).square().mean()
-    with cockpit(4, loss=loss, optimizer=torch.optim.SGD(problem.model.parameters(), 0.1)):
-        loss.backward()
+    tracked_backward(cockpit, 4, loss, optimizer=torch.optim.SGD(problem.model.parameters(), 0.1))
     assert "frozen" in cockpit.history["probed"][4].reason
 
 
@@ -570,16 +564,3 @@ def test_sums_of_estimates() -> None:
     assert one_draw.value == 3.0
     assert isinstance(one_draw.standard_error, Undefined)
     assert one_draw.standard_error.reason == "why"
-
-
-def test_passes_of_gradlens_leave_what_is_known_of_the_users_calls() -> None:
-    """Between a step's forward pass and its context."""
-    problem = build("perceptron", "mse")
-    model = problem.model
-    own = HessEigenvalues(matrix="ggn", k=1, tolerance=1e-8)
-    cockpit = Cockpit(model, [own])
-    loss = model(problem.inputs).square().mean()
-    HessianOperator.over_data(model, nn.MSELoss(), [(problem.inputs, problem.targets)])
-    with cockpit(0, loss=loss):
-        loss.backward()
-    assert cockpit.history["HessEigenvalues"][0]["converged"]

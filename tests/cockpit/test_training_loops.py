@@ -37,6 +37,7 @@ from gradlens.quantities import (
 )
 from tests.cases import random_networks
 from tests.cases.process_group import in_process_group
+from tests.cases.steps import tracked_backward
 
 N = 12
 
@@ -139,9 +140,7 @@ def train(
 def whole_batch(
     cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
 ) -> None:
-    loss = loss_function(model(x), y)
-    with cockpit(step, loss=loss, optimizer=optimizer):
-        loss.backward()
+    tracked_backward(cockpit, step, loss_function(model(x), y), optimizer=optimizer)
 
 
 def test_micro_batches_with_steps_of_their_own() -> None:
@@ -157,8 +156,7 @@ def test_micro_batches_with_steps_of_their_own() -> None:
         assert alone.model is not None
         loss = nn.functional.cross_entropy(alone.model(x[share]), y[share])
         alone.model.zero_grad()
-        with alone(part, loss=loss):
-            loss.backward()
+        tracked_backward(alone, part, loss)
     assert_same_histories(cockpit.history, alone.history)
 
 
@@ -175,8 +173,7 @@ def test_curvature_is_that_of_the_last_micro_batch() -> None:
                 (loss / 2).backward()
     assert any("in parts" in str(one.message) for one in said)
     loss = nn.functional.cross_entropy(last.model(x[6:]), y[6:])
-    with last(0, loss=loss):
-        loss.backward()
+    tracked_backward(last, 0, loss)
     assert_same_histories(cockpit.history, last.history)
 
 
@@ -191,8 +188,7 @@ def test_curvature_of_a_part_isnt_compared_with_all_parts() -> None:
             loss = nn.functional.cross_entropy(model(x[part]), y[part], reduction=reduction)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with cockpit(0, loss=loss, optimizer=optimizer, accumulating=more):
-                    loss.backward()
+                tracked_backward(cockpit, 0, loss, optimizer=optimizer, accumulating=more)
         found[reduction] = cockpit.history["Stability"][0]
         for name in ("TICDiag", "TICTrace"):
             assert "curvature is that of one" in cockpit.history[name][0].reason
@@ -236,9 +232,7 @@ def with_disabled_scaler(
 def clipped(
     cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
 ) -> None:
-    loss = loss_function(model(x), y)
-    with cockpit(step, loss=loss, optimizer=optimizer):
-        loss.backward()
+    tracked_backward(cockpit, step, loss_function(model(x), y), optimizer=optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 1e6)
 
 
@@ -451,8 +445,7 @@ def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any, factor: 
         for step in range(2):
             optimizer.zero_grad()
             loss = scale * loss_function(model(x), y)
-            with cockpit(step, loss=loss, loss_scale=scale, optimizer=optimizer):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, loss_scale=scale, optimizer=optimizer)
             optimizer.step()
         cockpit.close()
         return cockpit.history
@@ -510,9 +503,7 @@ def test_a_loss_scale_that_is_none(scale: Any) -> None:
 def test_a_divided_loss_is_no_scaled_one(dtype: torch.dtype) -> None:
     model, (x, y) = network(dtype), data(dtype)
     cockpit = gradlens.Cockpit(model, [NormTest()])
-    loss = nn.functional.cross_entropy(model(x), y) / 3
-    with cockpit(0, loss=loss, loss_scale=1 / 3):
-        loss.backward()
+    tracked_backward(cockpit, 0, nn.functional.cross_entropy(model(x), y) / 3, loss_scale=1 / 3)
     assert not cockpit.history.notes
 
 
@@ -540,8 +531,7 @@ def test_autocast(dtype: torch.dtype) -> None:
     plain = network(torch.float32)
     exact = gradlens.Cockpit(plain, [NormTest(), GradNoiseScale()])
     loss = nn.functional.cross_entropy(plain(x), y)
-    with exact(0, loss=loss):
-        loss.backward()
+    tracked_backward(exact, 0, loss)
     assert_same_histories(cockpit.history, exact.history, rtol=0.05)
 
 
@@ -561,38 +551,11 @@ def test_backward_and_the_optimizers_step_under_autocast(dtype: torch.dtype) -> 
             with torch.autocast("cpu", dtype):
                 loss = loss_function(model(x), y)
             with torch.autocast("cpu", dtype, enabled=inside):
-                with cockpit(step, loss=loss, optimizer=optimizer):
-                    loss.backward()
+                tracked_backward(cockpit, step, loss, optimizer=optimizer)
                 optimizer.step()
         cockpit.close()
         histories.append(cockpit.history)
     assert_same_histories(*histories, rtol=1e-6)
-
-
-def test_several_optimizers_and_losses() -> None:
-    model, (x, y) = network(), data()
-    body, head = list(model.parameters())[:2], list(model.parameters())[2:]
-    optimizers = [torch.optim.SGD(body, lr=0.1), torch.optim.Adam(head, lr=0.01)]
-    cockpit = gradlens.Cockpit(model, [NormTest(), UpdateSize(), Alpha()])
-    sizes = []
-    for step in range(3):
-        output = model(x)
-        losses = nn.functional.cross_entropy(output, y, reduction="none")
-        penalties = output.square().mean(1)
-        loss = losses.mean() + 0.1 * penalties.mean()
-        info = {"individual_losses": losses + 0.1 * penalties}
-        before = nn.utils.parameters_to_vector(model.parameters()).detach()
-        with cockpit(step, loss=loss, info=info):
-            loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        after = nn.utils.parameters_to_vector(model.parameters()).detach()
-        sizes.append(float((after - before).norm()))
-    cockpit.close()
-    found = [math.hypot(*leaves(cockpit.history["UpdateSize"][s])) for s in range(3)]
-    assert found == pytest.approx(sizes)
-    assert list(cockpit.history["Alpha"]) == [0, 1]
 
 
 class Checkpointed(nn.Module):
@@ -661,8 +624,7 @@ def test_other_hooks_of_the_optimizer() -> None:
         optimizer.zero_grad()
         loss = loss_function(model(x), y)
         with first(step, loss=loss, optimizer=optimizer):
-            with second(step, loss=loss, optimizer=optimizer):
-                loss.backward()
+            tracked_backward(second, step, loss, optimizer=optimizer)
         handle = optimizer.register_step_post_hook(lambda *_: called.append(1))
         optimizer.step()
         handle.remove()
@@ -680,9 +642,7 @@ def of_some(
     parameters = [model.get_parameter(name) for name in names]
     for parameter in parameters:
         parameter.grad = None
-    loss = model(torch.randn(5, 4)).square().mean()
-    with cockpit(step, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, step, model(torch.randn(5, 4)).square().mean())
     torch.optim.SGD(parameters, lr=0.1).step()
 
 
@@ -730,9 +690,7 @@ def test_one_process_has_the_whole_batch() -> None:
         model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
         cockpit = gradlens.Cockpit(model, [quantities.TICTrace(curvature="diag_ggn_exact")])
         output = model(torch.randn(5, 4))
-        loss = output.square().mean()
-        with cockpit(0, loss=loss, info={"outputs": output}):
-            loss.backward()
+        tracked_backward(cockpit, 0, output.square().mean(), info={"outputs": output})
         return cockpit.history
 
     found = in_process_group(history)
@@ -751,8 +709,7 @@ def test_correlations_of_steps_in_different_precisions(dtypes: tuple[str, str]) 
         model.to(getattr(torch, dtypes[step]))
         loss = model(torch.randn(5, 4).to(model.weight.dtype)).square().mean()
         model.zero_grad()
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss)
         gradients.append(model.weight.grad.double().flatten())
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     cockpit.close()

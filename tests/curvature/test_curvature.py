@@ -84,14 +84,6 @@ def test_products_equal_dense(kind: str, model: str, criterion: str) -> None:
     np.testing.assert_allclose(operator.H @ vector, dense @ vector, rtol=1e-10, atol=1e-12)
 
 
-def test_sum_loss_over_n_is_the_mean_loss(kind: str) -> None:
-    mean = operator_of_problem(kind, build("perceptron", "cross-entropy-mean"))
-    summed = build("perceptron", "cross-entropy-sum")
-    scaled = operator_of_problem(kind, summed, scale=summed.mean_scale)
-    vector = np.ones(mean.shape[0])
-    np.testing.assert_allclose(scaled @ vector, mean @ vector, rtol=1e-12)
-
-
 def test_torch_products_equal_scipy_products(kind: str) -> None:
     problem = build("perceptron", "mse-mean")
     operator = operator_of_problem(kind, problem)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.history.undefined import Undefined
+from tests.cases.steps import tracked_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
 
@@ -44,8 +44,7 @@ class Problem:
         outputs = self.outputs()
         loss = self.loss(outputs)
         passed = {"outputs": outputs} if self.passed else {}
-        with cockpit(step, loss=loss, info=passed | info):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, info=passed | info)
         self.model.zero_grad()
         return cockpit
 
@@ -349,9 +348,7 @@ def test_outputs_that_are_none(passed: Callable[[Tensor], Any], reason: str) -> 
     problem = functional()
     cockpit = Cockpit(problem.model, [quantities.HessTrace(curvature="diag_ggn_exact")])
     outputs = problem.outputs()
-    loss = problem.loss(outputs)
-    with cockpit(0, loss=loss, info={"outputs": passed(outputs)}):
-        loss.backward()
+    tracked_backward(cockpit, 0, problem.loss(outputs), info={"outputs": passed(outputs)})
     assert reason in cockpit.history["HessTrace"][0].reason
 
 
@@ -476,8 +473,7 @@ def test_autocast(network: Callable[[], nn.Module], kind: Any) -> None:
     cockpit = Cockpit(model, [quantities.HessTrace(curvature=kind, samples=100)])
     with torch.autocast("cpu", torch.bfloat16):
         loss = loss_function(model(x.float()), y)
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     found = cockpit.history["HessTrace"][0]
     model = model.double()
     truth = Problem(model, lambda: model(x), lambda o: F.cross_entropy(o, y)).truth(kind)
@@ -500,28 +496,6 @@ def test_results_of_a_users_own_extension_stay(tracked: list[quantities.Quantity
     assert found == pytest.approx(problem.trace_of_hessian(), rel=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.slow
-def test_graph_extended_by_backpack_with_a_regulariser_of_zero() -> None:
-    torch.manual_seed(0)
-    model, y = backpack.extend(piecewise_linear().double()), labels()
-    loss, bias = backpack.extend(nn.CrossEntropyLoss()), model[0].bias
-    nn.init.zeros_(bias)
-    problem = plain(model, lambda o: loss(o, y) + 0.1 * bias.square().sum())
-    for step in range(3):
-        found = problem.trace("diag_h", step)
-        assert found["method"] == "Hutchinson"
-
-
-def test_no_warning_that_the_users_own_loss_did_not_give() -> None:
-    y, loss = torch.randn(N, dtype=torch.float64), gradlens.extend(nn.MSELoss())
-    problem = plain(nn.Sequential(nn.Linear(4, 1)), lambda o: loss(o.squeeze(1), y))
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        problem.trace("diag_h")
-    assert [str(w.message) for w in seen if "target size" in str(w.message)] == []
-
-
 # Takeuchi's criterion
 
 
@@ -533,42 +507,8 @@ def test_criterion_of_a_model_that_was_never_extended() -> None:
         cockpit = Cockpit(params, [quantities.TICDiag(curvature="diag_ggn_exact")])
         outputs = problem.outputs()
         loss = problem.loss(outputs)
-        with cockpit(0, loss=loss, info={"outputs": outputs, "batch_size": N}):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss, info={"outputs": outputs, "batch_size": N})
         found.append(cockpit.history["TICDiag"][0])
         problem.model.zero_grad()
     assert isinstance(found[0], float)
     assert found[0] == pytest.approx(found[1], rel=1e-9)
-
-
-def test_criterion_of_nothing() -> None:
-    """Where no parameter has per-sample gradients."""
-    torch.manual_seed(0)
-    model, x = perceptron().double(), inputs()
-    cockpit = Cockpit(model, [quantities.TICDiag()])
-    outputs = model(x)
-    loss = (outputs @ outputs.T).square().mean()
-    with pytest.warns(UserWarning, match="cover 0 %.*samples meet"), cockpit(0, loss=loss):
-        loss.backward()
-    value = cockpit.history["TICDiag"][0]
-    assert isinstance(value, Undefined)
-    assert "samples meet" in value.reason
-
-
-@pytest.mark.filterwarnings("ignore:.*samples aren't those of the loss")
-@pytest.mark.parametrize(
-    ("kind", "build", "remedy"),
-    [
-        ("diag_h", of(Residual), "is estimated, and more samples"),
-        ("diag_ggn_exact", of(Centred), "diag_ggn_exact is estimated, and"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*per-sample gradients cover")
-def test_remedy_for_curvature_that_is_not_positive(
-    kind: Any, build: Callable[[], Problem], remedy: str
-) -> None:
-    torch.manual_seed(0)
-    cockpit = build().track(quantities.TICDiag(curvature=kind, samples=1))
-    value = cockpit.history["TICDiag"][0]
-    assert isinstance(value, Undefined)
-    assert remedy in value.reason

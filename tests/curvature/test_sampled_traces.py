@@ -20,6 +20,7 @@ from gradlens.curvature.hessian_roots import drawing
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.references import second_derivative
+from tests.cases.steps import tracked_backward
 from tests.curvature.test_diagonals import CURVED, LOSSES, PIECEWISE_LINEAR, SAMPLES, Case
 from tests.curvature.test_diagonals_hard_cases import Centred
 
@@ -33,8 +34,7 @@ def sampled(case: Case, steps: int = STEPS, **settings: Any) -> list[dict[str, A
     cockpit = Cockpit(case.model, [quantity], loss_reduction=case.reduction)
     for step in range(steps):
         loss = case.loss_function(case.model(case.inputs), case.targets) * case.factor
-        with cockpit(step, loss=loss, batch_size=SAMPLES):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, batch_size=SAMPLES)
     assert cockpit.history.notes == []
     return list(cockpit.history["HessTrace"].values())
 
@@ -212,9 +212,7 @@ def traces_of_texts(model: nn.Module, words: Tensor, steps: int, **settings: Any
     quantity = quantities.HessTrace(**{**SAMPLED, **settings})
     cockpit = Cockpit(model, [quantity], loss_function=loss_function)
     for step in range(steps):
-        loss = loss_function(model(words), words.roll(1, 1).flatten())
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_function(model(words), words.roll(1, 1).flatten()))
     return list(cockpit.history["HessTrace"].values())
 
 
@@ -264,9 +262,7 @@ def test_rows_that_are_not_coupled_are_samples_of_their_own() -> None:
     def found(model: nn.Module, given: Tensor) -> dict[str, Any]:
         loss_function = nn.CrossEntropyLoss()
         cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)], loss_function=loss_function)
-        loss = loss_function(model(given), targets)
-        with cockpit(0, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss_function(model(given), targets))
         return dict(cockpit.history["HessTrace"][0])
 
     together = found(nn.Sequential(layers, nn.Flatten(0, 1)), inputs)
@@ -294,8 +290,7 @@ def test_inputs_without_axes_are_no_texts() -> None:
     model, loss_function = AtATime(), nn.CrossEntropyLoss()
     cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)], loss_function=loss_function)
     loss = loss_function(model(torch.randn(6, 4), torch.tensor(2)), torch.randint(3, (6,)))
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     assert cockpit.history["HessTrace"][0]["method"] == "Monte Carlo"
 
 
@@ -304,9 +299,7 @@ def test_outputs_without_rows_have_a_trace_of_products() -> None:
     layer = nn.Linear(3, 1)
     cockpit = Cockpit(layer, [quantities.HessTrace(**SAMPLED)])
     output = layer(torch.randn(5, 3)).mean()
-    loss = (output - 1).square()
-    with cockpit(0, loss=loss, info={"outputs": output}):
-        loss.backward()
+    tracked_backward(cockpit, 0, (output - 1).square(), info={"outputs": output})
     assert cockpit.history["HessTrace"][0]["method"] == "Hutchinson"
 
 
@@ -333,8 +326,7 @@ def test_each_structure_is_labelled_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def track(step: int, n: int) -> None:
         loss = loss_function(model(torch.randn(n, 4)), torch.randint(3, (n,)))
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss)
 
     expected = [(6, 1), (6, 1), (4, 2), (6, 2), (6, 2), (6, 2)]
     for step, (n, count) in enumerate(expected):
@@ -376,9 +368,7 @@ def test_values_where_layers_are_frozen_and_thawed_are_those_of_a_new_cockpit(
 
     def track(cockpit: Cockpit, step: int, inputs: Tensor, labels: Tensor) -> dict[str, Any]:
         model.zero_grad()
-        loss = loss_function(model(inputs), labels)
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_function(model(inputs), labels))
         return {name: cockpit.history[name][step] for name in cockpit.history.names}
 
     cockpit = new()
@@ -401,9 +391,7 @@ def test_where_samples_meet_traces_are_sampled_at_every_step(
     cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)])
     for step in range(3):
         inputs = torch.randn(6, 4, dtype=torch.float64)
-        loss = loss_function(model(inputs), torch.randint(3, (6,)))
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_function(model(inputs), torch.randint(3, (6,))))
     records = cockpit.history["HessTrace"].values()
     assert [record["method"] for record in records] == ["Monte Carlo"] * 3
     assert all(record["standard_error"] > 0 for record in records)
@@ -450,25 +438,3 @@ def test_too_small_a_sub_batch_is_refused() -> None:
             quantity(curvature="diag_ggn_mc", sub_batch=1)
     with pytest.raises(ValueError, match="samples=1 is too few: use 2 or more"):
         quantities.HessTrace(samples=1)
-
-
-def test_half_precision_and_dropout() -> None:
-    """In autocast, within its precision; the mask is that of the step."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
-    inputs, targets = torch.randn(SAMPLES, 4), torch.randint(3, (SAMPLES,))
-
-    def traces(autocast: bool) -> list[float]:
-        cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)])
-        for step in range(3):
-            torch.manual_seed(step)
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                loss = loss_function(model(inputs), targets)
-            with cockpit(step, loss=loss):
-                loss.backward()
-        records = cockpit.history["HessTrace"].values()
-        assert all(record["method"] == "Monte Carlo" for record in records)
-        return [record["trace"] for record in records]
-
-    assert traces(True) == pytest.approx(traces(False), rel=0.1)

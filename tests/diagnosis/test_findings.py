@@ -19,6 +19,7 @@ from gradlens import Cockpit
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.history.finding import Finding
 from gradlens.messages import GradlensWarning
+from tests.cases.steps import tracked_backward
 
 STEPS, AT = 60, 40
 SAMPLES = 16
@@ -163,9 +164,7 @@ def test_a_nan_that_a_skipped_step_has_left_is_not_the_next_one() -> None:
     for step in range(AT + 2):
         inputs, labels = batch()
         inputs[5, 1] += math.nan if step == AT else 0
-        loss = functional.cross_entropy(model(inputs), labels)
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, functional.cross_entropy(model(inputs), labels))
         if step < AT:
             model.zero_grad()
     assert [*cockpit.history.spikes] == [AT]
@@ -228,8 +227,7 @@ def adversaries(cockpit_of: str, detached: bool = False) -> list[str]:
                         discriminator(fake.detach() if detached else fake), torch.ones(32, 1)
                     )
                 if name == cockpit_of:
-                    with cockpit(step, loss=found, optimizer=optimizers[name]):
-                        found.backward()
+                    tracked_backward(cockpit, step, found, optimizer=optimizers[name])
                 else:
                     found.backward()
                 optimizers[name].step()
@@ -266,9 +264,7 @@ def test_small_batches_of_a_healthy_regression(samples: int) -> None:
             cockpit = Cockpit(model, [], diagnose=True)
             for step in range(600):
                 optimizer.zero_grad()
-                loss = loss_of(step)
-                with cockpit(step, loss=loss, optimizer=optimizer):
-                    loss.backward()
+                tracked_backward(cockpit, step, loss_of(step), optimizer=optimizer)
                 optimizer.step()
             cockpit.close()
         found = [*cockpit.history.facts.findings, *diagnose(cockpit)]

@@ -23,6 +23,7 @@ from gradlens.instruments.scales import number_label
 from gradlens.observers import sample_log
 from gradlens.schedules import linear
 from tests.cases.spikes import classification, regression, smoothed, train
+from tests.cases.steps import tracked_backward
 
 
 def samples_of(cockpit: Cockpit | None) -> Samples:
@@ -53,8 +54,7 @@ def test_losses_and_norms_of_each_sample(as_ids: str) -> None:
         }
         ids = choices[as_ids]
         optimizer.zero_grad()
-        with cockpit(step, loss=loss, info={"ids": ids}):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, info={"ids": ids})
         error = outputs.detach().softmax(1) - functional.one_hot(labels[drawn], 3)
         squared = error.square().sum(1) * (inputs[drawn].square().sum(1) + 1)
         relative = (squared / squared.mean()).sqrt()
@@ -89,8 +89,7 @@ def test_losses_of_permuted_rows() -> None:
     order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
     outputs = network(inputs)
     loss = functional.nll_loss(outputs.log_softmax(1)[order], labels[order])
-    with cockpit(0, loss=loss, info={"ids": [*range(8)]}):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss, info={"ids": [*range(8)]})
     cockpit.close()
     expected = functional.cross_entropy(outputs, labels, reduction="none").detach()
     np.testing.assert_allclose(samples_of(cockpit).last_loss, expected.numpy(), rtol=1e-6)
@@ -110,8 +109,7 @@ def test_losses_that_the_user_passes() -> None:
         each = network(torch.eye(2)[[0, 1, 1]]).square().flatten()
         loss = (each * torch.tensor([1.0, 2.0, 3.0])).mean()
         info = {"ids": ["a", "b", "c"], "individual_losses": each * torch.tensor([1.0, 2.0, 3.0])}
-        with cockpit(step, loss=loss, info=info):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, info=info)
     cockpit.close()
     samples = samples_of(cockpit)
     assert samples.ids == ("a", "b", "c")
@@ -152,8 +150,7 @@ def test_what_is_known_of_no_sample_is_not_a_number(
                 for name, each in zip(ids, known, strict=True):
                     losses.setdefault(name, []).extend([each] * math.isfinite(each))
             seen |= {*ids}
-            with cockpit(3 * resumed + step, loss=loss, info=info):
-                loss.backward()
+            tracked_backward(cockpit, 3 * resumed + step, loss, info=info)
         cockpit.close()
     samples = cockpit.history.samples
     if samples is None:

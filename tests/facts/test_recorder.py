@@ -18,10 +18,11 @@ from torch.optim import Optimizer
 import gradlens
 from gradlens import Cockpit, History
 from gradlens.facts.parameters import parameter_numbers
-from gradlens.history.facts import Facts, FactTable
+from gradlens.history.facts import Facts
 from gradlens.history.json_lines import to_line
 from gradlens.history.records import LeftOutWarning
 from gradlens.quantities import NormTest
+from tests.cases.steps import tracked_backward
 
 N, STEPS = 6, 45
 
@@ -68,8 +69,7 @@ def test_numbers_are_those_of_the_loop(optimizer: str, clip: float | None) -> No
         x, y = batch(step)
         opt.zero_grad()
         loss = functional.cross_entropy(model(x), y)
-        with cockpit(step, loss=loss, optimizer=opt):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=opt)
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         before = [p.detach().clone() for p in model.parameters()]
         if clip is not None:
@@ -114,15 +114,6 @@ def test_numbers_are_those_of_the_loop(optimizer: str, clip: float | None) -> No
     assert has_moments == optimizer.startswith("Adam")
 
 
-def test_columns_are_in_the_order_in_which_they_were_added() -> None:
-    names = [f"dead/{number}" for number in range(50)]
-    table = FactTable(10)
-    table.add([0], {name: [0.0] for name in names})
-    table.add([1], {name: [0.0] for name in [*reversed(names), "dead/last"]})
-    assert table.names == (*names, "dead/last")
-    assert [*table.under("dead")] == [name.removeprefix("dead/") for name in table.names]
-
-
 LOOPS: dict[str, Callable[[nn.Module, Optimizer], None]] = {
     "zero_grad": lambda model, opt: opt.zero_grad(),
     "zero_grad to zeros": lambda model, opt: opt.zero_grad(set_to_none=False),
@@ -156,9 +147,7 @@ def test_loops_without_zero_grad_or_step(
     for step in range(6):
         x, y = batch(step)
         LOOPS[loop](model, opt)
-        loss = functional.cross_entropy(model(x), y)
-        with cockpit(step, loss=loss, optimizer=opt):
-            loss.backward()
+        tracked_backward(cockpit, step, functional.cross_entropy(model(x), y), optimizer=opt)
         BEFORE_STEPS[change](model)
         for _ in range(stepping):
             opt.step()
@@ -210,9 +199,7 @@ def test_the_number_of_samples_is_what_was_passed(known: str) -> None:
     losses = model(torch.randn(8 * N, N, 5)).square().mean((0, 2))
     passed = {"batch_size": N, "individual_losses": losses.detach()}
     cockpit = Cockpit(model, [], strict=True)
-    loss = losses.sum() / N
-    with cockpit(0, loss=loss, info={known: passed[known]}):
-        loss.backward()
+    tracked_backward(cockpit, 0, losses.sum() / N, info={known: passed[known]})
     cockpit.close()
     assert cockpit.history.facts.setups[0].loss_reduction == "mean"
 
@@ -225,9 +212,7 @@ def test_samples_have_the_users_ids(ids: list[Any], bad: float) -> None:
     cockpit = Cockpit(model, [], autopsy=False)
     x, y = batch(0)
     x[4] = bad
-    loss = functional.cross_entropy(model(x), y)
-    with cockpit(0, loss=loss, info={"ids": ids}):
-        loss.backward()
+    tracked_backward(cockpit, 0, functional.cross_entropy(model(x), y), info={"ids": ids})
     cockpit.close()
     name = "bad_row" if math.isnan(bad) else "row_largest"
     facts = cockpit.history.facts.steps
@@ -280,9 +265,7 @@ def run(steps: range, path: Path | None, state: Mapping[str, Any] | None = None)
     for step in steps:
         x, y = batch(step)
         opt.zero_grad()
-        loss = functional.cross_entropy(model(x), y)
-        with cockpit(step, loss=loss, optimizer=opt):
-            loss.backward()
+        tracked_backward(cockpit, step, functional.cross_entropy(model(x), y), optimizer=opt)
         opt.step()
     return cockpit, model, opt
 
@@ -307,8 +290,7 @@ def test_numbers_out_of_the_range_of_a_file_are_infinite(seed: int, tmp_path: Pa
     for step, scale in enumerate(scales):
         model.zero_grad()
         loss = scale * functional.cross_entropy(model(x), y)
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss)
         losses.append(torch.tensor(loss.item(), dtype=torch.float32).item())
     cockpit.close()
     facts = cockpit.history.facts
@@ -329,9 +311,7 @@ def test_a_run_that_is_resumed(tmp_path: Path, at: int, further: int) -> None:
     for step in range(at, at + further):  # lost, as the checkpoint was saved before
         opt.zero_grad()
         x, y = batch(step + 100)
-        loss = functional.cross_entropy(model(x), y)
-        with cockpit(step, loss=loss, optimizer=opt):
-            loss.backward()
+        tracked_backward(cockpit, step, functional.cross_entropy(model(x), y), optimizer=opt)
     cockpit.close()
     resumed, _, _ = run(range(at, 30), tmp_path / "run.jsonl", state)
     resumed.close()
@@ -462,8 +442,7 @@ def test_a_closure_may_run_the_last_micro_batch() -> None:
 
     def backward(step: int, accumulating: bool) -> None:
         loss = network(torch.randn(4, 3)).square().mean()
-        with cockpit(step, loss=loss, optimizer=optimizer, accumulating=accumulating):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer, accumulating=accumulating)
 
     for step in range(3):
         optimizer.zero_grad()

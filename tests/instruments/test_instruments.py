@@ -482,35 +482,10 @@ def recorded(kind: str, values: Mapping[int, Any], **view: Any) -> History:
     return history
 
 
-def test_loss_is_logarithmic_once_it_has_fallen_far() -> None:
-    near = instruments.LossInstrument().plot(recorded("Loss", {0: 2.0, 1: 1.0}))
-    far = instruments.LossInstrument().plot(recorded("Loss", {0: 2.0, 1: 0.01}))
-    negative = instruments.LossInstrument().plot(recorded("Loss", {0: 2.0, 1: -0.01}))
-    scales = [drawing.ax.get_yscale() for drawing in (near, far, negative)]
-    assert scales == ["linear", "log", "linear"]
-
-
-def test_loss_that_became_nan_says_since_when() -> None:
-    history = recorded("Loss", {0: 2.0, 5: 1.0, 7: math.nan, 9: math.inf})
-    drawing = instruments.LossInstrument().plot(history)
-    assert drawing.ax.get_title(loc="right") == "∞ since step 7"
-    assert line_data(drawing.artists["missing"]) == ([7], [0])
-    assert line_data(drawing.artists["infinite"]) == ([9], [1])
-
-
 def line_data(artist: Artist) -> tuple[list[float], list[float]]:
     """What a line goes through."""
     assert isinstance(artist, Line2D)
     return list(map(float, artist.get_xdata())), list(map(float, artist.get_ydata()))  # type: ignore[arg-type]
-
-
-def test_time_is_per_step_and_in_a_fitting_unit() -> None:
-    history = recorded("Time", {0: 100.0, 10: 100.2, 12: 100.3, 14: 90.0})
-    drawing = instruments.TimeInstrument().plot(history)
-    steps, values = line_data(drawing.artists["Time"])
-    assert steps == [10, 12, 14]
-    np.testing.assert_allclose(values, [20, 50, math.nan])
-    assert drawing.ax.get_title(loc="right") == "35 ms"
 
 
 def test_parameters_are_root_mean_squares() -> None:
@@ -536,51 +511,9 @@ def test_norms_have_a_total_and_a_line_for_each_parameter(kind: str) -> None:
     assert drawing.ax.get_yscale() == ("linear" if kind == "Distance" else "log")
 
 
-@pytest.mark.parametrize(
-    ("kinds", "lines", "words"),
-    [
-        (("TICDiag", "TICTrace"), {"diagonal", "trace"}, {"diagonal", "trace"}),
-        (("TICDiag",), {"diagonal"}, {"Takeuchi's information criterion, diagonal"}),
-        (("TICTrace",), {"trace"}, {"Takeuchi's information criterion, trace"}),
-    ],
-)
-def test_tic_says_which_one_it_is(kinds: tuple[str, ...], lines: set[str], words: set[str]) -> None:
-    drawing = instruments.TICInstrument().plot(realistic(20, kinds))
-    assert {name for name, one in drawing.artists.items() if isinstance(one, Line2D)} == lines
-    assert words <= shown_texts(drawing.ax)
-
-
 def trace(value: float, error: float, **more: Any) -> dict[str, Any]:
     """A record of ``HessTrace``."""
     return {**error_band(value, error), "parameters": {}, **more}
-
-
-@pytest.mark.parametrize(
-    ("records", "words", "band"),
-    [
-        ({0: trace(1, 0, method="exact"), 1: trace(2, 0, method="exact")}, "exact", False),
-        ({0: trace(1, 1, method="Hutchinson")}, "Hutchinson · band: error of the estimate", True),
-        (
-            {0: trace(1, 1, method="Monte Carlo"), 5: NONE, 7: trace(2, 0, method="exact")},
-            "Monte Carlo, exact from step 7 · band: error of the estimate",
-            True,
-        ),
-        ({0: trace(1, 1)}, "band: error of the estimate", True),
-    ],
-)  # fmt: skip
-def test_trace_says_where_it_comes_from(records: dict[int, Any], words: str, band: bool) -> None:
-    drawing = instruments.HessTraceInstrument().plot(recorded("HessTrace", records))
-    assert words in shown_texts(drawing.ax)
-    assert ("trace band" in drawing.artists) == band
-
-
-def test_negative_eigenvalues_are_below_a_line_at_zero() -> None:
-    values = {0: -5.0, 1: -0.1, 2: 2.0, 3: 8.0}
-    drawing = instruments.HessMaxEVInstrument().plot(recorded("HessMaxEV", values))
-    assert line_data(drawing.artists["λ₁"])[1] == [-5, -0.1, 2, 8]
-    assert "zero" in drawing.artists
-    assert drawing.ax.get_ylim()[0] < -5
-    assert any(drawing.ax.get_ylim()[0] < tick < 0 for tick in drawing.ax.get_yticks())
 
 
 def of_optimizer(optimizer: str, **more: object) -> Setup:
@@ -640,16 +573,6 @@ def test_a_threshold_is_at_the_rates_that_the_optimizer_had() -> None:
     history.facts.steps.add([0, 10, 20], {"lr": [0.5, 0.25, 0.125]})
     drawing = instruments.HessMaxEVInstrument().plot(history)
     assert line_data(drawing.artists["2/η"]) == ([0, 10, 20], [4, 8, 16])
-
-
-def test_a_threshold_far_above_is_only_named() -> None:
-    history = recorded("HessMaxEV", {0: 0.3, 10: 0.4})
-    history.append(0, {"learning_rate": 0.01})
-    history.facts.setups[0] = of_optimizer("SGD", momentum=0.0)
-    drawing = instruments.HessMaxEVInstrument().plot(history)
-    assert "2/η" not in drawing.artists
-    assert drawing.ax.get_ylim()[1] < 1
-    assert "2/η = 200, far above" in " ".join(shown_texts(drawing.ax))
 
 
 def test_undefined_eigenvalues_have_a_reason_despite_a_threshold() -> None:
@@ -745,17 +668,6 @@ def test_joint_histograms_of_very_many_parameters_are_the_first_ones() -> None:
     drawing = instruments.LayerJointHistogramsInstrument().plot(history)
     assert len(drawing.axes) == 1 + 48
     assert any("first 48 of 60" in text for text in shown_texts(drawing.ax))
-
-
-@pytest.mark.parametrize("steps", [10, 400])
-def test_lines_that_hide_each_other_are_dashed_in_turn(steps: int) -> None:
-    names = {name: Source(("MeanGSNR",), VIEWS["MeanGSNR"]) for name in ("first", "same", "other")}
-    history = History(names)
-    for step in range(steps):
-        history.append(step, {"first": 1.0 + step, "same": 1.0 + step, "other": 9.0 + 2 * step})
-    artists = instruments.MeanGSNRInstrument().plot(history).artists
-    fronts = [artists.get(f"{name} trend", artists[name]) for name in names]
-    assert [front.is_dashed() for front in fronts] == [False, True, False]  # type: ignore[attr-defined]
 
 
 def test_spectrum_may_change_its_length() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
@@ -18,9 +17,7 @@ from gradlens.history.view import View
 from gradlens.instruments import (
     ActivationInstrument,
     AggregateInstrument,
-    CorrelationsInstrument,
     Drawing,
-    LayerConditionsInstrument,
     LayerLinesInstrument,
     LayerMapInstrument,
     LayerSpectraInstrument,
@@ -98,21 +95,6 @@ def test_many_layers_are_a_band() -> None:
     assert "median of 21" in shown_texts(drawing.figure)
 
 
-def test_correlations_are_between_minus_one_and_one() -> None:
-    first = {"norm": 1.0, "correlation": Undefined("no step before")}
-    records: dict[int, Any] = {
-        0: {"parameters": {"0.weight": first}, "correlation": first["correlation"]},
-        1: {"parameters": {"0.weight": {"norm": 1.0, "correlation": -0.5}}, "correlation": -0.5},
-    }
-    history = recorded("UpdateGeometry", records)
-    drawing = CorrelationsInstrument().plot(history)
-    np.testing.assert_array_equal(heights(drawing, "0.weight"), [math.nan, -0.5])
-    assert drawing.ax.get_ylim() == (-1.05, 1.05)
-    assert "zero" in drawing.artists
-    without = {s: {"parameters": {"0.weight": {"norm": 1.0}}} for s in (0, 1)}
-    assert not CorrelationsInstrument().has_data(recorded("UpdateGeometry", without))
-
-
 @pytest.mark.parametrize(("dead", "alarm"), [(0.2, False), (0.75, True)])
 def test_dead_units_are_told_and_an_alarm_if_they_are_many(dead: float, alarm: bool) -> None:
     records = {s: activation({"1": 0.0, "3": dead}) for s in (0, 1)}
@@ -122,23 +104,6 @@ def test_dead_units_are_told_and_an_alarm_if_they_are_many(dead: float, alarm: b
     assert drawing.ax.get_title(loc="right") == f"worst {100 * dead:.0f} % dead"
     assert (drawing.ax._right_title.get_color() == "#b42318") == alarm  # type: ignore[attr-defined]
     assert drawing.ax.get_ylim() == (-0.02, 1.02)
-
-
-def test_infinite_condition_numbers_are_at_the_upper_edge() -> None:
-    history = realistic(10, ("InputCovariance",))
-    drawing = LayerConditionsInstrument().plot(history)
-    assert np.isfinite(heights(drawing, "50 %")).all()
-    assert "all" not in drawing.artists
-    assert "∞: all" in shown_texts(drawing.figure)
-    first = history["InputCovariance"][0]
-    for layer in first["layers"].values():
-        layer["condition"] = 7.0
-    history.append(0, {"InputCovariance": first})
-    drawing = LayerConditionsInstrument().plot(history)
-    assert heights(drawing, "all")[0] == 7
-    assert "all" in shown_texts(drawing.figure)
-    assert heights(drawing, "infinite") == [1.0]
-    assert "missing" not in drawing.artists
 
 
 @pytest.mark.parametrize("layers", [3, 20])
@@ -167,44 +132,10 @@ def test_single_infinities_are_at_the_upper_edge(layers: int) -> None:
     assert not any("∞" in text for text in shown_texts(drawing.figure))
 
 
-@pytest.mark.parametrize("dead", [(0.0, 0.0), (0.0, 1.0), (0.4, 0.5)])
-def test_lines_of_shares_are_in_percent_and_between_none_and_all(dead: tuple[float, ...]) -> None:
-    records = {s: {"layers": {str(n): d for n, d in enumerate(dead)}} for s in (0, 1)}
-    drawing = LayerLinesInstrument().plot(recorded("DeadNeurons", records, label="share of all"))
-    low, high = drawing.ax.get_ylim()
-    assert 0 <= low < high <= 1
-    drawing.figure.savefig(io.BytesIO())
-    labels = [label.get_text() for label in drawing.ax.get_yticklabels()]
-    assert all(label == "0" or label.endswith(" %") for label in labels)
-    assert len(labels) > 1
-
-
 def test_nothing_but_infinity_says_so() -> None:
     records = {0: {"parameters": {"0.weight": math.inf}}}
     drawing = LayerLinesInstrument().plot(recorded("ConditionNumber", records))
     assert "infinite at every step" in shown_texts(drawing.figure)
-
-
-@pytest.mark.parametrize(
-    ("names", "titles"),
-    [
-        (["OutputNorm", "OutputNorm (evaluation)"], ["Output norm", "Output norm (evaluation)"]),
-        (
-            ["rms", "rms (evaluation)", "OutputNorm", "OutputNorm (evaluation)"],
-            ["Output norm: rms", "Output norm (evaluation): rms", "Output norm",
-             "Output norm (evaluation): OutputNorm"],
-        ),
-        (["rms"], ["Output norm"]),
-    ],
-)  # fmt: skip
-def test_titles_name_a_series_only_if_they_must(names: list[str], titles: list[str]) -> None:
-    bracket = " (evaluation)"
-    views = {n: View(f"Output norm{bracket * n.endswith(bracket)}", group="layers") for n in names}
-    history = History({name: Source(("OutputNorm",), view) for name, view in views.items()})
-    history.append(0, {name: {"layers": {"0": 1.0}} for name in names})
-    drawn = [one.plot(history).ax.get_title(loc="left") for one in
-             LayerLinesInstrument().parts(history)]  # fmt: skip
-    assert drawn == titles
 
 
 def test_spectra_have_a_panel_for_each_layer() -> None:
@@ -213,18 +144,6 @@ def test_spectra_have_a_panel_for_each_layer() -> None:
     assert len(drawing.axes) == 6
     assert len({axis.get_ylim() for axis in drawing.axes[1:]}) == 1
     assert {f"layers.{n}: λ{k}" for n in range(5) for k in range(1, 6)} <= {*drawing.artists}
-
-
-def test_aggregates_have_bands() -> None:
-    drawing = AggregateInstrument().plot(
-        recorded("Aggregate", {0: statistics(1.0), 9: statistics(2.0)})
-    )
-    assert heights(drawing, "value") == [1, 2]
-    extents = drawing.artists["value band"].get_paths()[0].get_extents()  # type: ignore[attr-defined]
-    assert (extents.ymin, extents.ymax) == pytest.approx((0.9, 2.2))
-    layers = {name: statistics(size) for name, size in (("0", 1.0), ("1", 2.0))}
-    drawing = AggregateInstrument().plot(recorded("Aggregate", {0: {"layers": layers}}))
-    assert {"0", "1", "0 band", "1 band", "key"} <= {*drawing.artists}
 
 
 @pytest.mark.parametrize(

@@ -227,16 +227,6 @@ def test_zero_is_below_the_smallest_sizes() -> None:
     assert cells(drawing)[0, 0] < mesh.norm.vmin
 
 
-def test_a_vanishing_gradient_goes_from_dark_to_light() -> None:
-    parameters = {f"{n}.weight": (3, 3) for n in range(8)}
-    values = {s: {name: 10.0 ** (n - 7) for n, name in enumerate(parameters)} for s in range(30)}
-    drawing = drawn(recorded(values, parameters=parameters, yscale="log"))
-    mesh = drawing.artists["map"]
-    assert isinstance(mesh, QuadMesh)
-    luminance = mesh.to_rgba(cells(drawing)[:, 0])[:, :3] @ (0.2126, 0.7152, 0.0722)
-    assert (np.diff(luminance) > 0.03).all()
-
-
 @pytest.mark.parametrize("count", [1, 14, 40, 400])
 def test_rows_are_labelled_where_there_is_room(count: int) -> None:
     parameters = {f"very.long.path.to.blocks.{n}.attention.weight": (1,) for n in range(count)}
@@ -251,17 +241,6 @@ def test_rows_are_labelled_where_there_is_room(count: int) -> None:
     assert all(b - a >= 0.9 * height for a, b in itertools.pairwise(tops))
     assert min(box.x0 for box in boxes) >= 0
     assert len(boxes) == count if count <= 40 else len(boxes) < count
-
-
-def test_more_rows_need_a_higher_panel_up_to_a_limit() -> None:
-    def height(count: int) -> float:
-        parameters = {f"{n}.weight": (1,) for n in range(count)}
-        history = recorded({0: dict.fromkeys(parameters, 1.0)}, parameters=parameters)
-        return LayerMapInstrument().panels(history)[0].height
-
-    assert height(4) == 1
-    assert height(8) < height(20) < height(30)
-    assert height(100) == height(1000) < 3
 
 
 @pytest.mark.parametrize(

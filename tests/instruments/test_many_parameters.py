@@ -8,14 +8,12 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
-from matplotlib.lines import Line2D
 
 from gradlens import instruments
 from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.setup import Layer, Setup
 from gradlens.history.view import View
-from gradlens.instruments import style
 from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.layer_map import normalised, row_labels
 from gradlens.instruments.layers import LayerTable
@@ -121,18 +119,6 @@ def test_parameters_that_are_zero_are_counted_and_marked() -> None:
     assert (steps, heights) == ([0, 1, 2], [0, 0, 0])
 
 
-def test_a_single_zero_is_named_and_marked_at_its_steps() -> None:
-    rows = {"alive": [1.0, 2.0, 4.0, 3.0], "dying": [1.0, 0.0, 1.0, 0.0]}
-    drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
-    assert "zero: dying" in shown_texts(drawing.ax)
-    np.testing.assert_array_equal(
-        line_data(drawing.artists["zeros"])[1], [math.nan, 0, math.nan, 0]
-    )
-    values = line_data(drawing.artists["dying"])[1]
-    np.testing.assert_array_equal(values, [1, math.nan, 1, math.nan])
-    assert "missing" not in drawing.artists
-
-
 def test_rounding_errors_are_named_and_do_not_stretch_the_axis() -> None:
     rows = {"query": [1e-2, 2e-2, 1e-2], "k.bias": [1e-19, 0.0, 2e-18], "value": [1e-3, 1e-3, 2e-3]}
     drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
@@ -166,20 +152,6 @@ def test_intervals_leave_the_middle_a_third_of_the_axis(log: bool) -> None:
         np.testing.assert_allclose(clipped, [0, 1.5, 5, 6])
 
 
-def test_arrows_show_where_an_interval_ends_outside() -> None:
-    traces = [10.0, 12.0, 11.0, 13.0]
-    highs = [11.0, 5000.0, 12.0, 14.0]
-    values = {
-        step: {"trace": trace, "low": trace - 1, "high": high}
-        for step, (trace, high) in enumerate(zip(traces, highs, strict=True))
-    }
-    drawing = instruments.HessTraceInstrument().plot(recorded("HessTrace", values))
-    low, high = drawing.ax.get_ylim()
-    assert max(traces) - min(traces) > 0.2 * (high - low)
-    assert line_data(drawing.artists["above"]) == ([1], [1])
-    assert "below" not in drawing.artists
-
-
 @pytest.mark.parametrize("kind", ["TICTrace", "Alpha", "EarlyStopping"])
 @pytest.mark.parametrize(("spike", "edge"), [(1e6, "above"), (-1e6, "below")])
 def test_arrows_show_values_out_of_range(kind: str, spike: float, edge: str) -> None:
@@ -191,28 +163,6 @@ def test_arrows_show_values_out_of_range(kind: str, spike: float, edge: str) -> 
 
 
 # Gradient tests ---------------------------------------------------------------------------------
-
-
-def test_gradient_tests_that_coincide_can_be_told_apart() -> None:
-    names = ("NormTest", "InnerTest", "OrthoTest")
-    history = History({n: Source((n,), View(n, "gradients", "log")) for n in names})
-    for step in range(20):
-        history.append(step, dict.fromkeys(names, 1.0 + 0.01 * step))
-    drawing = instruments.GradientTestsInstrument().plot(history)
-    lines = [drawing.artists[name] for name in ("norm θ", "inner θ", "ortho ν")]
-    assert all(isinstance(one, Line2D) for one in lines)
-    drawn = [(one.get_zorder(), one.get_linewidth(), one.is_dashed()) for one in lines]
-    # From behind to the front: wide, narrow, and narrow with gaps.
-    assert [order for order, _, _ in drawn] == sorted(order for order, _, _ in drawn)
-    assert drawn[0][1] > 2 * drawn[1][1]
-    assert [dashed for _, _, dashed in drawn] == [False, False, True]
-
-
-def test_a_test_alone_has_a_line_like_any_other() -> None:
-    drawing = instruments.GradientTestsInstrument().plot(recorded("NormTest", {0: 1.0, 1: 2.0}))
-    line = drawing.artists["norm θ"]
-    assert isinstance(line, Line2D)
-    assert line.get_linewidth() < 2
 
 
 # Maps -------------------------------------------------------------------------------------------
@@ -255,19 +205,6 @@ def test_maps_are_divided_by_medians(by: Normalisation) -> None:
 def test_only_known_normalisations() -> None:
     with pytest.raises(ValueError, match="use one of row, kind"):
         Options(normalise="column")  # type: ignore[arg-type]
-
-
-def test_zeros_of_a_map_are_grey() -> None:
-    drawing = instruments.LayerMapInstrument(("GradNorm",)).plot(layered())
-    mesh = drawing.artists["map"]
-    assert isinstance(mesh, QuadMesh)
-    drawing.figure.draw_without_rendering()
-    mesh.update_scalarmappable()
-    colors = mesh.get_facecolor().reshape(5, 3, 4)
-    grey = (*style.tint(style.FAINT, 1), 1.0)
-    np.testing.assert_allclose(colors[:, 2], [grey] * 5, atol=1e-6)
-    assert not any(np.allclose(color, grey) for color in colors[:, :2].reshape(-1, 4))
-    assert any("grey: 0" in text for text in shown_texts(drawing.ax))
 
 
 def test_layers_with_a_number_have_their_class() -> None:

@@ -13,6 +13,7 @@ import gradlens
 from gradlens.history.coverage import Coverage
 from gradlens.quantities import GradNorm, NormTest
 from tests.cases.references import without_hooks
+from tests.cases.steps import tracked_backward
 
 
 class Net(nn.Module):
@@ -134,8 +135,7 @@ def test_training_is_the_same(policy: Any) -> None:
             if tracked:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    with cockpit(step, loss=loss):
-                        loss.backward()
+                    tracked_backward(cockpit, step, loss)
             else:
                 loss.backward()
             optimizer.step()
@@ -165,16 +165,6 @@ def test_the_record_says_what_it_is(policy: Any, tmp_path: Any) -> None:
     assert "front.weight" in table
 
 
-def test_eval_mode_couples_nothing() -> None:
-    x, y = batch()
-    model = Net().double().eval()
-    cockpit = gradlens.Cockpit(model, [NormTest()], batchnorm="skip")
-    loss = losses_of(model, x, y).mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
-    assert cockpit.coverage().share == 1
-
-
 @pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
 def test_policies_without_the_loss(policy: Any) -> None:
     """It is what backward is called on."""
@@ -198,7 +188,5 @@ def test_instance_normalisation_couples_nothing() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3), nn.Flatten(), nn.Linear(12, 3))
     x, y = batch()
     cockpit = gradlens.Cockpit(model.double(), [NormTest()], batchnorm="skip")
-    loss = losses_of(model, x, y).mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, losses_of(model, x, y).mean())
     assert cockpit.coverage().share == 1

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import gradlens
 from tests.cases.references import per_sample_gradients_of_losses
+from tests.cases.steps import tracked_backward
 
 N, D, H, C = 5, 4, 6, 3
 
@@ -360,8 +361,7 @@ def train(name: str, preset: str | None) -> tuple[list[Any], gradlens.Cockpit | 
         if cockpit is None:
             loss.backward()
         else:
-            with cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
         losses.append(loss.detach())
     kept = getattr(model, "kept", torch.zeros(()))
@@ -423,8 +423,7 @@ def test_a_loss_in_a_checkpoint_is_computed_as_often_as_without(preset: str) -> 
             if cockpit is None:
                 loss.backward()
             else:
-                with cockpit(step, loss=loss, optimizer=optimizer):
-                    loss.backward()
+                tracked_backward(cockpit, step, loss, optimizer=optimizer)
         return len(count.numbers)
 
     assert calls(True) == calls(False)
@@ -533,16 +532,24 @@ class Seen(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+def small_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C))
+
+
+def loss_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    return F.cross_entropy(model(inputs), torch.arange(N) % C)
+
+
 @pytest.mark.filterwarnings("ignore:gradlens")
 @pytest.mark.parametrize("preset", ["economy", "full"])
 def test_classes_of_tensors_see_training_alone(preset: str) -> None:
     def seen(tracked: bool) -> list[str]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C))
+        model = small_network()
         cockpit = gradlens.Cockpit(model, gradlens.configuration(preset) if tracked else [])
         Seen.names.clear()
         for step in range(3):
-            loss = F.cross_entropy(model(torch.randn(N, D).as_subclass(Seen)), torch.arange(N) % C)
+            loss = loss_of(model, torch.randn(N, D).as_subclass(Seen))
             with cockpit(step, loss=loss) if tracked else nullcontext():
                 loss.backward()
         return [*Seen.names]
@@ -553,14 +560,12 @@ def test_classes_of_tensors_see_training_alone(preset: str) -> None:
 @pytest.mark.filterwarnings("ignore:gradlens")
 def test_instruments_see_no_other_context_either() -> None:
     def seen(tracked: bool) -> list[str]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C))
+        model, instrument = small_network(), NoisyFunctions()
         cockpit = gradlens.Cockpit(model, [gradlens.quantities.OutputNorm()])
-        instrument = NoisyFunctions()
         with instrument:
             for step in range(3):
                 with cockpit.forward(step) if tracked else nullcontext():
-                    loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+                    loss = loss_of(model, torch.randn(N, D))
                 gradients = gradlens.per_sample_gradients(model, loss=loss) if tracked else None
                 with gradients or nullcontext():
                     loss.backward()
@@ -585,15 +590,12 @@ def test_instruments_see_nothing_of_steps_between_the_tracked_ones(
     name: str, options: dict[str, Any]
 ) -> None:
     def seen(tracked: bool) -> list[str]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C))
-        every_third = gradlens.schedules.linear(3)
-        quantities = [gradlens.quantities.OutputNorm(every_third)]
+        model, instrument = small_network(), INSTRUMENTS[name]()
+        quantities = [gradlens.quantities.OutputNorm(gradlens.schedules.linear(3))]
         cockpit = gradlens.Cockpit(model, quantities, **options)
-        instrument = INSTRUMENTS[name]()
         with instrument:
             for step in range(8):
-                loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+                loss = loss_of(model, torch.randn(N, D))
                 with cockpit(step, loss=loss) if tracked else nullcontext():
                     loss.backward()
         return instrument.seen
@@ -601,7 +603,7 @@ def test_instruments_see_nothing_of_steps_between_the_tracked_ones(
     assert seen(True) == seen(False)
 
 
-class Overwriting(torch.autograd.Function):
+class OverwritingTangent(torch.autograd.Function):
     """The tangent, whose backward function writes into what it has saved, as kernels do."""
 
     @staticmethod
@@ -621,7 +623,7 @@ class Overwriting(torch.autograd.Function):
 def test_memory_that_a_backward_function_overwrites_unseen() -> None:
     """Layers behind such a function are refused; that in front of it has saved the same memory."""
     found = []
-    for tangent in (torch.tanh, Overwriting.apply):
+    for tangent in (torch.tanh, OverwritingTangent.apply):
         torch.manual_seed(0)
         layers = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
         x = torch.randn(6, 5)
@@ -656,9 +658,7 @@ def test_a_hook_behind_a_sum_takes_nothing_from_the_layers_in_front_of_it() -> N
         model = Residual(hook).double()
         x, y = torch.randn(8, 5, dtype=torch.float64), torch.randint(3, (8,))
         cockpit = gradlens.Cockpit(model, [gradlens.quantities.NormTest(by="parameter")])
-        loss = nn.functional.cross_entropy(model(x), y)
-        with cockpit(0, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, 0, nn.functional.cross_entropy(model(x), y))
         found.append(cockpit.history["NormTest"][0]["parameters"])
     plain, hooked = found
     for name, value in hooked.items():

@@ -428,14 +428,6 @@ def test_a_parameter_used_at_many_steps() -> None:
         assert_close(gradients[name].dense(), expected[name])
 
 
-def test_an_empty_batch() -> None:
-    model = gradlens.extend(nn.Linear(3, 2))
-    with gradlens.per_sample_gradients(model) as gradients:
-        model(torch.randn(0, 3)).sum().backward()
-    with pytest.raises(KeyError, match="the batch is empty"):
-        gradients["weight"]
-
-
 class Positions(nn.Module):
     """Positions from a table, which are added to hidden states in place, or not."""
 

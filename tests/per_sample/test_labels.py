@@ -49,19 +49,6 @@ def test_a_plan_is_not_kept_where_rows_are_selected_by_other_numbers() -> None:
             torch.testing.assert_close(gradients[name].dense(), expected[name])
 
 
-def test_the_ledger_says_how_many_samples_there_are() -> None:
-    model = nn.Linear(4, 3)
-    cockpit = Cockpit(model, [quantities.NormTest()])
-    with cockpit(0):
-        model(torch.randn(5, 4)).square().mean().backward()
-    coverage = cockpit.history.coverage("NormTest", 0)
-    assert (coverage.samples, coverage.known_by) == (
-        5,
-        "the rows that the model was called with",
-    )
-    assert "N = 5, by the rows that the model was called with" in str(cockpit.coverage())
-
-
 def test_a_part_of_one_sample_is_its_own() -> None:
     """Changing p.grad afterwards changes nothing."""
     model = gradlens.extend(nn.Linear(3, 2))

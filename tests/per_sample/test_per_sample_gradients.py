@@ -443,15 +443,6 @@ def test_rows_without_gradient_are_given_to_whom_their_places_say(
     assert RowIndex(torch.tensor(labels), samples).filled().labels.tolist() == filled
 
 
-def test_rows_in_order_are_not_copied() -> None:
-    values = torch.randn(2, 3, 4)
-    for labels in ([[0, 0, 0], [1, 1, 1]], [[0, 1, 2], [0, 1, 2]]):
-        index = RowIndex(torch.tensor(labels), 1 + max(labels[1]))
-        assert index.axis == (0 if index.samples == 2 else 1)
-        assert index.split(values).untyped_storage().data_ptr() == values.data_ptr()
-    assert index_of("permuted").axis is None
-
-
 PARTS = ["linear", "linear, sequence", "conv2d", "embedding", "prelu", "lstm", "tied weights"]
 
 
@@ -544,13 +535,6 @@ def test_deviations_by_pairs(positions: int) -> None:
     torch.testing.assert_close(found.dots, expected, rtol=1e-5, atol=0)
 
 
-def test_a_workspace_larger_than_a_piece_is_not_made_for_each_row() -> None:
-    operator = convolution(1.0)
-    pieces = list(operator.pieces(8 * operator._workspace()))
-    assert len(pieces) <= 2 * operator.batch_size
-    assert_pieces_equal(operator, operator.dense(), 8 * operator._workspace())
-
-
 def test_structure_is_kept_where_there_is_a_rule() -> None:
     """The expensive fallback would pass all other tests as well."""
     expected = {
@@ -573,16 +557,6 @@ def test_structure_is_kept_where_there_is_a_rule() -> None:
         with gradlens.per_sample_gradients(model) as gradients:
             model(NETWORKS[name].inputs(2)).square().mean().backward()
         assert kind in {type(operator) for operator in gradients.values()}, name
-
-
-@pytest.mark.parametrize("turned", [False, True], ids=["frames last", "frames first"])
-def test_structure_is_kept_for_several_rows_of_each_sample(turned: bool) -> None:
-    expected = {"linear": OuterProducts, "conv2d, uneven": Grouped, "embedding": IndexedRows}
-    for name, kind in expected.items():
-        model = gradlens.extend(Folded(NETWORKS[name].build(), turned).double())
-        with gradlens.per_sample_gradients(model) as gradients:
-            model(NETWORKS[name].inputs(6).unflatten(0, (2, 3))).square().mean().backward()
-        assert type(gradients["layer.weight"]) is kind, name
 
 
 def test_wrong_direction_is_named() -> None:

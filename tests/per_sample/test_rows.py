@@ -20,6 +20,7 @@ from gradlens.quantities import NormTest
 from gradlens.samples.batchnorm import BatchNormPolicy
 from tests.cases.references import per_sample_gradients_of_losses, without_hooks
 from tests.cases.row_cases import ROW_CASES, Batch, Net, RowCase, mlp, position_bias, randn
+from tests.cases.steps import tracked_backward
 from tests.cases.whole_networks import BY_HAND, is_refused
 
 STEPS = 3
@@ -122,9 +123,7 @@ def tracked(
     for step, each in enumerate(inputs):
         before(step)
         model.zero_grad()
-        loss = labels(model(each))
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, labels(model(each)))
 
 
 def test_no_pass_but_the_users() -> None:
@@ -204,14 +203,10 @@ def test_folded_samples_at_steps_without_labelled_passes(name: str) -> None:
     cockpit = gradlens.Cockpit(model, [NormTest()])
     for step in range(3):
         batch = network.batch()
-        loss = network.loss(model, batch)
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, network.loss(model, batch))
         assert not cockpit.history.coverage("NormTest", step).missing
     afresh = gradlens.Cockpit(model, [NormTest()])
-    loss = network.loss(model, batch)
-    with afresh(2, loss=loss):
-        loss.backward()
+    tracked_backward(afresh, 2, network.loss(model, batch))
     assert cockpit.history["NormTest"][2] == pytest.approx(afresh.history["NormTest"][2], rel=1e-12)
 
 
@@ -247,8 +242,7 @@ def test_a_network_that_is_refused_altogether_does_not_stop_the_training() -> No
             outputs = model(randn(5, 5))
             loss = (outputs @ outputs.T).square().mean()
             info = {"individual_losses": outputs.square().mean(1)}
-            with cockpit(step, loss=loss, optimizer=optimizer, info=info):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer, info=info)
             optimizer.step()
     for name in ("NormTest", "InnerTest", "GradHist1d", "GradHist2d", "Alpha"):
         assert "samples meet in the loss" in cockpit.history[name][0].reason

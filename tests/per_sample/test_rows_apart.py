@@ -108,22 +108,6 @@ def test_rows_have_the_same_values(
             torch.testing.assert_close(value, reference, rtol=1e-10, atol=1e-11)
 
 
-def test_elements_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = 0
-
-    class Counting(OuterProducts):
-        def _block(self, samples: slice, rows: slice) -> Tensor:
-            nonlocal computed
-            block = super()._block(samples, rows)
-            computed += block.numel()
-            return block
-
-    monkeypatch.setattr(reductions, "STORED_BYTES", 0)
-    operator = Counting(normal(3, 20, ROWS), normal(3, 20, COLUMNS))
-    reduced(operator, [*FROM_ROWS, of_update(operator)])
-    assert computed == 3 * ROWS * COLUMNS
-
-
 def test_a_reduction_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(reductions.AbsMax):
         def reduce(self, gradients: ParameterGradients) -> Tensor:

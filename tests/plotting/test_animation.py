@@ -81,16 +81,6 @@ def test_all_frames_have_the_same_axes(layers: bool, log_steps: bool) -> None:
     assert len(same_axes) >= len(found[0]) - 1
 
 
-@pytest.mark.slow
-def test_axes_over_steps_are_those_of_the_whole_run() -> None:
-    history, screen = grown(), Screen("A run")
-    whole = Figure()
-    screen.draw(history, whole)
-    (_, figure), *_ = frames(history, screen, [5])
-    assert limits(figure)[0] == limits(whole)[0]
-    assert figure.axes[0].get_yscale() == "log"
-
-
 def test_frames_show_the_run_up_to_their_step() -> None:
     history = realistic(40, ("Loss",))
     shown = {step: latest_data(one) for step, one in frames(history, Screen("A run"), [4, 17])}

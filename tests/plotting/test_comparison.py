@@ -118,19 +118,6 @@ def test_a_legend_of_ordered_runs_is_ascending() -> None:
     assert legend(figure) == ["lr=0.01", "lr=0.1", "lr=1"]
 
 
-@pytest.mark.parametrize("steps", [10, 400])
-def test_runs_on_the_same_line_have_gaps_in_turn(steps: int) -> None:
-    runs = {name: realistic(steps, ("Loss",)) for name in ("a", "b", "c")}
-    runs["d"] = losses("Loss", 3.0)
-    figure = compare(runs)
-    (ax,) = (ax for ax in figure.axes if ax.get_title(loc="left") == "Loss")
-    front = {to_rgb(one.get_color()): one for one in ax.get_lines() if one.get_linewidth() > 1}
-    dashed = [front[color].is_dashed() for color in map(to_rgb, CATEGORICAL[:4])]
-    assert dashed == [False, True, True, False]
-    patterns = {str(front[to_rgb(color)]._unscaled_dash_pattern) for color in CATEGORICAL[1:3]}
-    assert len(patterns) == 2
-
-
 SHORT = {
     "values": (("lr=0.1", "lr=0.2"), ["0.1", "0.2"]),
     "folders": (("runs/a/x", "runs/b/x"), ["a/x", "b/x"]),
@@ -181,13 +168,6 @@ def test_quantities_of_one_class_are_told_apart() -> None:
     history.sources["second"] = Source(("NormTest",), VIEWS["NormTest"])
     history.append(3, {"second": 1.0})
     assert {"NormTest", "second"} <= {*titles(compare({"a": history, "b": history}))}
-
-
-def test_trends_in_front_of_pale_values() -> None:
-    figure = compare({name: realistic(300, ("Loss",)) for name in ("a", "b")})
-    (ax,) = [one for one in figure.axes if one.get_title(loc="left") == "Loss"]
-    order = [one.get_linewidth() for one in sorted(ax.get_lines(), key=lambda one: one.zorder)]
-    assert order == [0.6, 0.6, 1.4, 1.4]
 
 
 def test_a_run_of_reasons() -> None:

@@ -20,18 +20,14 @@ from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.style import (
     ALARM,
     CATEGORICAL,
-    FAINT,
     INK,
     MUTED,
     PAPER,
     Color,
-    density_colormap,
     sequence_colors,
-    signal_colormap,
-    size_colormap,
     tint,
 )
-from gradlens.plotting.dark import DARK, dark, dark_colormap
+from gradlens.plotting.dark import DARK, dark
 from gradlens.plotting.layout import Look
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.rendering import Words, draw
@@ -73,16 +69,6 @@ def test_what_is_pale_on_white_is_like_the_ground(color: str) -> None:
     assert contrasts == sorted(contrasts)
     assert contrasts[0] < 1.5
     assert dark("white") == to_rgb(GROUND)
-
-
-def test_maps_of_counts_begin_near_the_ground() -> None:
-    counts = dark_colormap(density_colormap())
-    assert luminance(counts(0.0)[:3]) < 0.1 < luminance(counts(1.0)[:3])
-    assert dark_colormap(size_colormap()) == size_colormap()
-    signal = dark_colormap(signal_colormap())
-    assert contrast(signal(0.5)[:3], GROUND) < 1.3 < TEXT < contrast(signal(1.0)[:3], GROUND)
-    zeros = dark_colormap(size_colormap().with_extremes(under=FAINT)).get_under()
-    assert to_rgb(tuple(zeros)) == to_rgb(DARK[FAINT])
 
 
 def texts(figure: Figure) -> list[Text]:

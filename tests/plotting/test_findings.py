@@ -25,7 +25,7 @@ from gradlens.history.records import LeftOutWarning, Note
 from gradlens.history.undefined import Undefined
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.animation import frames
-from gradlens.plotting.findings import APART, MOST, apart, findings_of, main_findings, others
+from gradlens.plotting.findings import APART, apart, findings_of, main_findings, others
 from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import summarize
 from gradlens.sinks.publisher import publish
@@ -131,25 +131,6 @@ def test_nothing_is_cut_off_or_on_top_of_something_else(step: int, has_note: boo
     assert not overlaps
 
 
-def test_few_of_many_are_shown() -> None:
-    figure = drawn(healthy(), several(8))
-    assert [each.get_text() for each in numbers(figure.axes[0])] == [*"12345"]
-    lines = [text for text in texts(figure) if text.startswith("step")]
-    assert len(lines) == MOST
-    assert lines[-1].endswith("and 4 more: gradlens diagnose RUN")
-    assert "It follows" not in "".join(lines)
-
-
-def test_alarms_and_notices_differ_in_colour_and_shape() -> None:
-    figure = drawn(healthy(), several(2))
-    looks = []
-    for each in numbers(figure.axes[0]):
-        box = each.get_bbox_patch()
-        assert box is not None
-        looks.append((box.get_edgecolor(), box.get_facecolor(), type(box.get_boxstyle())))
-    assert all(a != b for a, b in zip(*looks, strict=True))
-
-
 def test_a_finding_outside_the_steps_has_no_mark() -> None:
     figure = drawn(healthy(), several(1, STEPS + 100))
     assert not numbers(figure.axes[0])
@@ -200,18 +181,6 @@ def test_the_summary_says_what_is_wrong() -> None:
     assert "wrong" not in render(summarize(healthy()), 80)
 
 
-def test_consequences_are_indented_and_notices_are_called_so() -> None:
-    summary = replace(summarize(healthy()), findings=several(2))
-    lines = render(summary, 80).splitlines()
-    assert "  step 0: Fault 0 (fact)" in lines
-    assert "  notice, step 0: Fault 1 (fact)" in lines
-    assert "    step 0: It follows (very likely)" in lines
-    many = render(replace(summary, findings=several(20)), 80).splitlines()
-    assert "  and 13 more" in many
-    notices = replace(summary, findings=several(2)[1:2])
-    assert "what may be wrong" in render(notices, 80)
-
-
 def test_a_message_is_in_front_of_the_lines_of_findings() -> None:
     history = run(series=LOSS | {"GradNorm": dict.fromkeys(range(STEPS), Undefined("no gradient"))})
     figure = drawn(history, several(1, AT))
@@ -221,17 +190,6 @@ def test_a_message_is_in_front_of_the_lines_of_findings() -> None:
     assert box is not None
     assert to_rgb(box.get_facecolor()) == to_rgb(PAPER)
     assert text.get_zorder() > line.get_zorder()
-
-
-def test_a_headline_names_layers_and_samples() -> None:
-    finding = Finding("fault", "A fault", 3, "fact")
-    assert finding.headline == "A fault (fact)"
-    assert replace(finding, samples=("7",)).headline == "A fault (sample 7; fact)"
-    assert replace(finding, where=("a.0", "3")).headline == "A fault (a.0, 3; fact)"
-    assert replace(finding, where=("3",)).headline == "A fault (layer 3; fact)"
-    assert replace(finding, where=("0", "2")).headline == "A fault (layers 0, 2; fact)"
-    both = replace(finding, where=("0", "2"), samples=("7", "9"), advice="Mend it.")
-    assert both.sentence == "A fault (layers 0, 2; samples 7, 9; fact). Mend it."
 
 
 def test_json_has_all_of_a_finding() -> None:

@@ -166,14 +166,6 @@ def test_groups_are_named_and_together() -> None:
     ]
 
 
-@pytest.mark.slow
-def test_header_states_the_run() -> None:
-    history = realistic(100)
-    found = words(drawn(history, plot_title="My run"))
-    assert "My run" in found
-    assert any("last step 99" in text and "last loss" in text for text in found)
-
-
 def test_notes_are_shown() -> None:
     history = realistic(10, ("Loss",))
     history.notes.append(Note(0, "bias is tied"))
@@ -214,21 +206,6 @@ def test_series_of_layers_move_to_the_second_screen() -> None:
     assert plotter.secondary_figure is not None
     assert titles(plotter.secondary_figure) == ["a"]
     assert titles(drawn(history)) == ["b", "a"]
-
-
-@pytest.mark.slow
-def test_second_screen_shows_layers() -> None:
-    plotter = CockpitPlotter(secondary_screen=True)
-    figure = plotter.plot(realistic(20), show_plot=False)
-    assert figure is plotter.figure
-    assert plotter.secondary_figure is not None
-    assert {
-        "Gradient norm by parameter",
-        "Update size by parameter",
-        "Hessian trace by parameter",
-        "Gradient covariance by layer",
-        "Gradient elements by parameter",
-    } <= {*titles(plotter.secondary_figure)}
 
 
 def test_second_screen_without_layers_is_a_warning() -> None:
@@ -298,6 +275,12 @@ def test_saves(ending: str, tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "plots").iterdir()}
     assert names == {f"run__{screen}__epoch__001.{ending}" for screen in ("primary", "secondary")}
     assert all(path.stat().st_size > 10_000 for path in (tmp_path / "plots").iterdir())
+
+
+def test_saves_next_to_the_run(tmp_path: Path) -> None:
+    realistic(5, ("Loss",)).write(tmp_path / "run.jsonl")
+    CockpitPlotter().plot(tmp_path / "run.jsonl", show_plot=False, save_plot=True)
+    assert (tmp_path / "cockpit__primary.png").exists()
 
 
 FULL = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import re
@@ -11,7 +10,6 @@ from pathlib import Path
 import matplotlib
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from gradlens.history.history import History
 from gradlens.history.records import Note
@@ -60,13 +58,10 @@ def test_a_panel_in_a_column_has_a_label_and_nothing_is_cut(
     assert clashes(figure, monkeypatch) == []
     (shown,) = titles(figure)[:1]
     assert shown.replace("\n", " ") == title
-
-
-@pytest.mark.parametrize("title", EVERY)
-def test_the_margin_of_a_paper_is_as_wide_as_its_labels(title: str) -> None:
-    figure = drawn(RUN, panels=[title], size=COLUMN, style="paper")
-    margin = figure.get_tightbbox().x0  # inches
-    assert 0.1 < margin < 0.2
+    assert 0.1 < figure.get_tightbbox().x0 < 0.2  # inches
+    axes = [ax for ax in figure.axes for ax in (ax, *ax.child_axes) if ax.axison]
+    if title in MAIN and title != "Gradient tests":
+        assert any(ax.get_ylabel() for ax in axes)
 
 
 @pytest.mark.parametrize("width", [1.8, 2.4, 3.3, 4.5])
@@ -77,26 +72,6 @@ def test_a_series_has_room_beside_a_picture_or_the_whole_panel(title: str, width
     parts = [part for part in ax.child_axes if isinstance(part, Axes)] or [ax]
     assert size_in_points(parts[-1])[0] >= 60
     assert len(parts) == (2 if width > 3 else 1)
-
-
-@pytest.mark.parametrize("title", [t for t in MAIN if t not in ("Gradient tests",)])
-def test_value_axes_of_a_paper_have_labels(title: str) -> None:
-    figure = drawn(RUN, panels=[title], size=COLUMN, style="paper")
-    axes = [ax for ax in figure.axes for ax in (ax, *ax.child_axes) if ax.axison]
-    assert any(ax.get_ylabel() for ax in axes)
-
-
-@pytest.mark.parametrize(
-    ("title", "label"),
-    [
-        ("Input covariance: stable rank", "rank"),
-        ("Input covariance: condition", "ratio of eigenvalues"),
-    ],
-)
-def test_labels_are_those_of_the_aspect_that_is_drawn(title: str, label: str) -> None:
-    history = realistic(12, ("InputCovariance",))
-    (ax,) = drawn(history, panels=[title], size=COLUMN, style="paper").axes
-    assert ax.get_ylabel() == label
 
 
 def test_a_paper_has_panels_alone() -> None:
@@ -206,16 +181,6 @@ def test_short_names_differ_where_whole_ones_do(names: list[str], width: float) 
 def test_names_that_differ_at_their_ends_keep_both_ends() -> None:
     names = ["encoder.0.attention.weight", "decoder.0.attention.bias"]
     assert shorten_apart(names, 70, 7) == [shorten(name, 70, 7) for name in names]
-
-
-def test_notes_are_wrapped() -> None:
-    history = realistic(20, ("Loss",))
-    history.notes.append(Note(3, TEXT * 2))
-    figure = drawn(history)
-    shown = [text for text in words(figure) if text and text in f"Note at step 3: {TEXT * 2}"]
-    assert any(len(text) > 40 for text in shown)
-    image = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(image)
 
 
 def test_no_number_is_on_the_secondary_screen_twice() -> None:

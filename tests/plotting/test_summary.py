@@ -124,20 +124,6 @@ def test_a_line_of_the_table() -> None:
     assert found["Loss"] == ["2", "████████▁▃", "↘", "-62%", "1", "8", "4", "0", "10"]
 
 
-@pytest.mark.parametrize(
-    ("values", "word"),
-    [
-        ([1.0, 1.0], "→"),
-        ([1.0, 1.5], "+50%"),
-        ([1.0, 40.0], "×40"),
-        ([1e-300, 1e300], "×∞"),
-        ([1000.0, 1.0], "-100%"),
-    ],
-)
-def test_change_in_words(values: list[float], word: str) -> None:
-    assert word in table(run(values))["Loss"]
-
-
 def long_names() -> History:
     history = run([1.0, -1.2345e-7], every=9_999_999, name="A series with a very long name " * 3)
     history.append(0, {"A rather long name of another quantity, too": Undefined("because " * 50)})
@@ -189,14 +175,6 @@ def test_names_are_whole_at_eighty_columns() -> None:
     assert "GradCovariance trace" in text
 
 
-def test_only_plain_signs_for_a_plain_terminal() -> None:
-    history = run([-1.0, 1e-9, math.inf], name="λ → ∞")
-    text = render(summarize(history), 80, plain=True)
-    assert text.isascii()
-    assert "inf" in text
-    assert "?" not in text
-
-
 def test_words_under_the_table() -> None:
     history = run([1.0, Undefined("too\nnoisy\x1b[31m")])
     history.append(1, {"words": "hello"})
@@ -211,19 +189,6 @@ def test_words_under_the_table() -> None:
     assert f"notes (the latest {NOTES} of {NOTES + 2})" in lines
     assert lines[-1] == f"  step {NOTES + 1}: remark {NOTES + 1}"
     assert "remark 1\n" not in text
-
-
-@pytest.mark.parametrize(
-    ("history", "words"),
-    [
-        (run([1.0]), "one step, 0"),
-        (run([]), "no steps"),
-        (run([1.0, 2.0], every=5), "2 steps, 0 to 5"),
-        (History(truncated=True), "no steps; the file is cut off"),
-    ],
-)
-def test_extent(history: History, words: str) -> None:
-    assert render(summarize(history), 80).splitlines()[0] == words
 
 
 # Trends in a line ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from gradlens.curvature.diagonals import DiagonalKind
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import CurvatureQuantity, Quantity
 from tests.cases.references import dense_hessian, without_hooks
+from tests.cases.steps import tracked_backward
 
 SAMPLES = 6
 
@@ -74,9 +75,7 @@ def track(
         hessians.append(dense_hessian(without_hooks(model), loss_of, inputs).numpy() / divisor)
         opt.zero_grad()
         outputs = model(inputs)
-        loss = loss_of(outputs)
-        with cockpit(step, loss=loss, optimizer=opt, info={"outputs": outputs}):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_of(outputs), optimizer=opt, info={"outputs": outputs})
         opt.step()
     return dict(cockpit.history[quantity.name]), hessians, model, opt
 
@@ -181,34 +180,6 @@ def test_stability(optimizer: str, threshold: float) -> None:
         assert "before its first step" in found[0].reason
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "steps", "diverges"),
-    [
-        (lambda p: SGD(p, lr=1.9), 400, False),
-        (lambda p: SGD(p, lr=2.1), 400, True),
-        (lambda p: SGD(p, lr=3.7, momentum=0.9), 2000, False),
-        (lambda p: SGD(p, lr=3.9, momentum=0.9), 2000, True),
-        (lambda p: SGD(p, lr=1.3, momentum=0.9, nesterov=True), 2000, False),
-        (lambda p: SGD(p, lr=1.4, momentum=0.9, nesterov=True), 2000, True),
-        (lambda p: SGD(p, lr=7.5, momentum=0.9, dampening=0.5), 2000, False),
-        (lambda p: SGD(p, lr=7.7, momentum=0.9, dampening=0.5), 2000, True),
-    ],
-)
-def test_thresholds_are_where_a_quadratic_diverges(
-    optimizer: Callable[[Any], Optimizer], steps: int, diverges: bool
-) -> None:
-    """On x²/2, whose sharpness is 1."""
-    parameter = nn.Parameter(torch.ones(1, dtype=torch.float64))
-    opt = optimizer([parameter])
-    limit = quantities.stability.stability_limit(opt, {"x": parameter})
-    assert (limit.threshold < 1) == diverges
-    for _ in range(steps):
-        opt.zero_grad()
-        (parameter.square() / 2).sum().backward()
-        opt.step()
-    assert (abs(parameter.item()) > 1) == diverges
-
-
 def test_adamw_has_a_threshold_by_default() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
@@ -217,8 +188,7 @@ def test_adamw_has_a_threshold_by_default() -> None:
     for step in range(2):
         loss = model(torch.randn(4, 3)).square().mean()
         optimizer.zero_grad()
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
     found = cockpit.history["Stability"][1]
     assert found["threshold"] == pytest.approx(3.8 / (0.1 * 1e-3))
@@ -295,9 +265,7 @@ def test_optimizers_without_a_threshold(build: Callable[[Any], Optimizer], reaso
     model = nn.Linear(3, 2)
     optimizer = build(model.parameters())
     cockpit = Cockpit(model, [quantities.Stability()])
-    loss = model(torch.randn(4, 3)).square().mean()
-    with cockpit(0, loss=loss, optimizer=optimizer):
-        loss.backward()
+    tracked_backward(cockpit, 0, model(torch.randn(4, 3)).square().mean(), optimizer=optimizer)
     assert reason in cockpit.history["Stability"][0].reason
 
 
@@ -529,8 +497,7 @@ def test_loss_without_curvature_and_broken_losses(build: Callable[[], Quantity])
         quantity = build()
         cockpit = Cockpit(model, [quantity])
         loss = factor * (model(torch.randn(4, 3)) ** (1 if factor == 1 else 2)).mean()
-        with cockpit(0, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss, optimizer=optimizer)
         value = cockpit.history[quantity.name][0]
         if isinstance(quantity, quantities.HessMaxEV):
             assert value == 0 if factor == 1 else value.reason.endswith("contains NaN or Inf")
@@ -546,9 +513,7 @@ def test_backpack_hooks_keep_their_inputs_for_the_real_backward_pass() -> None:
         copy.copy(list(model.parameters())), [quantities.HessMaxEV(), quantities.NormTest()]
     )
     inputs = torch.randn(5, 3, requires_grad=True)
-    loss = model(inputs).square().mean()
-    with cockpit(0, loss=loss, batch_size=5):
-        loss.backward()
+    tracked_backward(cockpit, 0, model(inputs).square().mean(), batch_size=5)
     assert math.isfinite(cockpit.history["NormTest"][0])
     assert math.isfinite(cockpit.history["HessMaxEV"][0])
 
@@ -573,9 +538,7 @@ def test_empty_batches_have_no_curvature(make: Callable[[], Quantity], reduction
     cockpit = gradlens.Cockpit(
         model, [quantity], loss_function=loss_function, loss_reduction=reduction
     )
-    loss = loss_function(model(torch.randn(0, 3)), torch.randn(0, 2))
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss_function(model(torch.randn(0, 3)), torch.randn(0, 2)))
     found = cockpit.history[quantity.name][0]
     value = found["trace"] if isinstance(found, dict) and "trace" in found else found
     while isinstance(value, (dict, list)):

@@ -21,6 +21,7 @@ from gradlens import quantities
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import ROUNDINGS
 from gradlens.quantities import Quantity
+from tests.cases.steps import tracked_backward
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5)), (20,)),
@@ -97,8 +98,7 @@ def values_of(
     losses = losses_of(model, inputs, target, 2.0**exponent)
     loss, info["individual_losses"] = losses.mean(), losses
     outputs.remove()
-    with cockpit(0, loss=loss, optimizer=optimizer, info=info):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss, optimizer=optimizer, info=info)
     optimizer.step()
     return {quantity.name: cockpit.history[quantity.name][0] for quantity in tracked}
 
@@ -314,9 +314,7 @@ def test_inputs_far_from_zero(shape: tuple[int, ...], mean: float, dtype: torch.
         quantities.InputStd(by_feature=True, name="by feature"),
     ]
     cockpit = gradlens.Cockpit(model, tracked)
-    loss = model(inputs).square().mean() / max(mean, 1) ** 2
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, model(inputs).square().mean() / max(mean, 1) ** 2)
     found = {each.name: cockpit.history[each.name][0]["layers"]["0"] for each in tracked}
     rows = inputs.reshape(-1, shape[-1]).double().numpy()
     eigenvalues = np.linalg.eigvalsh(np.cov(rows.T))[::-1]
@@ -339,9 +337,7 @@ def test_equal_inputs_have_no_rank(shape: tuple[int, ...], mean: float) -> None:
     inputs = (torch.randn(1, shape[1], dtype=torch.float64) + mean).expand(shape).contiguous()
     model = nn.Sequential(nn.Linear(shape[1], 3)).double()
     cockpit = gradlens.Cockpit(model, [quantities.InputCovariance()])
-    loss = model(inputs).square().mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, model(inputs).square().mean())
     found = cockpit.history["InputCovariance"][0]["layers"]["0"]
     assert "equal" in found["stable_rank"].reason
 

@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
-from gradlens import Cockpit, quantities, reductions
-from gradlens.gradients.collect import Collector
-from gradlens.gradients.reduce import Reducer
-from gradlens.operators.outer_products import OuterProducts
+from gradlens import Cockpit, quantities
 from gradlens.quantities.alpha import local_step_size
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
+from tests.cases.steps import tracked_backward
 
 STEPS, SAMPLES = 4, 6
 
@@ -80,8 +78,7 @@ def run(
         gradients = per_sample_gradients_by_loop(model, inputs, contribution, scale)
         loss = contribution(output, slice(None))
         info = {"individual_losses": losses.detach()}
-        with cockpit(step, loss=loss, optimizer=opt if tell_optimizer else None, info=info):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=opt if tell_optimizer else None, info=info)
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         opt.step()
@@ -144,25 +141,6 @@ def test_alpha_does_not_depend_on_what_is_stored(
     )
     for step, (start, end) in enumerate(pairwise(records)):
         assert cockpit.history["Alpha"][step] == pytest.approx(alpha(start, end), rel=1e-7)
-
-
-@pytest.mark.parametrize("positions", [4, 64])
-def test_the_smaller_form_of_gradients_waits_for_the_update(positions: int) -> None:
-    """Elements, or the factors that they are computed from; and no gradient besides."""
-    torch.manual_seed(0)
-    data, delta = torch.randn(5, positions, 6), torch.randn(5, positions, 7)
-    operator = OuterProducts(delta, data)
-    operator.hold((torch.randn(5, positions, 100), delta))
-    assert operator.nbytes == delta.nbytes + data.nbytes
-    collector = Collector({})
-    wanted = [reductions.AbsMax(), reductions.SquaredNorms()]
-    weight = nn.Parameter(torch.randn(7, 6))
-    reducer = Reducer({"w": weight}, collector, wanted, retain=True)
-    reducer._may_retain = 0
-    collector.receive("w", 0, operator)
-    reducer.finish()
-    kept = reducer.retained["w"].nbytes
-    assert kept == min(operator.nbytes, 5 * weight.nbytes)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -336,8 +314,7 @@ def test_alpha_of_an_update_along_which_slopes_are_unknown(name: str) -> None:
     for step in range(2):
         optimizer.zero_grad()
         loss = module(model(torch.randn(5, 3)), torch.randn(5, 2))
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
     found = cockpit.history["Alpha"][0]
     assert (f"{unknown} have moved" in found.reason) if unknown else math.isfinite(found)
@@ -354,8 +331,7 @@ def test_alpha_of_an_update_of_more_than_what_is_tracked() -> None:
         optimizer = SGD(model.parameters(), lr=0.1)
         optimizer.zero_grad()
         loss = module(model(torch.randn(5, 3)), torch.randn(5, 2))
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
     for found in cockpit.history["Alpha"].values():
         assert "3.bias, 3.weight have moved" in found.reason
@@ -408,8 +384,7 @@ def test_alpha_if_parameters_change_after_the_update(name: str, passes_optimizer
         optimizer.zero_grad()
         loss = module(model(x), y)
         info = {"optimizer": optimizer} if passes_optimizer else {}
-        with cockpit(step, loss=loss, info=info):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, info=info)
         optimizer.step()
         change(model)
     found = cockpit.history["Alpha"][0]

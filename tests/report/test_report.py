@@ -24,12 +24,10 @@ from gradlens.history.records import Note, Source
 from gradlens.history.setup import ParameterGroup, Setup
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.instruments.panel import Content, Lines, Map
+from gradlens.instruments.panel import Content, Lines
 from gradlens.instruments.scales import StepAxis, number_label
-from gradlens.instruments.style import FAINT
 from gradlens.plotting.panels import EPOCHS
 from gradlens.plotting.screen import Screen
-from gradlens.report.axes import SIZES, ZERO, palette
 from gradlens.report.columns import columns
 from gradlens.report.content import Card, cards
 from gradlens.report.page import Live, page, write
@@ -169,16 +167,6 @@ def test_a_missing_value_says_why() -> None:
     words = [gaps.reasons[which] for which in gaps.which]
     assert gaps.steps.tolist() == [*range(100, 110), 120]
     assert words == [REASON] * 10 + ["infinite"]
-
-
-def test_exact_zeros_of_a_map_are_grey() -> None:
-    history = steady(5)
-    history.append(5, {"GradNorm": {"weight": 0.0, "bias": 2e6}})
-    (card,) = (c for c in cards({"run": history}) if isinstance(c.panel.content, Map))
-    assert card.words.endswith("grey: 0")
-    (image,) = columns(card, StepAxis(0, 5))["map"]["image"]
-    assert palette(SIZES)[image[0, -1]] == FAINT
-    assert [*np.argwhere(image == ZERO)[0]] == [0, image.shape[1] - 1]
 
 
 def test_several_runs_share_a_card_for_each_number() -> None:

@@ -216,6 +216,17 @@ def test_a_first_layer_has_no_gradient_at_its_input_and_nobody_warns(model: nn.S
     assert [len(data) for data in recorder] == [0, 1, 1]
 
 
+def test_an_output_without_a_tensor_is_not_recorded() -> None:
+    class Length(nn.Module):
+        def forward(self, x: Tensor) -> int:
+            return len(x)
+
+    model = nn.Sequential(nn.Linear(4, 3), Length())
+    after = ForwardOutput().children(model)
+    model(torch.randn(5, 4))
+    assert [len(each) for each in (after[0], after[1])] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [

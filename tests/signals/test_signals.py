@@ -25,6 +25,7 @@ from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Q
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
 from gradlens.signals.axes import find_axes
 from gradlens.signals.signal import first_tensor
+from tests.cases.steps import tracked_backward
 from tests.cockpit.test_cockpit import tensors_alive
 from tests.quantities.test_layer_quantities import everything
 
@@ -37,9 +38,7 @@ def model() -> nn.Sequential:
 
 def step(cockpit: Cockpit, number: int, inputs: Tensor) -> None:
     assert cockpit.model is not None
-    loss = cockpit.model(inputs).square().mean()
-    with cockpit(number, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, number, cockpit.model(inputs).square().mean())
 
 
 def norms(history: History, number: int, name: str = "OutputNorm") -> dict[str, Any]:
@@ -51,16 +50,6 @@ def mean_norm(outputs: Tensor) -> float:
 
 
 # Which layers, and which of their tensors -------------------------------------------------------
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 3, batch_first=True)
-        self.head = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0])
 
 
 class Dictionary(nn.Module):
@@ -86,19 +75,6 @@ class Odd(nn.Module):
 class Length(nn.Module):
     def forward(self, x: Tensor) -> int:
         return len(x)
-
-
-def test_the_first_tensor_of_a_tuple_counts() -> None:
-    torch.manual_seed(0)
-    model, inputs = Recurrent(), torch.randn(5, 6, 4)
-    tracked = [OutputNorm(), OutputGradientGeometry(), InputNorm()]
-    cockpit = Cockpit(model, tracked)
-    step(cockpit, 0, inputs)
-    outputs = model.lstm(inputs)[0]
-    assert norms(cockpit.history, 0)["lstm"] == pytest.approx(mean_norm(outputs))
-    gradient = torch.autograd.grad(model.head(outputs).square().mean(), outputs)[0]
-    found = norms(cockpit.history, 0, "OutputGradientGeometry")["lstm"]
-    assert found["norm"] == pytest.approx(gradient.norm().item())
 
 
 def test_the_first_tensor_of_a_dict_counts_and_odd_layers_are_noted() -> None:
@@ -135,14 +111,6 @@ def test_what_is_no_dense_tensor_is_looked_past(build: Callable[[], Any]) -> Non
     odd, tensor = build(), torch.ones(2)
     assert first_tensor(odd) is None
     assert first_tensor((odd, {"b": [odd, tensor]})) is tensor
-
-
-def test_inputs_that_are_indices_are_noted() -> None:
-    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 2))
-    cockpit = Cockpit(model, [InputNorm()])
-    with pytest.warns(UserWarning, match="in the input of 0"):
-        step(cockpit, 0, torch.randint(7, (3, 5)))
-    assert set(norms(cockpit.history, 0, "InputNorm")) == {"1"}
 
 
 def test_keyword_arguments_are_inputs() -> None:
@@ -366,8 +334,7 @@ def test_several_calls_in_a_step_count_together(model: nn.Sequential, together: 
         loss = model(torch.cat([a, b])).square().sum()
     else:
         loss = model(a).square().sum() + model(b).square().sum()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     outputs = model[0](torch.cat([a, b]))
     assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(outputs))
     gradient = torch.autograd.grad(model[1:](outputs.clone()).square().sum(), outputs)[0]
@@ -430,9 +397,7 @@ def test_empty_batches_have_no_values() -> None:
     assert Moments().merge([Moments().reduce(empty), Moments().reduce(empty + 1)]).count == 0
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     cockpit = Cockpit(model, [OutputNorm(), quantities.OutputActivation(), quantities.InputStd()])
-    loss = model(torch.zeros(0, 3)).sum()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, model(torch.zeros(0, 3)).sum())
     for name in cockpit.history.names:
         assert all("empty" in value.reason for value in norms(cockpit.history, 0, name).values())
 
@@ -627,8 +592,7 @@ def test_other_quantities_do_not_disturb() -> None:
         for number in range(4):
             optimizer.zero_grad()
             loss = loss_function(model(torch.randn(5, 4)), torch.randn(5, 2))
-            with cockpit(number, loss=loss, optimizer=optimizer):
-                loss.backward()
+            tracked_backward(cockpit, number, loss, optimizer=optimizer)
             optimizer.step()
         histories.append(cockpit.history)
     for quantity in everything():
@@ -669,24 +633,6 @@ def test_an_unexpected_step_is_undefined_and_says_what_to_do(model: nn.Sequentia
     assert not cockpit.history.notes
 
 
-@pytest.mark.parametrize("where", ["forward", "context"])
-def test_a_step_can_be_announced(model: nn.Sequential, where: str) -> None:
-    cockpit, inputs = Cockpit(model, [OutputNorm(schedules.linear(10))]), torch.randn(2, 4)
-    for number in (0, 1, 10, 12):
-        if where == "context":
-            with cockpit(number):
-                model(inputs).square().mean().backward()
-            continue
-        with cockpit.forward(number):
-            loss = model(inputs).square().mean()
-        model(torch.randn(50, 4))
-        with cockpit(number, loss=loss):
-            loss.backward()
-    assert [*cockpit.history["OutputNorm"]] == [0, 10]
-    expected = mean_norm(model[0](inputs))
-    assert norms(cockpit.history, 10)["0"] == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("order", ["passes first", "in turn"])
 def test_a_step_may_have_several_forward_passes(model: nn.Sequential, order: str) -> None:
     cockpit, parts = Cockpit(model, [OutputNorm(schedules.linear(10))]), torch.randn(2, 5, 4)
@@ -699,9 +645,7 @@ def test_a_step_may_have_several_forward_passes(model: nn.Sequential, order: str
                 with cockpit(number, loss=losses[-1], accumulating=place == 0):
                     losses[-1].backward()
         if order == "passes first":
-            loss = sum(losses)
-            with cockpit(number, loss=loss):
-                loss.backward()
+            tracked_backward(cockpit, number, sum(losses))
     for number in (0, 10):
         expected = mean_norm(model[0](parts.flatten(0, 1)))
         assert norms(cockpit.history, number)["0"] == pytest.approx(expected)
@@ -729,8 +673,7 @@ def test_micro_batches_that_are_left_over_belong_to_no_step(
     def backward(number: int, part: Tensor, accumulating: bool) -> None:
         with cockpit.forward(number) if announced else contextlib.nullcontext():
             loss = model(part).square().mean()
-        with cockpit(number, loss=loss, accumulating=accumulating):
-            loss.backward()
+        tracked_backward(cockpit, number, loss, accumulating=accumulating)
 
     backward(0, parts[0], accumulating=False)
     backward(1, parts[1], accumulating=True)
@@ -753,8 +696,7 @@ def test_steps_left_over_that_looked_for_nothing_are_no_reason(model: nn.Sequent
     cockpit = Cockpit(model, [OutputNorm(schedules.linear(2))])
     for number, accumulating in ((0, False), (1, True), (2, False), (3, False), (4, False)):
         loss = model(torch.randn(5, 4)).square().mean()
-        with cockpit(number, loss=loss, accumulating=accumulating):
-            loss.backward()
+        tracked_backward(cockpit, number, loss, accumulating=accumulating)
     assert "cockpit.forward(2)" in norms(cockpit.history, 2)["0"].reason
     assert norms(cockpit.history, 4)["0"] > 0
     assert not cockpit.history.notes
@@ -768,29 +710,6 @@ def test_a_table_may_end_with_the_training(model: nn.Sequential) -> None:
     assert [*cockpit.history["OutputNorm"]] == [0, 2]
     with pytest.warns(UserWarning, match="OutputNorm's schedule failed: IndexError"):
         step(cockpit, 3, torch.randn(5, 4))
-
-
-@pytest.mark.parametrize(
-    ("past", "expected"),
-    [
-        ([5], ()),
-        ([5, 5], ()),
-        ([0, 1], (2,)),
-        ([0, 10, 20], (30,)),
-        ([0, 10, 11], ()),
-        ([3, 4, 4], ()),
-        ([4, 4, 5], ()),
-        ([4, 5, 6, 7], (8,)),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*has had a context before")
-def test_which_step_comes_next(
-    model: nn.Sequential, past: list[int], expected: tuple[int, ...]
-) -> None:
-    cockpit = Cockpit(model, [OutputNorm()])
-    for number in past:
-        step(cockpit, number, torch.randn(5, 4))
-    assert cockpit._tracking.forward_passes.next_steps == expected
 
 
 def test_a_step_may_have_several_contexts_of_which_the_last_one_counts(
@@ -839,35 +758,12 @@ def test_two_networks_in_turn_have_a_cockpit_each() -> None:
             assert norms(cockpits[0].history, number)["Linear"] == pytest.approx(mean_norm(fake))
 
 
-def test_micro_batches_of_a_step_count_together(model: nn.Sequential) -> None:
-    tracked = [OutputNorm(schedules.linear(2)), OutputGradientGeometry(schedules.linear(2))]
-    cockpit, plain = Cockpit(model, tracked), copy.deepcopy(model)
-    for number in range(5):
-        parts = torch.randn(9, 4).split(3)
-        for place, part in enumerate(parts):
-            loss = model(part).square().mean()
-            with cockpit(number, loss=loss, accumulating=place < 2):
-                (loss / 3).backward()
-        with torch.no_grad():
-            model(torch.randn(50, 4))
-        linear = plain[0](torch.cat(parts))
-        loss = plain[1:](linear.clone()).square().mean()
-        gradient = torch.autograd.grad(loss, linear)[0]
-        if number % 2 == 0:
-            assert norms(cockpit.history, number)["0"] == pytest.approx(mean_norm(linear))
-            found = norms(cockpit.history, number, "OutputGradientGeometry")["0"]["norm"]
-            assert found == pytest.approx(gradient.norm().item())
-    assert [*cockpit.history["OutputNorm"]] == [0, 2, 4]
-    assert not cockpit.history.notes
-
-
 def test_some_micro_batches_of_an_unexpected_step_are_not_its_value(model: nn.Sequential) -> None:
     cockpit = Cockpit(model, [OutputNorm(schedules.linear(10))])
     for number in (0, 1, 10):
         for last in (False, True):
             loss = model(torch.randn(3, 4)).square().mean()
-            with cockpit(number, loss=loss, accumulating=not last):
-                loss.backward()
+            tracked_backward(cockpit, number, loss, accumulating=not last)
     assert "cockpit.forward(10)" in norms(cockpit.history, 10)["0"].reason
 
 
@@ -941,8 +837,7 @@ def test_an_evaluation_between_forward_and_backward_changes_nothing(model: nn.Se
     loss = model(inputs).square().mean()
     with cockpit.evaluation(0):
         model(torch.randn(50, 4))
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
 
 
@@ -1001,8 +896,7 @@ def test_a_step_keeps_no_tensor_but_those_for_correlations(model: nn.Sequential)
     losses = []
     for number in range(6):
         loss = model(torch.randn(5, 4)).square().mean()
-        with cockpit(number, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, number, loss)
         model.zero_grad()
         losses.append(loss)  # with its graph, as some users do
         if number == 2:
