@@ -240,17 +240,18 @@ def _call_function(
     """
     node = graph.nodes[number]
     metadata = output_metadata(node)
-    zeros = [
-        torch.zeros(tuple(m.shape), dtype=m.dtype, device=m.device) if g is None else g
+    # Copies, since functions that save memory write into the gradients that they get.
+    own = [
+        torch.zeros(tuple(m.shape), dtype=m.dtype, device=m.device) if g is None else g.clone()
         for g, m in zip(given, metadata, strict=True)
     ]
     try:
         with (
             torch.set_grad_enabled(create_graph),
             read_again(node),
-            existing_tensors_kept(zeros) as watched,
+            existing_tensors_kept(own) as watched,
         ):
-            found = node.apply(*zeros)
+            found = node.apply(*own)
     except Exception as error:
         what = str(error) if isinstance(error, UnavailableError) else f"raised {first_line(error)}"
         raise RefusedNodeError(number, RUNS_CODE.format(kind=kind(node), what=what)) from error

@@ -155,6 +155,15 @@ class Pure(torch.autograd.Function):
         return found
 
 
+class Rescaling(Pure):
+    """It writes into the gradient that it gets."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0].mul_(x > 0)
+
+
 class OfEachOther(Pure):
     """Its functions call each other, and change nothing."""
 
@@ -304,6 +313,7 @@ CHANGING = [
 PROGRAMS: dict[str, Program] = {
     **{kind.__name__: Program(by_function(kind)) for kind in CHANGING},
     "a pure function": Program(by_function(Pure), True),
+    "a gradient that is overwritten": Program(by_function(Rescaling), True),
     "functions that call each other": Program(by_function(OfEachOther), True),
     "a function of transforms": Program(by_function(OfTransforms), True),
     "gradient reversal": Program(by_function(Reversal, 0.5), True),
