@@ -253,7 +253,7 @@ def find_plan(
     evidence = evidence_of(graph, setting.model, calls, info, setting.unsharded)
     places = places_of_inputs(graph, calls)
     key = hash((graph.key(setting.names), evidence, needs_losses, edges, places))
-    known = setting.plans.of(graph, key)
+    known = setting.plans.of(graph, key, calls)
     if known is not None:
         return known, False
     plan = plan_of(graph, setting.leaves, evidence, calls, needs_losses, edges)

@@ -48,6 +48,7 @@ MAX_ELEMENTS = 2**22
 """Larger inputs, of 16 MiB in single precision, aren't kept until backward to be compared."""
 
 _INPUTS = "gradlens_inputs"
+_PART_INPUTS = "gradlens_part_inputs"
 
 
 class Given(NamedTuple):
@@ -88,12 +89,13 @@ class ModelCall:
     """The tensors of a call, and the sequence numbers of the nodes that computed its outputs.
 
     ``made`` are those of the outputs themselves, each with the number of the node's output. No
-    graph is kept alive.
+    graph is kept alive. ``indices`` are the vectors of integers that were returned.
     """
 
     inputs: tuple[Given, ...]
     outputs: frozenset[int]
     made: tuple[tuple[int, int], ...] = ()
+    indices: tuple[weakref.ref[Tensor], ...] = ()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -136,8 +138,10 @@ class ModelCalls(HookOwner, UnscriptedHook):
             return
         # Classes of tensors may lack what is read: N is unknown then, and the forward pass goes on.
         with unseen(), suppress(Exception):
-            outputs = [each for each in tensors_of(output) if each.grad_fn is not None]
-            self.whole.append(_call(args, kwargs, outputs))
+            returned = [*tensors_of(output)]
+            outputs = [each for each in returned if each.grad_fn is not None]
+            indices = [each for each in returned if each.dim() == 1 and each.dtype == torch.long]
+            self.whole.append(_call(args, kwargs, outputs, indices))
             for user in [*self.outputs]:
                 self.outputs[user] = tuple(outputs)
             self._forget_parts()
@@ -146,7 +150,7 @@ class ModelCalls(HookOwner, UnscriptedHook):
         """Of a part of a model, calls with data as input are enough."""
         if torch.is_grad_enabled() and not any(map(_is_computed, _given(args, kwargs))):
             outputs = [each for each in tensors_of(output) if each.grad_fn is not None]
-            self.parts.append(_call(args, kwargs, outputs))
+            self.parts.append(_call(args, kwargs, outputs, key=_PART_INPUTS))
 
     def failed(self, error: Exception) -> None:
         """The forward pass goes on, as above."""
@@ -155,15 +159,22 @@ class ModelCalls(HookOwner, UnscriptedHook):
         return ModelCalls, ()
 
 
-def _call(args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> ModelCall:
+def _call(
+    args: Any,
+    kwargs: Any,
+    outputs: Sequence[Tensor],
+    indices: Sequence[Tensor] = (),
+    key: str = _INPUTS,
+) -> ModelCall:
     tensors = [each for each in _given(args, kwargs) if each.dim() and each.layout == torch.strided]
     data = [t for t in tensors if t.grad_fn is None and t.numel() <= MAX_ELEMENTS]
-    if outputs and data:
-        keep_until_backward(outputs[0].grad_fn, _INPUTS, data)
+    if outputs and (data or indices):
+        keep_until_backward(outputs[0].grad_fn, key, [*data, *indices])
     return ModelCall(
         tuple([Given.of(tensor) for tensor in tensors]),
         frozenset([number for tensor in outputs for number in _numbers(tensor.grad_fn)]),
         tuple([each for each in map(made_by, outputs) if each is not None]),
+        tuple(map(weakref.ref, indices)),
     )
 
 

@@ -100,10 +100,12 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
         fitting = [axis for axis in (0, 1) if samples in lengths_of(evidence.calls, axis)]
         fitting = fitting if evidence.positions_first else fitting[:1]
         found = [Reading(samples, known_by, axis) for axis in fitting]
-        as_many = samples in (sum(evidence.rows_of_calls), len(evidence.calls))
-        if several and as_many and (evidence.positions_first or 0 not in fitting):
+        rows = evidence.rows_of_calls
+        as_many = samples in (sum(rows), len(rows))
+        if several and as_many and (evidence.positions_first or {*rows} != {samples}):
             in_turn = Reading(samples, known_by, in_turn=True)
-            found = [*found, in_turn] if evidence.positions_first else [in_turn]
+            is_other = evidence.positions_first or 0 in fitting
+            found = [*found, in_turn] if is_other else [in_turn]
         return found or [Reading(samples, known_by, axis=1)]  # whichever axis of the loss has N
     if not evidence.calls:
         raise UnavailableError(NO_CALLS)
@@ -376,6 +378,8 @@ def _not_followed(
 ) -> str:
     """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there."""
     meeting = [edge for edge in edges if meet or names.meet_behind(edge)]
+    if names.are_shuffled and not meeting:
+        return UNKNOWN_ORDER
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     reason = MEET if meeting else EITHER_AXIS if square else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
@@ -400,6 +404,10 @@ NO_CALLS = (
 NO_ROWS = (
     "the model was called without a tensor that has a row for each sample, so that their number "
     "isn't known: " + PASS
+)
+UNKNOWN_ORDER = (
+    "the loss may have the samples in another order than the batch, and it isn't known of all of "
+    "its rows which samples these are: put the samples in order before the model is called"
 )
 NOT_FOLLOWED = (
     "N = {samples} by {known_by}, but the loss is computed from tensors of shape {shapes}, and it "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lgamma, log, prod
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
@@ -30,12 +31,14 @@ class Named:
     """The samples of elements, ``NO_SAMPLE`` where they aren't known.
 
     ``in_order`` says that they are in the order of what the model was called with, and
-    ``by_order`` that they are taken for rows of that only since there are as many.
+    ``by_order`` that they are taken for rows of that only since there are as many. Where they were
+    found by comparing numbers, ``compared`` is how many rows were.
     """
 
     names: Labels
     in_order: bool = True
     by_order: bool = False
+    compared: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,17 @@ class ModelInputs:
                 if _has_rows(shape, own, axis) and is_one_axis:
                     found[edge] = _along(shape, own, axis)
         return found
+
+    @property
+    def returns_an_order(self) -> bool:
+        """Whether a call has returned an order of its samples, in which it may have put them."""
+        calls = zip(self.calls, self._samples_of_calls, strict=True)
+        found = ((each(), len(own)) for call, own in calls for each in call.indices)
+        return any(
+            indices is not None and sorted(indices.tolist()) == [*range(samples)]
+            for indices, samples in found
+            if samples > 1
+        )
 
     @property
     def is_one_axis(self) -> bool:
@@ -151,20 +165,24 @@ class ModelInputs:
                 return Named(labels_of(rows_of[:, 0].numpy()))
         if any(given.reference() is None for call in self.calls for given in call.inputs):
             return None  # it may be the one that was read
-        return self._compared(read.detach().reshape(rows, -1))
+        named = self._compared(read.detach().reshape(rows, -1))
+        return None if named is None else replace(named, compared=rows)
+
+    def has(self, graph: Graph, edge: Edge, named: Named) -> bool:
+        """Whether compared rows that a node reads have the same samples in another graph."""
+        read = self._read(graph, edge[0], named.compared)
+        return read is not None and np.array_equal(read.names.flatten(), named.names.flatten())
 
     def _compared(self, rows: Tensor) -> Named | None:
         """The samples of rows ``[R, F]`` that were taken or computed from those of the inputs.
 
         Taken rows have the same numbers, maybe in another order inside.
         """
-        by_chance = not rows.is_floating_point() and _arrangements(_sizes(rows)) < CHANCE
-        if not by_chance:
-            given = self._rows_of(rows)
-            for changed in (torch.Tensor.clone, _sorted):
-                found = _matched(rows, changed, given, self.samples) if given else None
-                if found is not None:
-                    return found
+        given = self._rows_of(rows)
+        for changed in (torch.Tensor.clone, _sorted):
+            found = _matched(rows, changed, given, self.samples) if given else None
+            if found is not None:
+                return found
         for given_, own in self._of_samples:
             tensor, order = given_.reference(), self._order(given_, len(rows), own)
             if tensor is not None and order is not None and _is_comparable(tensor, len(rows)):
@@ -210,14 +228,22 @@ def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
 
     Graphs of the same structure may differ in that, as where rows are shuffled later on.
     """
-    addresses = {given.address: n for call in calls for n, given in enumerate(call.inputs)}
+    every = enumerate(given for call in calls for given in call.inputs)
+    storages = {given.storage: (n, given.address) for n, given in every}
+
+    def place(read: Tensor | None) -> Hashable:
+        storage = None if read is None else read.untyped_storage().data_ptr()
+        if read is None or storage not in storages:
+            return None
+        n, address = storages[storage]
+        return n, read.data_ptr() - address, read.shape, read.stride()
+
     reading = (
         number
         for number, edges in enumerate(graph.children)
         if None in edges and kind_of(graph.kinds[number]).data
     )
-    read = ((number, _read_by(graph, number)) for number in reading)
-    inputs = tuple((n, -1 if t is None else addresses.get(t.data_ptr(), -1)) for n, t in read)
+    inputs = tuple((number, place(_read_by(graph, number))) for number in reading)
     made = [(graph.by_sequence_number.get(n, -1), o) for call in calls for n, o in call.made]
     return inputs, tuple(made)
 
@@ -366,15 +392,24 @@ def _matched(
 
     -1 where several samples have the same row, and these aren't in the order of a whole tensor.
     ``None`` if some rows aren't among them, or, of integers, aren't those of one sample each, as
-    the words of a text aren't.
+    the words of a text aren't, or may be the same by chance.
     """
     *taken, wanted = _numbers_of_rows([*(changed(each.values) for each in given), changed(rows)])
+    unknown = Named(only(NO_SAMPLE, 1), in_order=False)
+    by_chance = not rows.is_floating_point() and _arrangements(wanted) < CHANCE
     for numbers, each in zip(taken, given, strict=True):
         if each.order is not None and len(numbers) == len(rows):
             layout = numbers.reshape(each.order.shape)
             for before, names in ((layout, each.order), map(_transposed, (layout, each.order))):
                 if torch.equal(before.flatten(), wanted):
-                    return Named(labels_of(names.flatten().numpy()))
+                    if by_chance:
+                        return None
+                    is_seen = _shows_order(wanted, names.flatten())
+                    return Named(labels_of(names.flatten().numpy())) if is_seen else unknown
+            if by_chance and torch.equal(numbers.sort().values, wanted.sort().values):
+                return unknown
+    if by_chance:
+        return None
     every, names = torch.cat(taken), torch.cat([each.samples for each in given])
     least = torch.full([int(torch.cat([every, wanted]).max()) + 1], samples, device="cpu")
     most = torch.full_like(least, NO_SAMPLE)
@@ -384,6 +419,16 @@ def _matched(
     are_unique = rows.is_floating_point() or bool((found != NO_SAMPLE).all())
     are_all = bool((most[wanted] != NO_SAMPLE).all())
     return Named(labels_of(found.numpy()), in_order=False) if are_all and are_unique else None
+
+
+def _shows_order(numbers: Tensor, samples: Tensor) -> bool:
+    """Whether the numbers of rows ``[R]`` would show if samples were in another order.
+
+    Samples with the same rows might have changed places.
+    """
+    of_samples = numbers[samples.argsort(stable=True)].reshape(len(samples.unique()), -1)
+    kinds = _sizes(of_samples)
+    return int(kinds.max()) == len(kinds) - 1 or _arrangements(kinds) >= CHANCE
 
 
 def _is_comparable(tensor: Tensor, rows: int) -> bool:

@@ -75,11 +75,11 @@ class Names:
         """Name what the model has returned in the order of its inputs, if nothing else is known."""
         names = self.at(edge)
         # Rows may have no names since samples meet behind them; the labels at known rows tell.
-        may_meet = self._are_exact and names.max() < 0 and not self._are_shuffled and names.ndim > 1
+        may_meet = self.are_exact and names.max() < 0 and not self.are_shuffled and names.ndim > 1
         if self.may_be_in_order(edge, places) or (may_meet and self._rows_are_kept(edge, places)):
             self._names[edge] = places
             self.by_order = True
-        elif not self._are_exact and are_known(names) and differ(names, places):
+        elif not self.are_exact and are_known(names) and differ(names, places):
             # Rows that were named by their order inside were in another one there.
             self._names[edge] = only(UNREADABLE, names.ndim)
 
@@ -110,7 +110,7 @@ class Names:
         return any(np.array_equal(s, order) and not np.array_equal(n, s) for n, s in pairs)
 
     @property
-    def _are_shuffled(self) -> bool:
+    def are_shuffled(self) -> bool:
         """Whether rows of the inputs come in another order, and it isn't known in which."""
         return any(not each.in_order and not are_known(each.names) for each in self.known.values())
 
@@ -130,7 +130,7 @@ class Names:
         The number of rows that were selected may be N by chance.
         """
         names = self.at(edge)
-        if self._are_shuffled or names.max() >= 0:
+        if self.are_shuffled or names.max() >= 0:
             return False
         if names.min() != UNREADABLE and self.are_behind(edge):
             return False
@@ -172,7 +172,7 @@ class Names:
                 is_repeated = is_one and kind_of(self._graph.kinds[above[0]]).selects
                 if axes_of(found) == axes_of(names) or is_repeated:
                     self.may_be_reordered = True
-                    return is_kept and self._are_exact, along
+                    return is_kept and self.are_exact, along
             if each == axis:
                 own = along
         return is_kept, own
@@ -184,7 +184,7 @@ class Names:
         return changed and kind_of(self._graph.kinds[above[0]]).selects
 
     @property
-    def _are_exact(self) -> bool:
+    def are_exact(self) -> bool:
         """Whether some rows are known to be those of the model's inputs."""
         return any(not each.by_order for each in self.known.values())
 

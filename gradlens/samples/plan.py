@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from gradlens.graph.graph import Graph, Use
+from gradlens.graph.graph import Edge, Graph, Use
+from gradlens.graph.model_calls import ModelCall
 from gradlens.samples.labels import NO_SAMPLE
+from gradlens.samples.model_inputs import ModelInputs, Named
 from gradlens.samples.picks import Selection
 from gradlens.samples.rows import LabelledEdge, RowIndex
 
@@ -53,7 +55,8 @@ class Plan:
     might tell more samples apart. ``mixed`` means that the samples of some parameters meet, or
     can't be told apart. ``terms`` are the nodes from which the losses of single samples are
     computed, and ``without_losses`` is the reason why there are none. ``edges`` are others at which
-    each row has a sample.
+    each row has a sample. Rows at the edges in ``compared`` were found among those of the
+    ``inputs`` by their numbers.
     """
 
     samples: int | None
@@ -69,10 +72,19 @@ class Plan:
     terms: tuple[LossTerm, ...] = ()
     without_losses: str = ""
     edges: Mapping[LabelledEdge, RowIndex] = field(default_factory=dict)
+    inputs: ModelInputs | None = None
+    compared: Mapping[Edge, Named] = field(default_factory=dict)
 
-    def holds_for(self, graph: Graph) -> bool:
-        """Whether this is also the plan of another graph with the same structure."""
-        return self.holds and all(selection.is_in(graph) for selection in self.selections)
+    def holds_for(self, graph: Graph, calls: Sequence[ModelCall] = ()) -> bool:
+        """Whether this is also the plan of another graph with the same structure.
+
+        The ``calls`` of the model are those that have led to this graph.
+        """
+        if not self.holds or not all(selection.is_in(graph) for selection in self.selections):
+            return False
+        inputs = None if self.inputs is None else replace(self.inputs, calls=calls)
+        known = self.compared.items()
+        return inputs is None or all(inputs.has(graph, edge, named) for edge, named in known)
 
     def without(self, reasons: Mapping[str, str]) -> Plan:
         """The plan without some parameters, and why."""
@@ -114,8 +126,8 @@ class Plans:
 
     found: dict[int, tuple[Plan, int]] = field(default_factory=dict)
 
-    def of(self, graph: Graph, key: int) -> Plan | None:
-        """The plan of a graph; ``None`` if it has to be found.
+    def of(self, graph: Graph, key: int, calls: Sequence[ModelCall] = ()) -> Plan | None:
+        """The plan of a graph that ``calls`` of the model led to; ``None`` if it has to be found.
 
         Of one that was read off numbers, that is so at the first, second, fourth, eighth step of a
         structure and so on.
@@ -125,7 +137,7 @@ class Plans:
         plan, steps = self.found.pop(key)
         self.found[key] = plan, steps + 1
         is_due = plan.read and (steps + 1).bit_count() == 1
-        return plan if not is_due and plan.holds_for(graph) else None
+        return plan if not is_due and plan.holds_for(graph, calls) else None
 
     def store(self, key: int, plan: Plan) -> None:
         """Keep a plan if it holds for other graphs."""

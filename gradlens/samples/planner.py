@@ -42,6 +42,7 @@ from gradlens.samples.count import (
     PASSED,
     SEVERAL,
     TOGETHER,
+    UNKNOWN_ORDER,
     UNSURE,
     BatchEvidence,
     LossRows,
@@ -331,7 +332,8 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     is_known, is_same = bool((own >= 0).all()), bool(((own < 0) | (own == rows.samples)).all())
     is_kept = rows.are_in_order and not names.may_be_reordered
     is_certain = is_known or (is_same and (is_kept or not by_order))
-    if not is_certain or (names.are_guessed and names.are_reordered):
+    may_be_moved = not names.are_exact and loss.model_inputs(reading).returns_an_order
+    if may_be_moved or not is_certain or (names.are_guessed and names.are_reordered):
         raise UnavailableError(UNKNOWN_ORDER)
     if not is_same:
         rows = rows.in_order(order)
@@ -342,7 +344,13 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     if plan.mixed and by_second and not loss.evidence.positions_first:
         raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
     holds = plan.holds and names.are_in_order and planner.confirms_again(names)
-    plan = replace(plan, selections=passages.selections, holds=holds)
+    plan = replace(
+        plan,
+        selections=passages.selections,
+        holds=holds,
+        inputs=loss.model_inputs(reading),
+        compared={edge: each for edge, each in names.known.items() if each.compared},
+    )
     return _Attempt(reading, rows, plan, by_order)
 
 
@@ -563,10 +571,6 @@ class _Planner:
         return found
 
 
-UNKNOWN_ORDER = (
-    "the loss has the samples in another order than the batch, and it isn't known of all of its "
-    "rows which samples these are: compute the loss in the order of the batch"
-)
 FAILED = "an error occurred while the samples of the gradients were determined ({})"
 FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message where a backward pass has freed the graph already."""

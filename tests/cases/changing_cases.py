@@ -124,6 +124,16 @@ def swapped(net: Any, x: Tensor, mask: Tensor) -> Tensor:
     return net.head(net.middle(torch.where(mask, features.roll(1, 0), features)).tanh())
 
 
+def by_length(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
+    order = lengths.argsort(descending=True)
+    return net.head(net.inner(x[order]).tanh())[order.argsort()]
+
+
+def lengths(step: int) -> Batch:
+    """Those of texts that are sorted at first."""
+    return randn(N, D), torch.arange(N).flip(0) if step < 2 else torch.randperm(N), classes(N)
+
+
 def mixed_up(net: Any, x: Tensor, share: Tensor) -> Tensor:
     features = net.inner(x).tanh()
     return net.head(net.middle(share * features + (1 - share) * features.flip(0)).tanh())
@@ -294,6 +304,7 @@ ROUTES: dict[str, ChangingCase] = {
     ),
     "graphs by block-diagonal matrices": ChangingCase(layers(graph_network), graphs, cross_entropy),
     "packed texts": ChangingCase(layers(texts_in_rows), texts, cross_entropy),
+    "texts by their lengths": ChangingCase(layers(by_length), lengths, cross_entropy),
     "rows swapped": ChangingCase(layers(swapped), sometimes(2), cross_entropy),
     "features swapped": ChangingCase(layers(swapped), sometimes(2, H), cross_entropy),
     "mixup": ChangingCase(

@@ -545,6 +545,17 @@ COUNTED = {
         lambda model, b: F.cross_entropy(torch.cat([model(b[0][:1]), model(b[0][1:])]), b[1]),
         of_all,
     ),
+    "a call for each text, one of which has as many words as there are texts": RowCase(
+        lambda: Net(
+            lambda net, x: net.head(net.inner(x).tanh().mean(0, keepdim=True)),
+            inner=nn.Linear(D, H),
+            head=nn.Linear(H, C),
+        ),
+        lambda: (*(randn(words, D) for words in range(2, N + 2)), classes(N)),
+        lambda model, b: F.cross_entropy(torch.cat([model(each) for each in b[:-1]]), b[-1]),
+        lambda model, b, n: F.cross_entropy(model(b[n]), b[-1][n : n + 1]),
+        batch_size=N,
+    ),
     "two calls, each with as many words as both have texts": RowCase(
         lambda: nn.Sequential(nn.Embedding(7, D), nn.Linear(D, C)),
         lambda: (tokens(N, 2), tokens(N, 2)),

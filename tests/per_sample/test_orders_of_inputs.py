@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import gradlens
 from tests.cases.references import per_sample_gradients_of_losses
+from tests.cases.row_cases import Net
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda x: x,
@@ -106,3 +107,65 @@ def test_parameters_of_the_inputs_shape_compared_with_them() -> None:
         loss = nn.functional.cross_entropy(outputs, torch.arange(6) % 3)
         (loss + distance.square().sum(1).mean()).backward()
     assert not len(gradients)
+
+
+class Moving(nn.Module):
+    """Rows in an order of its own, behind a frozen layer or not, and maybe with that order."""
+
+    def __init__(self, is_frozen: bool, returns_order: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4).requires_grad_(False) if is_frozen else nn.Identity()
+        self.layer, self.returns_order = nn.Linear(4, 3), returns_order
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | Tensor:
+        self.order = x[:, 0].argsort()
+        output = self.layer(self.stem(x[self.order]))
+        return (output, self.order) if self.returns_order else output
+
+
+def losses_of(model: Moving, x: Tensor, y: Tensor) -> Tensor:
+    """The losses of the samples in the order of the model."""
+    outputs = model(x)[0] if model.returns_order else model(x)
+    return nn.functional.cross_entropy(outputs, y[model.order], reduction="none")
+
+
+RESTORED: dict[str, tuple[bool, bool]] = {
+    "by the caller": (True, False),
+    "by the caller, by what the model returns": (True, True),
+    "not at all, though the model returns it": (False, True),
+}
+"""Whether the loss has the batch's order again, and whether the model returns its own."""
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("name", RESTORED)
+def test_orders_that_autograd_does_not_see(name: str, is_frozen: bool) -> None:
+    torch.manual_seed(0)
+    is_restored, returns_order = RESTORED[name]
+    model = gradlens.extend(Moving(is_frozen, returns_order).double())
+    x, y = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0])
+    expected = per_sample_gradients_of_losses(losses_of(model, x, y), model)
+    place = model.order.argsort()
+    with gradlens.per_sample_gradients(model) as gradients:
+        losses = losses_of(model, x, y)
+        (losses[place] if is_restored else losses).mean().backward()
+    if is_frozen:
+        with pytest.raises(KeyError, match="put the samples in order before"):
+            gradients["layer.weight"]
+    else:
+        assert len(gradients) == 2
+    for parameter in gradients:
+        torch.testing.assert_close(gradients[parameter].dense(), expected[parameter][place])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_equal_rows_do_not_show_their_order(rows: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(rows, 4, dtype=torch.float64).repeat_interleave(4 // rows, 0)
+    order = torch.tensor([1, 0, 2, 3])
+    model = Net(lambda net, x: net.layer(x[order]), layer=nn.Linear(4, 3))
+    gradlens.extend(model.double())
+    with gradlens.per_sample_gradients(model) as gradients:
+        nn.functional.cross_entropy(model(x), torch.arange(4)[order] % 3).backward()
+    with pytest.raises(KeyError, match="put the samples in order before"):
+        gradients["layer.weight"]

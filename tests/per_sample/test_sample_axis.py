@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import gradlens
 from gradlens.graph.graph import Graph
+from gradlens.graph.model_calls import calls_behind
 from gradlens.samples.count import BatchEvidence
 from gradlens.samples.planner import plan_of
 from tests.cases.changing_cases import ROUTES, STEPS, ChangingCase
@@ -179,14 +180,21 @@ def test_a_plan_does_not_hold_for_other_indices() -> None:
         inner=nn.Linear(8, 6),
         head=nn.Linear(2, 3),
     )
+    gradlens.extend(model)
     parameters = dict(model.named_parameters())
     graphs = []
     for rows in (torch.arange(N), torch.arange(N), torch.arange(N).flip(0)):  # noqa: B007
         graphs.append(Graph(F.cross_entropy(model(images(8)), torch.arange(N) % 3)))
-    plan = plan_of(graphs[0], parameters, BatchEvidence(batch_size=N))
+    first, *_, last = (calls_behind(graph, model) for graph in graphs)
+    without = plan_of(graphs[2], parameters, BatchEvidence(batch_size=N))
+    assert not without.uses  # without calls of the model, it isn't known which data is the input
+    evidence = BatchEvidence(batch_size=N, calls=tuple(call.shapes for call in first))
+    plan = plan_of(graphs[0], parameters, evidence, first)
     assert [plan.holds_for(graph) for graph in graphs] == [True, True, False]
-    other = plan_of(graphs[2], parameters, BatchEvidence(batch_size=N))
-    assert not other.uses  # without calls of the model, it isn't known which data is the input
+    other = plan_of(graphs[2], parameters, evidence, last)
+    for name, order in (("inner.weight", [0, 1, 2, 3]), ("head.weight", [3, 2, 1, 0])):
+        (use,) = other.uses[name]
+        assert use.rows[0].labels.tolist() == order
 
 
 def test_parts_without_elements() -> None:
