@@ -1,6 +1,7 @@
 """Draws how often findings were true on runs that were new to the rules."""
 
 import csv
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -8,12 +9,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.diagnosis.report import wilson
 from gradlens.diagnosis.diagnose import CERTAINTIES
 from gradlens.history.finding import Kind, likely
 from gradlens.instruments.style import dress, title
 
-UNSEEN = Path(__file__).parent.parent / "benchmarks" / "questions" / "unseen.csv"
+UNSEEN = Path(__file__).with_suffix(".csv")
 FOUND = re.compile(r"(?P<fault>\w+) \((?P<certainty>[\w ]+), (?P<what>alarm|notice)(?P<after>.*)\)")
 COLOURS = dict(zip(CERTAINTIES, ("#0072B2", "#009E73", "#D55E00"), strict=True))
 
@@ -38,6 +38,13 @@ def counts(of: str = "") -> dict[Kind, tuple[int, int]]:
     return {kind: (true[kind], found[kind]) for kind in sorted(found)}
 
 
+def wilson(true: int, found: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of 95 %."""
+    middle = (true + z**2 / 2) / (found + z**2)
+    width = z / (found + z**2) * math.sqrt(true * (found - true) / found + z**2 / 4)
+    return middle - width, middle + width
+
+
 def brier(before: dict[Kind, tuple[int, int]], of: str) -> float:
     """The mean square of the probabilities' errors; a guess of 1/2 for all has 0.25."""
     errors = [likely(*before.get(kind, (0, 0))) - is_true for kind, is_true in findings(of)]
@@ -58,9 +65,9 @@ def main(folder: Path) -> None:
         colour = COLOURS[certainty]
         ax.plot([x, x], [low, high], color=colour, linewidth=1)
         what = f"{certainty}, {'alarm' if is_alarm else 'notice'}{', follows' if follows else ''}"
-        mark, style = "o" if is_alarm else "s", "none" if follows else "full"
+        mark, face = "o" if is_alarm else "s", "white" if follows else colour
         label = f"{what}: {true} of {found}"
-        ax.plot(x, true / found, mark, color=colour, fillstyle=style, label=label)
+        ax.plot(x, true / found, mark, color=colour, markerfacecolor=face, label=label)
     ax.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     ax.set_xlabel("probability, from the second set", fontsize=9)
     ax.set_xlim(0, 1)

@@ -108,7 +108,7 @@ ANSWERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "deviation_of_equal_features": (NAN[1:], ()),
     "logarithm_of_softmax": (NAN, ("input_scale", *DIVERGES)),
     "tanh_for_large_targets": (("target_scale", "saturated_units"), DEAD),
-    "weights_of_penalty_detached": ((), ()),
+    "weights_of_penalty_detached": (("no_gradient",), ()),
     "absolute_errors_of_probabilities": ((), ("lr_too_low", *FLAT)),
     "constant_weights": (("symmetric_init",), FLAT),
     "normal_weights_of_size_one": (("exploding_gradients",), (*DIVERGES, *DEAD)),
