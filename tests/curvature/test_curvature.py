@@ -14,6 +14,8 @@ import torch
 from scipy.sparse import diags
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.hessian import GGNOperator, HessianOperator
@@ -210,6 +212,23 @@ def test_no_reference_cycle_keeps_the_graph(kind: str) -> None:
 
 
 # What can't be differentiated twice
+
+
+def test_fused_attention_in_a_checkpoint_is_no_hindrance(kind: str) -> None:
+    torch.manual_seed(0)
+    weight, inputs = nn.Parameter(torch.randn(4, 4)), torch.randn(2, 5, 4)
+
+    def attend(x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x @ weight, x, x)
+
+    def product(outputs: Tensor) -> np.ndarray:
+        loss = outputs.square().mean()
+        return operator_of(kind, loss, outputs, {"weight": weight}) @ np.ones(16)
+
+    found = product(checkpoint(attend, inputs, use_reentrant=False))
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = product(attend(inputs))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_an_operation_without_second_derivative_is_named_with_a_remedy(kind: str) -> None:
