@@ -22,6 +22,9 @@ from gradlens.samples.rows import as_tensor
 MOST_ORDERED = 2**9
 """Samples among which orders are looked for, which takes a time that grows with their cube."""
 
+FEW_COLUMNS = 8
+"""Columns that most rows differ in."""
+
 CHANCE = 1e4
 """How unlikely it must be that rows have the inputs' order, or another one, by chance alone."""
 
@@ -178,7 +181,7 @@ class ModelInputs:
 
         Taken rows have the same numbers, maybe in another order inside.
         """
-        given = self._rows_of(rows)
+        given = [each for each in self._rows_of(rows) if _may_have(each.values, rows[:1])]
         for changed in (torch.Tensor.clone, _sorted):
             found = _matched(rows, changed, given, self.samples) if given else None
             if found is not None:
@@ -382,6 +385,12 @@ class _GivenRows:
     order: Tensor | None
 
 
+def _may_have(values: Tensor, row: Tensor) -> bool:
+    """Whether a row ``[1, F]`` may be among others ``[R, F]``, its elements in any order."""
+    ends = [(f(values), f(row)) for f in (lambda x: x.amin(1), lambda x: x.amax(1))]
+    return bool(torch.stack([(own == one) | own.isnan() for own, one in ends]).all(0).any())
+
+
 def _matched(
     rows: Tensor,
     changed: Callable[[Tensor], Tensor],
@@ -444,8 +453,7 @@ def _numbers_of_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
     """A number for each row of some tensors, the same for rows that are the same bit by bit."""
     rows = torch.cat([each.cpu() for each in tensors]).contiguous()
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = rows.view(whole[rows.element_size()])
-    numbers = torch.unique(bits, dim=0, return_inverse=True)[1]
+    numbers = _sizes(rows.view(whole[rows.element_size()]))
     return [*numbers.split([len(each) for each in tensors])]
 
 
@@ -543,7 +551,15 @@ def _transposed(rows: Tensor) -> Tensor:
 
 def _sizes(rows: Tensor) -> Tensor:
     """The place of each row among all different ones in lexicographic order, ``[R]``."""
-    return torch.unique(rows.cpu(), dim=0, return_inverse=True)[1]
+    rows, columns = rows.cpu(), FEW_COLUMNS
+    while True:
+        # Sorting by all columns takes as long as a step of a small network.
+        found = torch.unique(rows[:, :columns], dim=0, return_inverse=True)[1]
+        numbers = torch.arange(len(rows), device="cpu")
+        one_of_each = torch.empty_like(found).scatter_(0, found, numbers)
+        if columns >= rows.shape[1] or torch.equal(rows, rows[one_of_each[found]]):
+            return found
+        columns *= FEW_COLUMNS
 
 
 def _arrangements(sizes: Tensor) -> float:

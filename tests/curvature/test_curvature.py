@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator
 
@@ -31,6 +32,12 @@ from tests.cases.curvature_cases import (
     dense_hessian,
 )
 
+with warnings.catch_warnings():
+    # It compiles with torch.jit, as does the forward mode that it uses.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import curvlinops
+    import torch._decomp.decompositions_for_jvp
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -54,6 +61,7 @@ def operator_of_problem(kind: str, problem: Problem, scale: float = 1) -> Curvat
 
 
 DENSE = {"hessian": dense_hessian, "ggn": dense_ggn}
+ORACLES = {"hessian": curvlinops.HessianLinearOperator, "ggn": curvlinops.GGNLinearOperator}
 
 
 @pytest.fixture(params=MODELS)
@@ -69,6 +77,19 @@ def criterion(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=DENSE)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+# curvlinops refuses parameters that the loss doesn't depend on.
+@pytest.mark.parametrize("model", sorted(MODELS.keys() - {"unused"}))
+def test_products_equal_curvlinops(kind: str, model: str, criterion: str) -> None:
+    problem = build(model, criterion)
+    data = [(problem.inputs, problem.targets)]
+    operator = operator_of_problem(kind, problem)
+    parameters = list(problem.parameters.values())
+    oracle = ORACLES[kind](problem.model, problem.criterion, parameters, data)
+    vector = np.random.default_rng(1).standard_normal(operator.shape[0])
+    expected = oracle @ torch.from_numpy(vector)
+    np.testing.assert_allclose(operator @ vector, expected.numpy(), rtol=1e-9, atol=1e-11)
 
 
 def test_products_equal_dense(kind: str, model: str, criterion: str) -> None:
