@@ -16,6 +16,7 @@ from gradlens.graph.checkpoints import read_saved, why_not_to_read
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of
 from gradlens.graph.model_calls import MAX_ELEMENTS, Given, ModelCall
+from gradlens.numerics.shards import is_distributed
 from gradlens.samples.labels import NO_SAMPLE, Labels, counted, labels_of, only, reshaped
 from gradlens.samples.rows import as_tensor
 
@@ -181,9 +182,10 @@ class ModelInputs:
 
         Taken rows have the same numbers, maybe in another order inside.
         """
-        given = [each for each in self._rows_of(rows) if _may_have(each.values, rows[:1])]
+        given = self._rows_of(rows)
+        may_be_taken = any(_may_have(each.values, rows[:1]) for each in given)
         for changed in (torch.Tensor.clone, _sorted):
-            found = _matched(rows, changed, given, self.samples) if given else None
+            found = _matched(rows, changed, given, self.samples) if may_be_taken else None
             if found is not None:
                 return found
         for given_, own in self._of_samples:
@@ -339,7 +341,8 @@ def _read_by(graph: Graph, number: int) -> Tensor | None:
     if not name or why_not_to_read(graph.nodes[number]):
         return None
     read = read_saved(graph.nodes[number], name)
-    return None if read is None or read.layout != torch.strided else read
+    is_plain = read is not None and read.layout == torch.strided and not is_distributed(read)
+    return read if is_plain else None
 
 
 def _is_whole(read: Tensor, given: Given) -> bool:
