@@ -222,9 +222,12 @@ def _chosen(loss: _LossGraph) -> Plan:
         unmixed = [each.reading for each in _attempts(loss, others)[0] if not each.plan.mixed]
         if unmixed:
             raise UnavailableError(_uncertain([first, *unmixed]))
-    # Under the right reading, samples don't meet, and the loss may have a row for each.
-    for is_likelier in (lambda each: not each.plan.mixed, lambda each: each.rows.has_row_for_each):
-        attempts = [each for each in attempts if is_likelier(each)] or attempts
+    # Under the right reading, samples don't meet, and the loss may have a row for each. As many may
+    # have been selected by chance, so that a guess isn't likelier than what is known of all rows.
+    attempts = [each for each in attempts if not each.plan.mixed] or attempts
+    likelier = [each for each in attempts if each.rows.has_row_for_each]
+    if not all(each.by_order for each in likelier) or all(each.by_order for each in attempts):
+        attempts = likelier or attempts
     if len(attempts) > 1:
         raise UnavailableError(_uncertain([each.reading for each in attempts]))
     return attempts[0].plan

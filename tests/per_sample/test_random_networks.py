@@ -54,10 +54,19 @@ REORDERED = (
     ),
 )
 """Networks whose rows are put in order where what they are computed from tells little of it."""
+AS_MANY_BY_CHANCE = Recipe(
+    *(965983, 4, 3, 6, "padded words"),
+    (
+        Part("multihead attention, positions first", ("single vectors",), 41),
+        Part("batch norm by hand", (), 0),
+    ),
+    *("two heads", "mean", 2, False, False, False),
+)
+"""Samples meet, and as many of them as there are positions are selected."""
 
 
-@pytest.mark.parametrize("recipe", REORDERED)
-def test_rows_that_are_put_in_order(recipe: Recipe) -> None:
+@pytest.mark.parametrize("recipe", [*REORDERED, AS_MANY_BY_CHANCE])
+def test_rows_that_are_put_in_order_or_selected(recipe: Recipe) -> None:
     findings = examine(recipe)
     assert not findings.problems
 
