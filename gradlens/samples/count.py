@@ -307,7 +307,8 @@ def loss_rows(
     if unclear:
         raise UnavailableError(_not_followed(graph, unclear, names, reading))
     if len(own) < samples:
-        _check_left_out(reading, inputs, names, [graph.shape(edge) for edge in edges])
+        shapes = [*map(graph.shape, edges), *_selected_from(graph, edges)]
+        _check_left_out(reading, inputs, names, shapes)
     known = [*named.values()]
     if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
         raise UnavailableError(UNSURE.format(samples=samples))
@@ -351,6 +352,19 @@ def _are_equal_parts(labels: Sequence[Labels], samples: int) -> bool:
     return len(own) > 1 and len(sizes) == 1 and apart
 
 
+def _selected_from(graph: Graph, edges: Sequence[Edge]) -> list[Shape]:
+    """The shapes of what rows were selected from, on the way to some edges."""
+    found: list[Shape] = []
+    waiting = [*edges]
+    for edge in each_once(waiting):
+        below = list(graph.descend(edge))
+        if kind_of(graph.kinds[edge[0]]).selects:
+            found += map(graph.shape, below)
+        else:
+            waiting += [e for e in below if graph.shape(e)[:1] == graph.shape(edge)[:1]]
+    return found
+
+
 def _check_left_out(
     reading: Reading,
     inputs: ModelInputs,
@@ -368,7 +382,7 @@ def _check_left_out(
         return
     axes = [counting_axes(each.shape, each.is_real) for each in given if len(each.shape) < 4]
     second = {each[1] for each in axes if len(each) > 1} - {samples}
-    doubtful = any(prod(shape) == 1 or shape[0] in second for shape in shapes)
+    doubtful = any(prod(shape) == 1 or {*shape[:1]} & second for shape in shapes)
     if doubtful or not names.selects:
         raise UnavailableError(UNSURE.format(samples=samples))
 

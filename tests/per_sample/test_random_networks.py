@@ -64,8 +64,15 @@ AS_MANY_BY_CHANCE = Recipe(
 )
 """Samples meet, and as many of them as there are positions are selected."""
 
+ONE_POSITION = Recipe(
+    *(503606, 4, 3, 3, "linear features"),
+    (Part("linear", ("masked tokens",), 51),),
+    *("trimmed losses", "mean", 4, False, True, False),
+)
+"""Positions come first, and all rows of the loss depend on one of them."""
 
-@pytest.mark.parametrize("recipe", [*REORDERED, AS_MANY_BY_CHANCE])
+
+@pytest.mark.parametrize("recipe", [*REORDERED, AS_MANY_BY_CHANCE, ONE_POSITION])
 def test_rows_that_are_put_in_order_or_selected(recipe: Recipe) -> None:
     findings = examine(recipe)
     assert not findings.problems
