@@ -352,6 +352,10 @@ def _are_equal_parts(labels: Sequence[Labels], samples: int) -> bool:
     return len(own) > 1 and len(sizes) == 1 and apart
 
 
+class UnsureError(UnavailableError):
+    """It isn't certain that rows are samples; along another axis, as many aren't certain either."""
+
+
 def _selected_from(graph: Graph, edges: Sequence[Edge]) -> list[Shape]:
     """The shapes of what rows were selected from, on the way to some edges."""
     found: list[Shape] = []
@@ -384,7 +388,7 @@ def _check_left_out(
     second = {each[1] for each in axes if len(each) > 1} - {samples}
     doubtful = any(prod(shape) == 1 or {*shape[:1]} & second for shape in shapes)
     if doubtful or not names.selects:
-        raise UnavailableError(UNSURE.format(samples=samples))
+        raise UnsureError(UNSURE.format(samples=samples))
 
 
 def _not_followed(

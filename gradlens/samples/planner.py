@@ -47,6 +47,7 @@ from gradlens.samples.count import (
     BatchEvidence,
     LossRows,
     Reading,
+    UnsureError,
     loss_edges,
     loss_rows,
     readings,
@@ -245,6 +246,9 @@ def _attempts(
             if not any(map(attempt.rows.are_those_of, (each.rows for each in attempts))):
                 attempts.append(attempt)
         except UnavailableError as reason:
+            has_other_axis = len([each for each in every if each.samples == reading.samples]) > 1
+            if isinstance(reason, UnsureError) and has_other_axis:
+                raise
             reasons.append(reason)
         except Exception as error:  # another reading may be had
             reasons.append(UnavailableError(why_failed(error)))

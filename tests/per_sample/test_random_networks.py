@@ -71,8 +71,18 @@ ONE_POSITION = Recipe(
 )
 """Positions come first, and all rows of the loss depend on one of them."""
 
+AS_MANY_POSITIONS = Recipe(
+    *(97242, 3, 4, 4, "linear features"),
+    (
+        Part("packed rnn, sorted", ("row by row or not",), 944),
+        Part("softmax over the batch", (), 0),
+    ),
+    *("chosen tokens", "mean", 4, False, False, False),
+)
+"""The last batch has as many positions as samples, of which some are left out."""
 
-@pytest.mark.parametrize("recipe", [*REORDERED, AS_MANY_BY_CHANCE, ONE_POSITION])
+
+@pytest.mark.parametrize("recipe", [*REORDERED, AS_MANY_BY_CHANCE, ONE_POSITION, AS_MANY_POSITIONS])
 def test_rows_that_are_put_in_order_or_selected(recipe: Recipe) -> None:
     findings = examine(recipe)
     assert not findings.problems
