@@ -390,8 +390,8 @@ class _GivenRows:
 
 def _may_have(values: Tensor, row: Tensor) -> bool:
     """Whether a row ``[1, F]`` may be among others ``[R, F]``, its elements in any order."""
-    ends = [(f(values), f(row)) for f in (lambda x: x.amin(1), lambda x: x.amax(1))]
-    return bool(torch.stack([(own == one) | own.isnan() for own, one in ends]).all(0).any())
+    ends, wanted = (torch.stack([x.amin(1), x.amax(1)]).cpu() for x in (values, row))
+    return bool(((ends == wanted) | ends.isnan()).all(0).any())
 
 
 def _matched(

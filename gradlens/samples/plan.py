@@ -82,9 +82,10 @@ class Plan:
         """
         if not self.holds or not all(selection.is_in(graph) for selection in self.selections):
             return False
-        inputs = None if self.inputs is None else replace(self.inputs, calls=calls)
-        known = self.compared.items()
-        return inputs is None or all(inputs.has(graph, edge, named) for edge, named in known)
+        if self.inputs is None or not self.compared:
+            return True
+        inputs = replace(self.inputs, calls=calls)
+        return all(inputs.has(graph, edge, named) for edge, named in self.compared.items())
 
     def without(self, reasons: Mapping[str, str]) -> Plan:
         """The plan without some parameters, and why."""

@@ -323,7 +323,8 @@ def _calls_of(names: Iterable[Labels], ends: Sequence[int]) -> set[int]:
 
 def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
-    known = loss.graph, loss.alone, loss.evidence, loss.model_inputs(reading)
+    inputs = loss.model_inputs(reading)
+    known = loss.graph, loss.alone, loss.evidence, inputs
     passages = loss.passages(reading)
     names = loss.names(passages, reading)
     rows = loss_rows(names, reading, *known)
@@ -339,7 +340,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     is_known, is_same = bool((own >= 0).all()), bool(((own < 0) | (own == rows.samples)).all())
     is_kept = rows.are_in_order and not names.may_be_reordered
     is_certain = is_known or (is_same and (is_kept or not by_order))
-    may_be_moved = not names.are_exact and loss.model_inputs(reading).returns_an_order
+    may_be_moved = not names.are_exact and inputs.returns_an_order
     if may_be_moved or not is_certain or (names.are_guessed and names.are_reordered):
         raise UnavailableError(UNKNOWN_ORDER)
     if not is_same:
@@ -355,7 +356,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         plan,
         selections=passages.selections,
         holds=holds,
-        inputs=loss.model_inputs(reading),
+        inputs=inputs,
         compared={edge: each for edge, each in names.known.items() if each.compared},
     )
     return _Attempt(reading, rows, plan, by_order)
