@@ -22,6 +22,7 @@ from gradlens.instruments.panel import (
     LineStyle,
     always_infinite,
     any_finite,
+    why_empty,
     without_zeros,
 )
 from gradlens.instruments.scales import StepAxis
@@ -470,17 +471,6 @@ def level_line(ax: Axes, level: float) -> Artist:
 def explain_empty(ax: Axes, lines: Sequence[Line], why: str = "") -> Artists:
     """A message why there is nothing to draw: the reason of the latest value that has one."""
     return {"message": message(ax, why or why_empty(lines))}
-
-
-def why_empty(lines: Sequence[Line]) -> str:
-    """Why there is nothing to draw: the reason of the latest value that has one."""
-    reasons = [line.reason for line in lines if line.reason]
-    if reasons:
-        return reasons[-1]
-    if not any(line.steps.size for line in lines):
-        return "nothing recorded yet"
-    is_infinite = all(always_infinite(line) for line in lines)
-    return "infinite at every step" if is_infinite else "recorded, but never a finite number"
 
 
 def apart(places: Floats, gap: float, end: float) -> Floats:

@@ -165,6 +165,11 @@ class Lines:
         return [*self.layers.values(), *(curve.line for curve in self.curves)]
 
     @property
+    def why(self) -> str:
+        """Why there is nothing to draw, if there is nothing."""
+        return self.message or why_empty(self.lines)
+
+    @property
     def infinite(self) -> list[str]:
         """The names of the lines that are ∞ at every step."""
         named = [*self.layers.items(), *((curve.name, curve.line) for curve in self.curves)]
@@ -327,6 +332,17 @@ def readout(line: Line) -> Readout:
 def any_finite(lines: Sequence[Line]) -> bool:
     """Whether there is anything to draw."""
     return any(bool(line.finite.any()) for line in lines)
+
+
+def why_empty(lines: Sequence[Line]) -> str:
+    """Why there is nothing to draw: the reason of the latest value that has one."""
+    reasons = [line.reason for line in lines if line.reason]
+    if reasons:
+        return reasons[-1]
+    if not any(line.steps.size for line in lines):
+        return "nothing recorded yet"
+    is_infinite = all(always_infinite(line) for line in lines)
+    return "infinite at every step" if is_infinite else "recorded, but never a finite number"
 
 
 def always_infinite(line: Line) -> bool:

@@ -6,7 +6,6 @@ import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -22,9 +21,9 @@ from gradlens.instruments import BUILT_IN, Instrument, LayerMapInstrument
 from gradlens.instruments.axes import plot_panels
 from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.panel import Drawn, Grid, Lines, Map, Panel, Shapes
-from gradlens.instruments.scales import Ruler, StepAxis
+from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.shapes import GREY
-from gradlens.instruments.style import BLUE, DOT
+from gradlens.instruments.style import BLUE, DOT, Color
 from gradlens.plotting.comparison import Number, numbers, run_colors
 from gradlens.plotting.panels import EPOCHS, GROUPS, cannot_be_drawn, main_parts, panels
 
@@ -84,12 +83,6 @@ class Card:
     gaps: tuple[Gaps, ...] = ()
     picture: str = ""
 
-    @cached_property
-    def up(self) -> Ruler:
-        """The value axis of lines."""
-        assert isinstance(self.panel.content, Lines)
-        return self.panel.content.up()
-
     @property
     def words(self) -> str:
         """What the numbers are."""
@@ -97,6 +90,17 @@ class Card:
         if isinstance(shown, (Drawn, Grid)):
             return ""
         return shown.words + f"{DOT}{GREY}" * (isinstance(shown, Map) and shown.has_grey)
+
+    @property
+    def entries(self) -> list[tuple[str, Color]]:
+        """What its key explains, and the colours of that."""
+        match self.panel.content:
+            case Lines() as lines:
+                return [(curve.name, curve.color) for curve in lines.all_curves]
+            case Shapes() as shapes:
+                return [(entry.label, entry.color) for entry in shapes.key]
+            case _:
+                return []
 
 
 def cards(

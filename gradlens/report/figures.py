@@ -1,313 +1,268 @@
-"""Cards as bokeh's figures."""
+"""Colours of a page, and figures of bokeh.
+
+Colours are those of the figures of matplotlib, and for a dark background those of dark ones.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from bokeh.models import (
-    Column,
+    BasicTicker,
+    BoxZoomTool,
     ColumnDataSource,
+    CrosshairTool,
+    CustomJS,
     CustomJSTickFormatter,
+    CustomJSTransform,
     FixedTicker,
-    Spacer,
-    glyphs,
+    LinearColorMapper,
+    LinearScale,
+    Range1d,
 )
 from bokeh.models.annotations import Span
 from bokeh.plotting import figure
-from matplotlib.colors import LogNorm
+from matplotlib.colors import Colormap, to_hex
 
-from gradlens.instruments.layers import short_names
-from gradlens.instruments.panel import (
-    Curve,
-    Lines,
-    Map,
-    Picture,
-    Shape,
-    Shapes,
-    any_finite,
-)
 from gradlens.instruments.scales import Ruler, StepAxis
-from gradlens.instruments.style import ALARM, BLUE, Color
-from gradlens.report.axes import (
-    HEIGHT,
-    LIGHT,
-    Shared,
-    label_values,
-    mark,
-    over_steps,
-    paint,
-    plain,
-    value_range,
+from gradlens.instruments.style import (
+    ALARM,
+    BLUE,
+    FAINT,
+    GRID,
+    INK,
+    MUTED,
+    PAPER,
+    Color,
+    density_colormap,
+    signal_colormap,
+    signed_colormap,
+    size_colormap,
 )
-from gradlens.report.columns import columns, to_places
-from gradlens.report.content import UNKNOWN, Card
+from gradlens.plotting.dark import DARK, dark, dark_colormap
+from gradlens.report.plots import SHADES, Layer, Plot, to_places
 
-ROW = 15
-"""Pixels of a row of a map, where it has room."""
-MAP_HEIGHTS = (110, 520)
-"""Least and most pixels of a map."""
-EDGE = 32
-"""Pixels for the labels of the step axis."""
+# Colours ------------------------------------------------------------------------------------
 
-SQUARE = 136
-"""Pixels of the sides of a figure whose axes have the same unit."""
+LIGHT: Mapping[str, str] = {
+    "page": "#f4f6f8",
+    "paper": PAPER,
+    "ink": INK,
+    "muted": MUTED,
+    "faint": FAINT,
+    "grid": GRID,
+    "alarm": ALARM,
+    "accent": BLUE,
+}
+IN_DARK: Mapping[str, str] = {
+    "page": "#0f1317",
+    **{name: DARK[color] for name, color in LIGHT.items() if color in DARK},
+}
+"""Colours of a page by their names as CSS variables."""
 
-FEW = 30
-"""Up to so many values have points."""
+MAPS: Mapping[str, Colormap] = {
+    "sizes": size_colormap(),
+    "signed": signed_colormap(),
+    "density": density_colormap(),
+    "signal": signal_colormap(),
+}
+OF_THE_GROUND = ("density", "signal")
+"""Colours of maps, and those that have the background's in them."""
 
-Sources = Mapping[str, ColumnDataSource]
+
+def in_dark(color: Color) -> str:
+    """A line's colour on a dark background."""
+    return to_hex(dark(color))
+
+
+def variables(colors: Mapping[str, str], is_dark: bool) -> str:
+    """Colours of a page, and those of maps from small to large, as CSS variables."""
+    found = {**colors}
+    for name, one in MAPS.items():
+        shades = (dark_colormap(one) if is_dark else one)(np.linspace(0, 1, 9))
+        found[name] = f"linear-gradient(90deg, {', '.join(map(to_hex, shades))})"
+    return " ".join(f"--{name}: {color};" for name, color in found.items())
+
+
+def palette(colors: Colormap) -> list[str]:
+    """256 colours: of what is no number of the scale, and from small to large."""
+    shades = [to_hex(color) for color in colors(np.linspace(0, 1, SHADES))]
+    return ["#00000000", ALARM, FAINT, MUTED, *shades]
+
+
+# Figures ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class DrawnCard:
-    """The figures of a card, and the sources that they are drawn from, by name.
+class Shared:
+    """What all figures of a page share; the page gets it too.
 
-    The page puts the figures into the ``frame`` as soon as that is on the screen, because drawing
-    is what takes the time.
+    ``places`` are those of steps on a logarithmic axis, and ``palettes`` those of the maps whose
+    colours depend on the background.
     """
 
-    frame: Column | None
-    figures: tuple[figure, ...]
-    sources: Sources
+    x_range: Range1d
+    span: Span
+    ticks: BasicTicker
+    log_ticks: FixedTicker
+    steps: CustomJSTickFormatter
+    places: CustomJSTransform
+    mappers: Mapping[str, LinearColorMapper]
+    palettes: Mapping[str, Mapping[str, list[str]]]
 
 
-def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> DrawnCard:
-    """A card's figures, called ``key`` and a number; none if there is nothing to draw."""
-    if not is_drawn(card):
-        return DrawnCard(None, (), {})
-    found = columns(card, axis)
-    sources = {name: ColumnDataSource(dict(one), name=name) for name, one in found.items()}
-    figures = _figures(card, common, sources)
-    for number, one in enumerate(figures):
-        one.name = f"{key}-{number}"
-        if one.tags[0]["steps"]:
-            mark(one, common.marks)
-    room = Spacer(height=height(card))
-    frame = Column(children=[room], name=key, sizing_mode="stretch_width")
-    return DrawnCard(frame, figures, sources)
+def shared(axis: StepAxis) -> Shared:
+    """For figures over the steps of an axis."""
+    at_once = "return Float64Array.from(xs, (x) => Math.log10(1 + Math.max(x, 0)))"
+    return Shared(
+        _range(*axis.ends),
+        Span(dimension="height", line_color=MUTED, line_width=1, line_alpha=0.7),
+        ticks=BasicTicker(desired_num_ticks=5, mantissas=[1, 2, 5]),
+        log_ticks=FixedTicker(ticks=[0.0, *(math.log10(1 + 10**n) for n in range(16))]),
+        steps=CustomJSTickFormatter(code="return gradlens.stepLabel(tick)"),
+        places=CustomJSTransform(func="return Math.log10(1 + Math.max(x, 0))", v_func=at_once),
+        mappers={
+            name: LinearColorMapper(palette=palette(colors), low=-0.5, high=255.5)
+            for name, colors in MAPS.items()
+        },
+        palettes={
+            name: {"light": palette(MAPS[name]), "dark": palette(dark_colormap(MAPS[name]))}
+            for name in OF_THE_GROUND
+        },
+    )
 
 
-def is_drawn(card: Card) -> bool:
-    """Whether a card has figures, rather than a picture, or why there is nothing to draw."""
-    shown = card.panel.content
-    return not card.picture and (not isinstance(shown, Lines) or any_finite(shown.lines))
+LEFT = 46
+"""Pixels for the labels of a value axis, so that axes below each other begin at one place."""
+SQUARE = 136
+"""Pixels of the sides of a figure whose axes have the same unit."""
+
+AXIS: Mapping[str, Any] = {
+    "major_tick_line_color": FAINT,
+    "minor_tick_line_color": None,
+    "major_tick_in": 0,
+    "major_tick_out": 3,
+    "axis_line_color": FAINT,
+    "major_label_text_color": MUTED,
+    "axis_label_text_color": MUTED,
+    "major_label_text_font_size": "11px",
+    "axis_label_text_font_size": "11px",
+    "axis_label_text_font_style": "normal",
+    "axis_label_standoff": 4,
+}
+EVENTS = {
+    "mousemove": "gradlens.hover(cb_obj.x, cb_obj.y, cb_obj.origin)",
+    "mouseleave": "gradlens.leave()",
+    "doubletap": "gradlens.reset()",
+    "tap": "gradlens.select(cb_obj.y, cb_obj.origin)",
+}
+"""What the page does at an event of a figure over the steps."""
 
 
-def has_points(curve: Curve) -> bool:
-    """Whether a curve has so few values that each is a point."""
-    return int(curve.line.finite.sum()) <= FEW
-
-
-def range_of_colours(shown: Map) -> tuple[float, float]:
-    """The least and the greatest value of a map's colours."""
-    return shown.norm.vmin or 0.0, shown.norm.vmax or 1.0
-
-
-def height(card: Card) -> int:
-    """Pixels of a card's first figure."""
-    shown = card.panel.content
-    if not isinstance(shown, Map):
-        return HEIGHT
-    return min(max(ROW * len(shown.table.names) + EDGE, MAP_HEIGHTS[0]), MAP_HEIGHTS[1])
-
-
-def _figures(card: Card, common: Shared, sources: Sources) -> tuple[figure, ...]:
-    match card.panel.content:
-        case Lines() as lines:
-            return (_of_lines(lines, card, common, sources),)
-        case Map() as map:
-            return _of_map(map, height(card), common, sources)
-        case Picture() as picture:
-            return (_of_picture(picture, common, sources),)
-        case Shapes() as shapes:
-            return (_of_shapes(shapes, sources),)
-        case other:
-            raise NotImplementedError(type(other))
-
-
-def _of_lines(shown: Lines, card: Card, common: Shared, sources: Sources) -> figure:
-    up = card.up
-    one = over_steps(common, "log" if up.log else "linear")
-    label_values(one, up.log, up.linear)
-    if up.linear:
-        ticks = np.array(up.locator(4).tick_values(*up.limits))
-        one.yaxis.ticker = FixedTicker(ticks=to_places(ticks, up.linear).tolist())
-    y = "place" if up.linear else "value"
-    if "danger" in sources:
-        _shade(one, sources["danger"], ALARM, 0.09)
-    for place, (curve, missing) in enumerate(zip(shown.all_curves, card.gaps, strict=True)):
-        for number in range(len(curve.spreads)):
-            _shade(one, sources[f"band {place} {number}"], curve.color, 0.2, curve=place)
-        raw, smooth = sources[f"values {place}"], sources.get(f"trend {place}")
-        tags: dict[str, Any] = {
-            "name": curve.name,
-            "curve": place,
-            "unit": curve.unit,
-            "smooth": bool(smooth),
-        }
-        width, alpha = (0.8, 0.38) if smooth else (curve.width + 0.1, 1.0)
-        # Unlike ``figure.line``, this makes no glyphs for selections, which would double the page.
-        glyph = glyphs.Line(x="step", y=y, line_width=width, line_alpha=alpha)
-        line = one.add_glyph(raw, glyph, name="values")
-        paint(line, curve.color, **tags)
-        if has_points(curve):
-            dot = glyphs.Scatter(x="step", y=y, size=5, line_color=None)
-            dots = one.add_glyph(raw, dot, name="dots")
-            paint(dots, curve.color, "fill_color", curve=place)
-        if smooth:
-            glyph = glyphs.Line(x="step", y=y, line_width=curve.width + 0.3)
-            front = one.add_glyph(smooth, glyph, name="trend")
-            paint(front, curve.color, curve=place)
-        gaps = sources[f"gaps {place}"]
-        gaps.tags = [list(missing.reasons)]
-        _mark_gaps(one, gaps)
-    one.y_range = value_range(*_ends(up))
-    fits = not shown.spiky and shown.limits is None
-    one.tags = [{"steps": True, "fits": fits}]
-    levels = {*shown.levels, *([0.0] if up.limits[0] < 0 < up.limits[1] else [])}
-    for level in to_places(np.array([*levels]), up.linear) if up.linear else levels:
-        one.add_layout(
-            Span(
-                location=float(level),
-                dimension="width",
-                line_dash=[4, 3],
-                line_color=LIGHT["faint"],
-            )
-        )
+def draw(plot: Plot, common: Shared) -> figure:
+    """A figure, which is over the range of steps that all such figures of a page share."""
+    across, up = plot.across, plot.up
+    one = figure(
+        height=plot.height,
+        sizing_mode="stretch_width",
+        x_range=common.x_range if across is None else _range(*across.limits),
+        y_range=_range(*_ends(up)),
+        y_axis_type="log" if up.log else "linear",
+        tools="",
+        toolbar_location=None,
+        lod_threshold=None,
+        min_border_left=LEFT,
+        min_border_right=8,
+        min_border_top=6,
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        visible=plot.visible,
+        tags=[{"steps": across is None, "fits": plot.fits}],
+    )
+    one.extra_y_ranges = {"pixels": _range(0, plot.height)}
+    one.extra_y_scales = {"pixels": LinearScale()}
+    one.xgrid.visible, one.ygrid.visible = False, up.ticks is None
+    one.grid.grid_line_color = GRID
+    for axis in one.axis:
+        axis.update(**AXIS)
+    one.yaxis[0].update(axis_line_color=None, major_tick_line_color=None, major_label_standoff=2)
+    one.yaxis.update(axis_label=up.label, ticker=_ticker(up))
+    args: dict[str, Any] = {"linear": up.linear, "rows": [*plot.rows]}
+    label = "rows[Math.floor(tick)]" if plot.rows else "gradlens.valueLabel(tick, linear)"
+    one.yaxis.formatter = CustomJSTickFormatter(args=args, code=f"return {label}")
+    if across is None:
+        one.add_tools(BoxZoomTool(dimensions="width"), CrosshairTool(overlay=common.span))
+        one.xaxis.update(ticker=common.ticks, formatter=common.steps)
+        for event, code in EVENTS.items():
+            one.js_on_event(event, CustomJS(code=code))
+    else:
+        plain = CustomJSTickFormatter(code="return gradlens.valueLabel(tick, 0)")
+        one.xaxis.update(axis_label=across.label, ticker=_ticker(across), formatter=plain)
+    if plot.square:
+        one.update(sizing_mode=None, frame_width=SQUARE, frame_height=SQUARE)
+    for layer in plot.layers:
+        _add(one, layer, common)
+    for level in _places(plot.levels, up.linear):
+        line = Span(location=level, dimension="width", line_dash=[4, 3], line_color=FAINT)
+        one.add_layout(line)
     return one
 
 
-def _ends(up: Ruler) -> tuple[float, float]:
+def _add(one: figure, layer: Layer, common: Shared) -> None:
+    """Add a layer, and tell the page what it needs to change it."""
+    source = ColumnDataSource(dict(layer.columns), tags=[[*layer.words]])
+    # Unlike ``figure.line``, this makes no glyphs for selections, which would double the page.
+    renderer = one.add_glyph(source, layer.glyph, name=layer.name)
+    if layer.over:
+        renderer.update(y_range_name="pixels", level="annotation")
+    if layer.part == "color_mapper":
+        layer.glyph.color_mapper = common.mappers[str(layer.color)]
+        renderer.tags = [{**layer.tags}]
+        return
+    found = {"part": layer.part, "light": to_hex(layer.color), "dark": in_dark(layer.color)}
+    layer.glyph.update(**{layer.part: found["light"]})
+    renderer.tags = [{**layer.tags, **found}]
+
+
+def _ticker(ruler: Ruler) -> BasicTicker | FixedTicker:
+    if ruler.ticks is not None:
+        return FixedTicker(ticks=[*ruler.ticks])
+    if ruler.linear:
+        ticks = ruler.locator(4).tick_values(*ruler.limits)
+        return FixedTicker(ticks=_places(ticks, ruler.linear))
+    # The page sets the ticks of logarithmic axes.
+    rounded = BasicTicker(desired_num_ticks=4, mantissas=[1, 2, 5])
+    return FixedTicker(ticks=[], tags=["log"]) if ruler.log else rounded
+
+
+def _places(values: Any, linear: float) -> list[float]:
+    found = np.array([*values], dtype=np.float64)
+    return (to_places(found, linear) if linear else found).tolist()
+
+
+def _ends(ruler: Ruler) -> tuple[float, float]:
     """The ends of a value axis as places on it."""
-    low, high = to_places(np.array(up.limits), up.linear).tolist() if up.linear else up.limits
+    low, high = _places(ruler.limits, ruler.linear)
     return low, high
 
 
-def _shade(one: figure, source: ColumnDataSource, color: Color, alpha: float, **tags: Any) -> None:
-    """The area between two lines."""
-    area = one.varea("step", "low", "high", source=source, fill_alpha=alpha, name="band")
-    paint(area, color, "fill_color", **tags)
+def update(one: figure, plot: Plot) -> None:
+    """Bring a figure up to date, and its ranges unless the page sets them by itself."""
+    drawn: Any = one.renderers
+    for renderer, layer in zip(drawn, plot.layers, strict=True):
+        renderer.data_source.update(data=dict(layer.columns), tags=[[*layer.words]])
+    if not plot.fits:
+        start, end = _ends(plot.up)
+        one.y_range.update(start=start, end=end)
+    if plot.across is not None:
+        start, end = plot.across.limits
+        one.x_range.update(start=start, end=end)
 
 
-def _mark_gaps(one: figure, gaps: ColumnDataSource) -> None:
-    """Ticks on the base line where a value is missing."""
-    glyph = glyphs.Scatter(
-        x="step", y=3, marker="dash", angle=1.5708, size=8, line_width=1.4,
-        line_color=LIGHT["alarm" if UNKNOWN in gaps.tags[0] else "muted"],
-    )  # fmt: skip
-    marks = one.add_glyph(gaps, glyph, name="gaps", y_range_name="pixels")
-    marks.tags = [{}]
-
-
-def _of_map(shown: Map, height: int, common: Shared, sources: Sources) -> tuple[figure, ...]:
-    names = short_names(shown.table.names)
-    one = over_steps(common, "linear", height)
-    one.y_range = value_range(len(names), 0)
-    mapper = common.mappers[shown.colors]
-    image = _image(one, sources["map"], mapper)
-    image.tags = [{"names": list(shown.table.names)}]
-    stride = max(1, -(-len(names) * ROW // (height - EDGE)))
-    one.yaxis.ticker = FixedTicker(ticks=[n + 0.5 for n in range(0, len(names), stride)])
-    one.yaxis.formatter = CustomJSTickFormatter(
-        args={"names": [_short(name) for name in names]}, code="return names[Math.floor(tick)]"
-    )
-    one.ygrid.visible = False
-    one.js_on_event("tap", common.select)
-    is_log = isinstance(shown.norm, LogNorm)
-    below = over_steps(common, "log" if is_log else "linear", 120)
-    label_values(below, is_log)
-    line = below.line("step", "row 0", source=sources["cells"], line_width=1.7, name="row")
-    paint(line, BLUE)
-    # The range of the colours, so that rows can be compared.
-    below.y_range = value_range(*range_of_colours(shown))
-    below.visible = False
-    return one, below
-
-
-def _short(name: str, most: int = 13) -> str:
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2) :]}"
-
-
-def _of_picture(shown: Picture, common: Shared, sources: Sources) -> figure:
-    is_over_steps = shown.steps is not None
-    one = over_steps(common, "linear") if is_over_steps else plain(shown.across, shown.up)
-    one.y_range = value_range(*shown.up.limits)
-    label_values(one, False)
-    one.yaxis.axis_label = shown.up.label
-    image = _image(one, sources["map"], common.mappers["density"])
-    image.tags = [{}]
-    return one
-
-
-def _of_shapes(shown: Shapes, sources: Sources) -> figure:
-    one = plain(shown.across, shown.up)
-    label_values(one, shown.up.log)
-    if shown.up.ticks is not None:
-        one.yaxis.ticker = FixedTicker(ticks=[*shown.up.ticks])
-        one.ygrid.visible = False
-    if shown.equal:
-        one.update(sizing_mode=None, frame_width=SQUARE, frame_height=SQUARE)
-    for place, shape in enumerate(shown.shapes):
-        # A shape goes with the entry of its colour.
-        entries = [n for n, entry in enumerate(shown.key) if entry.color == shape.color]
-        tags = {"curve": entries[0]} if entries else {}
-        for glyph, part in _glyphs(shape):
-            renderer = one.add_glyph(sources[f"shape {place}"], glyph, name="shape")
-            paint(renderer, shape.color, part, **tags)
-    return one
-
-
-def _glyphs(shape: Shape) -> list[tuple[Any, str]]:
-    """What a shape is drawn by, and which part of that has its colour."""
-    if shape.kind == "area":
-        area = glyphs.VArea(x="x", y1="low", y2="value", fill_alpha=shape.opacity)
-        return [(area, "fill_color")]
-    point: dict[str, Any] = {"x": "x", "y": "value", "line_color": None}
-    if shape.kind == "points":
-        return [(glyphs.Scatter(size=1.4 * shape.width + 1, **point), "fill_color")]
-    dash = (
-        []
-        if isinstance(shape.style, str)
-        else [max(1, round(1.3 * shape.width * part)) for part in shape.style[1]]
-    )
-    line = glyphs.Line(x="x", y="value", line_width=shape.width + 0.3, line_dash=dash)
-    if shape.kind == "line":
-        return [(line, "line_color")]
-    # The origin is a point that covers its triangle.
-    head = glyphs.Scatter(size=8, marker="triangle", angle=-np.pi / 2, **point)
-    return [(line, "line_color"), (head, "fill_color")]
-
-
-def _image(one: figure, source: ColumnDataSource, mapper: Any) -> Any:
-    fields: dict[str, Any] = {"x": "x", "y": "y", "dw": "dw", "dh": "dh", "color_mapper": mapper}
-    found = one.image("image", source=source, **fields)
-    found.name = "map"
-    return found
-
-
-def update(drawn: DrawnCard, card: Card, axis: StepAxis) -> None:
-    """Bring a card's sources up to date, and the ranges that the page doesn't fit by itself."""
-    if not drawn.figures:
-        return
-    found = columns(card, axis)
-    for name, source in drawn.sources.items():
-        source.data = dict(found[name])
-    for place, gaps in enumerate(card.gaps):
-        drawn.sources[f"gaps {place}"].tags = [list(gaps.reasons)]
-    first, *below = drawn.figures
-    match card.panel.content:
-        case Map() as map:
-            _set(below[0].y_range, range_of_colours(map))
-        case Lines() if not first.tags[0]["fits"]:
-            _set(first.y_range, _ends(card.up))
-        case Picture() | Shapes() as shown:
-            _set(first.y_range, shown.up.limits)
-            if isinstance(shown, Shapes) or shown.steps is None:
-                _set(first.x_range, shown.across.limits)
-
-
-def _set(one: Any, found: tuple[float, float]) -> None:
-    one.update(start=found[0], end=found[1])
+def _range(start: float, end: float) -> Range1d:
+    return Range1d(start=start, end=end)

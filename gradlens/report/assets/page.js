@@ -177,7 +177,7 @@ const gradlens = (() => {
   /** Show the line of a row of a map, or hide it if it is shown. */
   function select(y, plot) {
     const panel = panels.find((each) => each.plot === plot);
-    showRow(panel, Math.floor(y), true);
+    if (panel?.map) showRow(panel, Math.floor(y), true);
   }
 
   function showRow(panel, row, toggles) {
@@ -197,21 +197,21 @@ const gradlens = (() => {
   // The range of steps ----------------------------------------------------------------------
 
   const isFull = () => {
-    const { start, end } = models.xRange;
+    const { start, end } = models.x_range;
     const [low, high] = state.full.map(warp);
     const width = Math.abs(high - low) * 1e-3;
     return Math.abs(start - low) < width && Math.abs(end - high) < width;
   };
 
   function view(low, high) {
-    set(models.xRange, { start: warp(low), end: warp(high) });
+    set(models.x_range, { start: warp(low), end: warp(high) });
   }
 
   const reset = () => view(...state.full);
 
   /** Fit the value axes to what is in view; a figure has the same margins. */
   function fit() {
-    const [start, end] = [models.xRange.start, models.xRange.end].map(unwarp);
+    const [start, end] = [models.x_range.start, models.x_range.end].map(unwarp);
     for (const { plot, curves } of panels) {
       if (!tag(plot).fits) continue;
       let [low, high] = [Infinity, -Infinity];
@@ -244,7 +244,7 @@ const gradlens = (() => {
     one("#reset").hidden = isFull();
     clearTimeout(timer);
     timer = setTimeout(() => {
-      const ends = [models.xRange.start, models.xRange.end].map((place) => Math.round(unwarp(place)));
+      const ends = [models.x_range.start, models.x_range.end].map((place) => Math.round(unwarp(place)));
       const hash = isFull() ? "#all" : `#steps=${ends.join("..")}`;
       if (location.hash !== hash && (location.hash || hash !== "#all")) location.replace(hash);
     }, 150);
@@ -257,7 +257,7 @@ const gradlens = (() => {
   }
 
   function setLog(on) {
-    const ends = [models.xRange.start, models.xRange.end].map(unwarp);
+    const ends = [models.x_range.start, models.x_range.end].map(unwarp);
     const full = isFull();
     state.log = on;
     const x = on ? { field: "step", transform: models.places } : { field: "step" };
@@ -271,7 +271,7 @@ const gradlens = (() => {
         } else set(renderer.glyph, { x });
       }
       for (const axis of plot.below) {
-        set(axis, { ticker: on ? models.logTicks : models.ticks });
+        set(axis, { ticker: on ? models.log_ticks : models.ticks });
       }
     }
     if (full) reset();
@@ -331,10 +331,6 @@ const gradlens = (() => {
       for (const renderer of plot.renderers) {
         const { part, light, dark: pale } = tag(renderer);
         if (part) set(renderer.glyph, { [part]: { value: dark.matches ? pale : light } });
-        else if (renderer.name === "gaps") {
-          const isAlarm = plain(renderer.data_source.tags[0]).includes("not a number");
-          set(renderer.glyph, { line_color: { value: color(isAlarm ? "alarm" : "muted") } });
-        }
       }
     }
     set(models.span, { line_color: color("muted") });
@@ -462,8 +458,8 @@ const gradlens = (() => {
     }
     bind();
     if (dark.matches) paint();
-    models.xRange.properties.start.change.connect(ranged);
-    models.xRange.properties.end.change.connect(ranged);
+    models.x_range.properties.start.change.connect(ranged);
+    models.x_range.properties.end.change.connect(ranged);
     models.status.properties.data.change.connect(news);
     fromAddress();
     showValues();
