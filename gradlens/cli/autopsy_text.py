@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 from gradlens.cli.text import aligned, as_line, in_short, printable
 from gradlens.diagnosis.autopsy import autopsy
-from gradlens.history.plain_data import plain
 from gradlens.history.spikes import NEVER, SampleId, Spike
 from gradlens.instruments.scales import number_label
 
@@ -45,7 +44,7 @@ def _joined(lines: Iterable[str]) -> str:
 def spikes_json(spikes: Mapping[int, Spike], name: str) -> str:
     """All spikes with what they most likely come from, as one line of strict JSON."""
     found = [
-        {"step": step, **plain(spike), "conclusion": asdict(autopsy(spike))}
+        {"step": step, **asdict(spike), "conclusion": asdict(autopsy(spike))}
         for step, spike in sorted(spikes.items())
     ]
     return as_line({"run": name, "spikes": found})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gradlens.cli.summary_text import shown
 from gradlens.cli.text import as_line, wrapped
 from gradlens.history.finding import Finding, Measured
-from gradlens.history.plain_data import plain
 
 INDENT = "    "
 NAMES = 8
@@ -36,7 +35,7 @@ def as_json(diagnosis: Diagnosis) -> str:
         "run": diagnosis.run,
         "steps": diagnosis.steps,
         "findings": [
-            {**plain(each), "probability": each.probability} for each in diagnosis.findings
+            {**asdict(each), "probability": each.probability} for each in diagnosis.findings
         ],
         "asked": [*diagnosis.asked],
         "unasked": {fault: [*needs] for fault, needs in diagnosis.unasked.items()},

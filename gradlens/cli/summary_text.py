@@ -16,7 +16,6 @@ from gradlens.cli.text import as_line, printable, strict, wrapped
 from gradlens.history.coverage import CoverageTable, few
 from gradlens.history.finding import Finding
 from gradlens.history.lines import Line
-from gradlens.history.plain_data import plain
 from gradlens.history.records import Note, Spending
 from gradlens.instruments.scales import number_label
 from gradlens.plotting.summary import DeadUnits, Extreme, NoiseRanking, Row, Summary
@@ -296,13 +295,13 @@ def as_json(summary: Summary, run: str) -> str:
         "first_step": summary.steps[0] if summary.steps else None,
         "last_step": _latest(summary),
         "truncated": summary.truncated,
-        "findings": [plain(finding) for finding in summary.findings],
+        "findings": [asdict(finding) for finding in summary.findings],
         "series": [_entries(row) for row in summary.rows],
         "without_single_numbers": dict(summary.others),
         "noise": [asdict(ranking) for ranking in summary.noise],
         "dead_units": [asdict(one) for one in summary.dead_units],
-        "coverage": None if table is None else {"share": table.share, **plain(table.coverage)},
-        "spending": None if summary.spending is None else plain(summary.spending),
+        "coverage": None if table is None else {"share": table.share, **asdict(table.coverage)},
+        "spending": None if summary.spending is None else asdict(summary.spending),
         "notes": [asdict(note) for note in summary.notes],
     }
     return as_line(found)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from gradlens.history.json_lines import encoded, value_of
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics, Statistic
@@ -177,7 +178,8 @@ class Aggregation:
         kept = dict(values)
         for name in self._aggregates.keys() & values.keys():
             aggregate = self._aggregates[name]
-            self._add(global_step, aggregate.name, values[name], aggregate.statistics)
+            value = value_of(encoded(values[name]))
+            self._add(global_step, aggregate.name, value, aggregate.statistics)
             if not aggregate.raw:
                 del kept[name]
             if self._windows[aggregate.name].records == aggregate.over:

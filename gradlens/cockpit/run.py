@@ -16,8 +16,8 @@ from torch import nn
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.values import PUSHED, pushable, recordable
 from gradlens.history.history import History
-from gradlens.history.json_lines import Value, encoded, line_of, to_line
-from gradlens.history.records import LeftOutWarning, Source, record
+from gradlens.history.json_lines import encoded, line_of, to_line
+from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.run_file import RunFile, mend
 from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import first_line
@@ -90,7 +90,7 @@ class Run:
         return any(global_step in self.history[name] for name in known)
 
     def record(self, global_step: int, values: Mapping[str, Any]) -> None:
-        """Record values as a history holds them, and statistics that are complete with them."""
+        """Record values, and statistics that are complete with them."""
         self.has_recorded = True
         if self._aggregation.has_aggregates:
             values = self._aggregation.take_in(global_step, values)
@@ -123,7 +123,7 @@ class Run:
         if content == self.history.latest(kind):
             return
         self.history.take_in(global_step, kind, content)
-        self._write(record(global_step, kind, content))
+        self._write({"step": global_step, kind: content})
         if kind == "coverage":
             for text in content.notes(self.history.parameters):
                 self.note(global_step, text)
@@ -193,7 +193,7 @@ class Run:
         series = {name: self.history[name] for name in self.history.names}
         return {name: next(reversed(one)) for name, one in series.items() if one}
 
-    def _write(self, content: Mapping[str, Value]) -> None:
+    def _write(self, content: Mapping[str, Any]) -> None:
         self._write_line(f"{to_line(content)}\n".encode())
 
     def _write_line(self, line: bytes = b"") -> None:

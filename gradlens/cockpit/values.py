@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.cockpit.boundary import Boundary, Refuse
 from gradlens.curvature.curvature import Curvature
-from gradlens.history.json_lines import LARGEST, Value
+from gradlens.history.json_lines import Encoded, encoded, refused, value_of
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
@@ -149,78 +150,40 @@ NOT_PASSED = (
 )
 
 
-def recordable(quantity: Quantity, global_step: int, value: Any) -> Value:
-    """A quantity's value as a history holds it, logged if the quantity is verbose.
+def recordable(quantity: Quantity, global_step: int, value: Any) -> Encoded:
+    """A quantity's value as a file has it, logged if the quantity is verbose.
 
     ``TypeError`` names the quantity if its value can't be recorded.
     """
     try:
-        plain = to_plain(on_host(value))
+        found = Encoded(encoded(on_host(value), _of_tensor))
     except TypeError as error:
         raise TypeError(f"{quantity.name}: {error}") from error
     if quantity.verbose:
-        log(f"[Step {global_step}] {quantity.name}: {plain}")
-    return plain
+        log(f"[Step {global_step}] {quantity.name}: {value_of(found.content)}")
+    return found
 
 
-DEEPEST = 40
-"""How deep a value may be nested, which is far from Python's limit of recursion."""
-
-
-def to_plain(value: Any, depth: int = 0) -> Value:
-    """Numbers, arrays, lists and dicts instead of tensors and dataclasses, all of them copies.
-
-    ``TypeError`` for anything else, and for what a file can't hold.
-    """
-    if depth > DEEPEST:
-        raise _unrecordable(f"value that is nested more than {DEEPEST} levels deep")
-    if isinstance(value, Tensor):
-        found = value.detach().to_dense().cpu()
-        value = (found.float() if found.dtype == torch.bfloat16 else found).numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise _unrecordable(f"array of {array.dtype}")
-        return array.copy() if array.ndim else array.item()
-    if is_dataclass(value) and not isinstance(value, type):
-        return to_plain(asdict(value), depth + 1)
-    if isinstance(value, Mapping):
-        plain = {
-            # Most values are numbers, for which a call takes longer than this check.
-            str(key): entry if type(entry) is float else to_plain(entry, depth + 1)
-            for key, entry in value.items()
-        }
-        if len(plain) < len(value):
-            raise TypeError(f"two keys of {list(value)} are the same as text: use strings")
-        return plain
-    if isinstance(value, (list, tuple)):
-        return [to_plain(entry, depth + 1) for entry in value]
-    if isinstance(value, int) and abs(value) > LARGEST:
-        raise _unrecordable("whole number that is larger than any float")
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise _unrecordable(type(value).__name__)
-
-
-def _unrecordable(what: str) -> TypeError:
-    return TypeError(
-        f"a {what} can't be recorded: return a number, a string, an array or tensor, or lists and "
-        "dicts of these"
-    )
+def _of_tensor(value: Any) -> NDArray[Any]:
+    if not isinstance(value, Tensor):
+        return refused(value)
+    found = value.detach().to_dense().cpu()
+    array: NDArray[Any] = (found.float() if found.dtype == torch.bfloat16 else found).numpy()
+    return array
 
 
 PUSHED = Source(("Aggregate",), View("", group="performance"))
 """The source of all series of pushed metrics."""
 
 
-def loggable(name: str, value: Any) -> Value:
-    """A value as a history holds it; ``TypeError`` names what can't be logged."""
+def loggable(name: str, value: Any) -> Encoded:
+    """A value as a file has it; ``TypeError`` names what can't be logged."""
     if name == "epoch_count" and isinstance(value, Mapping):
         raise TypeError(
             f"log(step, {_in_words(value)}): pass values by name, as in log(step, **values)"
         )
     try:
-        return to_plain(value)
+        return Encoded(encoded(value, _of_tensor))
     except TypeError as error:
         raise TypeError(f"log({name}=...): {error}") from error
 
@@ -228,7 +191,7 @@ def loggable(name: str, value: Any) -> Value:
 def pushable(name: str, value: Any) -> float:
     """The value of a metric as a float; ``TypeError`` names the metric if it isn't a number."""
     try:
-        plain = to_plain(value)
+        plain = value_of(encoded(value, _of_tensor))
         if isinstance(plain, np.ndarray) and plain.size == 1:
             plain = plain.item()
         if isinstance(plain, (int, float)):

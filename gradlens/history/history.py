@@ -24,7 +24,7 @@ from gradlens.history.json_lines import (
     value_of,
 )
 from gradlens.history.lines import durations, frame, line, number_lines
-from gradlens.history.plain_data import from_plain, plain
+from gradlens.history.plain_data import from_plain
 from gradlens.history.records import (
     FORMAT,
     KINDS,
@@ -34,7 +34,6 @@ from gradlens.history.records import (
     Samples,
     Source,
     Spending,
-    record,
 )
 from gradlens.history.run_file import new_file
 from gradlens.history.scalars import Scalar, scalars_of
@@ -308,27 +307,27 @@ class History:
         """The records of a run's file with everything, the header first."""
         yield self.header()
         for note in self.notes:
-            yield record(note.step, "note", note.text)
+            yield {"step": note.step, "note": note.text}
         for rows in self.facts.all_rows():
-            yield record(rows.steps[-1], "facts", rows)
+            yield {"step": rows.steps[-1], "facts": rows}
         for finding in self.facts.findings:
-            yield record(finding.step, "finding", finding)
+            yield {"step": finding.step, "finding": finding}
         facts, spikes = self.facts, self.spikes
         by_step: Mapping[str, Mapping[int, Any]]
         by_step = {"setup": facts.setups, "coverage": self.coverages, "spike": spikes}
         for kind, found in by_step.items():
             for step, content in found.items():
-                yield record(step, kind, content)
+                yield {"step": step, kind: content}
         if self.spending is not None:
-            yield record(self.steps[-1] if self.steps else 0, "spending", self.spending)
+            yield {"step": self.steps[-1] if self.steps else 0, "spending": self.spending}
         if self.samples is not None:
-            yield record(self.samples.until, "samples", self.samples)
+            yield {"step": self.samples.until, "samples": self.samples}
         for step in self.steps:
-            yield record(step, "values", self[step])
+            yield {"step": step, "values": self[step]}
 
     def header(self) -> dict[str, Value]:
         """The record that says what the series come from, as far as it is known by now."""
-        return {"gradlens_run": FORMAT, **plain(Header(self.sources, self.parameters))}
+        return {"gradlens_run": FORMAT, "sources": self.sources, "parameters": self.parameters}
 
     @classmethod
     def load(cls, path: str | Path) -> History:

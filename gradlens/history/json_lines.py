@@ -12,7 +12,8 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,8 +35,12 @@ MARKS = ("$float", "$undefined", "$array")
 """Keys of what JSON has no word for."""
 
 
+DEEPEST = 40
+"""How deep a value may be nested, which is far from Python's limit of recursion."""
+
+
 def to_line(record: Mapping[str, Value]) -> str:
-    """One line of strict JSON, without the line break; ``TypeError`` for what can't be stored."""
+    """One line of strict JSON, without the line break; ``TypeError`` as in ``encoded``."""
     return line_of(encoded(record))
 
 
@@ -69,35 +74,64 @@ def _refuse_constant(name: str) -> Any:
 _STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def encoded(value: Value) -> Any:
-    """A value as JSON has it; ``TypeError`` for what can't be stored."""
+@dataclass(frozen=True)
+class Encoded:
+    """A value that was ``encoded`` before."""
+
+    content: Any
+
+
+def refused(value: object) -> Any:
+    """``TypeError`` for a value that can't be recorded."""
+    raise _unrecordable(f"a {type(value).__name__}")
+
+
+def encoded(value: Any, other: Callable[[Any], Any] = refused, depth: int = 0) -> Any:
+    """A value as JSON has it; dataclasses are dicts, tuples are lists, and keys are texts.
+
+    What ``other`` makes of a value of another type is taken in its place. ``TypeError`` for what
+    can't be recorded.
+    """
     if isinstance(value, Undefined):
         return {"$undefined": _text(value.reason)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int):
         if abs(value) > LARGEST:
-            raise TypeError("a whole number that is larger than any float can't be stored in a run")
+            raise _unrecordable("a whole number that is larger than any float")
         return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, (np.ndarray, np.generic)):
-        return _encode_array(value) if np.ndim(value) else encoded(value.item())
+        return _encode_array(np.asarray(value))
+    if isinstance(value, Encoded):
+        return value.content
+    if depth > DEEPEST:
+        raise _unrecordable(f"a value that is nested more than {DEEPEST} levels deep")
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {
+        found = {
             # Most keys are such, and most values numbers: calls take longer than these checks.
             key if type(key) is str and key.isascii() and key[:1] != "$" else _key(key): entry
             if type(entry) is float and math.isfinite(entry)
-            else encoded(entry)
+            else encoded(entry, other, depth + 1)
             for key, entry in value.items()
         }
-    if isinstance(value, Sequence):
-        return [encoded(entry) for entry in value]
-    raise TypeError(
-        f"a {type(value).__name__} can't be stored in a run: return a number, a string, an array "
-        "or tensor, or lists and dicts of these"
+        if len(found) < len(value):
+            raise TypeError(f"two keys of {list(value)} are the same as text: use strings")
+        return found
+    if isinstance(value, (list, tuple)):
+        return [encoded(entry, other, depth + 1) for entry in value]
+    return encoded(other(value), depth=depth)
+
+
+def _unrecordable(what: str) -> TypeError:
+    return TypeError(
+        f"{what} can't be recorded: return a number, a string, an array or tensor, or lists and "
+        "dicts of these"
     )
 
 
@@ -107,16 +141,16 @@ def _text(text: str) -> str:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, str):
-        return _text(f"${key}" if key.startswith("$") else key)
-    raise TypeError(f"the key {key!r} can't be stored in a run: use strings")
+    text = str(key)
+    return _text(f"${text}" if text.startswith("$") else text)
 
 
-def _encode_array(array: Any) -> Any:
-    array = np.asarray(array)
+def _encode_array(array: NDArray[Any]) -> Any:
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if array.dtype.str not in DTYPES:
-        raise TypeError(f"an array of {array.dtype} can't be stored in a run")
+        raise _unrecordable(f"an array of {array.dtype}")
+    if not array.ndim:
+        return encoded(array.item())
     data = base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii")
     return {"$array": [array.dtype.str, list(array.shape), data]}
 

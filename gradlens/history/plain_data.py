@@ -1,4 +1,4 @@
-"""Frozen dataclasses as the plain data of a file, and back: their fields' types say what is valid.
+"""Frozen dataclasses from the plain data of a file: their fields' types say what is valid.
 
 A type may be a dataclass, ``Mapping[str, T]``, ``tuple[T, ...]``, a union, a ``Literal``, an array,
 or one of ``str``, ``float``, ``int`` and ``bool``. Needs nothing of gradlens.
@@ -14,15 +14,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 SHOWN = 60
 """So many characters of a wrong value are quoted in an error."""
-
-
-def plain(value: Any) -> Any:
-    """A value of such a type as plain data."""
-    if is_dataclass(value):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    return [*map(plain, value)] if isinstance(value, (tuple, list)) else value
 
 
 def from_plain(kind: Any, found: Any, where: str) -> Any:

@@ -12,8 +12,6 @@ import numpy as np
 from gradlens.history.coverage import Coverage, few, percent
 from gradlens.history.facts import Rows
 from gradlens.history.finding import Finding
-from gradlens.history.json_lines import Value
-from gradlens.history.plain_data import plain
 from gradlens.history.setup import Setup
 from gradlens.history.spikes import SampleId, Spike
 from gradlens.history.view import View
@@ -172,8 +170,3 @@ KINDS: Mapping[str, Any] = {
 ``"rewind"`` says that training continues from a checkpoint (see ``History.rewind``). A later record
 of a spike at the same step replaces an earlier one.
 """
-
-
-def record(step: int, kind: str, content: Any) -> dict[str, Value]:
-    """The record that says something of this kind of a step."""
-    return {"step": step, kind: plain(content)}

@@ -53,7 +53,7 @@ class Publisher:
     def record(
         self,
         step: int,
-        values: Mapping[str, Value],
+        values: Mapping[str, Any],
         sources: Mapping[str, Source],
         parameters: Mapping[str, Any],
     ) -> None:
@@ -83,14 +83,15 @@ class Publisher:
         self,
         step: int,
         name: str,
-        value: Value,
+        found: Any,
         source: Source | None,
         parameters: Mapping[str, Any],
     ) -> Contents:
         """What a value says; nothing if it can't be read."""
         if name in self._unreadable:
             return {}
-        records = Series.of({**self._stamps.get(name, {}), step: value})
+        records = Series.of({**self._stamps.get(name, {}), step: found})
+        value = records[step]
         if source is not None and "Time" in source.kinds:
             self._stamps[name] = {step: value}
         try:
@@ -104,9 +105,9 @@ class Publisher:
             self._unreadable.add(name)
             self._report(f"reading {name} for sinks", error)
             return {}
-        found: Contents = {(name, layer, ""): one for layer, one in histograms.items()}
+        contents: Contents = {(name, layer, ""): one for layer, one in histograms.items()}
         numbers = {(name, *at): _number(step, line) for at, line in lines.items()}
-        return {at: number for at, number in numbers.items() if number is not None} | found
+        return {at: number for at, number in numbers.items() if number is not None} | contents
 
     @contextmanager
     def _containing(self, outlet: _Outlet) -> Iterator[None]:

@@ -15,7 +15,6 @@ import pytest
 
 from gradlens.cli.main import main
 from gradlens.history.json_lines import to_line
-from gradlens.history.plain_data import plain
 from gradlens.history.records import ARRAYS, Samples
 from gradlens.history.spikes import Spike
 from tests.cases.mutated_runs import (
@@ -37,7 +36,7 @@ MEGABYTES = 500
 HEADER = '{"gradlens_run":1,"sources":{},"parameters":{}}'
 
 
-def stored(found: dict[str, Any]) -> Any:
+def stored(found: Any) -> Any:
     """What JSON has for the values of a record."""
     return json.loads(to_line(found))
 
@@ -103,9 +102,9 @@ def test_figures_of_mutated_files(
         check(command, path, capsys, (seed, name))
 
 
-SPIKE = stored(plain(Spike(9.0, 1.0, 0.1, 2.0)))
+SPIKE = stored(Spike(9.0, 1.0, 0.1, 2.0))
 COLUMNS = {name: np.zeros(0, kind) for name, kind in ARRAYS.items()}
-SAMPLES = stored(plain(Samples(1, (), **COLUMNS)))
+SAMPLES = stored(Samples(1, (), **COLUMNS))
 CRAFTED: dict[str, tuple[str, str]] = {
     "a list for a record": ("[1]", "line 2 is broken (a record is a JSON object)"),
     "a list of values": (

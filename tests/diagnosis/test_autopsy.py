@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gradlens.diagnosis.autopsy import autopsy
-from gradlens.history.plain_data import from_plain, plain
+from gradlens.history.json_lines import encoded, value_of
+from gradlens.history.plain_data import from_plain
 from gradlens.history.spikes import NEVER, Spike, Suspect
 
 SAMPLE = Suspect(3, "img_3", share=0.99, loss=50.0, loss_share=0.9, input_ratio=1.1)
@@ -79,5 +80,5 @@ def test_several_odd_samples_are_named_together() -> None:
 
 
 def test_a_record_in_a_file_is_the_same() -> None:
-    found = from_plain(Spike, {**plain(SPIKE), "more": 1}, "the spike")
+    found = from_plain(Spike, {**value_of(encoded(SPIKE)), "more": 1}, "the spike")
     assert repr(found) == repr(SPIKE)  # the NaN of two spikes aren't equal

@@ -13,7 +13,8 @@ from gradlens.diagnosis.rules import RULES
 from gradlens.history.coverage import Coverage
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
-from gradlens.history.plain_data import from_plain, plain
+from gradlens.history.json_lines import encoded, value_of
+from gradlens.history.plain_data import from_plain
 from gradlens.history.setup import Layer, ParameterGroup
 from gradlens.history.spikes import Origin, Spike, Suspect
 from tests.diagnosis.runs import (
@@ -632,7 +633,7 @@ def test_what_findings_say() -> None:
         assert not finding.title.endswith(".")
         assert {*finding.others} <= faults
         assert 0 <= finding.step < STEPS
-        assert finding == from_plain(Finding, plain(finding), "it")
+        assert finding == from_plain(Finding, value_of(encoded(finding)), "it")
         for one in finding.evidence:
             assert one.value > one.limit if one.is_above else one.value < one.limit, finding
 

@@ -19,7 +19,7 @@ import gradlens
 from gradlens import Cockpit, History
 from gradlens.facts.parameters import parameter_numbers
 from gradlens.history.facts import Facts
-from gradlens.history.json_lines import to_line
+from gradlens.history.json_lines import encoded, to_line, value_of
 from gradlens.history.records import LeftOutWarning
 from gradlens.quantities import NormTest
 from tests.cases.steps import tracked_backward
@@ -375,7 +375,7 @@ def test_records_of_another_form_are_refused(
 ) -> None:
     cockpit, _, _ = run(range(3), None)
     records = {
-        kind: record
+        kind: value_of(encoded(record))
         for record in cockpit.history.records()
         for kind in ("facts", "setup")
         if kind in record

@@ -75,9 +75,9 @@ def test_marked_keys_of_the_user_are_kept(key: str) -> None:
     assert from_line(to_line({"value": {key: 1}})) == {"value": {key: 1}}
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, np.array(["a"]), 1j], ids=type)
+@pytest.mark.parametrize("value", [object(), {1: 2, "1": 3}, np.array(["a"]), 1j], ids=type)
 def test_what_cannot_be_stored_is_named(value: Any) -> None:
-    with pytest.raises(TypeError, match="can't be stored"):
+    with pytest.raises(TypeError, match=r"can't be recorded|are the same"):
         to_line({"value": value})
 
 
@@ -223,11 +223,11 @@ def test_unwritable_path(path: str, tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_be_written_as_a_whole_leaves_nothing(tmp_path: Path) -> None:
     history = example()
-    with pytest.raises(TypeError, match="can't be stored"):
+    with pytest.raises(TypeError, match="can't be recorded"):
         history.append(11, {"Loss": 1.0, "mine": object()})
     assert history.steps == (3, 10)
     history.notes.append(Note(3, object()))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="can't be stored"):
+    with pytest.raises(TypeError, match="can't be recorded"):
         history.write(tmp_path / "run.jsonl")
     assert not [*tmp_path.iterdir()]
 
