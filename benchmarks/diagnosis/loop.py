@@ -94,7 +94,7 @@ class Tracked:
     ) -> AbstractContextManager[Any]:
         """The context of a backward pass, behind which so many others are ``left`` in its step."""
         if self._is_live and self.alarmed is None:
-            findings = self.cockpit.history.facts.findings
+            findings = self.cockpit.history.findings
             if any(finding.is_alarm for finding in findings):
                 self.alarmed = step - 1
         return self.cockpit(

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio, smallest
-from gradlens.history.facts import OF_SAMPLES
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, field_line, line, lines
+from gradlens.history.records import OF_SAMPLES
 from gradlens.history.setup import Layer, Setup
 from gradlens.history.spikes import Suspect
 
@@ -79,13 +79,13 @@ class Evidence:
     @cached_property
     def setup(self) -> Setup:
         """The latest one; one without anything if none was recorded."""
-        setups = self.history.facts.setups
+        setups = self.history.setups
         return setups[max(setups)] if setups else Setup()
 
     def since(self, holds: Callable[[Setup], bool]) -> int | None:
         """The step from which on something has held of all setups; ``None`` if it doesn't now."""
         found = None
-        for step, setup in sorted(self.history.facts.setups.items()):
+        for step, setup in sorted(self.history.setups.items()):
             if not holds(setup):
                 found = None
             elif found is None:
@@ -129,17 +129,17 @@ class Evidence:
         left_out = {*self.setup.missed, *self.setup.frozen}
         return tuple(name for name in self.weights if name not in left_out)
 
-    # The table of steps ------------------------------------------------------------------------
+    # Facts of steps ----------------------------------------------------------------------------
 
     @cached_property
     def steps(self) -> Steps:
-        """Of the table of steps ``[K]``."""
-        return self.history.facts.steps.steps
+        """Those that have facts ``[K]``."""
+        return self.history.facts["steps"].steps.astype(np.int64)
 
     def column(self, name: str) -> Floats:
-        """A column of the table of steps ``[K]``."""
+        """A number of each of these steps ``[K]``."""
         if name not in self._columns:
-            self._columns[name] = self.history.facts.steps[name].astype(np.float64)
+            self._columns[name] = self.history.facts["steps"].column(name).numbers()
         return self._columns[name]
 
     def typical(self, name: str) -> float:
@@ -383,16 +383,16 @@ class Evidence:
     # Layers and parameters ---------------------------------------------------------------------
 
     def by_name(self, kind: str) -> ByName:
-        """The columns of a kind of the layers' table; of the history's norms where it has none."""
+        """The facts of layers or parameters of a kind; the history's norms where there are none."""
         if kind not in self._kinds:
             self._kinds[kind] = self._by_name(kind)
         return self._kinds[kind]
 
     def _by_name(self, kind: str) -> ByName:
-        table = self.history.facts.layers
-        found = table.under(kind)
-        if found or kind not in SERIES:
-            return ByName(table.steps, {n: v.astype(np.float64) for n, v in found.items()})
+        facts = self.history.facts["layers"].column(kind)
+        if facts.entries or kind not in SERIES:
+            found = {name: one.values for name, one in lines(facts).items()}
+            return ByName(facts.steps.astype(np.int64), found)
         return self._norms(SERIES[kind])
 
     def _norms(self, kind: str) -> ByName:

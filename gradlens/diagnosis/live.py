@@ -32,7 +32,7 @@ class LiveDiagnosis:
         self._rules = [*rules]
         self._steps = 0
         self._due = FEWEST
-        self._known = {part for each in history.facts.findings for part in _parts(each)}
+        self._known = {part for each in history.findings for part in _parts(each)}
         self._since: dict[str, int] = {}
         """The steps of the run when a fault that is found still was first found."""
         self._spikes = len(history.spikes)

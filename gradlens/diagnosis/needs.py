@@ -30,7 +30,7 @@ def of_layers(kind: str, words: str) -> Need:
 
 SETUP = Need(
     "the facts of the run, which Cockpit(..., facts=True) records",
-    lambda evidence: bool(evidence.history.facts.setups),
+    lambda evidence: bool(evidence.history.setups),
 )
 OPTIMIZER = Need(
     "the optimizer, which is passed to the context: cockpit(step, optimizer=optimizer)",

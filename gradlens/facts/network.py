@@ -477,7 +477,7 @@ def activation_share(activation: Activation, output: Tensor) -> tuple[str, Tenso
 
 
 def activation_shares(network: Network) -> dict[str, Tensor]:
-    """Columns of the layers' table; the largest of those of a layer that is used repeatedly."""
+    """Facts of layers; the largest of those of a layer that is used repeatedly."""
     result: dict[str, Tensor] = {}
     for activation in network.activations:
         output = network.output_of(activation)

@@ -66,7 +66,7 @@ def parameter_numbers(
     gradients: Mapping[str, Tensor],
     scales: Mapping[str, float],
 ) -> dict[str, Tensor]:
-    """Columns of the layers' table; gradients are those of the loss times their scales."""
+    """Facts of parameters; gradients are those of the loss times their scales."""
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         weights = parameter.detach()
@@ -104,7 +104,7 @@ def row_spread(weights: Tensor) -> Tensor:
 def update_numbers(
     before: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Columns of the layers' table, from some elements of the parameters before an update."""
+    """Facts of parameters, from some elements of the parameters before an update."""
     return {
         f"update_rms/{name}": rms(some_elements(parameters[name]) - elements)
         for name, elements in before.items()
@@ -120,7 +120,7 @@ class Strangers:
 
     @torch.no_grad()
     def numbers(self, weights: Sequence[nn.Parameter]) -> dict[str, Tensor]:
-        """Columns of the layers' table: how many there are, are new, and haven't changed."""
+        """Facts of the network: how many there are, are new, and haven't changed."""
         before = self._seen
         self._seen = WeakTensorKeyDictionary({p: some_elements(p, FEW) for p in weights})
         if not weights:
@@ -162,7 +162,7 @@ OF_SCHEDULES = frozenset({"lr", "initial_lr", "params", "max_lr", "min_lr", "max
 def second_moments(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Columns of the layers' table: the median of √v, by which Adam and its like divide."""
+    """Facts of parameters: the median of √v, by which Adam and its like divide."""
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")

@@ -23,7 +23,7 @@ from gradlens.facts.parameters import (
     update_numbers,
 )
 from gradlens.facts.rows import Rows, dense_labels, loss_rows, output_columns, rows_of
-from gradlens.facts.step_facts import StepFacts, columns
+from gradlens.facts.step_facts import StepFacts, facts_of
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
@@ -31,7 +31,6 @@ from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.loss import Loss, read_loss
 from gradlens.graph.model_calls import ModelCall, calls_behind, latest_call
 from gradlens.graph.scaler import GradientScale
-from gradlens.history.facts import Rows as RowsOfFacts
 from gradlens.observers.autopsy import learning_rate
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 from gradlens.stateful import State
@@ -200,13 +199,8 @@ class FactRecorder(Observer):
     def flush(self) -> None:
         """Record all steps that are complete."""
         steps, self._complete = self._complete, []
-        if not steps:
-            return
-        of_steps, of_layers = columns(steps, self._labels)
-        self._run.take_in(steps[-1].step, "facts", RowsOfFacts.of("steps", of_steps))
-        for step, row in of_layers.items():
-            if row:
-                self._run.take_in(step, "facts", RowsOfFacts.of("layers", {step: row}))
+        for step, facts in facts_of(steps, self._labels).items():
+            self._run.take_in(step, "facts", facts)
 
     def state_dict(self) -> State:
         """How many steps and labels there were; called between an update and the next context."""

@@ -92,7 +92,7 @@ def joined(parts: Sequence[Rows]) -> Floats:
 
 
 def batch_columns(numbers: Floats, elements: int) -> dict[str, Floats]:
-    """Columns of the steps' table, from the numbers ``[K, 4, N]`` of rows of so many elements.
+    """Facts of steps, from the numbers ``[K, 4, N]`` of rows of so many elements.
 
     A batch with rows that aren't finite has NaN in the other columns.
     """
@@ -196,7 +196,7 @@ def loss_rows(loss: Loss) -> LossRows:
 
 @torch.no_grad()
 def dense_labels(loss: Loss) -> dict[str, Tensor]:
-    """Columns of the layers' table, of a loss with several class labels for each sample.
+    """Facts of the network, of a loss with several class labels for each sample.
 
     They are the share of the most frequent label, and that of padding, both of the labels that the
     loss counts. Probabilities are labels if they are 0 and 1, else the share is NaN. Padding is a
@@ -235,7 +235,7 @@ FEWEST_OF_ROW = 4
 
 @torch.no_grad()
 def output_columns(loss: Loss) -> dict[str, Tensor]:
-    """Columns of the steps' table, of what a loss function has compared with its targets.
+    """Facts of steps, of what a loss function has compared with its targets.
 
     ``output_std`` is the standard deviation of the outputs over the rows. Of errors that are
     squared by hand, the variance of the targets is among them, too.
@@ -276,7 +276,7 @@ def known_rows(losses: Floats, labels: Floats, ignored: int | None) -> tuple[Flo
 
 
 def loss_columns(losses: Floats, classes: int) -> dict[str, Floats]:
-    """Columns of the steps' table, from losses of single samples ``[K, N]``; NaN is none."""
+    """Facts of steps, from losses of single samples ``[K, N]``; NaN is none."""
     counts = (~np.isnan(losses)).sum(axis=1)
     known = np.where(np.isnan(losses), -np.inf, losses)
     ordered = np.sort(losses, axis=1)  # NaN come last
@@ -294,7 +294,7 @@ def loss_columns(losses: Floats, classes: int) -> dict[str, Floats]:
 
 
 def label_columns(counts: NDArray[np.int64]) -> dict[str, Floats]:
-    """Columns of the steps' table, from how often each class is a label ``[K, C]``."""
+    """Facts of steps, from how often each class is a label ``[K, C]``."""
     sums = counts.sum(axis=1, keepdims=True)
     shares = counts / np.maximum(sums, 1)
     means = shares @ np.arange(counts.shape[1])

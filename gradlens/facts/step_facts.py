@@ -1,4 +1,4 @@
-"""What is recorded of one step: on the device, and as columns of tables."""
+"""What is recorded of one step: on the device, and as numbers by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,8 @@ from gradlens.facts.rows import (
     label_columns,
     loss_columns,
 )
-from gradlens.history.facts import OF_SAMPLES
+from gradlens.history.records import OF_SAMPLES
+from gradlens.history.series import EXACT
 from gradlens.numerics.host import on_host
 
 Floats = NDArray[np.float64]
@@ -31,10 +33,10 @@ Floats = NDArray[np.float64]
 class StepFacts:
     """What is recorded of one step, on the device.
 
-    ``numbers`` are columns of the steps' table, and ``of_layers`` those of the layers' table, where
-    the step has a row there. Of several micro-batches, there are the ``rows`` and ``loss_rows`` of
-    each, and its ``parts`` of the loss: the loss, whether it is that of the micro-batch alone, and
-    how many samples it is of.
+    ``numbers`` are those of the step, and ``of_layers`` those of layers and parameters, as
+    ``kind/name``, where they are recorded at the step. Of several micro-batches, there are the
+    ``rows`` and ``loss_rows`` of each, and its ``parts`` of the loss: the loss, whether it is that
+    of the micro-batch alone, and how many samples it is of.
     """
 
     step: int
@@ -83,10 +85,8 @@ NONE = np.zeros(0)
 Columns = dict[str, float]
 
 
-def columns(
-    steps: Sequence[StepFacts], labels: Counter[int]
-) -> tuple[dict[int, Columns], dict[int, Columns]]:
-    """The rows of the steps' table and of the layers' table, by step.
+def facts_of(steps: Sequence[StepFacts], labels: Counter[int]) -> dict[int, dict[str, Any]]:
+    """The facts of some steps, as ``History.facts`` has them.
 
     All tensors are moved to the host together. The labels are added to ``labels``, which says how
     often each class was one so far.
@@ -115,17 +115,22 @@ def columns(
     for places, values in _alike(known, [0] * len(steps)):
         counts |= zip(places, counts_of(values), strict=True)
         _add(found, places, label_columns(np.stack([counts[n] for n in places])))
-    of_layers: dict[int, Columns] = {}
+    facts: dict[int, dict[str, Any]] = {}
     for n, step in enumerate(steps):
         if len(step.ids) == samples[n]:
             found[n] |= ids_of(found[n], step.ids)
         if n in counts:
             labels.update({int(c): int(counts[n][c]) for c in np.flatnonzero(counts[n])})
+        facts[step.step] = {"steps": found[n]}
         if step.of_layers is not None:
-            row = {name: float(value) for name, value in step.of_layers.items()}
-            row |= {f"labels/{label}": float(labels[label]) for label in sorted(labels)}
-            of_layers[step.step] = row
-    return {s.step: row for s, row in zip(steps, found, strict=True)}, of_layers
+            by_kind: dict[str, Columns] = {}
+            for name, value in step.of_layers.items():
+                kind, _, of = name.partition("/")
+                by_kind.setdefault(kind, {})[of] = float(value)
+            if labels:
+                by_kind["labels"] = {str(each): float(labels[each]) for each in sorted(labels)}
+            facts[step.step]["layers"] = by_kind
+    return facts
 
 
 def _alike(
@@ -153,9 +158,5 @@ def ids_of(row: Mapping[str, float], ids: Sequence[int | str]) -> Columns:
     return {
         f"{name}_id": float(one)
         for name, one in chosen.items()
-        if isinstance(one, int) and abs(one) <= LARGEST_ID
+        if isinstance(one, int) and abs(one) <= EXACT
     }
-
-
-LARGEST_ID = 2**24
-"""The tables are in single precision, which has all whole numbers up to this one."""

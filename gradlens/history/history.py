@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, overload
 import numpy as np
 
 from gradlens.history.coverage import Coverage, few
-from gradlens.history.facts import Facts
+from gradlens.history.finding import Finding
 from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import (
     Value,
@@ -38,11 +38,20 @@ from gradlens.history.records import (
 from gradlens.history.run_file import new_file
 from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import EXACT, Content, Series, taken_in
+from gradlens.history.setup import Setup
 from gradlens.history.spikes import Spike
 from gradlens.spelling import near
 
 if TYPE_CHECKING:
     import pandas
+
+MOST_FACTS = {"steps": 8192, "layers": 256}
+"""Steps whose facts are kept, at most: of each, they take 200 bytes, and 30 kB of the layers of a
+network with 1,000 parameters."""
+
+
+def _no_facts() -> dict[str, Series]:
+    return {name: Series(Content()) for name in MOST_FACTS}
 
 
 @dataclass
@@ -56,8 +65,12 @@ class History:
     ``sources`` says what recorded each series, ``parameters`` has the shapes of the network's
     parameters, from input to output, and ``notes`` are messages for the user. ``coverages`` says
     which parameters have per-sample gradients, by each step from which on this has changed.
-    ``spending`` is how much of a budget tracking has used. ``facts`` are the numbers that are
-    recorded at each step whatever is tracked. ``spikes`` are the steps at which the loss jumped.
+    ``setups`` are what the run consists of, by each step from which on that has changed.
+    ``spending`` is how much of a budget tracking has used. ``facts`` are recorded whatever is
+    tracked: dicts of numbers of each step in ``facts["steps"]``, and of such dicts by layer or
+    parameter, of some steps, in ``facts["layers"]``. Of long runs, they are those of the latest
+    steps, and of fewer and fewer before. ``findings`` are what was found wrong while the run was
+    going on. ``spikes`` are the steps at which the loss jumped.
     ``samples`` has what was recorded of single samples by their ids, or is ``None`` without ids. Of
     a file, ``truncated`` says whether the last line was cut off, and ``broken_lines`` has the
     numbers of lines that could not be read, with the reasons.
@@ -73,7 +86,9 @@ class History:
     broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
     spending: Spending | None = None
-    facts: Facts = field(default_factory=Facts, repr=False)
+    facts: dict[str, Series] = field(default_factory=_no_facts, repr=False)
+    setups: dict[int, Setup] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
     spikes: dict[int, Spike] = field(default_factory=dict)
     samples: Samples | None = None
     _series: dict[str, Series] = field(default_factory=dict, repr=False)
@@ -91,7 +106,7 @@ class History:
     def _repr_html_(self) -> str:
         """What was found wrong while the run was going on, and the latest values, for notebooks."""
         notes = [f"step {note.step}: {note.text}" for note in self.notes]
-        findings = [f"step {each.step}: {each.sentence}" for each in self.facts.findings]
+        findings = [f"step {each.step}: {each.sentence}" for each in self.findings]
         return table(repr(self), LATEST, self.latest_values(), notes, findings)
 
     def latest_values(self) -> list[tuple[str, int, int | str, str]]:
@@ -181,6 +196,14 @@ class History:
                 self._series[name] = Series(self.content)
             self._series[name].append(step, description, start)
 
+    def add_facts(self, step: int, stored: Mapping[str, Any]) -> None:
+        """Add facts of a step as a file has them, by the names of their series."""
+        for name, most in MOST_FACTS.items():
+            if name in stored:
+                self.facts[name].add(step, stored[name])
+                if len(self.facts[name]) > most:
+                    self.facts[name] = self.facts[name].thinned()
+
     def add_sources(self, sources: Mapping[str, Source]) -> None:
         """Say what records series, which may have no values yet."""
         self.sources |= sources
@@ -191,7 +214,7 @@ class History:
     def latest(self, kind: str) -> Any:
         """The latest coverage or setup, which holds from then on; ``None`` for other kinds."""
         of_kind: Mapping[str, Mapping[int, Any]]
-        of_kind = {"setup": self.facts.setups, "coverage": self.coverages}
+        of_kind = {"setup": self.setups, "coverage": self.coverages}
         found = of_kind.get(kind)
         return found[max(found)] if found else None
 
@@ -201,9 +224,9 @@ class History:
             case "note":
                 self.notes.append(Note(step, content))
             case "finding":
-                self.facts.findings.append(content)
+                self.findings.append(content)
             case "facts":
-                self.facts.add_rows(content)
+                self.add_facts(step, encoded(content))
             case "spike":
                 self.spikes[step] = content
             case "spending":
@@ -215,7 +238,7 @@ class History:
             case "coverage":
                 self.coverages[step] = content
             case "setup":
-                self.facts.setups[step] = content
+                self.setups[step] = content
 
     def _at(self, step: int) -> dict[str, Value]:
         found = {name: one[step] for name, one in self._series.items() if step in one}
@@ -238,7 +261,12 @@ class History:
         return replace(
             self,
             notes=[note for note in self.notes if first <= note.step < end],
-            facts=self.facts.between(first, end),
+            facts={
+                name: series.only([at for at in series if first <= at < end])
+                for name, series in self.facts.items()
+            },
+            setups={at: setup for at, setup in self.setups.items() if at < end},
+            findings=[finding for finding in self.findings if first <= finding.step < end],
             spikes={at: each for at, each in self.spikes.items() if first <= at < end},
             _series={name: series.only(steps) for name, series in self._series.items()},
         )
@@ -283,7 +311,12 @@ class History:
             for name, one in self._series.items()
         }
         self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
-        self.facts = self.facts.between(-math.inf, step + 1)
+        self.facts = {
+            name: series.only([at for at in series if at <= step])
+            for name, series in self.facts.items()
+        }
+        self.setups = {at: setup for at, setup in self.setups.items() if at <= step}
+        self.findings = [finding for finding in self.findings if finding.step <= step]
         self.spikes = {at: each for at, each in self.spikes.items() if at <= step}
 
     def write(self, path: str | Path) -> None:
@@ -308,13 +341,10 @@ class History:
         yield self.header()
         for note in self.notes:
             yield {"step": note.step, "note": note.text}
-        for rows in self.facts.all_rows():
-            yield {"step": rows.steps[-1], "facts": rows}
-        for finding in self.facts.findings:
+        for finding in self.findings:
             yield {"step": finding.step, "finding": finding}
-        facts, spikes = self.facts, self.spikes
         by_step: Mapping[str, Mapping[int, Any]]
-        by_step = {"setup": facts.setups, "coverage": self.coverages, "spike": spikes}
+        by_step = {"setup": self.setups, "coverage": self.coverages, "spike": self.spikes}
         for kind, found in by_step.items():
             for step, content in found.items():
                 yield {"step": step, kind: content}
@@ -322,6 +352,9 @@ class History:
             yield {"step": self.steps[-1] if self.steps else 0, "spending": self.spending}
         if self.samples is not None:
             yield {"step": self.samples.until, "samples": self.samples}
+        for name, series in self.facts.items():
+            for step, row in series.items():
+                yield {"step": step, "facts": {name: row}}
         for step in self.steps:
             yield {"step": step, "values": self[step]}
 
@@ -447,15 +480,16 @@ class Reading:
             self.history.parameters = {**self.history.parameters, **header.parameters}
             self.history.add_sources(header.sources)
             return
-        kind = next((kind for kind in KINDS if kind in stored), "values")
+        kind = next((kind for kind in (*KINDS, "facts") if kind in stored), "values")
         for key in ("step", kind):
             if key not in stored:
                 raise ValueError(f"the record has no {key!r}")
         step = from_plain(int, stored["step"], "the record.step")
         if abs(step) > EXACT:  # which no axis could show
             raise ValueError("the record.step is too large")
-        if kind == "values":
-            self.history.add(step, from_plain(dict, stored["values"], "the record.values"))
+        if kind in ("values", "facts"):
+            add = self.history.add if kind == "values" else self.history.add_facts
+            add(step, from_plain(dict, stored[kind], f"the record.{kind}"))
         else:
             content = from_plain(KINDS[kind], value_of(stored[kind]), f"the {kind}")
             self.history.take_in(step, kind, content)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from gradlens.history.coverage import Coverage, few, percent
-from gradlens.history.facts import Rows
 from gradlens.history.finding import Finding
 from gradlens.history.setup import Setup
 from gradlens.history.spikes import SampleId, Spike
@@ -18,6 +17,10 @@ from gradlens.history.view import View
 from gradlens.messages import GradlensWarning
 
 FORMAT = 1
+
+OF_SAMPLES = ("row_largest", "bad_row", "loss_largest")
+"""Facts of a step that are places of samples in the batch. Beside each, there may be one with the
+user's ids, such as ``bad_row_id``."""
 
 NOUNS = {"parameters": "parameter", "layers": "layer"}
 """Entries of a value with the numbers of each parameter or layer."""
@@ -162,7 +165,6 @@ KINDS: Mapping[str, Any] = {
     "spike": Spike,
     "samples": Samples,
     "setup": Setup,
-    "facts": Rows,
     "finding": Finding,
 }
 """The types of what records say of a step besides values, by their keys.

@@ -325,6 +325,18 @@ class Series(Mapping[int, Value]):
         found._choose(np.flatnonzero(np.isin(np.array(self._steps), steps)))
         return found
 
+    def thinned(self) -> Series:
+        """The values without every second one of the older three quarters, in their own memory."""
+        older = 3 * len(self) // 4
+        content = Content()
+        found = Series(content, self._forms)
+        for place in [*range(0, older, 2), *range(older, len(self))]:
+            form, start = self._parts[2 * place : 2 * place + 2]
+            found._steps.append(self._steps[place])
+            found._parts.extend((form, len(content.numbers)))
+            content.extend(self._content.numbers[start : start + self._forms[form].numbers])
+        return found
+
     @property
     def steps(self) -> Floats:
         """``[K]``"""

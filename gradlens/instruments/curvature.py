@@ -59,7 +59,7 @@ class HessMaxEVInstrument(Instrument):
 
 def _threshold(history: History, found: Line) -> tuple[str, Line]:
     """The formula of the threshold, and the threshold; NaN where none is known."""
-    setups = history.facts.setups
+    setups = history.setups
     rates = _learning_rates(history, found)
     began = np.array([*setups], dtype=np.float64)
     places = np.searchsorted(began, rates.steps, side="right") - 1
@@ -75,11 +75,11 @@ def _threshold(history: History, found: Line) -> tuple[str, Line]:
 
 def _learning_rates(history: History, found: Line) -> Line:
     """Those that the optimizer had, or else those that the training loop has logged."""
-    table = history.facts.steps
-    if "lr" not in table.names:
+    facts = history.facts["steps"]
+    if "lr" not in facts.entries:
         return in_force("learning_rate", found.steps, history)
-    last = np.searchsorted(table.steps, found.steps, side="right") - 1
-    rates = table["lr"].astype(np.float64)
+    last = np.searchsorted(facts.steps, found.steps, side="right") - 1
+    rates = facts.column("lr").numbers()
     return Line(found.steps[last >= 0], rates[last[last >= 0]])
 
 

@@ -127,7 +127,7 @@ def table(records: Series, found: Layout, history: History) -> LayerTable:
 
 def layer_class(name: str, history: History) -> str:
     """The class of a layer, or of the one that a parameter is in; empty if it isn't known."""
-    for setup in reversed(history.facts.setups.values()):
+    for setup in reversed(history.setups.values()):
         layer = setup.layers.get(name) or setup.layers.get(name.rpartition(".")[0])
         if layer:
             return layer.classes[0]

@@ -125,7 +125,7 @@ def publish(history: History, sinks: Sequence[Sink], report: Report) -> None:
         publisher.record(step, history[step], history.sources, history.parameters)
     for note in history.notes:
         publisher.note(note.step, note.text)
-    for finding in history.facts.findings:
+    for finding in history.findings:
         publisher.note(finding.step, finding.sentence)
     publisher.close()
 

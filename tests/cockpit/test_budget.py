@@ -206,8 +206,7 @@ def test_all_that_is_scheduled_is_tracked_together() -> None:
     cockpit.close()
     assert 5 <= len(found["look"]) <= 20
     assert found["light"] == found["look"]
-    facts = cockpit.history.facts.table("steps")
-    assert [int(step) for step in facts.steps] == found["look"]
+    assert [*cockpit.history.facts["steps"]] == found["look"]
 
 
 def test_facts_alone_are_thinned() -> None:
@@ -220,7 +219,7 @@ def test_facts_alone_are_thinned() -> None:
             model(torch.ones(3, 2)).sum().backward()
             clock.now += 1
     cockpit.close()
-    assert 10 <= len(cockpit.history.facts.table("steps").steps) <= 200 / (SETTLING + 1)
+    assert 10 <= len(cockpit.history.facts["steps"]) <= 200 / (SETTLING + 1)
 
 
 def test_the_share_that_was_taken() -> None:

@@ -241,8 +241,7 @@ def test_hooks_of_gradlens_are_paused_and_the_steps_calls_stay_known() -> None:
         own += [HessTrace(curvature="diag_ggn_mc"), Stability()]
         cockpit = step_of(model, [*own, *probes], loss_reduction="sum")
         step_on(cockpit, model, 1)
-        facts = cockpit.history.facts
-        tables = [{n: table[n] for n in table.names} for table in (facts.steps, facts.layers)]
+        tables = [dict(each) for each in cockpit.history.facts.values()]
         histories.append([*(dict(cockpit.history[q.name]) for q in own), *tables])
     np.testing.assert_equal(*histories)
 

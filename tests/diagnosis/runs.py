@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gradlens.history.facts import Facts
 from gradlens.history.history import History
+from gradlens.history.json_lines import encoded
 from gradlens.history.records import Source
 from gradlens.history.setup import Layer, ParameterGroup, Setup
 
@@ -104,6 +104,10 @@ def layer_columns(steps: int = STEPS, seed: int = 0, still: Sequence[str] = ()) 
     return found
 
 
+def row(columns: Columns, place: int) -> dict[str, float]:
+    return {name: float(each[place]) for name, each in columns.items()}
+
+
 def run(
     steps: Columns | None = None,
     layers: Columns | None = None,
@@ -112,18 +116,18 @@ def run(
 ) -> History:
     """A run with these tables; by default, those of a healthy one."""
     columns = step_columns() if steps is None else steps
-    facts = Facts({0: setup})
-    count = len(next(iter(columns.values()), ()))
-    if count:
-        facts.steps.add(range(count), {name: each.tolist() for name, each in columns.items()})
-    table = layer_columns(max(count, 1)) if layers is None else layers
-    if count and table:
-        rows = len(next(iter(table.values())))
-        facts.layers.add(
-            layer_steps(count)[:rows], {name: each.tolist() for name, each in table.items()}
-        )
     sources = {name: Source((name,)) for name in series or {}}
-    history = History(sources, SHAPES, facts=facts)
+    history = History(sources, SHAPES, setups={0: setup})
+    count = len(next(iter(columns.values()), ()))
+    for step in range(count):
+        history.add_facts(step, {"steps": encoded(row(columns, step))})
+    table = layer_columns(max(count, 1)) if layers is None else layers
+    for place, step in enumerate(layer_steps(count)[: len(next(iter(table.values()), ()))]):
+        by_kind: dict[str, dict[str, float]] = {}
+        for name, value in row(table, place).items():
+            kind, of = name.split("/", 1)
+            by_kind.setdefault(kind, {})[of] = value
+        history.add_facts(step, {"layers": encoded(by_kind)})
     for name, values in (series or {}).items():
         for step, value in values.items():
             history.append(step, {name: value})

@@ -110,7 +110,7 @@ def test_any_series(values: list[float], name: str) -> None:
 def test_norms_in_place_of_facts() -> None:
     sizes = {name: 1e-7 if name[0] in "02" else 1.0 for name in SHAPES}
     history = run({}, {}, series={"GradNorm": dict.fromkeys(range(30), sizes)})
-    history.facts.setups.clear()
+    history.setups.clear()
     found = diagnose(history)
     assert [each.fault for each in found] == ["vanishing_gradients"]
     assert found[0].where == ("0.weight", "2.weight")

@@ -121,7 +121,7 @@ def test_the_first_nan_is_named_at_its_step(
     assert (found[0].fault, found[0].step) == (fault, AT)
     assert words in found[0].sentence
     assert "lr_too_high" not in [each.fault for each in found]
-    live = [(each.fault, each.step) for each in cockpit.history.facts.findings]
+    live = [(each.fault, each.step) for each in cockpit.history.findings]
     assert (fault, AT) in live
 
 
@@ -185,7 +185,7 @@ def test_large_finite_inputs_are_finite(value: float) -> None:
 
     found = train(model, loss_of, steps=20)
     assert "nonfinite_input" not in [each.fault for each in diagnose(found)]
-    assert np.nanmax(found.history.facts.steps["bad_rows"]) == 0
+    assert np.nanmax(found.history.facts["steps"].column("bad_rows").numbers()) == 0
 
 
 def test_updates_by_another_method_are_updates() -> None:
@@ -232,7 +232,7 @@ def adversaries(cockpit_of: str, detached: bool = False) -> list[str]:
                     found.backward()
                 optimizers[name].step()
         cockpit.close()
-    said = {each.fault for each in cockpit.history.facts.findings if each.is_alarm}
+    said = {each.fault for each in cockpit.history.findings if each.is_alarm}
     return sorted(said | {each.fault for each in alarms(cockpit)})
 
 
@@ -267,7 +267,7 @@ def test_small_batches_of_a_healthy_regression(samples: int) -> None:
                 tracked_backward(cockpit, step, loss_of(step), optimizer=optimizer)
                 optimizer.step()
             cockpit.close()
-        found = [*cockpit.history.facts.findings, *diagnose(cockpit)]
+        found = [*cockpit.history.findings, *diagnose(cockpit)]
         assert not [each.fault for each in found if each.is_alarm]
 
 

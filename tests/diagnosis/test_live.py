@@ -16,10 +16,10 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.diagnosis.rule import Rule, Sign
 from gradlens.diagnosis.rules import RULES
-from gradlens.history.facts import Facts
 from gradlens.history.history import History
+from gradlens.history.json_lines import encoded
 from gradlens.messages import GradlensWarning
-from tests.diagnosis.runs import SETUP, SHAPES, changed, layer_columns, run, step_columns
+from tests.diagnosis.runs import SETUP, SHAPES, changed, layer_columns, row, run, step_columns
 
 
 def test_a_finding_is_new_once() -> None:
@@ -29,9 +29,9 @@ def test_a_finding_is_new_once() -> None:
     found = [live.after_step() for _ in range(60)]
     assert [each.fault for each in found[7]] == ["input_scale"]
     assert not any(found[8:])
-    history.facts.setups[90] = replace(SETUP, missed=("4.weight",))
+    history.setups[90] = replace(SETUP, missed=("4.weight",))
     assert [each.fault for each in live.now()] == ["optimizer_misses"]
-    history.facts.setups[90] = replace(SETUP, missed=("4.weight", "2.weight"))
+    history.setups[90] = replace(SETUP, missed=("4.weight", "2.weight"))
     assert [each.where for each in live.now()] == [("4.weight", "2.weight")]
 
 
@@ -50,7 +50,7 @@ def test_it_is_asked_less_and_less_often() -> None:
 
 def test_what_a_run_has_already_is_known() -> None:
     history = run(changed(step_columns(), input_rms=200.0))
-    history.facts.findings += diagnose(history)
+    history.findings += diagnose(history)
     assert not LiveDiagnosis(history).now()
 
 
@@ -68,10 +68,10 @@ def test_a_rule_that_fails_is_left_out() -> None:
 
 def test_the_findings_of_growing_runs_are_those_of_the_whole_one() -> None:
     whole = changed(step_columns(), stale=1.0)
-    history = History(parameters=SHAPES, facts=Facts({0: SETUP}))
+    history = History(parameters=SHAPES, setups={0: SETUP})
     live, first = LiveDiagnosis(history), 0
     for step in range(len(whole["loss"])):
-        history.facts.steps.add([step], {name: [float(c[step])] for name, c in whole.items()})
+        history.add_facts(step, {"steps": encoded(row(whole, step))})
         if live.after_step():
             first = step
             break
@@ -104,7 +104,7 @@ def train(fault: str) -> list[tuple[str, bool]]:
         with cockpit(step, loss=loss, optimizer=optimizer):
             loss.backward()
         optimizer.step()
-    return [(each.fault, each.is_alarm) for each in cockpit.history.facts.findings]
+    return [(each.fault, each.is_alarm) for each in cockpit.history.findings]
 
 
 @pytest.mark.slow

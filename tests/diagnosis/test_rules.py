@@ -693,9 +693,7 @@ def test_samples_by_the_names_of_the_user() -> None:
     assert (found.fault, found.samples) == ("outlier_sample", ("cat.png",))
     assert found.evidence[1].value == 0.99
     history.spikes[70] = Spike(1.0, suspects=(Suspect(3, "cat.png"), Suspect(7, "dog.png")))
-    history.facts.steps = run(
-        changed(S, row_rms_max=at(70, 50.0), row_largest=at(70, 7.0))
-    ).facts.steps
+    history.facts |= run(changed(S, row_rms_max=at(70, 50.0), row_largest=at(70, 7.0))).facts
     assert alarms(history)[0].samples == ("dog.png",)
 
 
@@ -754,7 +752,7 @@ def test_parameters_of_another_optimizer_are_not_missed() -> None:
 def test_what_holds_no_longer_is_no_fault() -> None:
     layers = layer_columns(still=["0.weight", "2.weight"])
     history = run(layers=layers, setup=replace(SETUP, missed=("0.weight",)))
-    history.facts.setups[40] = SETUP
+    history.setups[40] = SETUP
     assert not alarms(history)
-    history.facts.setups[80] = replace(SETUP, missed=("2.weight",))
+    history.setups[80] = replace(SETUP, missed=("2.weight",))
     assert [(each.step, each.where) for each in alarms(history)] == [(80, ("2.weight",))]

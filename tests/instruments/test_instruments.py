@@ -548,7 +548,7 @@ def with_rates(setup: Setup | None) -> History:
     for step, rate in ((5, 0.5), (20, 0.1)):
         history.append(step, {"learning_rate": rate})
     if setup is not None:
-        history.facts.setups[0] = setup
+        history.setups[0] = setup
     return history
 
 
@@ -570,7 +570,8 @@ def test_largest_eigenvalue_has_no_threshold_where_none_is_known(case: str) -> N
 
 def test_a_threshold_is_at_the_rates_that_the_optimizer_had() -> None:
     history = with_rates(THRESHOLDS["descent"][0])
-    history.facts.steps.add([0, 10, 20], {"lr": [0.5, 0.25, 0.125]})
+    for step, rate in ((0, 0.5), (10, 0.25), (20, 0.125)):
+        history.add_facts(step, {"steps": {"lr": rate}})
     drawing = instruments.HessMaxEVInstrument().plot(history)
     assert line_data(drawing.artists["2/η"]) == ([0, 10, 20], [4, 8, 16])
 

@@ -175,7 +175,7 @@ def layered() -> History:
         {name: [10.0**place, 2 * 10.0**place, 0.0] for place, name in enumerate(names)}
     )
     linear, norm = Layer(("Linear",), True), Layer(("LayerNorm",), True)
-    history.facts.setups[0] = Setup(layers={"0": linear, "1": norm, "2": linear})
+    history.setups[0] = Setup(layers={"0": linear, "1": norm, "2": linear})
     return history
 
 
@@ -214,5 +214,5 @@ def test_layers_with_a_number_have_their_class() -> None:
         "2.weight Linear", "2.bias Linear",
     ]  # fmt: skip
     history = layered()
-    history.facts.setups[0] = Setup(layers={"head": Layer(("Linear",), True)})
+    history.setups[0] = Setup(layers={"head": Layer(("Linear",), True)})
     assert row_labels(("0", "head"), history) == ["0", "head"]

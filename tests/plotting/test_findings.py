@@ -44,7 +44,7 @@ def faulty() -> History:
     """The optimizer lacks a layer from a step on, which is a fact."""
     missed = ("2.bias", "2.weight")
     history = run(series=LOSS, layers=layer_columns(still=missed))
-    history.facts.setups[AT] = replace(SETUP, missed=missed)
+    history.setups[AT] = replace(SETUP, missed=missed)
     assert [(each.fault, each.step) for each in diagnose(history)] == [("optimizer_misses", AT)]
     return history
 
@@ -205,7 +205,7 @@ def test_notebooks_list_what_was_found() -> None:
     history = faulty()
     (finding,) = diagnose(history)
     assert "What is wrong" not in history._repr_html_()
-    history.facts.findings.append(replace(finding, title="<b>"))
+    history.findings.append(replace(finding, title="<b>"))
     html = history._repr_html_()
     assert "What is wrong" in html
     assert f"step {AT}: &lt;b&gt; (2.bias, 2.weight; fact). {finding.advice}" in html
@@ -225,8 +225,8 @@ def test_a_cockpit_in_a_notebook_is_diagnosed() -> None:
 
 def test_findings_of_a_run_that_is_over_are_exported() -> None:
     history = faulty()
-    history.facts.findings += diagnose(history)
+    history.findings += diagnose(history)
     sink = Kept()
     publish(history, [sink], lambda what, error: pytest.fail(what))
-    (finding,) = history.facts.findings
+    (finding,) = history.findings
     assert sink.notes == [(AT, finding.sentence)]

@@ -81,9 +81,9 @@ def faulty(steps: int) -> History:
     """A run whose optimizer lacks a parameter from step 5 on."""
     history = steady(steps)
     everything = (ParameterGroup({}, ("weight", "bias")),)
-    history.facts.setups[0] = Setup("SGD", everything)
+    history.setups[0] = Setup("SGD", everything)
     if steps > 5:
-        history.facts.setups[5] = Setup("SGD", everything, missed=("bias",))
+        history.setups[5] = Setup("SGD", everything, missed=("bias",))
     return history
 
 
