@@ -184,33 +184,40 @@ def arrange(panels: Sequence[Panel], widest: float = math.inf) -> tuple[Row, ...
     """
 
     @cache
-    def balanced(start: int, rows: int) -> tuple[Row, ...]:
+    def cost(start: int, end: int) -> float:
+        return _cost(panels[start:end], widest)
+
+    @cache
+    def balanced(start: int, rows: int) -> tuple[float, tuple[Row, ...]]:
+        """How ragged the panels from here on are at best in so many rows, and these rows."""
         if rows == 1:
-            return (tuple(panels[start:]),)
-        cuts = range(start + 1, len(panels) - rows + 2)
-        options = [(tuple(panels[start:cut]), *balanced(cut, rows - 1)) for cut in cuts]
-        return min(options, key=lambda found: _raggedness(found, widest))
+            return cost(start, len(panels)), (tuple(panels[start:]),)
+        options = []
+        for cut in range(start + 1, len(panels) - rows + 2):
+            torn = panels[cut - 1].group == panels[cut].group
+            options.append((balanced(cut, rows - 1)[0] + cost(start, cut) + 0.6 * torn, cut))
+        raggedness, cut = min(options)
+        return raggedness, (tuple(panels[start:cut]), *balanced(cut, rows - 1)[1])
 
     options = (balanced(0, rows) for rows in range(1, len(panels) + 1))
-    return min(options, key=lambda found: _badness(found, widest))
+    return min(options, key=lambda found: _badness(*found))[1]
 
 
-def _raggedness(rows: Sequence[Row], widest: float) -> float:
-    """Cost of rows of unequal widths, groups in two rows, low panels in high rows, wide rows."""
-    uneven = sum(_row_width(row) ** 2 for row in rows)
-    torn = sum(a[-1].group == b[0].group for a, b in itertools.pairwise(rows))
-    mixed = sum(_row_height(row) > UNEQUAL * min(panel.height for panel in row) for row in rows)
-    too_wide = sum(len(row) > 1 and _row_width(row) > widest for row in rows)
-    return uneven + 0.6 * torn + 100 * (mixed + 10 * too_wide)
+def _cost(row: Sequence[Panel], widest: float) -> float:
+    """That of rows of unequal widths, which is least in equal ones, of low panels, of wide rows."""
+    width = _row_width(row)
+    mixed = _row_height(row) > UNEQUAL * min(panel.height for panel in row)
+    too_wide = len(row) > 1 and width > widest
+    return width**2 + 100 * (mixed + 10 * too_wide)
 
 
-def _badness(rows: Sequence[Row], widest: float) -> float:
+def _badness(raggedness: float, rows: Sequence[Row]) -> float:
     """Cost of a figure: its aspect, how far rows are stretched, and their raggedness."""
     width, height = _size(rows)
     stretch = sum((1 - _row_width(row) * CELL[0] / width) ** 2 for row in rows)
     even = len(rows) * (sum(_row_width(row) for row in rows) / len(rows)) ** 2
     aspect = math.log(width / height / ASPECT)
-    return 3 * aspect**2 + stretch + 0.3 * (_raggedness(rows, widest) - even)
+    return 3 * aspect**2 + stretch + 0.3 * (raggedness - even)
 
 
 def _size(rows: Sequence[Row]) -> tuple[float, float]:
