@@ -114,12 +114,13 @@ def test_scales_are_powers_of_two_near_the_largest_number(
 ) -> None:
     limits = torch.finfo(dtype)
     usual = [1.0, 3.7, -5.0, 1e-3, 100.0, 2 * limits.tiny, limits.max / 4]
-    for largest in [*usual, 0.0, limits.tiny / 4, limits.max, math.inf, -math.inf, math.nan]:
-        values = torch.tensor([0.0, largest, 0.1 * largest], dtype=dtype)
-        with place():
-            scale = float(scale_of(values))
+    others = [0.0, limits.tiny / 4, limits.max, math.inf, -math.inf, math.nan]
+    tensors = {x: torch.tensor([0.0, x, 0.1 * x], dtype=dtype) for x in (*usual, *others)}
+    with place():
+        scales = {x: float(scale_of(values)) for x, values in tensors.items()}
+    for largest, scale in scales.items():
         assert math.frexp(scale)[0] == 0.5
         if largest in usual:
-            assert 0.5 <= abs(float(values[1])) / scale < 2
+            assert 0.5 <= abs(float(tensors[largest][1])) / scale < 2
         if not math.isfinite(largest):
             assert scale == 1
