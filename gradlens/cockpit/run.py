@@ -15,10 +15,10 @@ from torch import nn
 
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.values import PUSHED, pushable, recordable
-from gradlens.history.history import History
+from gradlens.history.history import History, Reading
 from gradlens.history.json_lines import encoded, line_of, to_line
 from gradlens.history.records import LeftOutWarning, Source
-from gradlens.history.run_file import RunFile, mend
+from gradlens.history.run_file import RunFile
 from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity, class_names
@@ -67,7 +67,8 @@ class Run:
             return ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LeftOutWarning)  # a note says it
-            past = History.load(path)
+            reading = Reading(path, History()).read()
+        past = reading.history
         self.history = replace(
             past,
             sources=past.sources | self.history.sources,
@@ -76,7 +77,7 @@ class Run:
             broken_lines={},
             spending=None,
         )
-        cut = mend(path, past.truncated) if writes else ""
+        cut = reading.mend() if writes else ""
         return "; ".join(filter(None, [cut, past.damage]))
 
     def begin_step(self, global_step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -370,10 +371,7 @@ class History:
         are left out and listed in ``broken_lines``, with a ``LeftOutWarning``. ``ValueError`` if
         the file is no run, or was written in another format.
         """
-        with Path(path).open("rb", buffering=BUFFER) as file:
-            reading = Reading(Path(path), cls())
-            reading.read_on(file)
-        return reading.history
+        return Reading(Path(path), cls()).read().history
 
     @property
     def damage(self) -> str:
@@ -427,6 +425,24 @@ class Reading:
         self._lines = 0
         self._last = b""
 
+    def read(self) -> Reading:
+        """Read the file from its beginning, as ``read_on``."""
+        with self._path.open("rb", buffering=BUFFER) as file:
+            self.read_on(file)
+        return self
+
+    def mend(self) -> str:
+        """Make the file end with a whole line; what was cut off, in words.
+
+        A last record that is whole but for its line break is kept.
+        """
+        with self._path.open("rb+") as file:
+            cut = file.seek(0, os.SEEK_END) - self._place
+            file.seek(self._place)
+            file.truncate()
+            file.write(b"\n" if self._lacks_break else b"")
+        return f"its last line was cut off after {cut:,} bytes, and is dropped" if cut else ""
+
     def read_on(self, file: BinaryIO) -> None:
         """Read what has been added to the file.
 
@@ -443,14 +459,18 @@ class Reading:
             text = f"{self._path}: {self.history.damage}"
             warnings.warn(text, LeftOutWarning, stacklevel=3)
 
+    @property
+    def _lacks_break(self) -> bool:
+        """Whether the last line was whole but for its line break."""
+        return self._last[-1:] not in (b"\n", b"")
+
     def is_of(self, file: BinaryIO) -> bool:
         """Whether a file has what was read, at the same place."""
         file.seek(self._place - len(self._last))
         return file.read(len(self._last)) == self._last
 
     def _read(self, line: bytes) -> None:
-        if line == b"\n" and self._last[-1:] not in (b"\n", b""):
-            # The line break of a line that was whole but for it.
+        if line == b"\n" and self._lacks_break:
             self._place, self._last = self._place + 1, self._last + line
             return
         if not self._lines and not (line and BEGINNING.startswith(line[: len(BEGINNING)])):

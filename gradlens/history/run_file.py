@@ -9,12 +9,8 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import chain, count
 from pathlib import Path
-from typing import BinaryIO
 
 from gradlens.messages import GradlensWarning
-
-BLOCK = 2**16
-"""Bytes that are read at once in search of the last line."""
 
 
 class RunFile:
@@ -25,8 +21,8 @@ class RunFile:
     line if that is possible then. ``failure`` says why something waits; it is empty if nothing
     does. ``end`` is the length of the file with all lines.
 
-    An existing file is never overwritten: with ``resume`` it is continued (see ``mend``), otherwise
-    it is a ``FileExistsError``. It stays open as long as its arrays may be read, which are then
+    An existing file is never overwritten: with ``resume`` it is continued, once its last line is
+    whole, otherwise it is a ``FileExistsError``. It stays open as long as its arrays may be read, which are then
     found whatever has become of its path.
     """
 
@@ -65,33 +61,6 @@ class RunFile:
         if "_file" in vars(self):  # which there isn't if it couldn't be opened
             with suppress(OSError):  # as of a disk that reports on closing that it is full
                 self._file.close()
-
-
-def mend(path: Path, truncated: bool) -> str:
-    """Make a file end with a whole line before it is continued; what was cut off, in words.
-
-    ``truncated`` says that the last line is no record. One that is whole but for its line break is
-    kept.
-    """
-    with path.open("rb+") as file:
-        last = _last_line(file)
-        if not truncated:
-            file.write(b"\n" if last else b"")
-            return ""
-        file.truncate(file.tell() - len(last))
-    return f"its last line was cut off after {len(last):,} bytes, and is dropped"
-
-
-def _last_line(file: BinaryIO) -> bytes:
-    """What follows the last line break of a file; the file's position is its end then."""
-    start = file.seek(0, os.SEEK_END)
-    line = b""
-    while start and b"\n" not in line:
-        length = min(BLOCK, start)
-        start = file.seek(start - length)
-        line = file.read(length) + line
-    file.seek(0, os.SEEK_END)
-    return line[line.rfind(b"\n") + 1 :]
 
 
 def new_file(path: str | Path) -> FileIO:
