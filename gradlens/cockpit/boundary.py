@@ -41,13 +41,15 @@ class Boundary:
         return _Contained(self, work, refuse)
 
     def tell(self, observers: Iterable[Observer], what: Callable[[Observer], None]) -> None:
-        """Tell several observers something; where one fails, the others go on."""
-        with unseen():
-            for observer in observers:
-                try:
-                    what(observer)
-                except Exception as error:
-                    self.end(observer.work, None, error)
+        """Tell several observers something; where one fails, the others go on.
+
+        To be called inside of ``contain``.
+        """
+        for observer in observers:
+            try:
+                what(observer)
+            except Exception as error:
+                self.end(observer.work, None, error)
 
     def end(self, work: str, refuse: Refuse | None, error: Exception) -> None:
         """An exception has ended a piece of work."""

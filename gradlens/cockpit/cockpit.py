@@ -33,7 +33,7 @@ from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forward_passes import ForwardPasses
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.tracked_step import TrackedStep
-from gradlens.cockpit.tracking import IdleStep, Tracking
+from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
 from gradlens.diagnosis.diagnose import diagnose
@@ -177,9 +177,8 @@ class Cockpit:
             boundary=boundary,
             run=self._run,
         )
-        watches = (lambda step: True) if self.budget is None else forward_passes.is_look
         observers: list[Observer] = [
-            *([FactRecorder(setting, self._run, watches)] if facts else []),
+            *([FactRecorder(setting, self._run)] if facts else []),
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
             *([Diagnosing(self._run)] if diagnose else []),
             SampleLog(setting, self._run),
@@ -193,7 +192,6 @@ class Cockpit:
             assembly=BatchAssembly(setting, processes, max_bytes),
             forward_passes=forward_passes,
             observers=observers,
-            are_watched=facts or diagnose or (wants_autopsy and alone),
             budget=self.budget,
         )
         for quantity in self.quantities:
@@ -203,8 +201,9 @@ class Cockpit:
     @property
     def history(self) -> History:
         """All values so far, with notes and coverage."""
-        tracking = self._tracking
-        tracking.boundary.tell(tracking.observers, lambda observer: observer.flush())
+        tracking, boundary = self._tracking, self._tracking.boundary
+        with boundary.contain("reading what is complete"):
+            boundary.tell(tracking.observers, lambda observer: observer.flush())
         return self._run.history
 
     def __repr__(self) -> str:
@@ -241,7 +240,7 @@ class Cockpit:
         accumulating: bool = False,
         info: Mapping[str, Any] | None = None,
         debug: bool = False,
-    ) -> TrackedStep | IdleStep:
+    ) -> TrackedStep:
         """The context for one step.
 
         ``global_step``
@@ -268,8 +267,6 @@ class Cockpit:
             Log what is tracked at this step.
         """
         step = step_number(global_step)
-        if not (extensions or accumulating or debug) and self._tracking.is_idle(step, info):
-            return IdleStep(self._tracking, step)
         if extensions:
             check_extensions(extensions)
         given = {

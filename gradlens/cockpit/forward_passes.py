@@ -111,7 +111,7 @@ class ForwardPasses:
         return self._budget is None or self._budget.has_means(global_step)
 
     def is_look(self, global_step: int) -> bool:
-        """Whether something is tracked at a step, or facts alone where they are all there is."""
+        """Whether a budget is spent at a step: something is tracked, or nothing ever is."""
         has_means = self.has_means(global_step)
         return has_means and (not self._quantities or bool(self.active_at(global_step)))
 

@@ -33,7 +33,7 @@ from gradlens.history.coverage import Coverage, few
 from gradlens.messages import log
 from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.observers.observer import Outcome, StepContext
+from gradlens.observers.observer import Observer, Outcome, StepContext
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.assembly import Whole, need_gradients
 from gradlens.parts.part import BatchPart, Keyed, Results, smaller
@@ -69,7 +69,7 @@ class TrackedStep:
         self._is_entered = False
         scale = GradientScale(info.get("scaler"), info.get("optimizer"))
         self._context = StepContext(global_step, info, accumulating, scale)
-        self._observers = [o for o in tracking.observers if "ids" in info or not o.of_ids]
+        self._observers: Sequence[Observer] = ()
         self._by_user = extensions
         self._debug = debug
         self._values = StepValues(global_step, tracking.boundary)
@@ -108,7 +108,12 @@ class TrackedStep:
                 if self._is_tracked and tracking.may_end_alone:
                     assembly.leave_out()
                     self._refuse_all(MAY_END_ALONE)
-            boundary.tell(self._observers, lambda observer: observer.enter(self._context))
+                if tracking.budget is None or tracking.forward_passes.is_look(step):
+                    has_ids = "ids" in info
+                    self._observers = [o for o in tracking.observers if has_ids or not o.of_ids]
+                    boundary.tell(self._observers, lambda each: each.enter(self._context))
+                else:
+                    boundary.tell(tracking.observers, lambda each: each.skip())
             self._own = [*chain.from_iterable(each.reductions for each in self._observers)]
             if self._values.active:
                 self._values.check_needs(info, boundary.strict or not tracking.run.has_recorded)
@@ -243,8 +248,9 @@ class TrackedStep:
                     tracking.assembly.drop()  # what an exception has left of an untracked step
             finally:
                 with boundary.contain("the end of a step"):
-                    outcome = self._outcome(error)
-                    boundary.tell(self._observers, lambda each: each.leave(context, outcome))
+                    if self._observers:
+                        outcome = self._outcome(error)
+                        boundary.tell(self._observers, lambda each: each.leave(context, outcome))
                     self._release()
                     tracking.end_step(context.global_step, context.accumulating and error is None)
                 if tracking.budget is not None:

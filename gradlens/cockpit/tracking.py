@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
@@ -26,8 +24,7 @@ from gradlens.torch_private import is_joined
 class Tracking:
     """The parts of a cockpit that its steps work on.
 
-    ``setting`` names the parameters, the model and the loss reduction. ``are_watched`` says that
-    there are observers for whom all steps have something. ``output_plans`` are plans
+    ``setting`` names the parameters, the model and the loss reduction. ``output_plans`` are plans
     of the graphs of the network's outputs, for curvature.
     """
 
@@ -39,7 +36,6 @@ class Tracking:
     assembly: BatchAssembly
     forward_passes: ForwardPasses
     observers: Sequence[Observer]
-    are_watched: bool
     budget: Budget | None
     output_plans: Plans = field(default_factory=Plans)
     probed: dict[Probe, ProbedModel] = field(default_factory=dict)
@@ -70,21 +66,6 @@ class Tracking:
             [name for name, p in present.items() if p.requires_grad and id(p) not in tracked],
             [n for n, p in setting.parameters.items() if not found & {id(p), id(leaves[n])}],
         )
-
-    def is_idle(self, global_step: int, info: Mapping[str, Any] | None) -> bool:
-        """Whether nothing is to be done at a step, or the budget has no means for it.
-
-        Where a schedule raises an exception, that is contained when the step is tracked.
-        """
-        is_watched = self.are_watched or (info is not None and "ids" in info)
-        if is_watched and self.forward_passes.has_means(global_step):
-            return False
-        waits = self.updates.is_waiting or self.assembly.has_own_parts
-        if waits or self.forward_passes.begins or self.assembly.processes.count > 1:
-            return False
-        with suppress(Exception):
-            return not self.forward_passes.active_at(global_step)
-        return False
 
     def begin_step(self, global_step: int) -> None:
         """A step's context is entered: the one before is over, and what waited for the update."""
@@ -131,8 +112,8 @@ class Tracking:
         with self.boundary.contain("the last update"):
             self.updates.resolve()
             self.updates.drop()
-        self.boundary.tell(self.observers, lambda observer: observer.close())
         with self.boundary.contain("closing the run"):
+            self.boundary.tell(self.observers, lambda observer: observer.close())
             if self.budget is not None:
                 self.run.take_in(self.budget.latest_step, "spending", self.budget.spending)
                 if self.budget.without_turns:
@@ -140,39 +121,6 @@ class Tracking:
             self.run.close()
         self.setting.buffer.free()
         self.forward_passes.close()
-
-
-class IdleStep:
-    """The context of a step at which nothing is to be done, or for which a budget has no means.
-
-    It passes a tenth of the functions that another one does: under a budget, most steps are such.
-    """
-
-    def __init__(self, tracking: Tracking, global_step: int) -> None:
-        self._tracking = tracking
-        self._global_step = global_step
-
-    def __enter__(self) -> None:
-        tracking = self._tracking
-        try:
-            tracking.begin_step(self._global_step)
-            tracking.setting.buffer.free()
-            tracking.boundary.tell(tracking.observers, lambda observer: observer.skip())
-            if tracking.budget is not None:
-                tracking.budget.begin_backward()
-        except Exception as error:
-            tracking.boundary.report("the beginning of a step", error)
-
-    def __exit__(self, *_: object) -> None:
-        tracking = self._tracking
-        try:
-            if tracking.budget is not None:
-                tracking.budget.end_backward(())
-            tracking.end_step(self._global_step)
-            if tracking.budget is not None:
-                tracking.budget.end_step()
-        except Exception as error:
-            tracking.boundary.report("the end of a step", error)
 
 
 REPEATED = (

@@ -44,11 +44,6 @@ class Updates:
         self.interval: PendingUpdate | None = None
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether a quantity waits for an update, or for the step behind one."""
-        return self._pending is not None or self.interval is not None
-
-    @property
     def unfinished(self) -> Mapping[str, int]:
         """The names of quantities that wait, and the steps at which their values are recorded."""
         found = self.interval or self._pending

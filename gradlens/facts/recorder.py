@@ -50,22 +50,16 @@ FLUSHED = 8
 
 
 class FactRecorder(Observer):
-    """Records the facts of the steps of a run that it ``watches``.
+    """Records the facts of the steps of a run.
 
     Numbers stay on the device until those of some steps are read together.
     """
 
     work = "recording the facts of a step"
 
-    def __init__(
-        self,
-        setting: Setting,
-        run: Records,
-        watches: Callable[[int], bool] = lambda step: True,
-    ) -> None:
+    def __init__(self, setting: Setting, run: Records) -> None:
         self._setting = setting
         self._run = run
-        self._watches = watches
         self._parameters = dense(setting.parameters)
         self._optimizer = OptimizerSteps(self._parameters)
         self._strangers = Strangers()
@@ -85,9 +79,6 @@ class FactRecorder(Observer):
         step, info = context.global_step, context.info
         optimizer = info.get("optimizer")
         self._optimizer.enter(optimizer)
-        if not self._watches(step):
-            self.skip()
-            return
         if not (self._goes_on and self._present is not None and self._present.step == step):
             self.skip()
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0

@@ -22,8 +22,8 @@ class RunFile:
     does. ``end`` is the length of the file with all lines.
 
     An existing file is never overwritten: with ``resume`` it is continued, once its last line is
-    whole, otherwise it is a ``FileExistsError``. It stays open as long as its arrays may be read, which are then
-    found whatever has become of its path.
+    whole, otherwise it is a ``FileExistsError``. It stays open as long as its arrays may be read,
+    which are then found whatever has become of its path.
     """
 
     def __init__(self, path: str | Path, resume: bool = False) -> None:

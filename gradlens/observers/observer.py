@@ -75,7 +75,7 @@ class Observer:
         """A context is entered: the loss's graph is whole, and the last update is over."""
 
     def skip(self) -> None:
-        """A context is entered in which nothing is watched."""
+        """A context is entered for which a budget has no means: ``enter`` isn't called."""
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """A context is left, and what was tracked in it is recorded."""

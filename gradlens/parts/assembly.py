@@ -170,11 +170,6 @@ class BatchAssembly:
         self._differ = any(each != texts for each in self.processes.of_all(texts))
 
     @property
-    def has_own_parts(self) -> bool:
-        """Whether there are parts of a batch, or of one that an exception has interrupted."""
-        return self._own is not None or self._is_interrupted
-
-    @property
     def exchanges_always(self) -> bool:
         """Whether processes exchange also at steps at which this one tracks nothing."""
         return bool(self._differ)

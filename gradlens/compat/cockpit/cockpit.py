@@ -13,7 +13,6 @@ from torch import nn
 
 from gradlens.cockpit.cockpit import Cockpit as TrackingCockpit
 from gradlens.cockpit.tracked_step import TrackedStep
-from gradlens.cockpit.tracking import IdleStep
 from gradlens.compat.cockpit.quantities import Output
 from gradlens.compat.cockpit.values import array_as_json, output_of
 from gradlens.history.history import History
@@ -88,7 +87,7 @@ class Cockpit:
         *exts: BackpropExtension,
         info: Mapping[str, Any] | None = None,
         debug: bool = False,
-    ) -> TrackedStep | IdleStep:
+    ) -> TrackedStep:
         """The context for one step's backward pass."""
         return self._tracking(global_step, *exts, info=info, debug=debug)
 
