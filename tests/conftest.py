@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +29,12 @@ settings.load_profile("patient")
 
 # The tensors are small, and each core has a worker of its own.
 torch.set_num_threads(1)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't import frameworks, which takes seconds, if slow tests are left out."""
+    frameworks = Path(__file__).parent / "integrations"
+    return True if collection_path == frameworks and config.option.markexpr == "not slow" else None
 
 
 FAST_CASES = 2

@@ -157,6 +157,7 @@ def test_packages_are_listed_from_the_bottom_up() -> None:
         assert set(below) <= set(names[:place]), package
 
 
+@pytest.mark.slow  # all modules are parsed
 @pytest.mark.parametrize("package", BELOW)
 def test_no_import_upwards(package: str) -> None:
     allowed = all_below(package)
@@ -170,6 +171,7 @@ def test_no_import_upwards(package: str) -> None:
     assert not upwards
 
 
+@pytest.mark.slow
 def test_no_circles() -> None:
     try:
         TopologicalSorter(imported_modules()).prepare()

@@ -71,7 +71,7 @@ def test_summaries_of_mutated_files(
     runs: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, errors = tmp_path / "run.jsonl", set()
-    for seed in range(600):
+    for seed in range(400):
         name, content = mutated(runs, seed)
         path.write_bytes(content)
         errors.add(check("summary", path, capsys, (seed, name)))

@@ -49,13 +49,13 @@ def network() -> nn.Module:
 def all_quantities() -> list[Quantity]:
     """One of each class, and one with an option for each state that options lead to."""
     classes = [getattr(quantities, name) for name in quantities.__all__ if name != "Phase"]
+    others = (quantities.Time, quantities.CABS, quantities.SpectralDensity)
     plain = [
-        each()
-        for each in classes
-        if not isabstract(each) and each.phases and each not in (quantities.Time, quantities.CABS)
+        each() for each in classes if not isabstract(each) and each.phases and each not in others
     ]
     return [
         *plain,
+        quantities.SpectralDensity(probes=2, steps=5),
         quantities.GradHist1d(name="adapted", bins=5, adapt=GradAbsMax(linear(2))),
         quantities.GradHist2d(name="x, y", bins=(3, 3), adapt=(GradAbsMax(), ParamAbsMax())),
         quantities.HessEigenvalues(name="k = 2", k=2, which="magnitude"),

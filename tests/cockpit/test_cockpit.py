@@ -94,7 +94,7 @@ def everything() -> list[Quantity]:
     ]
 
 
-def train(tracked: bool, steps: int = 20) -> dict[str, Any]:
+def train(tracked: bool, steps: int = 8) -> dict[str, Any]:
     """Everything that training can change."""
     torch.manual_seed(0)
     model, loss_function = network(), gradlens.extend(nn.CrossEntropyLoss())

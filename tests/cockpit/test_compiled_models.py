@@ -277,8 +277,7 @@ FULL_GRAPH = Compiler("aot_eager", {"fullgraph": True})
 DYNAMIC = Compiler("aot_eager", {"dynamic": True})
 CASES = [
     *((make, Compiler()) for make in FORESEEN),
-    *((whole, compiler) for compiler in (NODES_STAY, FULL_GRAPH, DYNAMIC)),
-    *((in_place, FULL_GRAPH), (with_checkpoint, FULL_GRAPH), (a_block, NODES_STAY)),
+    *((whole, NODES_STAY), (whole, DYNAMIC), (with_checkpoint, FULL_GRAPH)),
 ]
 
 

@@ -432,11 +432,10 @@ def curvature_quantities() -> list[Quantity]:
     ]
 
 
-@pytest.mark.parametrize("factor", [8.0, 1 / 3])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*diag_h is estimated")
-def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any, factor: float) -> None:
+def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any) -> None:
     def run(scale: float) -> gradlens.History:
         model, (x, y) = network(), data()
         loss_function = gradlens.extend(nn.CrossEntropyLoss(reduction=reduction))
@@ -451,7 +450,9 @@ def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any, factor: 
         cockpit.close()
         return cockpit.history
 
-    assert_same_histories(run(factor), run(1.0), rtol=1e-6)
+    expected = run(1.0)
+    for factor in (8.0, 1 / 3):
+        assert_same_histories(run(factor), expected, rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*the loss doesn't depend on it")

@@ -52,7 +52,8 @@ def test_programs_run_and_run_again(program: Path, tmp_path: Path) -> None:
         pytest.importorskip("pandas")
     runpy.run_path(str(program))
     logs = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
-    runpy.run_path(str(program))
+    if logs:
+        runpy.run_path(str(program))
     assert all(path.read_bytes() == content for path, content in logs.items())
     assert len([*tmp_path.rglob("*.json")]) == 2 * len(logs)
 

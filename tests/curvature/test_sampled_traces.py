@@ -78,9 +78,12 @@ NETWORKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    "network", ["nested sigmoid", "convolution", "residual", "positions", "BatchNorm"]
+    ("network", "loss"),
+    [
+        *((each, "cross-entropy") for each in ("nested sigmoid", "convolution", "residual")),
+        *((each, loss) for each in ("positions", "BatchNorm") for loss in LOSSES),
+    ],
 )
 def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
     case = Case(NETWORKS[network], LOSSES[loss]("mean"))
@@ -97,15 +100,16 @@ def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("network", "reduction", "factor"),
+    ("network", "reduction", "factor", "settings"),
     [
-        ("convolution", "mean", 0.5),
-        ("positions", "sum", 1.0),
-        ("BatchNorm", "mean", 0.5),
-        ("BatchNorm", "sum", 1.0),
+        ("convolution", "mean", 0.5, {"sub_batch": 3}),
+        ("positions", "sum", 1.0, {"sub_batch": 3}),
+        ("positions", "sum", 1.0, {"samples": 3}),
+        ("BatchNorm", "mean", 0.5, {"sub_batch": 99}),
+        ("BatchNorm", "sum", 1.0, {"sub_batch": 3}),
+        ("BatchNorm", "sum", 1.0, {"samples": 3}),
     ],
 )
-@pytest.mark.parametrize("settings", [{"sub_batch": 3}, {"sub_batch": 99}, {"samples": 3}])
 def test_draws_sub_batches_and_sum_losses(
     settings: dict[str, int], reduction: str, factor: float, network: str
 ) -> None:

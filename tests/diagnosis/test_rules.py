@@ -620,15 +620,11 @@ def test_a_notice_is_no_alarm(fault: str, place: int) -> None:
     assert not any(each.is_alarm for each in found)
 
 
-EVERY_FINDING = [
-    finding for runs in (FAULTY, NOTICED) for each in runs.values() for one in each
-    for finding in diagnose(one)
-]  # fmt: skip
-
-
+@pytest.mark.slow
 def test_what_findings_say() -> None:
     faults = {rule.fault for rule in RULES}
-    for finding in EVERY_FINDING:
+    histories = [each for runs in (FAULTY, NOTICED) for found in runs.values() for each in found]
+    for finding in (finding for history in histories for finding in diagnose(history)):
         assert finding.advice.endswith(".")
         assert not finding.title.endswith(".")
         assert {*finding.others} <= faults
