@@ -506,12 +506,8 @@ REMEDY = re.compile(
 def test_a_mistake_has_a_reason_and_a_remedy(name: str, tmp_path: Path) -> None:
     text = said(CASES[name], tmp_path)
     assert REMEDY.search(text), text
-
-
-@pytest.mark.parametrize("name", AT_ONCE)
-def test_a_wrong_argument_is_an_error_at_once(name: str, tmp_path: Path) -> None:
-    with pytest.raises((TypeError, ValueError, OSError)):
-        AT_ONCE[name](tmp_path)
+    if name in AT_ONCE:
+        assert re.match(r"\w+Error: ", text)
 
 
 # What is no mistake ------------------------------------------------------------------------------

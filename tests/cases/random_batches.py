@@ -1,8 +1,8 @@
 """Random programs in which it isn't obvious how many samples there are, or which axis counts them.
 
 A ``Program`` says how inputs are prepared, what the network computes, how it is called, and what
-its loss is. ``python -m tests.cases.random_batches --cases 1000`` compares per-sample gradients
-with one backward pass for each sample, without and with ``batch_size=``.
+its loss is. ``examine`` compares per-sample gradients with one backward pass for each sample,
+without and with ``batch_size=``.
 """
 
 from __future__ import annotations
