@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
+
+import gradlens
 
 Contribution = Callable[[Tensor, slice], Tensor]
 """``(output of some samples, which ones)`` to their share of the batch loss, a scalar."""
@@ -41,6 +44,26 @@ def per_sample_gradients_of_losses(losses: Iterable[Tensor], model: nn.Module) -
         for name, gradient in zip(parameters, found, strict=True):
             rows[name].append(gradient)
     return {name: torch.stack(gradients) for name, gradients in rows.items()}
+
+
+def assert_covered(
+    model: nn.Module,
+    losses: Tensor,
+    context: gradlens.per_sample_gradients | None = None,
+    **options: Any,
+) -> None:
+    """All parameters have the gradients of the losses ``[N]`` in a backward pass of their mean.
+
+    That pass is in a new context with the ``options``, unless there is one from earlier steps.
+    """
+    expected = per_sample_gradients_of_losses(losses, model)
+    if context is None:
+        context = gradlens.per_sample_gradients(model, **options)
+    with context as gradients:
+        losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
 
 
 def without_hooks(model: nn.Module) -> nn.Module:

@@ -98,8 +98,6 @@ class Setup:
     loss: Callable[[Tensor, Tensor], Tensor]
     predict: Callable[[Tensor], Tensor]
     loss_function: nn.Module
-    foreseen: bool = True
-    """Whether steps run uncompiled by themselves, and not only inside ``cockpit.forward``."""
 
 
 def of_model(model: nn.Module, loss_function: nn.Module | None = None) -> Setup:
@@ -161,18 +159,18 @@ def loss_alone(compiler: Compiler) -> Setup:
 
 def function(compiler: Compiler) -> Setup:
     setup = of_model(Network())
-    return Setup(setup.model, compiler(setup.loss), setup.model, setup.loss_function, False)
+    return Setup(setup.model, compiler(setup.loss), setup.model, setup.loss_function)
 
 
 def loss_function(compiler: Compiler) -> Setup:
     model, criterion, compiled = Network(), nn.CrossEntropyLoss(), compiler(F.cross_entropy)
-    return Setup(model, lambda x, y: compiled(model(x), y), model, criterion, False)
+    return Setup(model, lambda x, y: compiled(model(x), y), model, criterion)
 
 
 def another_wrapper(compiler: Compiler) -> Setup:
     model, criterion = Network(), nn.CrossEntropyLoss()
     compiled = compiler(model)
-    return Setup(model, lambda x, y: criterion(compiled(x), y), compiled, criterion, False)
+    return Setup(model, lambda x, y: criterion(compiled(x), y), compiled, criterion)
 
 
 FORESEEN = [

@@ -18,7 +18,11 @@ import gradlens
 from gradlens import quantities
 from gradlens.quantities import NormTest
 from gradlens.samples.batchnorm import BatchNormPolicy
-from tests.cases.references import per_sample_gradients_of_losses, without_hooks
+from tests.cases.references import (
+    assert_covered,
+    per_sample_gradients_of_losses,
+    without_hooks,
+)
 from tests.cases.row_cases import ROW_CASES, Batch, Net, RowCase, mlp, position_bias, randn
 from tests.cases.steps import tracked_backward
 from tests.cases.whole_networks import BY_HAND, is_refused
@@ -83,16 +87,10 @@ def test_rows_of_samples_of_a_model_that_was_never_extended(name: str) -> None:
 def test_other_shapes_have_plans_of_their_own() -> None:
     torch.manual_seed(0)
     model = gradlens.extend(position_bias().double())
-    gradients = gradlens.per_sample_gradients(model)
+    context = gradlens.per_sample_gradients(model)
     for samples in (5, 4, 5, 4, 1, 5):
         inputs, targets = randn(samples, 4, 5), torch.arange(samples) % 3
-        losses = F.cross_entropy(model(inputs), targets, reduction="none")
-        expected = per_sample_gradients_of_losses(losses, model)
-        with gradients:
-            losses.mean().backward()
-        assert gradients.keys() == expected.keys()
-        for name in expected:
-            assert_close(gradients[name].dense(), expected[name])
+        assert_covered(model, F.cross_entropy(model(inputs), targets, reduction="none"), context)
 
 
 def labels(outputs: Tensor) -> Tensor:
@@ -174,13 +172,7 @@ def test_outputs_that_are_overwritten_after_the_call() -> None:
     outputs = model(randn(2, 3, 4))
     outputs.mul_(0.5)
     outputs[..., 0] = 0
-    losses = outputs.square().mean((1, 2))
-    expected = per_sample_gradients_of_losses(losses, model)
-    with gradlens.per_sample_gradients(model) as gradients:
-        losses.mean().backward()
-    assert gradients.keys() == expected.keys()
-    for name in gradients:
-        assert_close(gradients[name].dense(), expected[name])
+    assert_covered(model, outputs.square().mean((1, 2)))
 
 
 @pytest.mark.parametrize("batch_size", [4.0, 0, "4"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import shutil
 import subprocess
@@ -105,11 +104,6 @@ class Tab:
                           awaitPromise=True)  # fmt: skip
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
-
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        """A picture of what is in view, or of the whole page."""
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """``mouseMoved``, ``mousePressed`` or ``mouseReleased`` at a place in view."""
