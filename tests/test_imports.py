@@ -49,11 +49,7 @@ BELOW = {
     "gradlens.diagnosis": ("gradlens.plotting.loading",),
     "gradlens.observers": ("gradlens.quantities", "gradlens.diagnosis"),
     "gradlens.facts": ("gradlens.observers",),
-    "gradlens.cockpit": (
-        "gradlens.facts",
-        "gradlens.parts",
-        "gradlens.sinks",
-    ),
+    "gradlens.cockpit": ("gradlens.facts", "gradlens.parts", "gradlens.sinks"),
     "gradlens.compat.taiyi": ("gradlens.quantities",),
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.diagnosis"),

@@ -314,9 +314,7 @@ ROUTES: dict[str, ChangingCase] = {
         layers(context), with_number([0, 0, 0, 0, 0.3, 0.6, 0.9]), cross_entropy
     ),
     "function with an integer": ChangingCase(
-        layers(rolled),
-        lambda _: (randn(N, D), torch.randint(N, ()), classes(N)),
-        cross_entropy,
+        layers(rolled), lambda _: (randn(N, D), torch.randint(N, ()), classes(N)), cross_entropy
     ),
     **{
         f"function {kind.__name__}": ChangingCase(

@@ -36,10 +36,7 @@ INPUTS: dict[str, tuple[Callable[..., Tensor], Prepare]] = {
     "bytes": (lambda *shape: torch.randint(256, shape, dtype=torch.uint8), lambda x: x / 255.0),
     "single precision": (lambda *shape: torch.randn(shape), lambda x: x),
     "standardised": (normal, lambda x: (x - 0.1) / 0.5),
-    "one-hot": (
-        lambda *shape: torch.randint(D, shape[:-1]),
-        lambda x: F.one_hot(x, D),
-    ),
+    "one-hot": (lambda *shape: torch.randint(D, shape[:-1]), lambda x: F.one_hot(x, D)),
     "one-hot before the call": (
         lambda *shape: F.one_hot(torch.randint(D, shape[:-1]), D).double(),
         lambda x: x,

@@ -444,9 +444,7 @@ SEQUENCE_LAYERS: dict[str, Make] = {
     "lstm, positions first": lambda s, r: Written(swapped, nn.LSTM(s.width, s.width, num_layers=2)),
     "rnn": lambda s, r: Written(first_of, nn.RNN(s.width, s.width, batch_first=True)),
     "bidirectional lstm": lambda s, r: Written(
-        projected,
-        nn.LSTM(s.width, 2, batch_first=True, bidirectional=True),
-        nn.Linear(4, s.width),
+        projected, nn.LSTM(s.width, 2, batch_first=True, bidirectional=True), nn.Linear(4, s.width)
     ),
     "packed gru": lambda s, r: Written(
         packed, nn.GRU(s.width, s.width, batch_first=True), direction(s)

@@ -135,12 +135,7 @@ def sensible(recipe: Recipe) -> Recipe:
     multiple = any(n % recipe.positions == 0 and n != recipe.positions for n in (samples, last))
     told = recipe.told or (first and (loss.tokens or multiple))
     return replace(
-        recipe,
-        samples=samples,
-        last_samples=last,
-        inside=inside,
-        positions_first=first,
-        told=told,
+        recipe, samples=samples, last_samples=last, inside=inside, positions_first=first, told=told
     )
 
 

@@ -247,16 +247,9 @@ LOSSES = {
     "contrastive, with fixed targets": RowCase(
         mlp, lambda: (randn(N, D),), to_fixed_targets, to_one_fixed_target
     ),
-    "mean of each class": RowCase(
-        mlp,
-        lambda: (randn(N, D),),
-        by_class,
-    ),
+    "mean of each class": RowCase(mlp, lambda: (randn(N, D),), by_class),
     "mean of each class, as many as samples": RowCase(
-        mlp,
-        lambda: (randn(C, D),),
-        by_class,
-        samples=C,
+        mlp, lambda: (randn(C, D),), by_class, samples=C
     ),
     "as many classes as samples, transposed": RowCase(
         mlp, lambda: (randn(C, D),), transposed, of_square, samples=C
@@ -486,10 +479,7 @@ COUNTED = {
         with_exits, lambda: (torch.randint(256, (N, D)).double(), classes(N)), of_exits
     ),
     "as many texts in one list as they have positions, batch size passed": RowCase(
-        mlp,
-        lambda: (randn(N, N, D), classes(N, N)),
-        of_texts_in_one_list,
-        batch_size=N,
+        mlp, lambda: (randn(N, N, D), classes(N, N)), of_texts_in_one_list, batch_size=N
     ),
     "matched positions, as many as samples": RowCase(
         lambda: Net(
@@ -507,11 +497,7 @@ COUNTED = {
         mlp, lambda: (randn(N, D), randn(N, D), torch.eye(N)[1]), of_far_pairs
     ),
     "texts folded into rows, with as many positions as samples": RowCase(
-        lambda: Net(
-            tagger,
-            layer=nn.GRU(D, H, batch_first=True),
-            head=nn.Linear(H, 1),
-        ),
+        lambda: Net(tagger, layer=nn.GRU(D, H, batch_first=True), head=nn.Linear(H, 1)),
         lambda: (randn(N, 3, N, D),),
         of_tag_groups,
         batch_size=N,

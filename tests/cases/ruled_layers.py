@@ -387,11 +387,7 @@ WRONG_RULES: dict[str, tuple[LayerRule, tuple[str, ...], str]] = {
     ),
     "no tensor": (changed(bias=lambda rows: 0.0), ("own.bias",), "no gradients of 'bias'"),
     "a parameter without": (without_bias, ("own.bias",), "gives no gradients of 'bias'"),
-    "an unknown name": (
-        misspelled,
-        OWN,
-        r"no gradients of '\w+', only of 'wieght'",
-    ),
+    "an unknown name": (misspelled, OWN, r"no gradients of '\w+', only of 'wieght'"),
     "an exception": (raising, OWN, "raising for OwnLinear raised ValueError: no such kernel"),
     "nothing": (nothing, OWN, "nothing for OwnLinear raised TypeError"),
 }

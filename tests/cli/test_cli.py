@@ -268,10 +268,7 @@ FAILURES: dict[str, tuple[str, str]] = {
     ),
     "no layers": ("plot loss.jsonl --layers", "loss.jsonl: there is nothing by layer"),
     "no layers to animate": ("plot loss.jsonl --layers -o a.gif", "there is nothing by layer"),
-    "nothing to draw": (
-        "plot words.jsonl",
-        "words.jsonl: none of the recorded series",
-    ),
+    "nothing to draw": ("plot words.jsonl", "words.jsonl: none of the recorded series"),
     "nothing to compare": ("compare words.jsonl words2.jsonl", "none of the runs has numbers"),
     "no folder": ("plot RUN -o zero.jsonl/a.png", "zero.jsonl"),
     "given twice": ("compare RUN RUN", "lr0.1/run.jsonl is given twice"),

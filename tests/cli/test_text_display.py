@@ -284,8 +284,7 @@ def test_several_tables(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [("gradlens su", {"summary "}), ("gradlens summary a --f", {"--follow "})],
+    ("line", "expected"), [("gradlens su", {"summary "}), ("gradlens summary a --f", {"--follow "})]
 )
 def test_a_shell_completes_commands(tmp_path: Path, line: str, expected: set[str]) -> None:
     pytest.importorskip("argcomplete")

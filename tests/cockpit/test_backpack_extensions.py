@@ -78,11 +78,7 @@ class Failing(OwnBase):
         raise RuntimeError("an extension has failed")
 
 
-def backward(
-    network: Callable[[], nn.Module],
-    extension: BackpropExtension,
-    way: str,
-) -> nn.Module:
+def backward(network: Callable[[], nn.Module], extension: BackpropExtension, way: str) -> nn.Module:
     """The network after a backward pass with the extension, which is passed on in one way."""
     torch.manual_seed(0)
     model, loss_function = network(), nn.CrossEntropyLoss()

@@ -176,12 +176,7 @@ class CostlyLook(Costly):
 
 
 def costly(
-    light: float,
-    look: float,
-    share: float,
-    steps: int,
-    interval: int = 1,
-    path: Path | None = None,
+    light: float, look: float, share: float, steps: int, interval: int = 1, path: Path | None = None
 ) -> tuple[gradlens.Cockpit, dict[str, list[int]]]:
     """A run whose steps take a second, and the steps at which each quantity was tracked."""
     clock, model = Clock(), nn.Linear(2, 1)

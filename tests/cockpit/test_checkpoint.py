@@ -136,10 +136,7 @@ CASES = {
         cuts=(2,),
     ),
     "two optimizers": Case(
-        lambda: [
-            *gradlens.configuration("economy"),
-            quantities.UpdateGeometry(correlation=False),
-        ],
+        lambda: [*gradlens.configuration("economy"), quantities.UpdateGeometry(correlation=False)],
         optimizers=2,
     ),
     "aggregates": Case(aggregated),

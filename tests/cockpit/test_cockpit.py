@@ -49,10 +49,7 @@ def network() -> nn.Module:
 def batches(count: int, n: int = 5) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     return [
-        (
-            torch.randn(n, 1, 6, 6, generator=generator),
-            torch.randint(3, (n,), generator=generator),
-        )
+        (torch.randn(n, 1, 6, 6, generator=generator), torch.randint(3, (n,), generator=generator))
         for _ in range(count)
     ]
 
@@ -278,10 +275,7 @@ def assert_covered(model: nn.Module, losses: Tensor) -> None:
     """All parameters, with the gradients of the losses ``[N]``."""
     expected = per_sample_gradients_of_losses(losses, model)
     cockpit, n = Cockpit(model, [quantities.NormTest()]), len(losses)
-    with (
-        gradlens.per_sample_gradients(model, batch_size=n) as gradients,
-        cockpit(0, batch_size=n),
-    ):
+    with gradlens.per_sample_gradients(model, batch_size=n) as gradients, cockpit(0, batch_size=n):
         losses.mean().backward()
     assert gradients.keys() == expected.keys()
     for name in expected:

@@ -32,10 +32,7 @@ from gradlens.quantities import (
 from tests.cases.processes import free_port, run_processes
 from tests.cockpit.test_training_loops import assert_same_values, tracked
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not IS_KNOWN, reason="this torch is too old"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_KNOWN, reason="this torch is too old")]
 
 STEPS = 3
 PROCESSES = 2

@@ -18,13 +18,7 @@ from benchmarks.zoo.network import Network
 from benchmarks.zoo.transformers_families import Family
 from gradlens.curvature.curvature import LossCurvature
 from gradlens.history.undefined import Undefined
-from gradlens.quantities import (
-    Alpha,
-    CurvatureQuantity,
-    HessTrace,
-    SingleStepQuantity,
-    TICTrace,
-)
+from gradlens.quantities import Alpha, CurvatureQuantity, HessTrace, SingleStepQuantity, TICTrace
 from gradlens.quantities.step import Step
 from tests.cases.process_group import in_process_group
 from tests.cases.steps import tracked_backward
@@ -141,10 +135,7 @@ def record(is_passed: bool) -> dict[int, dict[str, Any]]:
             returned.logits[:, :-1].mT, batch["labels"][:, 1:], reduction="none"
         )
         labels = (batch["labels"][:, 1:] != -100).sum()
-        passed = {
-            "individual_losses": N * tokens.sum(1) / labels,
-            "outputs": returned.logits,
-        }
+        passed = {"individual_losses": N * tokens.sum(1) / labels, "outputs": returned.logits}
         with cockpit(
             step, loss=returned.loss, optimizer=optimizer, info=passed if is_passed else {}
         ):
@@ -275,10 +266,7 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda o, y: (functional.cross_entropy(o, y, reduction="none") - WEIGHTS.mean()).mean(),
         "SubBackward",
     ),
-    "shifted": (
-        lambda o, y: functional.cross_entropy(o, y) - 0.5,
-        "SubBackward",
-    ),
+    "shifted": (lambda o, y: functional.cross_entropy(o, y) - 0.5, "SubBackward"),
     "advantages": (
         lambda o, y: (o.log_softmax(1)[:, 0] - torch.tensor([1.0, -1.0, 2.0, -2.0])).mean(),
         "SubBackward",

@@ -15,11 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import (
-    Curvature,
-    HessianOperator,
-    Probe,
-)
+from gradlens.curvature import Curvature, HessianOperator, Probe
 from gradlens.curvature.estimate import Estimate, weighted_sum
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import (

@@ -80,11 +80,7 @@ def test_every_quantity_of_taiyi(name: str) -> None:
     ("config", "error", "words"),
     [
         ({"Linear": ["InputSndNrom"]}, ValueError, "did you mean InputSndNorm"),
-        (
-            {"Linear": ["GradNoise"]},
-            ValueError,
-            "'GradNoise' for 'Linear' is not a quan",
-        ),
+        ({"Linear": ["GradNoise"]}, ValueError, "'GradNoise' for 'Linear' is not a quan"),
         ({"Linear": [["WeightNorm", "linear"]]}, ValueError, "'linear' for WeightNorm"),
         ({"Linear": [["WeightNorm", "log(1,2)"]]}, ValueError, "is not a schedule"),
         ({"Linear": [["WeightNorm", 5]]}, ValueError, "is not a quantity"),

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import (
-    GGNOperator,
-    LowRankGGN,
-    Probe,
-    directional_derivatives,
-    directions,
-)
+from gradlens.curvature import GGNOperator, LowRankGGN, Probe, directional_derivatives, directions
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators import composed

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradlens.curvature import (
-    GGNOperator,
-    InverseOperator,
-    frobenius_norm,
-)
+from gradlens.curvature import GGNOperator, InverseOperator, frobenius_norm
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.data_cases import build, dense_ggn
 

@@ -69,12 +69,7 @@ def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), normalise, nn.Tanh(), nn.Linear(5, 3))
 
 
-NETWORKS = {
-    **PIECEWISE_LINEAR,
-    **CURVED,
-    "positions": Positions,
-    "BatchNorm": normalised,
-}
+NETWORKS = {**PIECEWISE_LINEAR, **CURVED, "positions": Positions, "BatchNorm": normalised}
 
 
 @pytest.mark.slow

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from gradlens.diagnosis.diagnose import diagnose, unasked
 from gradlens.history.history import History
 from gradlens.history.setup import Setup
-from tests.diagnosis.runs import (
-    SETUP,
-    SHAPES,
-    STEPS,
-    layer_columns,
-    layer_steps,
-    run,
-    step_columns,
-)
+from tests.diagnosis.runs import SETUP, SHAPES, STEPS, layer_columns, layer_steps, run, step_columns
 
 STEP_NAMES, LAYER_NAMES = [*step_columns(2)], [*layer_columns(2)]
 

@@ -382,9 +382,7 @@ FAULTY: dict[str, list[History]] = {
         *(run(changed(S, loss=loss)) for loss in (STUCK, STUCK * 0.99)),
         unlabelled(loss=FLAT, valid=(4, 3.5, 3.6, 3.5)),
     ],
-    "label_noise": [
-        *(validated(0.12, changed(S, loss_over=share)) for share in (0.04, 0.06, 0.2)),
-    ],
+    "label_noise": [*(validated(0.12, changed(S, loss_over=share)) for share in (0.04, 0.06, 0.2))],
     "lr_decayed": [run(changed(S, lr=0.1 * fall ** np.arange(STEPS))) for fall in (0.9, 0.5)],
     "optimizer_anew": [
         *(run({**S, "stateless": np.ones(STEPS)}, setup=setup) for setup in (adam(), SETUP)),

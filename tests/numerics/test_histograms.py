@@ -11,14 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradlens.numerics.histograms import (
-    CHUNK,
-    FEW,
-    Counts,
-    Grid,
-    Range,
-    bin_edges,
-)
+from gradlens.numerics.histograms import CHUNK, FEW, Counts, Grid, Range, bin_edges
 from gradlens.operators.composed import Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense, is_to_be_stored, stored
@@ -82,9 +75,7 @@ def assert_counts_2d(
     known = ~(np.isnan(x) | np.isnan(y))
     expected = np.zeros(bins, dtype=int)
     np.add.at(
-        expected,
-        (bin_of(x[known], bins[0], range_[0]), bin_of(y[known], bins[1], range_[1])),
-        1,
+        expected, (bin_of(x[known], bins[0], range_[0]), bin_of(y[known], bins[1], range_[1])), 1
     )
     np.testing.assert_array_equal(found.hist, expected)
     axes = list(zip((x, y), range_, strict=True))
@@ -234,9 +225,7 @@ def test_more_small_numbers_than_single_precision_can_count() -> None:
 
 
 @given(
-    st.integers(1, 1000),
-    st.floats(-1e308, 1e308, allow_subnormal=False),
-    st.floats(1e-300, 1e308),
+    st.integers(1, 1000), st.floats(-1e308, 1e308, allow_subnormal=False), st.floats(1e-300, 1e308)
 )
 def test_edges(bins: int, low: float, width: float) -> None:
     high = min(low + width, 1e308)

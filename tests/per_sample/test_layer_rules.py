@@ -296,8 +296,5 @@ def test_a_rule_that_can_not_be_checked() -> None:
         with gradlens.per_sample_gradients(model, loss=loss) as gradients:
             loss.backward()
     assert set(gradients) == {"1.weight", "1.bias"}
-    with pytest.raises(
-        KeyError,
-        match="outer for RunsOnce can't be checked by autograd",
-    ):
+    with pytest.raises(KeyError, match="outer for RunsOnce can't be checked by autograd"):
         gradients["0.weight"]

@@ -22,10 +22,7 @@ from gradlens.operators.composed import Composed, Grouped, Joined, Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Buffer, Dense, stored
 from gradlens.operators.operator import GradientOperator
-from gradlens.operators.outer_products import (
-    OfFactors,
-    OuterProducts,
-)
+from gradlens.operators.outer_products import OfFactors, OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.samples.labels import NO_SAMPLE
 from gradlens.samples.plan import Plan, RowIndex

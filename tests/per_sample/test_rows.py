@@ -18,11 +18,7 @@ import gradlens
 from gradlens import quantities
 from gradlens.quantities import NormTest
 from gradlens.samples.batchnorm import BatchNormPolicy
-from tests.cases.references import (
-    assert_covered,
-    per_sample_gradients_of_losses,
-    without_hooks,
-)
+from tests.cases.references import assert_covered, per_sample_gradients_of_losses, without_hooks
 from tests.cases.row_cases import ROW_CASES, Batch, Net, RowCase, mlp, position_bias, randn
 from tests.cases.steps import tracked_backward
 from tests.cases.whole_networks import BY_HAND, is_refused

@@ -148,10 +148,7 @@ STATIC: dict[str, tuple[nn.Module, Tensor]] = {
     "transformer in eval mode": (transformer(norm_first=True).eval(), images(5, 8)),
     "LoRA": (nn.Sequential(Low(), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 3)), images(8)),
     "positions picked": (recurrent(nn.RNN, last_by_index), images(5, 8)),
-    "two views": (
-        Net(two_views, layers=nn.Linear(8, 6), head=nn.Linear(6, 3)),
-        images(8),
-    ),
+    "two views": (Net(two_views, layers=nn.Linear(8, 6), head=nn.Linear(6, 3)), images(8)),
 }
 
 

@@ -96,10 +96,7 @@ NETWORKS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "random numbers in a function": lambda net, x: net.head(Drawing.apply(net.inner(x).tanh())),
     "random numbers in a checkpoint": lambda net, x: net.head(
         checkpoint(
-            lambda x: F.dropout(net.inner(x)),
-            x,
-            use_reentrant=False,
-            preserve_rng_state=False,
+            lambda x: F.dropout(net.inner(x)), x, use_reentrant=False, preserve_rng_state=False
         )
     ),
     "gradients changed in place": lambda net, x: net.head(

@@ -13,13 +13,7 @@ from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.records import Note
-from gradlens.instruments.style import (
-    shorten,
-    shorten_apart,
-    size_in_points,
-    text_width,
-    wrapped,
-)
+from gradlens.instruments.style import shorten, shorten_apart, size_in_points, text_width, wrapped
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.screen import Screen
 from tests.instruments.test_instruments import realistic

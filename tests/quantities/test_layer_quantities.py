@@ -237,10 +237,7 @@ REFERENCES: dict[str, tuple[Callable[[], Quantity], Reference]] = {
         lambda: quantities.OutputActivation(threshold=0.5, layers="*"),
         by_layer(lambda flow: told(rates(flow, 0.5)), summary=over_all),
     ),
-    "DeadNeurons": (
-        quantities.DeadNeurons,
-        by_layer(lambda flow: dead(flow, 0.0), has_matrix),
-    ),
+    "DeadNeurons": (quantities.DeadNeurons, by_layer(lambda flow: dead(flow, 0.0), has_matrix)),
     "DeadNeurons, high threshold": (
         lambda: quantities.DeadNeurons(threshold=1.0),
         by_layer(lambda flow: dead(flow, 1.0), has_matrix),

@@ -83,11 +83,7 @@ def losses_of(model: nn.Module, inputs: Tensor, target: Tensor, scale: float) ->
 
 
 def values_of(
-    model: nn.Module,
-    tracked: Sequence[Quantity],
-    inputs: Tensor,
-    target: Tensor,
-    exponent: int = 0,
+    model: nn.Module, tracked: Sequence[Quantity], inputs: Tensor, target: Tensor, exponent: int = 0
 ) -> dict[str, Any]:
     """The quantities at one step, for a loss times a power of two, and a step of the same size."""
     cockpit = gradlens.Cockpit(model, list(tracked))
@@ -270,11 +266,7 @@ def of_size(name: str, dtype: torch.dtype, exponent: int) -> dict[tuple[str, ...
 
 
 # Those of float16 vanish or overflow with less than 2^±10, and small elements before.
-EXPONENTS = {
-    torch.float64: [-200, 200],
-    torch.float32: [-60, 60],
-    torch.bfloat16: [-60, 60],
-}
+EXPONENTS = {torch.float64: [-200, 200], torch.float32: [-60, 60], torch.bfloat16: [-60, 60]}
 
 
 @pytest.mark.filterwarnings("ignore:.*is estimated")

@@ -294,9 +294,7 @@ def test_the_gradient_at_a_tensor_that_goes_in_twice_is_recorded_once() -> None:
     torch.testing.assert_close(recorder[0][1], ones @ model.second.weight)
 
 
-def test_an_input_that_is_there_at_every_step_is_recorded_once_a_step(
-    model: nn.Sequential,
-) -> None:
+def test_an_input_that_is_there_at_every_step_is_recorded_once_a_step(model: nn.Sequential) -> None:
     recorder = BackwardInput().children(model)
     learned = batch()
     for step in range(3):

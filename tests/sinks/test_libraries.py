@@ -36,11 +36,7 @@ pytestmark = [
 ]
 
 
-ENVIRONMENT = {
-    "WANDB_MODE": "offline",
-    "WANDB_SILENT": "true",
-    "MLFLOW_ALLOW_FILE_STORE": "true",
-}
+ENVIRONMENT = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
 
 
 @dataclass(frozen=True)

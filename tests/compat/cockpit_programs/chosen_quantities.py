@@ -36,9 +36,7 @@ for epoch in range(2):
     adam.zero_grad()
     loss = criterion(network(x), y)
     with cockpit(
-        epoch,
-        extensions.DiagHessian(),
-        info={"batch_size": 6, "loss": loss, "optimizer": adam},
+        epoch, extensions.DiagHessian(), info={"batch_size": 6, "loss": loss, "optimizer": adam}
     ):
         loss.backward()
     assert all(p.diag_h.shape == p.shape for p in network.parameters())
