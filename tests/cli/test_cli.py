@@ -410,12 +410,10 @@ def test_samples(spiked: Path, run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "pass their ids to the context" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_as_a_module() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "gradlens", "--version"], capture_output=True, text=True, check=True
-    )
-    assert result.stdout == f"gradlens {__version__}\n"
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"gradlens {__version__}\n"
 
 
 # Export -------------------------------------------------------------------------------------

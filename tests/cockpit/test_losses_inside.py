@@ -349,6 +349,7 @@ def test_outputs_that_may_be_wrong_are_refused(case: str) -> None:
     assert reason in cockpit.history["HessTrace"][0].reason
 
 
+@pytest.mark.slow
 def test_outputs_are_kept_no_longer_than_until_the_backward_pass() -> None:
     model, (x, y) = network(), batch()
     cockpit = gradlens.Cockpit(model, [HessTrace(lambda step: step < 1, curvature="diag_ggn_mc")])

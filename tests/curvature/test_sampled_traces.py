@@ -154,6 +154,7 @@ def test_draws_have_the_losss_hessian_for_their_second_moment() -> None:
             assert (moment[n] - expected).norm() < 0.08 * expected.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [1, 2])
 def test_draws_of_many_outputs_with_a_weight_for_each_word(axis: int) -> None:
     """Of 2 x 30 words, some of which are ignored, so that no root can be computed."""
@@ -350,6 +351,7 @@ class SomeUsed(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*the loss doesn't depend on it")
 @pytest.mark.parametrize("kind", ["diag_ggn_exact", "diag_ggn_mc"])
 @pytest.mark.parametrize("seed", range(5))

@@ -135,6 +135,7 @@ def test_nothing_but_undefined_says_why() -> None:
     assert drawing.artists["message"].get_text() == REASON  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", [False, True])
 def test_many_steps_keep_the_largest_of_each_column(log: bool) -> None:
     rng = np.random.default_rng(0)
