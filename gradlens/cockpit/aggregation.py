@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from gradlens.history.json_lines import encoded, value_of
 from gradlens.history.records import Source
+from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics, Statistic
+from gradlens.numerics.running_statistics import STATISTICS, Statistic, summary
 from gradlens.quantities.quantity import Quantity, class_names
 from gradlens.stateful import State
 
@@ -62,84 +64,27 @@ class Aggregate:
         )
 
 
-Path: TypeAlias = tuple[str, ...]
-"""The keys that lead to a number in a record of nested dicts."""
-
 INDICES = {"least_unit"}
 """Keys of indices, which have no mean."""
 
 NO_NUMBER = "there was no number in its values: of lists and arrays, there are no statistics"
 
 
-@dataclass
-class Window:
-    """Statistics of each number of some records, of which ``records`` is the count."""
-
-    statistics: Sequence[Statistic] = STATISTICS
-    records: int = 0
-    by_path: dict[Path, RunningStatistics] = field(default_factory=dict)
-
-    def add(self, record: Any) -> None:
-        """Add a record."""
-        self.records += 1
-        found = dict(numbers(record)) or {(): Undefined(NO_NUMBER)}
-        for path, value in found.items():
-            self.by_path.setdefault(path, RunningStatistics(self.statistics)).add(value)
-
-    def record(self) -> dict[str, Any]:
-        """A record of the same structure, with statistics in place of the numbers."""
-        found: dict[str, Any] = {}
-        for path, statistics in _separated(self.by_path).items():
-            part, leaf = found, statistics.record()
-            for key in path[:-1]:
-                part = part.setdefault(key, {})
-            if path:
-                part[path[-1]] = leaf
-            else:
-                found = leaf
-        return found
-
-    def state_dict(self) -> State:
-        """The statistics so far."""
-        return {
-            "statistics": list(self.statistics),
-            "records": self.records,
-            "by_path": {path: found.state_dict() for path, found in self.by_path.items()},
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Window:
-        """The window that a state is of."""
-        window = cls(state["statistics"], state["records"])
-        for path, found in state["by_path"].items():
-            window.by_path[path] = RunningStatistics(window.statistics)
-            window.by_path[path].load_state_dict(found)
-        return window
-
-
-def numbers(record: Any, path: Path = ()) -> Iterable[tuple[Path, float]]:
-    """All numbers in a record that have a mean, with their paths."""
-    if isinstance(record, Mapping):
-        for key, value in record.items():
-            if key not in INDICES:
-                yield from numbers(value, (*path, key))
-    elif isinstance(record, (int, float)) and not isinstance(record, bool):
-        yield path, record
-
-
-def _separated(by_path: Mapping[Path, RunningStatistics]) -> dict[Path, RunningStatistics]:
-    """The statistics by paths of which none is the beginning of another.
+def statistics_of(values: Sequence[Any], statistics: Sequence[Statistic]) -> dict[str, Any]:
+    """A record of the same structure as the values, with statistics in place of the numbers.
 
     A value may be a number in one record and a dict in another. The number's statistics are then
     placed into the dict under the key "", or left out if all were NaN, such as those of a layer
-    whose batch was empty.
+    whose batch was empty. Without any number, the record is empty.
     """
-    inner = {path[:length] for path in by_path for length in range(len(path))}
-    return {
-        (*path, "") if path in inner else path: statistics
-        for path, statistics in by_path.items()
-        if path not in inner or statistics.numbers
-    }
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    dicts = [value for value in values if isinstance(value, Mapping)]
+    names = dict.fromkeys(name for each in dicts for name in each if name not in INDICES)
+    parts = {name: [each[name] for each in dicts if name in each] for name in names}
+    found = {name: part for name, of in parts.items() if (part := statistics_of(of, statistics))}
+    if not found:
+        return summary(numbers, statistics) if numbers else {}
+    return found if all(map(math.isnan, numbers)) else {"": summary(numbers, statistics), **found}
 
 
 class Aggregation:
@@ -150,6 +95,7 @@ class Aggregation:
         given = tuple(quantities)
         self._aggregates = {a.quantity.name: a for a in given if isinstance(a, Aggregate)}
         self._over = {each.name: each.over for each in self._aggregates.values()}
+        self._statistics = {each.name: each.statistics for each in self._aggregates.values()}
         self.has_aggregates = bool(self._over)
         self.quantities: tuple[Quantity, ...] = tuple(
             q.quantity if isinstance(q, Aggregate) else q for q in given
@@ -167,9 +113,9 @@ class Aggregation:
                     f"in Aggregate(..., name='{aggregate.name} 2')"
                 )
             self.sources[aggregate.name] = aggregate.source
-        self._windows: dict[str, Window] = {}
-        """What isn't recorded yet of each series of aggregates and pushed metrics."""
-        self._recorded: dict[str, Window] = {}
+        self._windows: dict[str, Series] = {}
+        """What isn't recorded yet of each series of aggregates and pushed metrics, in its order."""
+        self._recorded: dict[str, Series] = {}
         """What was recorded at step ``_at``, to which further values of that step are added."""
         self._at = 0
 
@@ -178,23 +124,23 @@ class Aggregation:
         kept = dict(values)
         for name in self._aggregates.keys() & values.keys():
             aggregate = self._aggregates[name]
-            value = value_of(encoded(values[name]))
-            self._add(global_step, aggregate.name, value, aggregate.statistics)
+            self._add(global_step, aggregate.name, values[name])
             if not aggregate.raw:
                 del kept[name]
-            if self._windows[aggregate.name].records == aggregate.over:
+            if len(self._windows[aggregate.name]) == aggregate.over:
                 kept |= self._records(global_step, [aggregate.name])
         return kept
 
     def push(self, global_step: int, metrics: Mapping[str, float]) -> None:
         """Add values of the training loop's metrics."""
         for name, value in metrics.items():
-            self._add(global_step, name, value, STATISTICS)
+            self._add(global_step, name, value)
 
-    def _add(self, step: int, name: str, value: Any, statistics: Sequence[Statistic]) -> None:
-        self._windows.setdefault(name, Window(statistics)).add(value)
-        if self.has_recorded(step, name):
-            self._recorded[name].add(value)
+    def _add(self, step: int, name: str, value: Any) -> None:
+        self._windows.setdefault(name, Series.of({}))
+        every = [self._windows, *([self._recorded] if self.has_recorded(step, name) else [])]
+        for series in (each[name] for each in every):
+            series.add(len(series), encoded(value))
 
     def has_pushed(self, name: str) -> bool:
         """Whether a metric of this name has values in the present epoch."""
@@ -214,18 +160,18 @@ class Aggregation:
         return {
             "at": self._at,
             "aggregates": [*self._over],
-            "windows": {name: window.state_dict() for name, window in self._windows.items()},
-            "recorded": {name: window.state_dict() for name, window in self._recorded.items()},
+            "windows": {n: encoded([*each.values()]) for n, each in self._windows.items()},
+            "recorded": {n: encoded([*each.values()]) for n, each in self._recorded.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; windows of what isn't aggregated any more are left out."""
         self._at = state["at"]
         gone = {*state["aggregates"]} - self._over.keys()
-        self._windows, self._recorded = (
-            {name: Window.from_state(one) for name, one in state[part].items() if name not in gone}
-            for part in ("windows", "recorded")
-        )
+        for part, of_series in (("windows", self._windows), ("recorded", self._recorded)):
+            of_series.clear()
+            for name in state[part].keys() - gone:
+                of_series[name] = Series.of(dict(enumerate(value_of(state[part][name]))))
 
     def _records(self, step: int, names: Iterable[str]) -> dict[str, Any]:
         """Records of windows, with what the same series have recorded at the same step."""
@@ -234,4 +180,9 @@ class Aggregation:
         for name in names:
             window = self._windows.pop(name)
             self._recorded.setdefault(name, window)
-        return {name: self._recorded[name].record() for name in names}
+        return {name: self._record(name) for name in names}
+
+    def _record(self, name: str) -> dict[str, Any]:
+        values = [*self._recorded[name].values()]
+        chosen, nothing = self._statistics.get(name, STATISTICS), [Undefined(NO_NUMBER)]
+        return statistics_of(values, chosen) or summary(nothing * len(values), chosen)

@@ -1,11 +1,10 @@
-"""Statistics of samples and numbers that come one at a time."""
+"""Statistics of samples that come one at a time, and of numbers."""
 
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
-from gradlens.stateful import State
 
 
 class RunningMean:
@@ -51,50 +49,23 @@ INFINITE = "there are infinities among the numbers"
 TOO_LARGE = "the numbers, or their squares, are too large to be added up"
 
 
-class RunningStatistics:
-    """Statistics of numbers that come one at a time; those that are NaN are left out and counted.
+def summary(
+    numbers: Sequence[float], statistics: Sequence[Statistic] = STATISTICS
+) -> dict[str, float]:
+    """The statistics of numbers by name, and the ``"count"`` of the numbers.
 
-    The numbers are kept, as the history keeps those of other quantities: 8 bytes each.
+    Those that are NaN are left out; ``"undefined"`` is their count, if there are any.
     """
-
-    def __init__(self, statistics: Sequence[Statistic] = STATISTICS) -> None:
-        self.statistics = tuple(statistics)
-        self.numbers = array("d")
-        self.undefined = 0
-        self.reason = ""
-
-    def add(self, value: float) -> None:
-        """Add a number."""
-        if math.isnan(value):
-            self.undefined += 1
-            self.reason = value.reason if isinstance(value, Undefined) else self.reason
-        else:
-            self.numbers.append(value)
-
-    def state_dict(self) -> State:
-        """The numbers so far."""
-        return {"numbers": [*self.numbers], "undefined": self.undefined, "reason": self.reason}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
-        self.numbers = array("d", state["numbers"])
-        self.undefined, self.reason = state["undefined"], state["reason"]
-
-    def record(self) -> dict[str, float]:
-        """The statistics by name, and the ``"count"`` of the numbers.
-
-        ``"undefined"`` is the count of those that are NaN, if there are any.
-        """
-        counts = {"count": len(self.numbers)}
-        if self.undefined:
-            counts["undefined"] = self.undefined
-        if not self.numbers:
-            why = "all numbers were NaN" if self.undefined else "there was no number"
-            nothing = Undefined(self.reason or why)
-            return {**dict.fromkeys(self.statistics, nothing), **counts}
-        found = _statistics(np.sort(np.array(self.numbers)))
-        infinite = not np.isfinite(self.numbers).all()
-        return {**{name: _explained(found[name], infinite) for name in self.statistics}, **counts}
+    known = np.sort([each for each in numbers if not math.isnan(each)])
+    counts = {"count": len(known)}
+    if len(known) < len(numbers):
+        counts["undefined"] = len(numbers) - len(known)
+    if not len(known):
+        reasons = [each.reason for each in numbers if isinstance(each, Undefined)]
+        why = "all numbers were NaN" if numbers else "there was no number"
+        return {**dict.fromkeys(statistics, Undefined(reasons[-1] if reasons else why)), **counts}
+    found, infinite = _statistics(known), not np.isfinite(known).all()
+    return {**{name: _explained(found[name], infinite) for name in statistics}, **counts}
 
 
 def _statistics(ordered: NDArray[np.float64]) -> dict[Statistic, float]:

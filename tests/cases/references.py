@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,16 @@ def squared_error(target: Tensor, reduction: str) -> Contribution:
         return losses.sum() / (len(target) if reduction == "mean" else 1)
 
     return contribution
+
+
+def numbers(record: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    """All numbers in a record that have a mean, with their paths."""
+    if isinstance(record, Mapping):
+        for key, value in record.items():
+            if key != "least_unit":
+                yield from numbers(value, (*path, key))
+    elif isinstance(record, (int, float)) and not isinstance(record, bool):
+        yield path, record
 
 
 def expected_statistics(values: Sequence[float]) -> dict[str, float]:

@@ -14,9 +14,9 @@ import torch.distributed
 from torch import nn
 
 from gradlens import Cockpit, History, quantities, schedules
-from gradlens.cockpit.aggregation import Aggregate, Window, numbers
+from gradlens.cockpit.aggregation import Aggregate, Aggregation, statistics_of
 from gradlens.history.undefined import Undefined
-from tests.cases.references import expected_statistics
+from tests.cases.references import expected_statistics, numbers
 
 
 def activations(least: float, unit: int) -> dict[str, Any]:
@@ -24,10 +24,8 @@ def activations(least: float, unit: int) -> dict[str, Any]:
 
 
 def test_an_index_has_no_statistics() -> None:
-    window = Window()
-    for record in [activations(0.3, 9), activations(0.1, 5)]:
-        window.add(record)
-    found = window.record()["layers"]["1"]
+    records = [activations(0.3, 9), activations(0.1, 5)]
+    found = statistics_of(records, ("min",))["layers"]["1"]
     assert [*found] == ["least"]
     assert found["least"]["min"] == 0.1
 
@@ -35,11 +33,9 @@ def test_an_index_has_no_statistics() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_layer_that_had_no_value_once_does_not_hide_the_others(order: int) -> None:
     """An empty batch's record is a NaN where others are dicts."""
-    window = Window(statistics=("mean",))
     empty = {"layers": {"1": Undefined("the batch is empty"), "2": Undefined("no gradient")}}
-    for record in [empty, activations(0.5, 3), activations(0.25, 3)][::order]:
-        window.add(record)
-    assert window.record() == {
+    records = [empty, activations(0.5, 3), activations(0.25, 3)][::order]
+    assert statistics_of(records, ("mean",)) == {
         "layers": {
             "1": {"least": {"mean": 0.375, "count": 2}},
             "2": {"mean": pytest.approx(math.nan, nan_ok=True), "count": 0, "undefined": 1},
@@ -49,10 +45,7 @@ def test_a_layer_that_had_no_value_once_does_not_hide_the_others(order: int) -> 
 
 
 def test_a_value_that_is_a_number_once_and_several_otherwise_loses_none() -> None:
-    window = Window(statistics=("max",))
-    for record in (1.0, {"a": 2.0}, {"a": {"b": 3.0}}):
-        window.add(record)
-    assert window.record() == {
+    assert statistics_of((1.0, {"a": 2.0}, {"a": {"b": 3.0}}), ("max",)) == {
         "": {"max": 1.0, "count": 1},
         "a": {"": {"max": 2.0, "count": 1}, "b": {"max": 3.0, "count": 1}},
     }
@@ -60,17 +53,11 @@ def test_a_value_that_is_a_number_once_and_several_otherwise_loses_none() -> Non
 
 @pytest.mark.parametrize("record", [[1.0, 2.0], {"hist": np.ones(3)}, "text", None, {}])
 def test_without_a_number_it_says_why(record: Any) -> None:
-    window = Window(statistics=("mean",))
-    window.add(record)
-    found = window.record()
+    aggregation = Aggregation([Aggregate(quantities.Loss(), statistics=("mean",))])
+    aggregation.take_in(0, {"Loss": record})
+    found = aggregation.end_epoch(0)["Loss (epoch)"]
     assert found["count"] == 0
     assert "there was no number in its values" in found["mean"].reason
-
-
-def test_numbers_of_a_record() -> None:
-    record = {"layers": {"a": {"norm": 1.0, "kind": "x"}, "b": 2}, "hist": np.ones(3), "ok": True}
-    assert dict(numbers(record)) == {("layers", "a", "norm"): 1.0, ("layers", "b"): 2}
-    assert dict(numbers(3.0)) == {(): 3.0}
 
 
 # In a cockpit -----------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlens
 from gradlens import Cockpit, History, quantities, schedules
-from gradlens.cockpit.aggregation import numbers
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
 from gradlens.signals.axes import find_axes
 from gradlens.signals.signal import first_tensor
+from tests.cases.references import numbers
 from tests.cases.steps import tracked_backward
 from tests.cockpit.test_cockpit import tensors_alive
 from tests.quantities.test_layer_quantities import everything
