@@ -111,8 +111,8 @@ class FactRecorder(Observer):
 
     def _read_loss(self, facts: StepFacts, loss: Loss, info: Mapping[str, Any]) -> None:
         found, scale = loss_rows(loss), loss_scale(info)
-        value = loss.value.detach().reshape(()).float().clone()
-        facts.parts.append((value / scale, scale != 1, found.count or loss.samples))
+        value = loss.value.detach().reshape(()).float() / scale
+        facts.parts.append((value, scale != 1, found.count or loss.samples))
         if loss.function is None and loss.squared is None:
             return
         facts.loss_rows.append(found)
@@ -225,8 +225,10 @@ def joined_loss(parts: Sequence[tuple[Tensor, bool, int]], is_mean: bool) -> Ten
 
     They add up as their gradients do, unless each is the mean over a micro-batch alone.
     """
+    if len(parts) == 1:
+        return parts[0][0]
     losses = torch.stack([loss for loss, _, _ in parts])
-    if len(parts) == 1 or not is_mean or not all(alone for _, alone, _ in parts):
+    if not is_mean or not all(alone for _, alone, _ in parts):
         return losses.sum()
     counts = losses.new_tensor([count or 1 for _, _, count in parts])
     return (losses * counts).sum() / counts.sum()
