@@ -262,15 +262,25 @@ class History:
         return replace(
             self,
             notes=[note for note in self.notes if first <= note.step < end],
-            facts={
+            **self._between(first, end),
+            _series={name: series.only(steps) for name, series in self._series.items()},
+        )
+
+    def _between(self, first: float, end: float) -> dict[str, Any]:
+        """What isn't said in words or values, of the steps from ``first`` on and before ``end``.
+
+        What holds from a step on holds later, too.
+        """
+        return {
+            "coverages": {at: each for at, each in self.coverages.items() if at < end},
+            "setups": {at: each for at, each in self.setups.items() if at < end},
+            "facts": {
                 name: series.only([at for at in series if first <= at < end])
                 for name, series in self.facts.items()
             },
-            setups={at: setup for at, setup in self.setups.items() if at < end},
-            findings=[finding for finding in self.findings if first <= finding.step < end],
-            spikes={at: each for at, each in self.spikes.items() if first <= at < end},
-            _series={name: series.only(steps) for name, series in self._series.items()},
-        )
+            "findings": [each for each in self.findings if first <= each.step < end],
+            "spikes": {at: each for at, each in self.spikes.items() if first <= at < end},
+        }
 
     def scalars(self) -> tuple[Scalar, ...]:
         """All numbers per step of the run, in the order of its series.
@@ -311,14 +321,8 @@ class History:
             name: one.only([at for at in one if at <= ends.get(name, -math.inf)])
             for name, one in self._series.items()
         }
-        self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
-        self.facts = {
-            name: series.only([at for at in series if at <= step])
-            for name, series in self.facts.items()
-        }
-        self.setups = {at: setup for at, setup in self.setups.items() if at <= step}
-        self.findings = [finding for finding in self.findings if finding.step <= step]
-        self.spikes = {at: each for at, each in self.spikes.items() if at <= step}
+        for name, found in self._between(-math.inf, step + 1).items():
+            setattr(self, name, found)
 
     def write(self, path: str | Path) -> None:
         """Write everything as a new run file; ``FileExistsError`` if there is one already.
