@@ -152,8 +152,7 @@ def test_numbers_of_all_kinds_can_be_pushed(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        ("x", "'x'"), ("0.5", "'0.5'"), (None, "None"), ({"a": 1.0}, "{'a': 1.0}"),
-        ([1.0], "[1.0]"),
+        ("x", "'x'"), (None, "None"), ({"a": 1.0}, "{'a': 1.0}"), ([1.0], "[1.0]"),
         (torch.ones(3), "a Tensor of shape (3,) and torch.float32"),
         (np.zeros((0, 2)), "a ndarray of shape (0, 2) and float64"), (1j, "1j"),
         (torch.ones(1, dtype=torch.complex64), "a Tensor of shape (1,) and torch.complex64"),

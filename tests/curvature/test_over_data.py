@@ -325,25 +325,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"data": [*BATCHES, (torch.empty(0, 4).double(), torch.empty(0).long())]},
         "batch 3 of the data has no samples: leave it out",
     ),
-    "generator": (
-        {"data": (each for each in BATCHES)},
-        r"a generator, which ends after one pass.*list\(data\)",
-    ),
+    "generator": ({"data": (each for each in BATCHES)}, r"list\(data\)"),
     "dataset": ({"data": SAMPLES}, r"has samples and no batches: pass DataLoader\(data"),
     "one batch": ({"data": BATCHES[0]}, r"batch 0 of the data is a tensor of shape \[3, 4\].*one"),
     "dict": ({"data": [{"x": 1}]}, r"a dict with the keys \['x'\].*pass split=lambda"),
-    "shuffled": (
-        {"data": DataLoader(SAMPLES, 4, shuffle=True)},
-        "isn't the same as in the first pass.*shuffle=False",
-    ),
-    "shuffled in one batch": (
-        {"data": DataLoader(SAMPLES, 8, shuffle=True)},
-        "isn't the same as in the first pass.*shuffle=False",
-    ),
-    "sum passed as mean": (
-        {"loss": nn.CrossEntropyLoss(reduction="sum")},
-        "isn't the mean over its samples.*It is their sum: pass loss_reduction='sum'",
-    ),
+    "shuffled": ({"data": DataLoader(SAMPLES, 4, shuffle=True)}, "shuffle=False"),
+    "shuffled in one batch": ({"data": DataLoader(SAMPLES, 8, shuffle=True)}, "shuffle=False"),
+    "sum passed as mean": ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss_reduction='sum'"),
     "mean passed as sum": ({"loss_reduction": "sum"}, "pass loss_reduction='mean'"),
     "weighted mean": ({"loss": weighted_mean}, "isn't the mean over its samples.*reduction='sum'"),
     "coupled samples": ({"loss": contrastive}, "couples the samples of a batch"),
@@ -351,10 +339,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": lambda x, y: (x.square().sum(1) * torch.ones(3).double()).mean()},
         "can't be computed for a part of batch 0",
     ),
-    "no reduction": (
-        {"loss": nn.CrossEntropyLoss(reduction="none")},
-        r"shape \[3\] for batch 0: it must return a scalar",
-    ),
+    "no reduction": ({"loss": nn.CrossEntropyLoss(reduction="none")}, "must return a scalar"),
     "reduction": ({"loss_reduction": "none"}, "loss_reduction='none' is unknown"),
     "other targets": (
         {"data": [(BATCHES[0][0], BATCHES[2][1])], "loss": lambda x, y: x.sum()},
@@ -363,8 +348,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no axis": ({"loss": nn.MSELoss(), "model": nn.Sequential(
         nn.Linear(4, 1).double(), nn.Flatten(0), nn.Unflatten(0, (1, -1)))}, "targets for 3"),
     "dropout": (
-        {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double()},
-        r"different outputs, as with active dropout.*model.eval\(\)",
+        {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout()).double()}, r"model.eval\(\)"
     ),
     "unknown name": ({"parameters": ["2.weigth"]}, "did you mean 2.weight"),
     "module without parameters": ({"parameters": ["1"]}, "'1' has no parameters that require"),

@@ -392,64 +392,45 @@ DATA = [(torch.ones(3, 2), torch.zeros(3, 1))]
 STATE = MODEL.state_dict()
 STILL = random_direction(MODEL)
 
+
+def along(*arguments: Any, model: nn.Module = MODEL, data: Any = DATA, **options: Any) -> Any:
+    return loss_along(model, Probe(data, nn.MSELoss()), *arguments, **options)
+
+
+def across(*directions: Direction, **options: Any) -> Any:
+    return loss_on_plane(MODEL, Probe(DATA, nn.MSELoss()), directions, **options)
+
+
+def in_train_mode() -> Any:
+    model = nn.Sequential(nn.Linear(2, 1), nn.Dropout())
+    return loss_along(model, Probe(DATA, nn.MSELoss(), training=True), part(**{"0.bias": [1.0]}))
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "unknown name": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), part(wieght=[[1.0, 1]])),
-        "direction 1 .direction. has 'wieght'.* did you mean weight",
-    ),
-    "other shape": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), part(weight=[1.0, 1])),
-        r"the shape \[2\] for 'weight', and the model \[1, 2\]",
-    ),
-    "integers": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), part(weight=[[1, 1]])),
-        "'weight', which is torch.int64",
-    ),
+    "unknown name": (lambda: along(part(wieght=[[1.0, 1]])), "did you mean weight"),
+    "other shape": (lambda: along(part(weight=[1.0, 1])), "shape .*for 'weight', and the model"),
+    "integers": (lambda: along(part(weight=[[1, 1]])), "'weight', which is torch.int64"),
     "an integer buffer": (
-        lambda: loss_along(
-            nn.BatchNorm1d(2), Probe(DATA, nn.MSELoss()), part(num_batches_tracked=1.0)
-        ),
+        lambda: along(part(num_batches_tracked=1.0), model=nn.BatchNorm1d(2)),
         "'num_batches_tracked', which is torch.int64",
     ),
-    "NaN": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), part(weight=[[1, np.nan]])),
-        "NaN or Inf for 'weight'",
-    ),
-    "zero": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), part(weight=[[0.0, 0]])),
-        "is zero",
-    ),
-    "a state of later": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), direction_between(STATE, STATE)),
-        r"copy.deepcopy\(state_dict\(\)\)",
-    ),
-    "no batches": (
-        lambda: loss_along(MODEL, Probe([], nn.MSELoss()), STILL),
-        "the data has no batches",
-    ),
-    "descending distances": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), STILL, [1.0, 0.0]),
-        "two ascending numbers",
-    ),
-    "NaN as a distance": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), STILL, [1.0, np.nan]),
-        "two ascending numbers",
-    ),
+    "NaN": (lambda: along(part(weight=[[1, np.nan]])), "NaN or Inf for 'weight'"),
+    "zero": (lambda: along(part(weight=[[0.0, 0]])), "is zero"),
+    "a state of later": (lambda: along(direction_between(STATE, STATE)), "copy.deepcopy"),
+    "no batches": (lambda: along(STILL, data=[]), "the data has no batches"),
+    "descending distances": (lambda: along(STILL, [1.0, 0.0]), "two ascending numbers"),
+    "NaN as a distance": (lambda: along(STILL, [1.0, np.nan]), "two ascending numbers"),
     "an origin with other keys": (
-        lambda: loss_along(MODEL, Probe(DATA, nn.MSELoss()), STILL, origin={"module.weight": STATE["weight"]}),  # noqa: E501
+        lambda: along(STILL, origin={"module.weight": STATE["weight"]}),
         "origin has other entries than the model: 'weight' is missing, 'module.weight'",
     ),
     "a trajectory of another shape": (
-        lambda: loss_on_plane(
-            MODEL, Probe(DATA, nn.MSELoss()), (STILL, random_direction(MODEL, 1)),
-            trajectory=[STATE, {"weight": torch.ones(2, 2)}],
+        lambda: across(
+            STILL, random_direction(MODEL, 1), trajectory=[STATE, {"weight": torch.ones(2, 2)}]
         ),
         r"shape \[2, 2\] in trajectory\[1\], and \[1, 2\] in the model",
     ),
-    "parallel directions": (
-        lambda: loss_on_plane(MODEL, Probe(DATA, nn.MSELoss()), (STILL, STILL)),
-        "parallel",
-    ),
+    "parallel directions": (lambda: across(STILL, STILL), "parallel"),
     "states with other keys": (
         lambda: direction_between(STATE, {"weight": STATE["weight"], "bias": torch.ones(1)}),
         "the first state has other entries than the second: 'bias' is missing",
@@ -465,14 +446,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "complex parameters": (
         lambda: random_direction(nn.Linear(2, 2, dtype=torch.complex64)), "'weight' is complex"
     ),
-    "dropout in train mode": (
-        lambda: loss_along(
-            nn.Sequential(nn.Linear(2, 1), nn.Dropout()),
-            Probe(DATA, nn.MSELoss(), training=True),
-            part(**{"0.bias": [1.0]}),
-        ),
-        "active dropout",
-    ),
+    "dropout in train mode": (in_train_mode, "active dropout"),
 }  # fmt: skip
 
 
