@@ -18,6 +18,10 @@ from tests.cases.row_cases import Batch, C, D, H, N, Net, T, classes, randn
 STEPS = 7
 
 
+def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(outputs, batch[-1], reduction="none")
+
+
 @dataclass(frozen=True)
 class ChangingCase:
     """A network, the batch of each step, and the losses ``[N]`` of outputs and batch.
@@ -27,17 +31,13 @@ class ChangingCase:
 
     build: Callable[[], nn.Module]
     batch: Callable[[int], Batch]
-    losses: Callable[[Tensor, Batch], Tensor]
+    losses: Callable[[Tensor, Batch], Tensor] = cross_entropy
 
 
 def layers(compute: Callable[..., Tensor]) -> Callable[[], nn.Module]:
     return lambda: Net(
         compute, inner=nn.Linear(D, H), middle=nn.Linear(H, H), head=nn.Linear(H, C)
     ).double()
-
-
-def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
-    return F.cross_entropy(outputs, batch[-1], reduction="none")
 
 
 def with_number(values: list[float]) -> Callable[[int], Batch]:
@@ -293,40 +293,32 @@ def texts_in_rows(net: Any, x: Tensor, mask: Tensor, pool: Tensor) -> Tensor:
 
 
 ROUTES: dict[str, ChangingCase] = {
-    "permutation by a product": ChangingCase(
-        layers(permuted_by_product), permutation, cross_entropy
-    ),
+    "permutation by a product": ChangingCase(layers(permuted_by_product), permutation),
     "permutation by a sparse product": ChangingCase(
-        layers(permuted_by_sparse_product), permutation, cross_entropy
+        layers(permuted_by_sparse_product), permutation
     ),
-    "experts by one-hot products": ChangingCase(
-        experts, lambda _: (randn(N, T, D), classes(N)), cross_entropy
-    ),
-    "graphs by block-diagonal matrices": ChangingCase(layers(graph_network), graphs, cross_entropy),
-    "packed texts": ChangingCase(layers(texts_in_rows), texts, cross_entropy),
-    "texts by their lengths": ChangingCase(layers(by_length), lengths, cross_entropy),
-    "rows swapped": ChangingCase(layers(swapped), sometimes(2), cross_entropy),
-    "features swapped": ChangingCase(layers(swapped), sometimes(2, H), cross_entropy),
-    "mixup": ChangingCase(
-        layers(mixed_up), with_number([1, 1, 0.4, 1, 0.3, 0.2, 0.6]), cross_entropy
-    ),
-    "context with a gate": ChangingCase(
-        layers(context), with_number([0, 0, 0, 0, 0.3, 0.6, 0.9]), cross_entropy
-    ),
+    "experts by one-hot products": ChangingCase(experts, lambda _: (randn(N, T, D), classes(N))),
+    "graphs by block-diagonal matrices": ChangingCase(layers(graph_network), graphs),
+    "packed texts": ChangingCase(layers(texts_in_rows), texts),
+    "texts by their lengths": ChangingCase(layers(by_length), lengths),
+    "rows swapped": ChangingCase(layers(swapped), sometimes(2)),
+    "features swapped": ChangingCase(layers(swapped), sometimes(2, H)),
+    "mixup": ChangingCase(layers(mixed_up), with_number([1, 1, 0.4, 1, 0.3, 0.2, 0.6])),
+    "context with a gate": ChangingCase(layers(context), with_number([0, 0, 0, 0, 0.3, 0.6, 0.9])),
     "function with an integer": ChangingCase(
-        layers(rolled), lambda _: (randn(N, D), torch.randint(N, ()), classes(N)), cross_entropy
+        layers(rolled), lambda _: (randn(N, D), torch.randint(N, ()), classes(N))
     ),
     **{
         f"function {kind.__name__}": ChangingCase(
-            layers(by_function(kind)), with_number([0, 0, 1, 0, 1, 1, 0]), cross_entropy
+            layers(by_function(kind)), with_number([0, 0, 1, 0, 1, 1, 0])
         )
         for kind in (Elementwise, ByClass, FlippingByNumbers)
     },
-    "function Where": ChangingCase(layers(flipped_where), with_mask(D), cross_entropy),
-    "rows where a mask says so": ChangingCase(squares, with_mask(H), cross_entropy),
-    "columns by their sizes": ChangingCase(layers(scattered_columns), with_mask(D), cross_entropy),
+    "function Where": ChangingCase(layers(flipped_where), with_mask(D)),
+    "rows where a mask says so": ChangingCase(squares, with_mask(H)),
+    "columns by their sizes": ChangingCase(layers(scattered_columns), with_mask(D)),
     "indices at a parameter": ChangingCase(
-        prompts, lambda _: (randn(N, D), torch.randperm(N), classes(N)), cross_entropy
+        prompts, lambda _: (randn(N, D), torch.randperm(N), classes(N))
     ),
     "hinge between neighbours": ChangingCase(
         layers(plain), with_number([100, 100, -1, 100, 100, -1, -1]), near_neighbours

@@ -30,41 +30,6 @@ class Net(nn.Module):
         return self.compute(self, *inputs)
 
 
-def one(batch: Batch, n: int) -> Batch:
-    """A batch of one of the samples."""
-    return tuple(part[n : n + 1] for part in batch)
-
-
-@dataclass(frozen=True)
-class RowCase:
-    """A network, how to draw a batch, and its mean loss.
-
-    ``alone`` is N times the part of the loss that sample n has, by default the loss of the sample
-    as a batch of its own. ``refused`` are the parameters that have no per-sample gradients, by the
-    beginning of their names, and ``reason`` says why, as a pattern. ``batch_size`` is what has to
-    be passed, if anything.
-    """
-
-    build: Callable[[], nn.Module]
-    batch: Callable[[], Batch]
-    loss: Callable[[Any, Batch], Tensor]
-    alone: Callable[[Any, Batch, int], Tensor] | None = None
-    samples: int = N
-    batch_size: int | None = None
-    refused: tuple[str, ...] = ()
-    reason: str = ""
-
-    def of_sample(self, model: nn.Module, batch: Batch, n: int) -> Tensor:
-        """N times the part of the loss that one sample has."""
-        if self.alone is None:
-            return self.loss(model, one(batch, n))
-        return self.alone(model, batch, n)
-
-    def model(self) -> nn.Module:
-        """In float64."""
-        return self.build().double()
-
-
 def randn(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
@@ -85,17 +50,52 @@ def sequences() -> Batch:
     return randn(N, T, D), classes(N)
 
 
+def cross_entropy(model: Any, batch: Batch) -> Tensor:
+    *inputs, targets = batch
+    return F.cross_entropy(model(*inputs), targets)
+
+
+def one(batch: Batch, n: int) -> Batch:
+    """A batch of one of the samples."""
+    return tuple(part[n : n + 1] for part in batch)
+
+
+@dataclass(frozen=True)
+class RowCase:
+    """A network, how to draw a batch, and its mean loss, by default of classified vectors.
+
+    ``alone`` is N times the part of the loss that sample n has, by default the loss of the sample
+    as a batch of its own. ``refused`` are the parameters that have no per-sample gradients, by the
+    beginning of their names, and ``reason`` says why, as a pattern. ``batch_size`` is what has to
+    be passed, if anything.
+    """
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[], Batch] = vectors
+    loss: Callable[[Any, Batch], Tensor] = cross_entropy
+    alone: Callable[[Any, Batch, int], Tensor] | None = None
+    samples: int = N
+    batch_size: int | None = None
+    refused: tuple[str, ...] = ()
+    reason: str = ""
+
+    def of_sample(self, model: nn.Module, batch: Batch, n: int) -> Tensor:
+        """N times the part of the loss that one sample has."""
+        if self.alone is None:
+            return self.loss(model, one(batch, n))
+        return self.alone(model, batch, n)
+
+    def model(self) -> nn.Module:
+        """In float64."""
+        return self.build().double()
+
+
 def words() -> Batch:
     return tokens(N, T), classes(N)
 
 
 def signals() -> Batch:
     return randn(N, 2, 8), classes(N)
-
-
-def cross_entropy(model: Any, batch: Batch) -> Tensor:
-    *inputs, targets = batch
-    return F.cross_entropy(model(*inputs), targets)
 
 
 def of_all(model: Any, batch: Batch, n: int) -> Tensor:
@@ -143,9 +143,7 @@ def columns(net: Any, x: Tensor) -> Tensor:
 
 
 AXES = {
-    "position bias, T = N": RowCase(
-        position_bias, lambda: (randn(N, N, D), classes(N)), cross_entropy
-    ),
+    "position bias, T = N": RowCase(position_bias, lambda: (randn(N, N, D), classes(N))),
     "heads by einsum": RowCase(
         lambda: Net(
             heads_by_einsum,
@@ -153,19 +151,15 @@ AXES = {
             values=nn.Parameter(torch.randn(H, C)),
         ),
         sequences,
-        cross_entropy,
     ),
     "samples are columns": RowCase(
         lambda: Net(
             columns, weight=nn.Parameter(torch.randn(C, D)), bias=nn.Parameter(torch.randn(C))
-        ),
-        vectors,
-        cross_entropy,
+        )
     ),
     "as many channels as samples": RowCase(
         lambda: nn.Sequential(nn.Conv1d(2, N, 2), nn.Tanh(), nn.Flatten(), nn.Linear(7 * N, C)),
         signals,
-        cross_entropy,
     ),
 }
 
@@ -551,9 +545,7 @@ COUNTED = {
     ),
     "centred": RowCase(
         linears(centred),
-        vectors,
-        cross_entropy,
-        of_all,
+        alone=of_all,
         refused=("inner",),
         reason=r"samples meet between it and head\.\w+",
     ),

@@ -20,7 +20,6 @@ from tests.cases.row_cases import (
     Net,
     RowCase,
     classes,
-    cross_entropy,
     of_all,
     of_chunks,
     randn,
@@ -233,65 +232,52 @@ class RuledCase:
 
 def refused(compute: Any, reason: str, own: type[nn.Module] = OwnLinear, **more: Any) -> RowCase:
     names = ("own.weight", "own.scale", "own.bias")
-    arguments = {"batch": vectors, "refused": names, **more}
-    return RowCase(with_head(compute, own), loss=cross_entropy, reason=reason, **arguments)
+    return RowCase(with_head(compute, own), refused=names, reason=reason, **more)
 
 
 SEVERAL = "some of these rows belong to several samples"
 
 RULED_CASES = {
-    "a function of the user's own": RuledCase(RowCase(with_head(once), vectors, cross_entropy)),
-    "keyword arguments": RuledCase(RowCase(with_head(with_arguments), vectors, cross_entropy)),
-    "positions": RuledCase(RowCase(with_head(averaged), sequences, cross_entropy)),
+    "a function of the user's own": RuledCase(RowCase(with_head(once))),
+    "keyword arguments": RuledCase(RowCase(with_head(with_arguments))),
+    "positions": RuledCase(RowCase(with_head(averaged), sequences)),
     "integers": RuledCase(
         RowCase(
             lambda: Net(looked_up, own=Table(), head=nn.Linear(D, C)),
             lambda: (torch.randint(7, (N,)), classes(N)),
-            cross_entropy,
         ),
         {Table: table},
     ),
-    "called twice": RuledCase(
-        RowCase(with_head(twice, inputs=D, outputs=D), vectors, cross_entropy)
-    ),
-    "in chunks": RuledCase(RowCase(with_head(in_chunks), vectors, cross_entropy)),
+    "called twice": RuledCase(RowCase(with_head(twice, inputs=D, outputs=D))),
+    "in chunks": RuledCase(RowCase(with_head(in_chunks))),
     "in chunks of the loss": RuledCase(
         RowCase(lambda: nn.Sequential(OwnLinear(D, C)), vectors, of_chunks, batch_size=N)
     ),
-    "tokens": RuledCase(RowCase(with_head(of_tokens), sequences, cross_entropy)),
+    "tokens": RuledCase(RowCase(with_head(of_tokens), sequences)),
     "routed tokens": RuledCase(
         RowCase(
             lambda: Net(routed, own=OwnLinear(), other=OwnLinear(), head=nn.Linear(H, C)),
             lambda: (randn(N, 6, D), classes(N)),
-            cross_entropy,
-            of_all,
+            alone=of_all,
         )
     ),
     "no rows": RuledCase(
         RowCase(
             lambda: Net(routed, own=OwnLinear(), other=OwnLinear(), head=nn.Linear(H, C)),
             lambda: (randn(N, 6, D).abs(), classes(N)),
-            cross_entropy,
-            of_all,
+            alone=of_all,
         )
     ),
-    "a parametrised weight": RuledCase(
-        RowCase(parametrised, vectors, cross_entropy), {nn.Linear: linear}
-    ),
-    "a subclass": RuledCase(RowCase(with_head(once, Plain), vectors, cross_entropy)),
+    "a parametrised weight": RuledCase(RowCase(parametrised), {nn.Linear: linear}),
+    "a subclass": RuledCase(RowCase(with_head(once, Plain))),
     "the nearest class": RuledCase(
-        RowCase(with_head(once, Subclass), vectors, cross_entropy),
-        {Subclass: negated, OwnLinear: own_linear},
+        RowCase(with_head(once, Subclass)), {Subclass: negated, OwnLinear: own_linear}
     ),
-    "tied to a product behind": RuledCase(RowCase(with_head(tied_behind), vectors, cross_entropy)),
-    "tied to a product in front": RuledCase(
-        RowCase(with_head(tied_in_front), vectors, cross_entropy)
-    ),
+    "tied to a product behind": RuledCase(RowCase(with_head(tied_behind))),
+    "tied to a product in front": RuledCase(RowCase(with_head(tied_in_front))),
     "its own weight as input": RuledCase(
         RowCase(
             with_head(of_own_weight, inputs=D, outputs=H),
-            vectors,
-            cross_entropy,
             refused=("own",),
             reason="several samples",
         ),
@@ -305,21 +291,15 @@ RULED_CASES = {
     "a penalty beside the output": RuledCase(
         RowCase(
             with_head(penalised, Penalised),
-            vectors,
-            cross_entropy,
             refused=("own.weight",),
             reason="something besides its output",
         )
     ),
-    "two outputs": RuledCase(
-        RowCase(with_head(first_of_two, Pair), vectors, cross_entropy), applied=False
-    ),
+    "two outputs": RuledCase(RowCase(with_head(first_of_two, Pair)), applied=False),
     "a normalisation behind": RuledCase(
         RowCase(
             lambda: nn.Sequential(OwnLinear(), nn.BatchNorm1d(H).eval(), nn.Linear(H, C)),
-            vectors,
-            cross_entropy,
-            of_all,
+            alone=of_all,
         )
     ),
 }
