@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from types import NoneType
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -82,7 +82,10 @@ class Content:
 
     def extend(self, numbers: Iterable[float]) -> None:
         """Add numbers."""
-        self.numbers = grown(self.numbers, numbers)
+        try:
+            self.numbers.extend(numbers)
+        except BufferError:  # another thread reads them by numpy, under which they can't grow
+            self.numbers = self.numbers + array("d", numbers)
 
     def locate(self, line: bytes, start: int) -> None:
         """Take note that the arrays added last are in this line of a file, which begins there."""
@@ -102,19 +105,9 @@ class Content:
         self._left = len(self._starts)
 
 
-Number = TypeVar("Number", int, float)
-
-
-def grown(column: array[Number], numbers: Iterable[Number]) -> array[Number]:
-    """A column with more numbers; it is a copy if another thread reads it, else the same one.
-
-    While numpy reads an array, that can't grow, and an exception would reach the training loop.
-    """
-    try:
-        column.extend(numbers)
-    except BufferError:
-        return column + array(column.typecode, numbers)
-    return column
+def copied(column: array[int]) -> Places:
+    """A column as numpy has it: a copy of its bytes, since an array that numpy reads can't grow."""
+    return np.frombuffer(bytearray(column.tobytes()), np.int64)
 
 
 EXACT = 2**53
@@ -294,35 +287,35 @@ class Series(Mapping[int, Value]):
             self._forms.append(Form(description))
         if self._steps and step <= self._steps[-1]:
             self._is_ordered = False
-        self._steps = grown(self._steps, (step,))
-        self._parts = grown(self._parts, (place, start))
+        self._steps.append(step)
+        self._parts.extend((place, start))
 
     def _order(self) -> None:
         """Sort the values by step, of which the last one counts if there are several."""
         if self._is_ordered:
             return
-        steps = np.array(self._steps)
+        steps = copied(self._steps)
         order = np.argsort(steps, kind="stable")
         last = np.append(np.diff(steps[order]) > 0, True)
         self._is_ordered = True
         self._choose(order[last])
 
     def _choose(self, places: Places) -> None:
-        self._steps = array("q", np.array(self._steps)[places].tobytes())
+        self._steps = array("q", copied(self._steps)[places].tobytes())
         self._parts = array("q", self._table[places].tobytes())
 
     @property
     def _table(self) -> Places:
         """``[K, 2]``: the places of the values' forms and first numbers, by ascending step."""
         self._order()
-        return np.array(self._parts).reshape(-1, 2)
+        return copied(self._parts).reshape(-1, 2)
 
     # All at once ---------------------------------------------------------------------------
 
     def only(self, steps: Sequence[int]) -> Series:
         """The values at these steps."""
         found = self._like(self._forms, self._table)
-        found._choose(np.flatnonzero(np.isin(np.array(self._steps), steps)))
+        found._choose(np.flatnonzero(np.isin(copied(self._steps), steps)))
         return found
 
     def thinned(self) -> Series:
@@ -341,7 +334,7 @@ class Series(Mapping[int, Value]):
     def steps(self) -> Floats:
         """``[K]``"""
         self._order()
-        return np.array(self._steps, dtype=np.float64)
+        return copied(self._steps).astype(np.float64)
 
     def numbers(self) -> Floats:
         """The values ``[K]``; NaN for those that are no numbers."""
