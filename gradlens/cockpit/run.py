@@ -87,8 +87,7 @@ class Run:
 
     def has_values(self, global_step: int) -> bool:
         """Whether a quantity has a value at the step already."""
-        known = [q.name for q in self._aggregation.quantities if q.name in self.history]
-        return any(global_step in self.history[name] for name in known)
+        return any(global_step in self.history[name] for name in self._aggregation.sources)
 
     def record(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values, and statistics that are complete with them."""

@@ -89,7 +89,8 @@ class Tracking:
         is_compared = self.assembly.processes.count == 1 or self.assembly.is_compared
         if not (is_compared or self.may_end_alone):
             self.assembly.compare([f"{q.name}: {q.schedule!r}" for q in self.quantities])
-        self.updates.begin_step(global_step)
+        if self.updates.pending is not None or self.updates.interval is not None:
+            self.updates.begin_step(global_step)
         is_behind = self.forward_passes.begin_step(global_step)
         if is_behind and self.run.has_values(global_step):
             self.run.note_now(REPEATED)
@@ -105,7 +106,9 @@ class Tracking:
 
     def expect(self, steps: Sequence[int]) -> None:
         """Prepare forward passes for one of these steps; without any, it is unknown which comes."""
-        self.forward_passes.expect(steps, self.updates.needs_next_step)
+        pending = self.updates.pending
+        needs_next_step = pending is not None and pending.needs_next_step
+        self.forward_passes.expect(steps, needs_next_step)
 
     def close(self) -> None:
         """Compute what waited for the last update, remove all hooks, and release memory."""

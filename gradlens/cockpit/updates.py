@@ -33,28 +33,24 @@ Record = Callable[[int, Mapping[str, Any]], None]
 class Updates:
     """The parameter update that follows the latest tracked step, and what waits for it.
 
-    ``interval`` is the update before the present step, if a quantity's value needs that step.
+    ``pending`` is the update that is still awaited, and ``interval`` the one before the present
+    step, if a quantity's value needs that step.
     """
 
     def __init__(self, record: Record, boundary: Boundary) -> None:
         self._record = record
         self._boundary = boundary
-        self._pending: PendingUpdate | None = None
+        self.pending: PendingUpdate | None = None
         self._end_step = 0
         self.interval: PendingUpdate | None = None
 
     @property
     def unfinished(self) -> Mapping[str, int]:
         """The names of quantities that wait, and the steps at which their values are recorded."""
-        found = self.interval or self._pending
+        found = self.interval or self.pending
         if found is None:
             return {}
         return {each.quantity.name: found.step.global_step for each in found.waiting}
-
-    @property
-    def needs_next_step(self) -> bool:
-        """Whether a quantity needs the next step."""
-        return self._pending is not None and self._pending.needs_next_step
 
     def wait(
         self,
@@ -68,14 +64,14 @@ class Updates:
         ``start`` are copies of the parameters from when the context was entered, so that an
         optimizer may also step inside it.
         """
-        if self._pending is not None:  # of a context inside this one
-            self._pending.close()
-        self._pending = PendingUpdate(step, waiting, batch, start, self._record, self._boundary)
+        if self.pending is not None:  # of a context inside this one
+            self.pending.close()
+        self.pending = PendingUpdate(step, waiting, batch, start, self._record, self._boundary)
 
     def resolve(self) -> None:
         """Take the parameters as they are for those after the update, if it is still awaited."""
-        if self._pending is not None:
-            self._pending.resolve()
+        if self.pending is not None:
+            self.pending.resolve()
 
     def begin_step(self, global_step: int) -> None:
         """A context is entered: the update is over.
@@ -83,11 +79,11 @@ class Updates:
         An interval ends with all contexts of one step: if one of these was left by an exception, or
         the last one is missing, they may be repeated, but no other step takes their place.
         """
-        if self._pending is not None:
-            self._pending.resolve()
-            self._pending.close()
-            self.interval = None if self._pending.update is None else self._pending
-            self._pending = None
+        if self.pending is not None:
+            self.pending.resolve()
+            self.pending.close()
+            self.interval = None if self.pending.update is None else self.pending
+            self.pending = None
         elif self.interval is not None and global_step != self._end_step:
             self.refuse_interval(NEVER_ENDED.format(step=self._end_step))
         self._end_step = global_step
@@ -110,9 +106,9 @@ class Updates:
 
     def drop(self) -> None:
         """Nothing waits any more."""
-        if self._pending is not None:
-            self._pending.close()
-        self._pending = self.interval = None
+        if self.pending is not None:
+            self.pending.close()
+        self.pending = self.interval = None
 
 
 class PendingUpdate:

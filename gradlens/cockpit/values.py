@@ -156,7 +156,8 @@ def recordable(quantity: Quantity, global_step: int, value: Any) -> Encoded:
     ``TypeError`` names the quantity if its value can't be recorded.
     """
     try:
-        found = Encoded(encoded(on_host(value), _of_tensor))
+        moved = value if isinstance(value, float) else on_host(value)  # most are numbers
+        found = Encoded(encoded(moved, _of_tensor))
     except TypeError as error:
         raise TypeError(f"{quantity.name}: {error}") from error
     if quantity.verbose:
