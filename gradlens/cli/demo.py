@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.cockpit.cockpit import Cockpit
+from gradlens.plotting.output import progress
 from gradlens.plotting.plotter import CockpitPlotter
-from gradlens.plotting.progress import progress
 from gradlens.quantities import (
     GradHist1d,
     GradHist2d,

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from gradlens.cli.summary_text import as_csv, as_json, render
 from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
-from gradlens.plotting.loading import FollowedRun
+from gradlens.plotting.loading import GrowingRun
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import show, windowed
 from gradlens.plotting.screen import Screen
@@ -121,7 +121,7 @@ class _WatchedRun:
         self._path = path
         self._display = display
         self._stream = stream
-        self._run = FollowedRun(path)
+        self._run = GrowingRun(path)
         self._news = ""
 
     def show_changes(self) -> None:

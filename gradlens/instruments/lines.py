@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from gradlens.history.lines import Floats, Line
 from gradlens.instruments.layers import short_names
 from gradlens.instruments.panel import (
-    MOST_LINES,
     Artists,
     Curve,
     Lines,
@@ -23,7 +21,6 @@ from gradlens.instruments.panel import (
     always_infinite,
     any_finite,
     why_empty,
-    without_zeros,
 )
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import (
@@ -83,37 +80,26 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
         picture, ax = picture_and_series(ax, shown.beside.share, BESIDE)
         artists |= draw_beside(picture, shown.beside) if picture is not None else {}
     axis.apply(ax)
-    finite = {name: one for name, one in shown.layers.items() if not always_infinite(one)}
-    layers, zeros = without_zeros(finite, shown.scale)
-    few = shown.single_lines or len(layers) <= MOST_LINES
+    layers, zeros = shown.parts
     for place, one in enumerate(reversed(shown.layer_curves) if layers else ()):
         line = smooth(one.line, axis.warp)
         artists[one.name] = thread(ax, axis, line, one.color, one.width, 2.5 + 0.01 * place)
+    fronts: dict[str, Line2D] = {}
     for place, one in enumerate(shown.finite_curves):
-        artists |= curve(ax, axis, one, place + (5 if layers else 3))
-    fronts = {one.name: _front(artists, one.name) for one in shown.finite_curves}
+        drawn = curve(ax, axis, one, place + (5 if layers else 3))
+        artists |= drawn
+        fronts[one.name] = [*drawn.values()][-1]
     shown.up(axis.warp).apply(ax)
     separate(ax, [fronts[one.name] for one in shown.finite_curves if one.style is None])
     for one in shown.finite_curves:
         for number, (low, high) in enumerate(one.spreads, 1):
             name = f"{one.name} band" + f" {number}" * (number > 1)
             artists[name] = band(ax, axis, low, high, one.color)
-    artists |= {} if few else _areas(ax, axis, layers)
-    entries = _entries(shown, fronts, zeros)
-    named = _names_at_ends(ax, _to_be_named(shown, layers, few))
+    artists |= {} if shown.few else _areas(ax, axis, layers)
+    named = _names_at_ends(ax, _to_be_named(shown))
     artists |= named
-    if few and (named or shown.named_at_ends):
-        entries = _entries_of_zeros(shown, zeros)
-    elif not few:
-        entries += [
-            Entry(f"median of {len(layers)}", BLUE),
-            Entry("quartiles", tint(BLUE, 0.3), "box"),
-            Entry("all", tint(BLUE, 0.12), "box"),
-        ]
-    elif layers:
-        ends = [shown.layer_curves[0], shown.layer_curves[-1]][: len(layers)]
-        entries += [Entry(one.name, one.color) for one in ends]
-    explained = key(head, entries, width)
+    dashed = {name for name, front in fronts.items() if front.is_dashed()}
+    explained = key(head, _entries(shown, dashed, bool(named)), width)
     if explained is not None:
         artists["key"] = explained
     elif shown.words:
@@ -123,28 +109,36 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
         artists[f"level {level:g}"] = level_line(ax, level)
     artists |= _danger(ax, axis, shown.danger) | zero_line(ax)
     artists |= _hollow(ax, axis, layers, shown.uncertain) if shown.uncertain is not None else {}
-    artists |= _beyond(ax, axis, shown) if shown.spiky else {}
+    if shown.spiky:
+        # Where values, or trends of the ends of intervals, are out of range.
+        spreads = [end for one in shown.curves for spread in one.spreads for end in spread]
+        ends = [smooth(end, axis.warp) for end in spreads]
+        artists |= beyond(ax, axis, [*shown.lines, *ends])
     return artists | missing(ax, axis, shown.lines)
 
 
-def _front(artists: Artists, name: str) -> Line2D:
-    """The last of what has been drawn for a curve."""
-    front = artists.get(f"{name} trend", artists[name])
-    assert isinstance(front, Line2D)
-    return front
-
-
-def _entries(shown: Lines, fronts: Mapping[str, Line2D], zeros: Mapping[str, Line]) -> list[Entry]:
-    """The entries of a key, but for those of layers that are drawn."""
+def _entries(shown: Lines, dashed: Set[str], named: bool) -> list[Entry]:
+    """The entries of a key, but for lines that are ``named`` at their ends."""
+    layers, zeros = shown.parts
+    others = _entries_of_zeros(shown, zeros)
+    if shown.few and (named or shown.named_at_ends):
+        return others
     curves = shown.finite_curves if len(shown.lines) > 1 else ()
-    return [
+    entries = [
         *(shown.beside.key if shown.beside is not None else ()),
-        *(
-            Entry(one.name, one.color, "dashed" if fronts[one.name].is_dashed() else "line")
-            for one in curves
-        ),
-        *_entries_of_zeros(shown, zeros),
+        *(Entry(o.name, o.color, "dashed" if o.name in dashed else "line") for o in curves),
+        *others,
     ]
+    if not shown.few:
+        entries += [
+            Entry(f"median of {len(layers)}", BLUE),
+            Entry("quartiles", tint(BLUE, 0.3), "box"),
+            Entry("all", tint(BLUE, 0.12), "box"),
+        ]
+    elif layers:
+        ends = [shown.layer_curves[0], shown.layer_curves[-1]][: len(layers)]
+        entries += [Entry(one.name, one.color) for one in ends]
+    return entries
 
 
 def _entries_of_zeros(shown: Lines, zeros: Mapping[str, Line]) -> list[Entry]:
@@ -171,13 +165,6 @@ def _danger(ax: Axes, axis: StepAxis, threshold: Line | None) -> Artists:
     return {"danger": area}
 
 
-def _beyond(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
-    """Arrows where values, or trends of the ends of intervals, are out of range."""
-    spreads = [spread for one in shown.curves for spread in one.spreads]
-    ends = [smooth(end, axis.warp) for spread in spreads for end in spread]
-    return beyond(ax, axis, [*shown.lines, *ends])
-
-
 def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) -> Artists:
     """Hollow points on lines, at a few of some steps."""
     artists: Artists = {}
@@ -191,13 +178,13 @@ def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) 
     return artists
 
 
-def _to_be_named(shown: Lines, layers: Mapping[str, Line], few: bool) -> dict[str, Curve]:
+def _to_be_named(shown: Lines) -> dict[str, Curve]:
     """The curves that have names at their ends: a few, or the lowest and the highest of many."""
-    curves = {one.name: one for one in shown.curves}
-    drawn = shown.layer_curves
-    if not few:
+    layers, drawn = shown.parts[0], shown.layer_curves
+    if not shown.few:
         return dict(zip(lowest_and_highest(layers), drawn[1:], strict=True))
     if shown.named_at_ends or len(layers) > 1:
+        curves = {one.name: one for one in shown.curves}
         return curves | dict(zip(short_names([*layers]), drawn, strict=False))
     return {}
 
@@ -286,8 +273,7 @@ def separate(ax: Axes, drawn: Sequence[Line2D]) -> None:
         steps, values = (np.asarray(data, dtype=np.float64) for data in one.get_data())
         heights = ax.transData.transform(np.stack([steps, values], 1))[:, 1]
         found.append(Line(steps, heights * 72 / figure_of(ax).dpi))
-    styles = dashes(found)
-    for one, style in zip(drawn, styles, strict=True):
+    for one, style in zip(drawn, dashes(found), strict=True):
         one.set_linestyle(style)
 
 
@@ -295,17 +281,13 @@ def dashes(lines: Sequence[Line]) -> list[Dashes]:
     """A solid line for each, and dashes for one that would hide an earlier one; in points."""
     first: list[int] = []
     for place, one in enumerate(lines):
-        hidden = [first[other] for other in range(place) if _hides(one, lines[other])]
-        first.append(hidden[0] if hidden else place)
-    counts = Counter(first)
-    seen: Counter[int] = Counter()
+        hidden = (first[other] for other in range(place) if _hides(one, lines[other]))
+        first.append(next(hidden, place))
     styles: list[Dashes] = []
-    for place in first:
-        number, count = seen[place], counts[place]
+    for place, leader in enumerate(first):
+        number, count = first[:place].count(leader), first.count(leader)
         # The dashes of each fill the gaps of the others.
-        dash: Dashes = (-DASH * number, (DASH, DASH * (count - 1)))
-        styles.append(dash if number else "-")
-        seen[place] += 1
+        styles.append((-DASH * number, (DASH, DASH * (count - 1))) if number else "-")
     return styles
 
 
@@ -324,23 +306,15 @@ ARROWS = 40
 """Largest number of arrows along an edge."""
 
 
-def curve(ax: Axes, axis: StepAxis, shown: Curve, z: float = 3) -> Artists:
+def curve(ax: Axes, axis: StepAxis, shown: Curve, z: float = 3) -> dict[str, Line2D]:
     """A main line; of many points, their trend in front of the pale raw values."""
     line, style = shown.line, shown.style or "-"
     if line.finite.sum() < SMOOTH_FROM:
         return {shown.name: thread(ax, axis, line, shown.color, shown.width, z, style)}
-    front_line = trend(line, axis.warp, bridge=True)
-    (front,) = ax.plot(
-        front_line.steps,
-        front_line.values,
-        color=shown.color,
-        linewidth=shown.width,
-        zorder=z,
-        linestyle=style,
-        marker="none",
-    )
     raw = thread(ax, axis, line, tint(shown.color, 0.35), width=0.6, z=2 + 0.01 * z)
-    return {shown.name: raw, f"{shown.name} trend": front}
+    front = trend(line, axis.warp, bridge=True)
+    drawn = thread(ax, axis, front, shown.color, shown.width, z, style)
+    return {shown.name: raw, f"{shown.name} trend": drawn}
 
 
 def thread(
@@ -351,7 +325,7 @@ def thread(
     width: float = 0.9,
     z: float = 2.5,
     style: LineStyle = "-",
-) -> Artist:
+) -> Line2D:
     """A thin line, with markers if there are few values, and on a value between two gaps."""
     steps, values = thin(line.steps, line.values, warp=axis.warp)
     few = np.isfinite(values).sum() <= MARKERS_UP_TO

@@ -180,6 +180,17 @@ class Lines:
         """The curves that aren't ∞ at every step."""
         return [curve for curve in self.curves if not always_infinite(curve.line)]
 
+    @cached_property
+    def parts(self) -> tuple[Mapping[str, Line], Mapping[str, Line]]:
+        """The lines of layers to draw, and those with zeros; what is always ∞ is in neither."""
+        finite = {name: one for name, one in self.layers.items() if not always_infinite(one)}
+        return without_zeros(finite, self.scale)
+
+    @property
+    def few(self) -> bool:
+        """Whether each layer has a line of its own."""
+        return self.single_lines or len(self.parts[0]) <= MOST_LINES
+
     @property
     def readout(self) -> Readout:
         """What is on the right of the title."""
@@ -194,9 +205,8 @@ class Lines:
         Of more than ``MOST_LINES`` these are the median, the lowest and the highest one, unless
         they are ``single_lines``.
         """
-        finite = {name: one for name, one in self.layers.items() if not always_infinite(one)}
-        layers = without_zeros(finite, self.scale)[0] or self.layers
-        if self.single_lines or len(layers) <= MOST_LINES:
+        layers = self.parts[0] or self.layers
+        if self.few:
             width = 1.1 if len(layers) <= 8 else 0.7
             named = zip(layers.items(), sequence_colors(len(layers)), strict=True)
             return tuple(Curve(name, line, color, width) for (name, line), color in named)
@@ -361,28 +371,22 @@ def without_zeros(
 
     On a logarithmic axis, rounding errors count as zeros, because they would stretch it.
     """
-    found = [one.values[one.finite] for one in lines.values()]
-    largest = max((float(values.max()) for values in found if values.size), default=0.0)
-    is_log = scale == "log" and not any((values < 0).any() for values in found)
+    known = {name: one.values[one.finite] for name, one in lines.items()}
+    largest = max((float(values.max()) for values in known.values() if values.size), default=0.0)
+    is_log = scale == "log" and not any((values < 0).any() for values in known.values())
     limit = ROUNDING * largest if is_log else 0.0
-    dead = [
-        name
-        for name, values in zip(lines, found, strict=True)
-        if values.size and not (np.abs(values) > limit).any()
-    ]
-    if is_log:
-        below = {name: one for name, one in lines.items() if (one.values <= limit).any()}
-        zeros = {name: _replaced(one, limit, 0.0) for name, one in below.items()}
-    else:
-        zeros = {name: lines[name] for name in dead}
-    others = {name: one for name, one in lines.items() if name not in dead}
-    if not zeros or not others:
+    dead = [n for n, values in known.items() if values.size and not (np.abs(values) > limit).any()]
+    marked = [n for n, values in known.items() if (values <= limit).any()] if is_log else dead
+    others = [name for name in lines if name not in dead]
+    if not marked or not others:
         return lines, {}
-    if is_log:
-        others = {name: _replaced(one, limit, np.nan) for name, one in others.items()}
-    return others, zeros
+    return (
+        {n: _replaced(lines[n], limit, np.nan) if is_log else lines[n] for n in others},
+        {n: _replaced(lines[n], limit, 0.0) for n in marked},
+    )
 
 
 def _replaced(line: Line, limit: float, value: float) -> Line:
-    """A line with another value where its own is at most ``limit``."""
-    return Line(line.steps, np.where(line.values <= limit, value, line.values), line.reason)
+    """A line with another value where the size of its own is at most ``limit``."""
+    values = np.where(np.abs(line.values) <= limit, value, line.values)
+    return Line(line.steps, values, line.reason)

@@ -22,11 +22,9 @@ from gradlens.instruments.panel import Content, Grid, Lines, Map, Picture, Shape
 from gradlens.instruments.scales import Ruler
 from gradlens.instruments.series import Warp
 from gradlens.instruments.style import PAPER
-from gradlens.plotting.output import check_suffix
-from gradlens.plotting.panels import panels
+from gradlens.plotting.output import check_suffix, progress
 from gradlens.plotting.plotter import up_to
-from gradlens.plotting.progress import progress
-from gradlens.plotting.screen import Screen
+from gradlens.plotting.screen import Screen, panels
 
 ANIMATIONS = (".gif", ".mp4")
 FRAMES_PER_SECOND = 10

@@ -29,8 +29,8 @@ from gradlens.instruments.style import (
     sequence_colors,
 )
 from gradlens.plotting.layout import FigureSize, Look, columns
-from gradlens.plotting.panels import EPOCHS, GROUPS, limited, named
 from gradlens.plotting.rendering import Words, draw
+from gradlens.plotting.screen import EPOCHS, GROUPS, limited, named
 
 SPIKY = ("Alpha", "GradNoiseScale")
 """Kinds with single values so far off that an axis which has room for them shows nothing else."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
 
 from gradlens.compat.cockpit_log import read_cockpit_log
 from gradlens.history.history import BUFFER, History, Reading
@@ -32,41 +31,30 @@ def load_run(path: str | Path) -> History:
 
 
 class GrowingRun:
-    """A file with a run, of which each call of ``read`` reads what was added since the last one."""
+    """A run's file, which may not be there yet and may grow, and what ``look`` has read of it."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._reading: Reading | None = None
+        self._read_size = self._broken_size = 0
+        self.history = History()
 
     def read(self) -> History:
-        """The history in the file by now, as ``load_run``."""
+        """The history in the file by now, as ``load_run``; reads what was added since last time."""
         file = _with_ending(self._path)
         if file.is_dir():
             raise ValueError(f"{file} is a directory, not a run: {_files_in(file)}")
         with file.open("rb", buffering=BUFFER) as stream:
             beginning = stream.read(BEGINNING)
             if beginning.startswith(HEADER):
-                return self._read_on(file, stream)
+                if self._reading is None or not self._reading.is_of(stream):
+                    self._reading = Reading(file, History())
+                self._reading.read_on(stream)
+                return self._reading.history
         problem = _problem(beginning)
         if problem:
             raise ValueError(f"{file} {problem}")
         return read_cockpit_log(file)
-
-    def _read_on(self, file: Path, stream: BinaryIO) -> History:
-        if self._reading is None or not self._reading.is_of(stream):
-            self._reading = Reading(file, History())
-        self._reading.read_on(stream)
-        return self._reading.history
-
-
-class FollowedRun:
-    """A run's file, which may not be there yet and may grow, and what was read of it by now."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._run = GrowingRun(path)
-        self._read_size = self._broken_size = 0
-        self.history = History()
 
     def look(self) -> str | None:
         """Read what is new; ``None`` if nothing is, and otherwise what is awaited, if anything.
@@ -79,7 +67,7 @@ class FollowedRun:
         if size == self._read_size:
             return None
         try:
-            self.history = self._run.read()
+            self.history = self.read()
         except ValueError:
             # It may be in the midst of being written, but then it grows.
             if size == self._broken_size:

@@ -1,30 +1,35 @@
-"""Draws panels, a header and notes on a figure."""
+"""Draws panels, a header, findings and notes on a figure."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
-from gradlens.history.history import History
-from gradlens.history.lines import line
-from gradlens.history.records import Note
-from gradlens.history.view import Group
+from gradlens.history.records import LeftOutWarning, Note
 from gradlens.instruments.axes import LABELLED, MARGINS, draw_panel, panel_box
+from gradlens.instruments.lines import apart
 from gradlens.instruments.panel import Lines, Panel
-from gradlens.instruments.scales import StepAxis, number_label
+from gradlens.instruments.scales import StepAxis, StepLabels
 from gradlens.instruments.style import (
+    ALARM,
+    BLUE,
     FAINT,
     HEADER_SIZE,
+    INK,
     MUTED,
     PAPER,
+    SMALLEST_SIZE,
     TEXT_SIZE,
     TITLE_SIZE,
     Color,
@@ -34,42 +39,30 @@ from gradlens.instruments.style import (
     message,
     points,
     shorten,
+    size_in_points,
     text_width,
     wrapped,
 )
 from gradlens.plotting.dark import darken
-from gradlens.plotting.findings import (
-    HINTED,
-    explain,
-    explained,
-    main_findings,
-    mark,
-    others,
-    write,
-)
-from gradlens.plotting.layout import (
-    HEADER,
-    HEADING,
-    LINE,
-    FigureSize,
-    Look,
-    Page,
-    Place,
-    arrange,
-)
-from gradlens.plotting.panels import EPOCHS, cannot_be_drawn
+from gradlens.plotting.findings import main_findings, others
+from gradlens.plotting.layout import HEADER, HEADING, LINE, FigureSize, Look, Page, Place, arrange
 
 EMPTY = (8.0, 4.0)
 """Inches across and up of a figure without panels."""
 
 BOTTOM = 0.14
 """Inches from the lower edge to the middle of the last line of text."""
+LEFT, RIGHT, INDENT = 0.28, 0.22, 0.12
+"""Inches left and right of lines of text, and between a number and its line."""
+HINTED = 0.91
+"""Share of a line that its text may have as it is measured; at some resolutions, hinting makes
+small type wider."""
 SPACE = 0.03
 """Inches on the left of labels, which rendering may make a little wider."""
 NARROWEST = 1.5
 """Inches below which the labels of a panel leave no room for its lines."""
-NOTE_LINES = 3
-"""Largest number of lines of a note."""
+FINDING_LINES, NOTE_LINES = 2, 3
+"""Largest number of lines for a finding, and for a note."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +76,6 @@ class Words:
     facts: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     legend: tuple[Entry, ...] = ()
-
-
-def words_of(history: History, title: str) -> Words:
-    """The words of a figure of a run."""
-    return Words(title, facts(history), tuple(history.notes))
 
 
 def draw(
@@ -119,18 +107,17 @@ def draw(
     if size is None and not resize and page.is_legible(*_inches(figure)):
         size = _inches(figure)
     width = page.size[0] if size is None else size if isinstance(size, (int, float)) else size[0]
-    explanations = explained(marked, others(findings), width)
-    note = [] if bare else _note(words.notes, width)
+    below = [] if bare else [*_explained(marked, others(findings), width), *_note(words, width)]
     legend = [] if bare else _legend(words.legend, width)
-    page = replace(page, lines=sum(map(len, explanations)) + len(note), legend=len(legend))
+    page = replace(page, lines=len(below), legend=len(legend))
     figure.set_size_inches(*_figure_size(page, size))
     if not bare:
         _header(figure, words)
     _write_legend(figure, legend)
-    top = _inches(figure)[1] - font_scale() * (BOTTOM + (page.lines - 1) * LINE)
-    explain(figure, marked, explanations, top)
-    for place, text in enumerate(note, page.lines - len(note)):
-        write(figure, text, 0.22, top + font_scale() * place * LINE, color=MUTED)
+    lowest = _inches(figure)[1] - font_scale() * BOTTOM
+    for place, texts in enumerate(reversed(below)):
+        for left, text, options in texts:
+            write(figure, text, left, lowest - font_scale() * place * LINE, **options)
     _draw_rows(figure, page, axis)
     for ax in figure.axes if marked else ():
         mark(ax, marked, min(last, axis.high))
@@ -175,35 +162,24 @@ def draw_empty(
         darken(figure)
 
 
-def facts(history: History) -> tuple[str, ...]:
-    """The run in a few words, the most important first."""
-    steps = history.steps
-    parts = ["file is cut off"] if history.truncated else []
-    parts += [f"last step {steps[-1]:,}"] if steps else []
-    for name in history.of_kind("Loss")[:1]:
-        one = line(history[name])
-        parts += [f"last loss {number_label(one.latest)}"] if one.steps.size else []
-    if EPOCHS in history:
-        one = line(history[EPOCHS])
-        parts += [f"epoch {number_label(one.latest)}"] if one.steps.size else []
-    return (*parts, f"{len(steps):,} recorded step{'' if len(steps) == 1 else 's'}")
+# Panels -------------------------------------------------------------------------------------
 
 
 def _draw_rows(figure: Figure, page: Page, axis: StepAxis) -> None:
     rows = page.places(*_inches(figure))
-    if not page.bare:
-        for row in rows:
-            _group_headings(figure, row)
-            _draw_row(figure, row, axis, page.bare, MARGINS[0])
+    places = [place for row in rows for place in row]
+    _draw_panels(figure, places, axis, page.bare, LABELLED if page.bare else MARGINS[0])
+    if page.bare:
+        # Only what has been drawn says how wide labels are.
+        margin = _needed_margin(figure)
+        for ax in figure.axes:
+            ax.remove()
+        _draw_panels(figure, places, axis, page.bare, margin)
         return
     for row in rows:
-        _draw_row(figure, row, axis, page.bare, LABELLED)
-    # Only what has been drawn says how wide labels are.
-    margin = _needed_margin(figure)
-    for ax in figure.axes:
-        ax.remove()
-    for row in rows:
-        _draw_row(figure, row, axis, page.bare, margin)
+        for group, members in itertools.groupby(row, key=lambda place: place.panel.group):
+            found = [*members]
+            _group_heading(figure, group, found[0], found[-1])
 
 
 def _needed_margin(figure: Figure) -> float:
@@ -213,50 +189,52 @@ def _needed_margin(figure: Figure) -> float:
     return (max(widest, 0.0) / figure.dpi + SPACE) / font_scale()
 
 
-def _group_headings(figure: Figure, row: Sequence[Place]) -> None:
-    for group, members in itertools.groupby(row, key=lambda place: place.panel.group):
-        found = list(members)
-        right = found[-1].left + found[-1].width
-        _group_heading(figure, group, found[0].left, right, found[0].top - font_scale() * HEADING)
-
-
-def _draw_row(
-    figure: Figure,
-    row: Sequence[Place],
-    axis: StepAxis,
-    labels: bool,
-    margin: float,
+def _draw_panels(
+    figure: Figure, places: Sequence[Place], axis: StepAxis, labels: bool, margin: float
 ) -> None:
-    for place in row:
+    """Draw panels; one with a message, and a ``LeftOutWarning``, if that fails."""
+    for place in places:
+        panel = place.panel
         box = panel_box(place.left, place.top, place.width, place.height, figure, margin)
         ax = figure.add_axes((box[0], box[1], box[2], box[3]))
-        _draw_panel(place.panel, ax, axis, labels)
+        try:
+            draw_panel(panel, ax, axis, labels)
+        except Exception as error:
+            ax.clear()
+            message = cannot_be_drawn(panel.names, error)
+            draw_panel(replace(panel, content=Lines(message=message)), ax, axis)
 
 
-def _draw_panel(panel: Panel, ax: Axes, axis: StepAxis, labels: bool) -> None:
-    """Draw a panel; one with a message, and a ``LeftOutWarning``, if that fails."""
-    try:
-        draw_panel(panel, ax, axis, labels)
-    except Exception as error:
-        ax.clear()
-        message = cannot_be_drawn(panel.names, error)
-        draw_panel(replace(panel, content=Lines(message=message)), ax, axis)
+def cannot_be_drawn(names: Sequence[str], error: Exception) -> str:
+    """Say that series are left out, and in a ``LeftOutWarning`` why."""
+    text = f"{few(names)} can't be drawn"
+    warnings.warn(f"{text} ({type(error).__name__}: {error})", LeftOutWarning, stacklevel=2)
+    return text
 
 
-def _group_heading(figure: Figure, group: Group, left: float, right: float, top: float) -> None:
-    text, height = group.upper(), top + font_scale() * 0.09
-    start = left + 0.1
-    write(figure, text, start, height, color=MUTED)
-    begin = start + text_width(text, TEXT_SIZE) / 72 + 0.1
-    _stroke(figure, begin, right - 0.1, height, FAINT, 0.7)
+# Texts and strokes --------------------------------------------------------------------------
+
+
+def write(figure: Figure, text: str, left: float, top: float, **look: Any) -> None:
+    """Write a text on a figure, so many inches from its left edge and from its upper one."""
+    across, up = _inches(figure)
+    usual: dict[str, Any] = {"fontsize": TEXT_SIZE, "color": INK, "va": "center"}
+    figure.text(left / across, 1 - top / up, text, **usual | look)
 
 
 def _stroke(
     figure: Figure, left: float, right: float, top: float, color: Color, width: float
 ) -> None:
-    across, up = figure.get_size_inches()
+    across, up = _inches(figure)
     ends, height = [left / across, right / across], 1 - top / up
     figure.add_artist(Line2D(ends, [height, height], color=color, linewidth=width))
+
+
+def _group_heading(figure: Figure, group: str, first: Place, last: Place) -> None:
+    text, height = group.upper(), first.top + font_scale() * (0.09 - HEADING)
+    write(figure, text, first.left + 0.1, height, color=MUTED)
+    begin = first.left + 0.2 + text_width(text, TEXT_SIZE) / 72
+    _stroke(figure, begin, last.left + last.width - 0.1, height, FAINT, 0.7)
 
 
 def _header(figure: Figure, words: Words) -> None:
@@ -286,11 +264,9 @@ def _legend(entries: Sequence[Entry], across: float) -> list[list[tuple[float, E
     room = (across - 0.44) * 72
     widest = max(text_width(entry.label, TEXT_SIZE) for entry in entries) + points(34)
     columns = max(1, min(len(entries), int(room / widest)))
-    return [
-        [(0.22 + n * room / columns / 72 * min(1.0, columns * widest / room), entry)
-         for n, entry in enumerate(entries[start : start + columns])]
-        for start in range(0, len(entries), columns)
-    ]  # fmt: skip
+    stride = room / columns / 72 * min(1.0, columns * widest / room)
+    placed = [(0.22 + n % columns * stride, entry) for n, entry in enumerate(entries)]
+    return [placed[start : start + columns] for start in range(0, len(entries), columns)]
 
 
 def _write_legend(figure: Figure, lines: Sequence[Sequence[tuple[float, Entry]]]) -> None:
@@ -303,17 +279,100 @@ def _write_legend(figure: Figure, lines: Sequence[Sequence[tuple[float, Entry]]]
             write(figure, text, left + 0.26, top)
 
 
-def _note(notes: Sequence[Note], across: float) -> list[str]:
+Text = tuple[float, str, Mapping[str, Any]]
+"""A text, how many inches from the left edge it is, and its look."""
+
+
+def _explained(findings: Sequence[Finding], others: str, across: float) -> Iterator[Sequence[Text]]:
+    """The lines of text for the findings in a figure of this width in inches.
+
+    ``others`` says what there is besides, at the end of the last line.
+    """
+    left = LEFT + font_scale() * INDENT
+    room = HINTED * (across - LEFT - RIGHT) * 72 - points(INDENT * 72)
+    for number, finding in enumerate(findings, 1):
+        end = f"   {others}" if others and number == len(findings) else ""
+        text = f"step {finding.step:,}: {finding.headline}"
+        lines = wrapped(text, room - text_width(end, TEXT_SIZE), TEXT_SIZE, FINDING_LINES)
+        lines[-1] += end
+        yield [(LEFT, str(number), _badge(finding)), (left, lines[0], {})]
+        yield from ([(left, line, {})] for line in lines[1:])
+
+
+def _note(words: Words, across: float) -> Iterator[Sequence[Text]]:
     """The lines of the latest note in a figure of this width."""
-    if not notes:
-        return []
-    last = notes[-1]
-    more = f" (+{len(notes) - 1} earlier)" if len(notes) > 1 else ""
-    room = HINTED * (across - 0.44) * 72 - text_width(more, TEXT_SIZE)
-    lines = wrapped(f"Note at step {last.step:,}: {last.text}", room, TEXT_SIZE, NOTE_LINES)
-    return [*lines[:-1], lines[-1] + more]
+    for last in words.notes[-1:]:
+        more = f" (+{len(words.notes) - 1} earlier)" if len(words.notes) > 1 else ""
+        room = HINTED * (across - 0.44) * 72 - text_width(more, TEXT_SIZE)
+        lines = wrapped(f"Note at step {last.step:,}: {last.text}", room, TEXT_SIZE, NOTE_LINES)
+        lines[-1] += more
+        yield from ([(0.22, line, {"color": MUTED})] for line in lines)
 
 
 def _inches(figure: Figure) -> tuple[float, float]:
     across, up = figure.get_size_inches()
     return float(across), float(up)
+
+
+# Marks of findings --------------------------------------------------------------------------
+
+APART = 9.0
+"""Points between the middles of two numbers, at least."""
+
+
+def mark(panel: Axes, findings: Sequence[Finding], last: float) -> None:
+    """Draw a thin line with its number at the steps of findings up to ``last``, on all axes."""
+    if panel.axison and isinstance(panel.xaxis.get_major_formatter(), StepLabels):
+        _mark(panel, findings, last)
+    for child in panel.child_axes:
+        if isinstance(child, Axes):
+            mark(child, findings, last)
+
+
+def _mark(ax: Axes, findings: Sequence[Finding], last: float) -> None:
+    low, high = ax.get_xlim()
+    numbered = [(n, one) for n, one in enumerate(findings, 1) if low <= one.step <= last]
+    numbered.sort(key=lambda each: each[1].step)
+    if not numbered:
+        return
+    steps = np.array([low, high, *(one.step for _, one in numbered)], dtype=np.float64)
+    places = ax.xaxis.get_transform().transform(steps)
+    width = size_in_points(ax)[0]
+    places = width * (places[2:] - places[0]) / (places[1] - places[0])
+    shifts = apart(places, points(APART), width) - places
+    for (number, finding), shift in zip(numbered, shifts, strict=True):
+        line = Line2D(
+            [finding.step, finding.step],
+            [0, 1],
+            transform=ax.get_xaxis_transform(),
+            color=colour(finding),
+            linewidth=0.8,
+            linestyle="-" if finding.is_alarm else "--",
+            alpha=0.75,
+            zorder=3.5,
+        )
+        # Unlike add_line, this leaves the range of the values as it is.
+        ax.add_artist(line)
+        ax.annotate(
+            str(number),
+            (finding.step, 1),
+            xycoords=ax.get_xaxis_transform(),
+            xytext=(shift, -4.0),
+            textcoords="offset points",
+            annotation_clip=False,
+            **_badge(finding),
+        )
+
+
+def colour(finding: Finding) -> str:
+    """Red for an alarm and blue for a notice, which colour-blind readers can tell apart."""
+    return ALARM if finding.is_alarm else BLUE
+
+
+def _badge(finding: Finding) -> dict[str, Any]:
+    """The look of a number: in a filled square for an alarm, and in a circle for a notice."""
+    shade = colour(finding)
+    face, ink, shape = (shade, PAPER, "square") if finding.is_alarm else (PAPER, shade, "circle")
+    box = {"boxstyle": f"{shape},pad=0.2", "facecolor": face, "edgecolor": shade, "linewidth": 0.7}
+    place = {"ha": "center", "va": "center", "zorder": 6}
+    return {"fontsize": SMALLEST_SIZE, "fontweight": "bold", "color": ink, "bbox": box, **place}

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import TypeVar, get_args
 
 from matplotlib.figure import Figure
 
+from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
-from gradlens.instruments import BUILT_IN, Instrument, Options
+from gradlens.history.lines import line
+from gradlens.history.records import LeftOutWarning
+from gradlens.history.view import Group
+from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument, Options
 from gradlens.instruments.instrument import step_axis
-from gradlens.instruments.panel import Panel
-from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.layer_lines import drawable
+from gradlens.instruments.panel import Lines, Panel
+from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.plotting.findings import findings_of
 from gradlens.plotting.layout import WIDEST, FigureSize, Look, columns
-from gradlens.plotting.panels import (
-    layer_parts,
-    limited,
-    main_parts,
-    named_parts,
-    nothing,
-    panels,
-)
-from gradlens.plotting.rendering import draw, draw_empty, words_of
+from gradlens.plotting.rendering import Words, cannot_be_drawn, draw, draw_empty
 from gradlens.spelling import near
+
+EPOCHS = "epoch_count"
+"""Series of ``Cockpit.log`` that is given as a number in the header, and has no panel."""
+
+GROUPS: tuple[Group, ...] = (
+    "performance",
+    "step size",
+    "gradients",
+    "curvature",
+    "noise",
+    "layers",
+    "other",
+)
+"""All groups, in the order in which a figure has them."""
+assert set(GROUPS) == set(get_args(Group))
+
+
+Shown = TypeVar("Shown", Panel, Instrument)
+
+MOST = 48
+"""Panels of a screen, at most: more can't be read on one page, and take longer than ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +126,155 @@ class Screen:
             axis or step_axis(history, self.log_steps), resize, widest, found, self.look, self.size,
             history.steps[-1],
         )  # fmt: skip
+
+
+def words_of(history: History, title: str) -> Words:
+    """The words of a figure of a run: the most important facts first."""
+    steps = history.steps
+    parts = ["file is cut off"] if history.truncated else []
+    parts += [f"last step {steps[-1]:,}"] if steps else []
+    logged = [("last loss", name) for name in history.of_kind("Loss")[:1]]
+    for what, name in (*logged, *([("epoch", EPOCHS)] if EPOCHS in history else [])):
+        one = line(history[name])
+        parts += [f"{what} {number_label(one.latest)}"] if one.steps.size else []
+    facts = (*parts, f"{len(steps):,} recorded step{'' if len(steps) == 1 else 's'}")
+    return Words(title, facts, tuple(history.notes))
+
+
+# Which instruments draw which series --------------------------------------------------------
+
+
+def panels(parts: Iterable[Instrument], history: History) -> tuple[Panel, ...]:
+    """The panels of instruments that have been told their series.
+
+    That of an instrument which raises has a message, and there is a ``LeftOutWarning``.
+    """
+    return tuple(_panel(one, history) for one in parts)
+
+
+def _panel(one: Instrument, history: History) -> Panel:
+    try:
+        return one.panel(history)
+    except Exception as error:
+        message = cannot_be_drawn(one.names, error)
+        title, group = one.heading(history), one.group(history)
+        return Panel(title, group, one.names, Lines(message=message))
+
+
+def main_parts(
+    history: History, instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Instrument, ...]:
+    """The instruments of the main screen, once for each panel, group by group.
+
+    A series that none of the instruments draws has a ``GenericInstrument``.
+    """
+    main = [one for one in instruments if not one.secondary]
+    drawn = {name for one in main for name in one.series(history)} | {EPOCHS}
+    others = [name for name in history.names if name not in drawn and drawable(history[name])]
+    return _parts([*main, *(GenericInstrument((name,)) for name in others)], history)
+
+
+def layer_parts(
+    history: History, instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Instrument, ...]:
+    """The instruments of the secondary screen, once for each panel.
+
+    Of main ones of the group "layers", it leaves out those whose numbers have a map.
+    """
+    secondary = _parts([one for one in instruments if one.secondary], history)
+    maps = {name for one in secondary if one.by_layer for name in one.names}
+    main = [
+        one
+        for one in main_parts(history, instruments)
+        if one.group(history) == "layers" and not (one.mapped and maps.issuperset(one.names))
+    ]
+    return _by_group([*secondary, *main], history)
+
+
+def named_parts(
+    history: History, names: Sequence[str], instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Instrument, ...]:
+    """The instruments of the panels of these names, which are titles, or else names of series.
+
+    ``ValueError`` if there is none of a name.
+    """
+    secondary = [one for one in instruments if one.secondary]
+    every = (*main_parts(history, instruments), *_parts(secondary, history))
+    known = [(one.heading(history), one.names, one) for one in every]
+    return named(names, known)
+
+
+Named = TypeVar("Named")
+
+
+def named(
+    names: Sequence[str], known: Sequence[tuple[str, Sequence[str], Named]]
+) -> tuple[Named, ...]:
+    """What has these names, which are titles, or else names of series.
+
+    Of a title that several begin with, such as those of two quantities of one class, the first is
+    meant. ``ValueError`` if there is none of a name.
+    """
+    found: dict[str, Named] = {}
+    titles = [title for title, _, _ in known]
+    for title, _, one in known:
+        found.setdefault(title, one)
+    for title, _, one in known:
+        found.setdefault(title.split(": ")[0], one)
+    for _, series, one in known:
+        for name in series:
+            found.setdefault(name, one)
+    for name in names:
+        if name not in found:
+            raise ValueError(f"there is no panel {name!r}{near(name, titles)}")
+    return tuple(found[name] for name in names)
+
+
+def limited(found: tuple[Shown, ...]) -> tuple[Shown, ...]:
+    """The first ``MOST`` panels; a ``LeftOutWarning`` names what is left out."""
+    if len(found) > MOST:
+        names = few([name for one in found[MOST:] for name in one.names])
+        text = f"a figure has at most {MOST} panels: those of {names} are left out"
+        warnings.warn(text, LeftOutWarning, stacklevel=3)
+    return found[:MOST]
+
+
+def _parts(instruments: Sequence[Instrument], history: History) -> tuple[Instrument, ...]:
+    chosen = _most_specific(instruments, history)
+    return _by_group((part for one in chosen for part in one.parts(history)), history)
+
+
+def _by_group(parts: Iterable[Instrument], history: History) -> tuple[Instrument, ...]:
+    return tuple(sorted(parts, key=lambda one: GROUPS.index(one.group(history))))
+
+
+def _most_specific(instruments: Sequence[Instrument], history: History) -> list[Instrument]:
+    """The instruments, each without the series that another one draws by a more specific kind."""
+    series = [(one, one.series(history)) for one in instruments]
+    kinds: dict[str, set[str]] = {}
+    for one, names in series:
+        for name in names:
+            kinds.setdefault(name, set()).add(one.kind(history, name))
+
+    def is_kept(one: Instrument, name: str) -> bool:
+        kind = one.kind(history, name)
+        if not kind:  # drawn for another reason than its kind
+            return True
+        return kind == next(k for k in history.sources[name].kinds if k in kinds[name])
+
+    kept = [(one, tuple(n for n in names if is_kept(one, n))) for one, names in series]
+    return [replace(one, names=names) for one, names in kept if names]
+
+
+def nothing(history: History) -> str:
+    """Why there is nothing to draw, and what to do."""
+    if not history.names:
+        return "the history is empty: no quantity was tracked"
+    if not history.steps:
+        names = ", ".join(history.names)
+        return (
+            "the history has no steps: backward must run inside the cockpit's context, as in "
+            "`with cockpit(step, loss=loss):`; also check discard, the cockpit's budget, and the "
+            f"track_schedule of {names}"
+        )
+    return f"none of the recorded series can be drawn: {', '.join(history.names)}"

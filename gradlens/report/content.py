@@ -25,7 +25,8 @@ from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.shapes import GREY
 from gradlens.instruments.style import BLUE, DOT, Color
 from gradlens.plotting.comparison import Number, numbers, run_colors
-from gradlens.plotting.panels import EPOCHS, GROUPS, cannot_be_drawn, main_parts, panels
+from gradlens.plotting.rendering import cannot_be_drawn
+from gradlens.plotting.screen import EPOCHS, GROUPS, main_parts, panels
 
 MOST = 1000
 """Largest number of missing values of a series that a page has, evenly over all of them."""

@@ -30,7 +30,7 @@ from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.plotting.comparison import Number, numbers, run_colors
 from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix
-from gradlens.plotting.panels import nothing
+from gradlens.plotting.screen import nothing
 from gradlens.report.content import Card, cards
 from gradlens.report.figures import IN_DARK, LIGHT, draw, in_dark, shared, update, variables
 from gradlens.report.plots import HEIGHT, Plot, plots

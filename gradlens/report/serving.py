@@ -14,7 +14,7 @@ from bokeh.document import Document
 from bokeh.server.server import Server
 
 from gradlens.history.records import LeftOutWarning
-from gradlens.plotting.loading import FollowedRun
+from gradlens.plotting.loading import GrowingRun
 from gradlens.report.page import Live, Page, page, waiting
 
 ADDRESS = "127.0.0.1"
@@ -25,7 +25,7 @@ class Following:
     """Runs that are read on while they grow, and the page of what they have by now."""
 
     def __init__(self, paths: Mapping[str, Path], title: str, interval: float) -> None:
-        self._runs = {name: FollowedRun(path) for name, path in paths.items()}
+        self._runs = {name: GrowingRun(path) for name, path in paths.items()}
         self._title = title
         self._interval = interval
         self._next = 0.0

@@ -24,8 +24,8 @@ from gradlens import quantities
 from gradlens.compat.cockpit_log import read_cockpit_log
 from gradlens.history.history import History
 from gradlens.plotting.loading import load_run
-from gradlens.plotting.panels import layer_parts, main_parts
 from gradlens.plotting.plotter import CockpitPlotter
+from gradlens.plotting.screen import layer_parts, main_parts
 
 LOG = Path(__file__).parent / "data" / "cockpit_1.0.2.json"
 RAW: dict[str, dict[str, Any]] = json.loads(LOG.read_text())

@@ -24,7 +24,7 @@ from gradlens.instruments import (
 )
 from gradlens.instruments.layers import layout, table
 from gradlens.instruments.series import input_to_output
-from gradlens.plotting.panels import layer_parts, main_parts
+from gradlens.plotting.screen import layer_parts, main_parts
 from tests.cases.layer_records import activation, statistics
 from tests.instruments.test_instruments import realistic, shown_texts
 

@@ -29,8 +29,8 @@ from gradlens.instruments import (
     Shapes,
     line,
 )
-from gradlens.plotting.panels import main_parts
 from gradlens.plotting.plotter import CockpitPlotter
+from gradlens.plotting.screen import main_parts
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-instrument.rst"
 

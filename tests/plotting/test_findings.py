@@ -25,7 +25,8 @@ from gradlens.history.records import LeftOutWarning, Note
 from gradlens.history.undefined import Undefined
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.animation import frames
-from gradlens.plotting.findings import APART, apart, findings_of, main_findings, others
+from gradlens.plotting.findings import findings_of, main_findings, others
+from gradlens.plotting.rendering import APART, apart
 from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import summarize
 from gradlens.sinks.publisher import publish

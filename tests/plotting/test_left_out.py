@@ -13,8 +13,7 @@ from gradlens import CockpitPlotter, History, View
 from gradlens.history.records import LeftOutWarning, Note, Source
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.panel import Content
-from gradlens.plotting.panels import MOST
-from gradlens.plotting.screen import Screen
+from gradlens.plotting.screen import MOST, Screen
 
 
 class Broken(Instrument):

@@ -22,8 +22,8 @@ from gradlens.instruments import Panel
 from gradlens.instruments.instrument import step_axis
 from gradlens.plotting.layout import TALLEST, WIDEST, arrange, pages
 from gradlens.plotting.plotter import CockpitPlotter
-from gradlens.plotting.rendering import draw, words_of
-from gradlens.plotting.screen import Screen
+from gradlens.plotting.rendering import draw
+from gradlens.plotting.screen import Screen, words_of
 from gradlens.quantities.presets import configuration
 from tests.instruments.test_instruments import VIEWS, realistic, recorded, same, twice
 

@@ -26,8 +26,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments.panel import Content, Lines
 from gradlens.instruments.scales import StepAxis, number_label
-from gradlens.plotting.panels import EPOCHS
-from gradlens.plotting.screen import Screen
+from gradlens.plotting.screen import EPOCHS, Screen
 from gradlens.report.content import Card, cards
 from gradlens.report.page import Live, Page, page, write
 from gradlens.report.plots import plots
