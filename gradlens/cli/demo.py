@@ -99,7 +99,7 @@ def train(
 ) -> None:
     """Plain training with momentum."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for step in progress(steps, "training"):
+    for step in progress(range(steps), "training"):
         batch = torch.randint(len(digits.train_labels), (BATCH_SIZE,))
         optimizer.zero_grad()
         loss = loss_function(model(digits.train_images[batch]), digits.train_labels[batch])

@@ -24,7 +24,7 @@ from gradlens.instruments.scales import (
     padded,
     step_label,
 )
-from gradlens.instruments.series import in_force, input_to_output
+from gradlens.instruments.series import in_force, ordered
 from gradlens.instruments.style import BLUE, FAINT, INK, MUTED, ORANGE, Entry, tint
 
 FAR = 5.0
@@ -280,8 +280,11 @@ class LayerSpectraInstrument(Instrument):
 
     def content(self, history: History) -> Grid:
         records = history[self.names[0]].having(self.part)
-        names = input_to_output(records.entries, history)
-        found = {name: eigenvalue_lines(records.column(name), MOST, ROUNDING) for name in names}
+        layers = {name: records.column(name) for name in records.entries}
+        found = {
+            name: eigenvalue_lines(one, MOST, ROUNDING)
+            for name, one in ordered(layers, history).items()
+        }
         values = [one.values[one.finite] for lines in found.values() for one in lines.values()]
         joined = np.concatenate([*values, []])
         limits = padded(joined.min(), joined.max(), log=True) if joined.size else None

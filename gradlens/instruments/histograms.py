@@ -24,7 +24,7 @@ from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_map import row_labels
 from gradlens.instruments.panel import Curve, Grid, Lines, Picture, Shape, Shapes
 from gradlens.instruments.scales import Ruler, number_label, padded
-from gradlens.instruments.series import input_to_output
+from gradlens.instruments.series import ordered
 from gradlens.instruments.style import BLUE, FAINT, MUTED, ORANGE, Color, Entry, tint
 
 ELEMENT = "element of gₙ"
@@ -193,8 +193,7 @@ class _ParameterPanels(Instrument, ABC):
         """The latest step, and the histograms of its parameters from input to output."""
         found = latest(history[self.names[0]], self.part)
         assert found is not None
-        step, parts = found[0], by_parameter(*found)
-        return step, {name: parts[name] for name in input_to_output(tuple(parts), history)}
+        return found[0], ordered(by_parameter(*found), history)
 
 
 class LayerHistogramsInstrument(_ParameterPanels):

@@ -119,27 +119,18 @@ class Instrument(ABC):
     @final
     def panel(self, history: History) -> Panel:
         """The panel of ``names``, as data."""
-        return Panel(
-            self.heading(history),
-            self.group(history),
-            self.names,
-            self._content(history),
-            self._label(history),
-        )
-
-    def _content(self, history: History) -> Content:
-        if not self.series(history):
-            return Lines()
-        shown = self.content(history)
+        shown = self.content(history) if self.series(history) else Lines()
         if isinstance(shown, Lines) and self.options.single_lines:
-            return replace(shown, single_lines=True)
-        return shown
+            shown = replace(shown, single_lines=True)
+        own = self._own_title(history, self.names[0])
+        label = self.label or self.view(history).label or own
+        return Panel(self.heading(history), self.group(history), self.names, shown, label)
 
     @final
     def group(self, history: History) -> Group:
         """The group of the first series that comes from a quantity, and otherwise ``home``."""
-        views = [history.sources[n].view for n in self.series(history) if n in history.sources]
-        return views[0].group if views else self.home
+        sources = (history.sources[name] for name in self.names if name in history.sources)
+        return next((source.view.group for source in sources), self.home)
 
     @final
     def plot(self, history: History, ax: Axes | None = None, log_step: bool = False) -> Drawing:
@@ -169,12 +160,6 @@ class Instrument(ABC):
     def title_of_logged(self, name: str) -> str:
         """The title of one of the series ``logged`` where it has a panel of its own."""
         return self.title
-
-    def _label(self, history: History) -> str:
-        """The label of the value axis."""
-        names = self.series(history)
-        view = history.sources.get(names[0], Source()).view if names else View("")
-        return self.label or view.label or (self._own_title(history, names[0]) if names else "")
 
     def _own_title(self, history: History, name: str) -> str:
         source = history.sources.get(name)

@@ -24,7 +24,7 @@ from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import are_shares
 from gradlens.instruments.panel import Curve, Lines, always_infinite, any_finite
 from gradlens.instruments.scales import Scale, log_if_wide
-from gradlens.instruments.series import input_to_output
+from gradlens.instruments.series import ordered
 from gradlens.instruments.style import (
     BLUE,
     CATEGORICAL,
@@ -34,11 +34,6 @@ from gradlens.instruments.style import (
     SKY,
     categorical_colors,
 )
-
-
-def ordered(found: Mapping[str, Line], history: History) -> dict[str, Line]:
-    """The lines of parameters or layers from input to output."""
-    return {name: found[name] for name in input_to_output(tuple(found), history)}
 
 
 def nothing(records: Series) -> Line:
@@ -245,12 +240,6 @@ class ActivationInstrument(Instrument):
         )
 
 
-MIDDLES = ("mean", "median", "max", "min", "std", "iqr")
-"""Statistics to draw as the line; the first that exists is taken."""
-
-Statistics = Mapping[str, Line]
-
-
 class AggregateInstrument(Instrument):
     """The mean of a series over an epoch, or its median, within its spread.
 
@@ -266,7 +255,8 @@ class AggregateInstrument(Instrument):
         shown = _largest_group(dict(_statistics(records)))
         if not shown:
             return Lines((Curve("value", nothing(records)),))
-        middles = {path: _middle(found) for path, found in shown.items()}
+        # The statistics to draw as the line: the first that exists.
+        middles = {p: next(o[n] for n in (*MIDDLES, *o) if n in o) for p, o in shown.items()}
         if len(shown) > len(CATEGORICAL):
             layers = {path[1]: one for path, one in middles.items()}
             return Lines(layers=ordered(layers, history), scale=scale)
@@ -277,9 +267,12 @@ class AggregateInstrument(Instrument):
         return Lines(tuple(curves), scale=scale)
 
 
-def _statistics(
-    records: Series, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Statistics]]:
+Statistics = Mapping[str, Line]
+Path = tuple[str, ...]
+MIDDLES = ("mean", "median", "max", "min", "std", "iqr")
+
+
+def _statistics(records: Series, path: Path = ()) -> Iterator[tuple[Path, Statistics]]:
     """The statistics of each number in the records, by its place there."""
     if "count" in records.entries:
         yield path, lines(records)
@@ -288,17 +281,13 @@ def _statistics(
         yield from _statistics(records.column(name), (*path, name))
 
 
-def _largest_group(
-    found: Mapping[tuple[str, ...], Statistics],
-) -> Mapping[tuple[str, ...], Statistics]:
+def _largest_group(found: Mapping[Path, Statistics]) -> Mapping[Path, Statistics]:
     """The numbers of layers or parameters, the first of each; without these, all numbers."""
-    layered = [path for path in found if path[:1] and path[0] in NOUNS]
-    first = {path[:2]: found[path] for path in reversed(layered)}
-    return {path: first[path] for path in dict.fromkeys(p[:2] for p in layered)} or found
-
-
-def _middle(found: Statistics) -> Line:
-    return next(found[name] for name in (*MIDDLES, *found) if name in found)
+    first: dict[Path, Statistics] = {}
+    for path, one in found.items():
+        if path[:1] and path[0] in NOUNS:
+            first.setdefault(path[:2], one)
+    return first or found
 
 
 def _spread(found: Statistics) -> tuple[tuple[Line, Line], ...]:
@@ -327,23 +316,17 @@ class GenericInstrument(Instrument):
         name = self.names[0]
         view, records = self.view(history), history[name]
         if records.entries:
-            return self._dicts(history)
+            every = {n: one for n, one in _lines(records).items() if _is_number(one)}
+            shown = ordered(every, history)
+            if any(name in history.parameters for name in shown) or len(shown) > FEW:
+                return Lines(layers=shown, scale=view.yscale)
+            colors = categorical_colors(len(shown))
+            return Lines(tuple(map(Curve, shown, shown.values(), colors)), scale=view.yscale)
         if not records.kinds <= PLAIN and any(map(_is_array, records.values())):
             low, q1, middle, q3, high = quantile_lines(records, SHARES)
             curve = Curve("median", middle, spreads=((low, high), (q1, q3)))
             return Lines((curve,), scale=view.yscale, words="median, middle half, and all elements")
         return Lines((Curve(name, line(records)),), scale=view.yscale, words=view.label)
-
-    def _dicts(self, history: History) -> Lines:
-        view = self.view(history)
-        every = _lines(history[self.names[0]])
-        found = {n: one for n, one in every.items() if one.finite.any() or one.reason}
-        shown = ordered(found, history)
-        ordered_by_depth = any(name in history.parameters for name in shown) or len(shown) > FEW
-        if ordered_by_depth:
-            return Lines(layers=shown, scale=view.yscale)
-        colors = categorical_colors(len(shown))
-        return Lines(tuple(map(Curve, shown, shown.values(), colors)), scale=view.yscale)
 
 
 def _is_array(value: Any) -> bool:
@@ -352,12 +335,12 @@ def _is_array(value: Any) -> bool:
 
 def drawable(records: Series) -> bool:
     """Whether there is a way to draw a series: numbers, arrays, or dicts of these."""
-    return any(_known(value) for value in records.values())
+    values = records.values()
+    parts = (one.values() if isinstance(one, Mapping) else (one,) for one in values)
+    return any(_is_known(one) for found in parts for one in found)
 
 
-def _known(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_known(part) and not isinstance(part, Mapping) for part in value.values())
+def _is_known(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(isinstance(part, (int, float)) for part in value)
     if isinstance(value, np.ndarray):

@@ -15,7 +15,7 @@ from gradlens.history.lines import PLAIN, Floats, Line, lines, number
 from gradlens.history.records import NOUNS
 from gradlens.history.series import Series
 from gradlens.history.view import View
-from gradlens.instruments.series import Warp, input_to_output, network_order
+from gradlens.instruments.series import Warp, network_order, ordered
 
 FIELDS = ("value", "trace", "norm", "rms", "dead", "mean", "median")
 """Of several numbers for a parameter, the first of these is shown."""
@@ -107,8 +107,7 @@ def _is_number(value: Any) -> bool:
 
 def row_lines(records: Series, found: Layout, history: History) -> dict[str, Line]:
     """The numbers of each parameter or layer, from input to output."""
-    by_name = lines(_parts(records, found), found.field)
-    return {name: by_name[name] for name in input_to_output(tuple(by_name), history)}
+    return ordered(lines(_parts(records, found), found.field), history)
 
 
 def table(records: Series, found: Layout, history: History) -> LayerTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ SMOOTH_FROM = 150
 QUANTILES = 2000
 """Steps at which quantiles are computed, at most: far more than a panel shows."""
 
+Entry = TypeVar("Entry")
 Places = NDArray[np.int64]
 Warp = Callable[[Floats], Floats]
 
@@ -32,6 +34,11 @@ def input_to_output(names: Sequence[str], history: History) -> tuple[str, ...]:
     if known == sorted(known):
         return tuple(names)
     return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
+
+
+def ordered(found: Mapping[str, Entry], history: History) -> dict[str, Entry]:
+    """What there is for parameters or layers, from input to output."""
+    return {name: found[name] for name in input_to_output(tuple(found), history)}
 
 
 def network_order(history: History) -> dict[str, int]:

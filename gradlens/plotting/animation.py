@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -66,14 +66,14 @@ def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[t
     axis = step_axis(history, screen.log_steps)
     whole = [panel.content for panel in every]
     changing = [place for place, one in enumerate(whole) if _shows_single_steps(one)]
-    for step in _with_progress(steps, "axes  ") if changing else ():
+    for step in progress(steps, "axes  ") if changing else ():
         known = panels((parts[place] for place in changing), up_to(history, step))
         for place, panel in zip(changing, known, strict=True):
             whole[place] = wider(whole[place], panel.content)
     first = _until(history, history.steps[-1], steps[0])
     figure = Figure(dpi=DPI, facecolor=PAPER)
     screen.draw(first, figure, every, True, findings)
-    for step in _with_progress(steps, "frames"):
+    for step in progress(steps, "frames"):
         known = panels(parts, up_to(history, step))
         shown = tuple(
             replace(panel, content=on_axes_of(one.content, content, axis.warp))
@@ -91,18 +91,37 @@ def _shows_single_steps(shown: Content) -> bool:
 
 
 Shown = TypeVar("Shown", bound=Content)
+Choice = Callable[[Ruler, Ruler], Ruler]
 
 
-def wider(shown: Shown, other: Content | None) -> Shown:
+def wider(shown: Shown, other: Content) -> Shown:
     """What a panel shows, whose axes of single steps have room for those of another step, too."""
+    return _on_axes(shown, other, _joined)
+
+
+def on_axes_of(shown: Shown, whole: Content, warp: Warp) -> Shown:
+    """What a panel shows, with the axes and the colours of the whole run."""
+    return _on_axes(shown, whole, lambda one, other: other, warp)
+
+
+def _on_axes(
+    shown: Shown, other: Content | None, choose: Choice, warp: Warp | None = None
+) -> Shown:
+    """What a panel shows, on axes chosen of its own and another's; those over steps by a warp."""
     match shown, other:
         case (Picture() | Shapes(), Picture() | Shapes()):
-            across, up = _joined(shown.across, other.across), _joined(shown.up, other.up)
+            across, up = choose(shown.across, other.across), choose(shown.up, other.up)
             return replace(shown, across=across, up=up)
-        case (Lines(beside=Shapes() as own) | Map(beside=Shapes() as own), Lines() | Map()):
-            return replace(shown, beside=wider(own, other.beside))
+        case (Lines() | Map(), Lines() | Map()):
+            beside = shown.beside and _on_axes(shown.beside, other.beside, choose)
+            if warp and isinstance(shown, Lines) and isinstance(other, Lines):
+                return replace(shown, axis=other.up(warp), beside=beside)
+            if warp and isinstance(shown, Map) and isinstance(other, Map):
+                return replace(shown, norm=other.norm, beside=beside)
+            return replace(shown, beside=beside)
         case (Grid(), Grid()):
-            parts = {n: wider(one, other.parts.get(n)) for n, one in shown.parts.items()}
+            others = other.parts
+            parts = {n: _on_axes(o, others.get(n), choose, warp) for n, o in shown.parts.items()}
             return replace(shown, parts=parts)
     return shown
 
@@ -114,33 +133,11 @@ def _joined(one: Ruler, other: Ruler) -> Ruler:
     return replace(one, limits=(ends[-1], ends[0]) if downwards else (ends[0], ends[-1]))
 
 
-def on_axes_of(shown: Shown, whole: Content | None, warp: Warp) -> Shown:
-    """What a panel shows, with the axes and the colours of the whole run."""
-    match shown, whole:
-        case (Picture() | Shapes(), Picture() | Shapes()):
-            return replace(shown, across=whole.across, up=whole.up)
-        case (Lines(), Lines()):
-            beside = shown.beside and on_axes_of(shown.beside, whole.beside, warp)
-            return replace(shown, axis=whole.up(warp), beside=beside)
-        case (Map(), Map()):
-            beside = shown.beside and on_axes_of(shown.beside, whole.beside, warp)
-            return replace(shown, norm=whole.norm, beside=beside)
-        case (Grid(), Grid()):
-            parts = {n: on_axes_of(o, whole.parts.get(n), warp) for n, o in shown.parts.items()}
-            return replace(shown, parts=parts)
-    return shown
-
-
 def _until(history: History, step: int, first: int) -> History:
     # With the notes of the first frame only: a later one would move everything up.
     known = up_to(history, step)
     known.notes[:] = [note for note in known.notes if note.step <= first]
     return known
-
-
-def _with_progress(steps: Sequence[int], label: str) -> Iterator[int]:
-    for _, step in zip(progress(len(steps), label), steps, strict=True):
-        yield step
 
 
 def frame_steps(history: History, most: int, log: bool = False) -> list[int]:

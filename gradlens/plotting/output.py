@@ -56,18 +56,18 @@ class NotebookFigure(TextFigure):
 WIDTH = 30
 
 
-def progress(total: int, label: str, stream: TextIO | None = None) -> Iterator[int]:
-    """Count to ``total`` while drawing a bar; without a terminal, a line for each tenth."""
+def progress(steps: Sequence[int], label: str, stream: TextIO | None = None) -> Iterator[int]:
+    """The steps, while drawing a bar; without a terminal, a line for each tenth."""
     stream = sys.stderr if stream is None else stream
-    live, start = stream.isatty(), time.monotonic()
-    for done in range(total):
-        yield done
-        last = done + 1 == total
+    live, start, total = stream.isatty(), time.monotonic(), len(steps)
+    for done, step in enumerate(steps, 1):
+        yield step
+        bar = _bar(done, total, label, start)
         if live:
-            stream.write("\r" + _bar(done + 1, total, label, start) + ("\n" if last else ""))
+            stream.write("\r" + bar + ("\n" if done == total else ""))
             stream.flush()
-        elif last or (done + 1) * 10 // total > done * 10 // total:
-            stream.write(_bar(done + 1, total, label, start) + "\n")
+        elif done * 10 // total > (done - 1) * 10 // total:
+            stream.write(bar + "\n")
 
 
 def _bar(done: int, total: int, label: str, start: float) -> str:
