@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from gradlens.history.records import NOUNS
 from gradlens.history.series import Series
 from gradlens.history.view import View
 from gradlens.instruments.series import Warp, network_order, ordered
+from gradlens.instruments.style import common
 
 FIELDS = ("value", "trace", "norm", "rms", "dead", "mean", "median")
 """Of several numbers for a parameter, the first of these is shown."""
@@ -188,7 +188,5 @@ def edges(first: Floats, last: Floats) -> Floats:
 
 def short_names(names: Sequence[str]) -> list[str]:
     """The names without the modules that all of them are in."""
-    modules = [name.split(".")[:-1] for name in names]
-    common = itertools.takewhile(lambda words: len({*words}) == 1, zip(*modules, strict=False))
-    start = "".join(f"{words[0]}." for words in common) if len(names) > 1 else ""
-    return [name.removeprefix(start) for name in names]
+    count = common([name.split(".")[:-1] for name in names]) if len(names) > 1 else 0
+    return [name.split(".", count)[-1] for name in names]

@@ -7,7 +7,7 @@ Everything is set on the artists themselves; matplotlib's global settings stay a
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
@@ -221,19 +221,18 @@ def shorten_apart(texts: Sequence[str], width: float, size: Size) -> list[str]:
     differ.
     """
     shown = [shorten(text, width, size) for text in texts]
-    alike: dict[str, set[str]] = {}
-    for text, short in zip(texts, shown, strict=True):
-        alike.setdefault(short, set()).add(text)
+    alike: dict[str, list[str]] = {}
+    for text, short in {*zip(texts, shown, strict=True)}:
+        alike.setdefault(short, []).append(text)
     return [
         short if len(alike[short]) == 1 else _around(text, alike[short], width, size)
         for text, short in zip(texts, shown, strict=True)
     ]
 
 
-def _around(text: str, others: Set[str], width: float, size: Size) -> str:
+def _around(text: str, others: Sequence[str], width: float, size: Size) -> str:
     """What a text has that others have not, with as much in front of it as there is room for."""
-    head = _common([*others])
-    tail = _common([other[::-1] for other in others])
+    head, tail = common(others), common([other[::-1] for other in others])
     end = max(len(text) - tail, head + 1)
     after = "…" if end < len(text) else ""
     start = next(
@@ -243,11 +242,10 @@ def _around(text: str, others: Set[str], width: float, size: Size) -> str:
     return shorten(f"…{text[start:end]}{after}", width, size)
 
 
-def _common(texts: Sequence[str]) -> int:
-    """The number of letters with which all texts begin."""
-    return sum(
-        1 for _ in takewhile(lambda letters: len({*letters}) == 1, zip(*texts, strict=False))
-    )
+def common(parts: Sequence[Sequence[str]]) -> int:
+    """The number of letters, or of words, with which all parts begin."""
+    alike = takewhile(lambda each: len({*each}) == 1, zip(*parts, strict=False))
+    return sum(1 for _ in alike)
 
 
 def title(
@@ -260,7 +258,13 @@ def title(
     """
     own = size_in_points(ax)[0]
     width = own if width is None else width
-    shown, size, readout = _fitting_title(text, readout, width)
+    left = width - text_width(readout, TITLE_SIZE) - (points(8) if readout else 0)
+    sizes = (TITLE_SIZE, TEXT_SIZE)
+    options = [*((s, left, readout) for s in sizes), *((s, width, "") for s in sizes)]
+    fitting = (one for one in options if text_width(text, one[0], "bold") <= one[1])
+    size, _, readout = next(fitting, (TEXT_SIZE, 0.0, ""))
+    lines = wrapped(text, width, size, 2, "bold")
+    shown = "\n".join(shorten(line, width, size, "bold") for line in lines)
     # With a given height, matplotlib doesn't search for labels that the title might overlap.
     place: dict[str, Any] = {"y": 1.0, "pad": points(TITLE_GAP), "fontsize": TITLE_SIZE}
     color = ALARM if alarm else MUTED
@@ -269,35 +273,17 @@ def title(
     ax.set_title(shown, loc="left", fontweight="bold", color=INK, **place)
 
 
-def _fitting_title(text: str, readout: str, width: float) -> tuple[str, Size, str]:
-    """What fits of a title and a value on ``width`` points, and the size of the title's type."""
-    room = width - text_width(readout, TITLE_SIZE) - (points(8) if readout else 0)
-    options: list[tuple[Size, float, str]] = [
-        (TITLE_SIZE, room, readout),
-        (TEXT_SIZE, room, readout),
-        (TITLE_SIZE, width, ""),
-        (TEXT_SIZE, width, ""),
-    ]
-    for size, most, value in options:
-        if text_width(text, size, "bold") <= most:
-            return text, size, value
-    lines = wrapped(text, width, TEXT_SIZE, 2, "bold")
-    return "\n".join(shorten(line, width, TEXT_SIZE, "bold") for line in lines), TEXT_SIZE, ""
-
-
 def subtitle(ax: Axes, text: str) -> Text:
     """A muted line between title and axis, as wide as the axis at most.
 
     Of parts between dots, the last ones are left out where there is no room.
     """
     width = size_in_points(ax)[0]
-    parts = text.split(DOT)
-    while len(parts) > 1 and text_width(DOT.join(parts), TEXT_SIZE) > width:
-        parts.pop()
-    size = TEXT_SIZE if text_width(DOT.join(parts), TEXT_SIZE) <= width else SMALLEST_SIZE
-    shown = shorten(DOT.join(parts), width, size)
+    while DOT in text and text_width(text, TEXT_SIZE) > width:
+        text = text.rpartition(DOT)[0]
+    size = TEXT_SIZE if text_width(text, TEXT_SIZE) <= width else SMALLEST_SIZE
     return ax.annotate(
-        shown,
+        shorten(text, width, size),
         (0, 1),
         xycoords="axes fraction",
         xytext=(0, points(KEY_GAP)),
@@ -346,19 +332,17 @@ def key(ax: Axes, entries: Sequence[Entry], width: float | None = None) -> Artis
         return None
     room = size_in_points(ax)[0] if width is None else width
     labels, space = _fitting([entry.label for entry in entries], room)
-    parts: list[OffsetBox] = []
+    texts: dict[str, Any] = {"textprops": {"fontsize": TEXT_SIZE, "color": MUTED}}
+    parts: list[Artist] = []
     for entry, label in zip(entries, labels, strict=False):
-        parts += [_swatch(entry), _words(label), _space(space)]
+        # There are three points on either side of each part of a key.
+        parts += [_swatch(entry), TextArea(label, **texts), DrawingArea(space - 6, 5, 0, 0)]
     if len(labels) < len(entries):
-        parts.append(_words(f"+{len(entries) - len(labels)}"))
-    return _place(ax, parts)
-
-
-def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
+        parts.append(TextArea(f"+{len(entries) - len(labels)}", **texts))
     above = ScaledTranslation(0, points(KEY_GAP - 2) / 72, figure_of(ax).dpi_scale_trans)
     box = AnchoredOffsetbox(
         loc="lower left",
-        child=HPacker(children=list(parts), pad=0, sep=3, align="baseline"),
+        child=HPacker(children=parts, pad=0, sep=3, align="baseline"),
         pad=0,
         borderpad=0,
         frameon=False,
@@ -395,10 +379,6 @@ def _room(label: str, space: float = SPACE) -> float:
     return SWATCH + 3 + text_width(label, TEXT_SIZE) + space
 
 
-def _words(text: str) -> OffsetBox:
-    return TextArea(text, textprops={"fontsize": TEXT_SIZE, "color": MUTED})
-
-
 def _swatch(entry: Entry) -> OffsetBox:
     area = DrawingArea(SWATCH, 5, 0, 0)
     if entry.mark == "box":
@@ -409,8 +389,3 @@ def _swatch(entry: Entry) -> OffsetBox:
     line = Line2D([0, SWATCH], [2.5, 2.5], color=entry.color, linewidth=width, linestyle=style)
     area.add_artist(line)
     return area
-
-
-def _space(space: float = SPACE) -> OffsetBox:
-    # There are three points on either side of each part of a key.
-    return DrawingArea(space - 6, 5, 0, 0)

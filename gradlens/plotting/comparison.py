@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from gradlens.instruments.style import (
     Color,
     Entry,
     categorical_colors,
+    common,
     sequence_colors,
 )
 from gradlens.plotting.layout import FigureSize, Look, columns
@@ -191,8 +191,8 @@ def short_run_names(runs: Sequence[str]) -> dict[str, str]:
     if len(runs) < 2:
         return {run: run for run in runs}
     words = [re.split(r"(?<=[=_/ ])", run) for run in runs]
-    common = sum(1 for _ in takewhile(lambda each: len({*each}) == 1, zip(*words, strict=False)))
-    return {run: "".join(each[common:]) or run for run, each in zip(runs, words, strict=True)}
+    count = common(words)
+    return {run: "".join(each[count:]) or run for run, each in zip(runs, words, strict=True)}
 
 
 ENDINGS = {".jsonl", ".json"}
@@ -210,17 +210,11 @@ def run_names(paths: Sequence[Path]) -> tuple[str, ...]:
     endings = {path.suffix for path in paths}
     plain = len(endings) == 1 and endings <= ENDINGS
     parts = [path.with_suffix("").parts if plain else path.parts for path in whole]
-    start = _common(parts)
+    # At least one part of each path remains.
+    start = common([one[:-1] for one in parts])
     parts = [one[start:] for one in parts]
-    end = _common([one[::-1] for one in parts])
+    end = common([one[:0:-1] for one in parts])
     return tuple("/".join(one[: len(one) - end]) for one in parts)
-
-
-def _common(parts: Sequence[Sequence[str]]) -> int:
-    """How many first parts all have in common, of which the last part of none is one."""
-    shortest = min(map(len, parts))
-    differing = (n for n in range(shortest - 1) if len({one[n] for one in parts}) > 1)
-    return next(differing, shortest - 1)
 
 
 def _legend(found: Sequence[Number], colors: Mapping[str, RGB]) -> tuple[Entry, ...]:
