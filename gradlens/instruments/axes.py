@@ -84,16 +84,16 @@ def draw_panel(panel: Panel, ax: Axes, axis: StepAxis, labels: bool = False) -> 
     """
     dress(ax)
     width = size_in_points(ax)[0]
-    artists = _draw(panel.content, ax, axis)
+    drawing = Drawing(ax, _draw(panel.content, ax, axis))
     readout = ("", False) if labels else panel.content.readout
     # The axis may have become narrower, which has room for names on its right.
     title(ax, panel.title, *readout, width=width)
-    drawing = Drawing(ax, artists)
-    if labels:
-        for part in drawing.axes:
-            _label(part, panel.label)
-        if "subtitle" in artists:
-            artists["subtitle"].remove()
+    if labels and "subtitle" in drawing.artists:
+        drawing.artists["subtitle"].remove()
+    for part in drawing.axes if labels else ():
+        over_steps = isinstance(part.xaxis.get_major_formatter(), StepLabels)
+        if over_steps and part.axison and len(part.get_yticks()) and not part.yaxis_inverted():
+            part.set_ylabel(panel.label, fontsize=TICK_SIZE, color=MUTED, labelpad=2)
     return drawing
 
 
@@ -202,23 +202,17 @@ def plot_panels(
     """Draw panels beside each other in the place of an axis, or on a new one."""
     ax = _new_axes(panels, zoom, margin) if ax is None else ax
     artists: Artists = {}
-    if len(panels) == 1:
-        artists |= draw_panel(panels[0], ax, axis).artists
     gap = 0.18
     width = 1 / (len(panels) + gap * (len(panels) - 1))
-    for place, panel in enumerate(panels if len(panels) > 1 else ()):
+    for place, panel in enumerate(panels):
+        if len(panels) == 1:
+            artists |= draw_panel(panel, ax, axis).artists
+            break
         part = inside(ax, place * width * (1 + gap), 0, width, 1)
         drawn = draw_panel(panel, part, axis).artists
         artists |= {f"{panel.names[0]}: {name}": artist for name, artist in drawn.items()}
     literal(ax)
     return Drawing(ax, artists)
-
-
-def _label(ax: Axes, text: str) -> None:
-    """Label the value axis if it is one over steps."""
-    over_steps = isinstance(ax.xaxis.get_major_formatter(), StepLabels)
-    if over_steps and ax.axison and len(ax.get_yticks()) and not ax.yaxis_inverted():
-        ax.set_ylabel(text, fontsize=TICK_SIZE, color=MUTED, labelpad=2)
 
 
 def panel_box(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from gradlens.history.histograms import percent
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, field_line, line, rows
+from gradlens.history.lines import Line, field_line, line, rows
 from gradlens.history.series import Series
 from gradlens.history.setup import threshold_at, threshold_formula
 from gradlens.instruments.instrument import Instrument
@@ -59,28 +58,23 @@ class HessMaxEVInstrument(Instrument):
 
 def _threshold(history: History, found: Line) -> tuple[str, Line]:
     """The formula of the threshold, and the threshold; NaN where none is known."""
-    setups = history.setups
-    rates = _learning_rates(history, found)
+    # The rates that the optimizer had, or else those that the training loop has logged.
+    setups, facts = history.setups, history.facts["steps"]
+    if "lr" in facts.entries:
+        last = np.searchsorted(facts.steps, found.steps, side="right") - 1
+        values = facts.column("lr").numbers()[last[last >= 0]]
+        rates = Line(found.steps[last >= 0], values)
+    else:
+        rates = in_force("learning_rate", found.steps, history)
     began = np.array([*setups], dtype=np.float64)
     places = np.searchsorted(began, rates.steps, side="right") - 1
     every = [*setups.values()]
-    values = [
+    thresholds = [
         threshold_at(every[max(place, 0)], rate) if every else np.nan
         for place, rate in zip(places, rates.values, strict=True)
     ]
-    threshold = Line(rates.steps, np.array(values, dtype=np.float64))
     formula = threshold_formula(every[-1]) if every and every[-1].groups else ""
-    return formula, threshold
-
-
-def _learning_rates(history: History, found: Line) -> Line:
-    """Those that the optimizer had, or else those that the training loop has logged."""
-    facts = history.facts["steps"]
-    if "lr" not in facts.entries:
-        return in_force("learning_rate", found.steps, history)
-    last = np.searchsorted(facts.steps, found.steps, side="right") - 1
-    rates = facts.column("lr").numbers()
-    return Line(found.steps[last >= 0], rates[last[last >= 0]])
+    return formula, Line(rates.steps, np.array(thresholds, dtype=np.float64))
 
 
 class StabilityInstrument(Instrument):
@@ -164,12 +158,12 @@ class HessTraceInstrument(Instrument):
 def _methods(records: Series) -> list[str]:
     """The methods that computed the traces; each change with its first step."""
     found = {s: v for s, v in records.having("method").items() if isinstance(v, str)}
-    pairs = pairwise([(0, ""), *found.items()])
-    changes = [now for before, now in pairs if now[1] != before[1]]
-    if not changes:
-        return []
-    later = [f"{method} from step {step_label(step)}" for step, method in changes[1:]]
-    return [", ".join([changes[0][1], *later])]
+    words, before = [], ""
+    for step, method in found.items():
+        if method != before:
+            words.append(f"{method} from step {step_label(step)}" if before else method)
+        before = method
+    return [", ".join(words)] if words else []
 
 
 FLOOR = 1e-4
@@ -188,8 +182,11 @@ class SpectralDensityInstrument(Instrument):
         steps = [step for step, value in records.items() if _usable(value)]
         if not steps:
             return Lines((Curve("", line(records)),))
-        last, before = _arrays(records, steps[-1]), steps[:-1][:1]
-        first = _arrays(records, steps[0])
+        before = steps[:-1][:1]
+        first, last = (
+            {name: np.asarray(records[step][name], dtype=np.float64) for name in ARRAYS}
+            for step in (steps[0], steps[-1])
+        )
         floor = FLOOR * float(last["density"].max())
         # What is below the axis ends there, because zero isn't on a logarithmic one.
         shown = {name: np.maximum(last[name], floor / 10) for name in ARRAYS[1:]}
@@ -212,10 +209,6 @@ class SpectralDensityInstrument(Instrument):
                 Entry("error", tint(BLUE, 0.2), "box"),
             ),
         )
-
-
-def _arrays(records: Series, step: int) -> dict[str, Floats]:
-    return {name: np.asarray(records[step][name], dtype=np.float64) for name in ARRAYS}
 
 
 def _usable(value: Any) -> bool:

@@ -120,7 +120,8 @@ def _over_steps(records: Series) -> Picture:
     rows = np.linspace(low, high, ROWS + 1)
     at = np.array([one.step for one in found], dtype=np.float64)
     return Picture(
-        np.array([_rebinned(one, rows) for one in found]).T,
+        # The mean density of each histogram in these rows.
+        np.array([np.diff(np.interp(rows, *_cumulative(one))) / np.diff(rows) for one in found]).T,
         columns=np.append(at, at[-1]),
         rows=rows,
         across=Ruler("step", (at[0], at[-1])),
@@ -130,11 +131,9 @@ def _over_steps(records: Series) -> Picture:
     )
 
 
-def _rebinned(one: Histogram, edges: Floats) -> Floats:
-    """Mean density of a histogram in other bins."""
-    cumulative = np.concatenate(([0.0], np.cumsum(one.counts))) / one.counts.sum()
-    found: Floats = np.diff(np.interp(edges, one.edges[0], cumulative)) / np.diff(edges)
-    return found
+def _cumulative(one: Histogram) -> tuple[Floats, Floats]:
+    """The edges of a histogram, and the share of its elements that is below each."""
+    return one.edges[0], np.concatenate(([0.0], np.cumsum(one.counts))) / one.counts.sum()
 
 
 # Two dimensions -----------------------------------------------------------------------------
@@ -210,8 +209,15 @@ class LayerHistogramsInstrument(_ParameterPanels):
         step, parts = self._latest(history)
         across = _range([*parts.values()])
         if len(parts) > MOST:
-            words = f"step {step:,} · colour: density, log · from input to output"
-            return _carpet(parts, row_labels([*parts], history), _with_margins(across), words)
+            return Picture(
+                np.array([one.density for one in parts.values()]),
+                columns=next(iter(parts.values())).edges[0],
+                rows=np.arange(len(parts) + 1.0),
+                across=Ruler(ELEMENT, _with_margins(across)),
+                up=Ruler("", (len(parts), 0)),
+                words=f"step {step:,} · colour: density, log · from input to output",
+                labels=row_labels([*parts], history),
+            )
         words = f"step {step:,} · density, log · orange: clipped · from input to output"
         return Grid({name: _small(one, across) for name, one in parts.items()}, words)
 
@@ -222,16 +228,6 @@ def _small(one: Histogram, across: tuple[float, float]) -> Lines | Shapes:
     shown = _densities(one, across)
     zero = Shape("zero", np.zeros(2), np.array(shown.up.limits), FAINT, width=0.7)
     return replace(shown, shapes=(*shown.shapes, zero), readout=(one.excess(), one.nan > 0))
-
-
-def _carpet(
-    parts: Mapping[str, Histogram], labels: Sequence[str], across: tuple[float, float], words: str
-) -> Picture:
-    sizes = np.array([one.density for one in parts.values()])
-    columns = next(iter(parts.values())).edges[0]
-    rows = np.arange(len(parts) + 1.0)
-    up = Ruler("", (len(parts), 0))
-    return Picture(sizes, columns, rows, Ruler(ELEMENT, across), up, words, labels)
 
 
 class LayerJointHistogramsInstrument(_ParameterPanels):

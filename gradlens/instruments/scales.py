@@ -146,9 +146,8 @@ class Ruler:
 
     def locator(self, most: int) -> Locator:
         """About ``most`` ticks."""
-        if self.ticks is not None:
-            return FixedLocator(self.ticks)
-        return round_ticks(most, self.log, self.linear)
+        fixed = self.ticks is not None
+        return FixedLocator(self.ticks or ()) if fixed else round_ticks(most, self.log, self.linear)
 
     def apply(self, ax: Axes, across: bool = False, most: int = 5) -> None:
         """Give an axis of matplotlib this range, scale, and about ``most`` labels."""
@@ -276,9 +275,9 @@ class NumberLabels(Formatter):
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
         sizes = [abs(value) for value in values if value]
-        powers = bool(sizes) and (min(sizes) < 0.9e-3 or max(sizes) > 1.1e4)
-        powers = powers and max(sizes) >= 9 * min(sizes)
-        if powers and all(_is_power(size) for size in sizes):
+        powers = np.log10(sizes)
+        far = bool(sizes) and (min(sizes) < 0.9e-3 or max(sizes) > 1.1e4)
+        if far and np.ptp(powers) > 0.95 and np.abs(powers - powers.round()).max() < 1e-6:
             return [_power_label(value) for value in values]
         for digits in range(3, 9):
             labels = [number_label(value, digits) for value in values]
@@ -323,10 +322,6 @@ def number_label(value: float, digits: int = 3) -> str:
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{mantissa}e{int(exponent)}".replace("-", "−")
-
-
-def _is_power(size: float) -> bool:
-    return abs(math.log10(size) - round(math.log10(size))) < 1e-6
 
 
 def _power_label(value: float) -> str:

@@ -15,7 +15,6 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.ticker import FixedFormatter, FixedLocator, Formatter, NullLocator
-from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats
 from gradlens.instruments.layers import LayerTable, columns
@@ -106,10 +105,14 @@ def set_rulers(ax: Axes, across: Ruler, up: Ruler, most: int = 5) -> None:
     across.apply(ax, across=True, most=4)
     up.apply(ax, most=most)
     ax.grid(visible=up.ticks is None, axis="y")
-    # A label may begin left of a narrow axis.
-    below = shorten(across.label, size_in_points(ax)[0] + points(25), TICK_SIZE)
-    ax.set_xlabel(below, loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
+    label_below(ax, across.label)
     ax.set_ylabel(up.label, fontsize=TICK_SIZE, color=MUTED, labelpad=1)
+
+
+def label_below(ax: Axes, text: str) -> None:
+    """Label the axis below, where a label may begin left of a narrow axis."""
+    shown = shorten(text, size_in_points(ax)[0] + points(25), TICK_SIZE)
+    ax.set_xlabel(shown, loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
 
 
 # Pictures -----------------------------------------------------------------------------------
@@ -124,24 +127,18 @@ def draw_picture(ax: Axes, shown: Picture) -> Artists:
     inner = ax
     if shown.labels:
         inner = labelled_rows(ax, shown.labels)
+        inner.set(xlim=shown.across.limits)
+        inner.xaxis.set_major_formatter(NumberLabels())
+        label_below(inner, shown.across.label)
     elif shown.margins:
         share = 1 - MARGIN - SPACE
         inner = inside(ax, 0, 0, share, share)
-        beside = (
-            inside(ax, 0, 1 - MARGIN, share, MARGIN),
-            inside(ax, 1 - MARGIN, 0, MARGIN, share),
-        )
-        artists |= _sums(*beside, shown)
-    artists["picture"] = picture_on(inner, shown)
+        above = inside(ax, 0, 1 - MARGIN, share, MARGIN)
+        artists |= _sums(above, inside(ax, 1 - MARGIN, 0, MARGIN, share), shown)
     if not shown.labels:
         set_rulers(inner, shown.across, shown.up, most=3)
         inner.grid(visible=False)
-    else:
-        inner.set(xlim=shown.across.limits)
-        inner.xaxis.set_major_formatter(NumberLabels())
-        inner.set_xlabel(
-            shown.across.label, loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1
-        )
+    artists["picture"] = picture_on(inner, shown)
     return artists | ({"subtitle": subtitle(ax, shown.words)} if shown.words else {})
 
 
@@ -156,12 +153,8 @@ def picture_on(ax: Axes, shown: Picture) -> QuadMesh:
 
 def _sums(across: Axes, up: Axes, shown: Picture) -> Artists:
     """Draw the logarithms of the sums of columns and rows."""
-    look: dict[str, Any] = {
-        "fill": True,
-        "facecolor": tint(BLUE, 0.4),
-        "edgecolor": BLUE,
-        "lw": 0.6,
-    }
+    look: dict[str, Any] = {"fill": True, "facecolor": tint(BLUE, 0.4), "edgecolor": BLUE}
+    look["lw"] = 0.6
     # They start at half an element, so that a single one is visible.
     columns, rows = (np.log10(2 * np.maximum(shown.sizes.sum(n), 0.5)) for n in (0, 1))
     artists: Artists = {
@@ -197,24 +190,22 @@ GREY = "grey: 0"
 def draw_map(ax: Axes, axis: StepAxis, shown: Map) -> tuple[Artists, Axes]:
     """Draw a map, with rows labelled and colours explained where there is room, and its axis."""
     thinned, places = columns(shown.table, COLUMNS, axis.warp)
+    edges = axis.unwarp(places)
     artists: Artists = {}
-    inner = ax
     if shown.beside is not None:
         picture, inner = picture_and_series(ax, shown.beside.share, BESIDE)
         artists |= draw_beside(picture, shown.beside) if picture is not None else {}
         stride = row_stride(len(shown.labels), size_in_points(inner)[1])
         label_rows(inner, shown.labels[::stride], stride, len(shown.labels))
-    else:
-        width = size_in_points(ax)[0]
-        bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
-        inner = labelled_rows(ax, shown.labels, BAR[1])
-    axis.apply(inner)
-    edges = axis.unwarp(places)
-    mesh = artists["map"] = _mesh(inner, edges, thinned, shown)
-    if shown.beside is not None:
+        axis.apply(inner)
+        artists["map"] = _mesh(inner, edges, thinned, shown)
         explained = key(ax, shown.beside.key)
-        artists |= {"key": explained} if explained is not None else {}
-        return artists, inner
+        return artists | ({"key": explained} if explained is not None else {}), inner
+    width = size_in_points(ax)[0]
+    bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
+    inner = labelled_rows(ax, shown.labels, BAR[1])
+    axis.apply(inner)
+    mesh = artists["map"] = _mesh(inner, edges, thinned, shown)
     artists |= _undefined(inner, edges, thinned)
     marks = {"hatched: no finite number": "undefined" in artists, GREY: shown.has_grey}
     notes = [mark for mark, is_shown in marks.items() if is_shown]
@@ -265,12 +256,12 @@ def colour_bar(ax: Axes, mesh: ScalarMappable, norm: Normalize, labels: Formatte
 
 def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:
     """Hatch the cells whose record isn't a finite number."""
-    hatched = found.recorded & ~np.isfinite(found.values)
-    boxes = [
-        [(edges[a], row), (edges[b], row), (edges[b], row + 1), (edges[a], row + 1)]
-        for row, cells in enumerate(hatched)
-        for a, b in _runs(cells)
-    ]
+    hatched = np.pad(found.recorded & ~np.isfinite(found.values), ((0, 0), (1, 1)))
+    boxes = []
+    for row, cells in enumerate(hatched):
+        # The first place, and the place after the last one, of each piece of hatched cells.
+        for a, b in edges[np.flatnonzero(np.diff(cells))].reshape(-1, 2):
+            boxes.append([(a, row), (b, row), (b, row + 1), (a, row + 1)])
     if not boxes:
         return {}
     hatches = PolyCollection(
@@ -278,12 +269,6 @@ def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:
         linewidths=0, zorder=2.5,
     )  # fmt: skip
     return {"undefined": ax.add_collection(hatches, autolim=False)}
-
-
-def _runs(cells: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """First place, and the place after the last one, of each piece of ``True``."""
-    changes = np.flatnonzero(np.diff(np.concatenate(([False], cells, [False])).astype(np.int8)))
-    return [(int(a), int(b)) for a, b in changes.reshape(-1, 2)]
 
 
 # Axes inside a panel ------------------------------------------------------------------------

@@ -9,8 +9,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, field_line, line, network_line, reason, rows
-from gradlens.history.series import Series
+from gradlens.history.lines import Floats, field_line, line, network_line, reason, rows
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import nothing
 from gradlens.instruments.layers import LayerTable
@@ -62,19 +61,22 @@ class AlphaInstrument(Instrument):
 
 def _parabola(values: Floats) -> Shapes:
     low, high = range_of_alpha(values)
-    places = np.linspace(low, high, 100)
+    places, edges = np.linspace(low, high, 100), np.linspace(low, high, 25)
     top = 1.08 * max(low**2, high**2)
     recent = values[-max(1, round(RECENT * values.size)) :]
-    edges = np.linspace(low, high, 25)
-    outline = _density("recent", recent, edges, 0.55 * top, ORANGE)
+    outlines, means = [], []
+    for name, chosen, color, dot in (
+        ("all", values, tint(BLUE, 0.4), BLUE), ("recent", recent, ORANGE, ORANGE)
+    ):  # fmt: skip
+        counts, _ = np.histogram(np.clip(chosen, low, high), edges)
+        heights = np.repeat(0.55 * top * counts / counts.max(), 2)
+        outlines.append(Shape(name, np.repeat(edges, 2)[1:-1], heights, color, "area"))
+        mean = np.clip([chosen.mean()], low, high)
+        called = "mean" if name == "all" else "recent mean"
+        means.append(Shape(called, mean, mean**2, dot, "points", width=4.5))
+    parabola = Shape("parabola", places, places**2, INK, width=1.2)
     return Shapes(
-        (
-            _density("all", values, edges, 0.55 * top, tint(BLUE, 0.4)),
-            replace(outline, kind="line"),
-            Shape("parabola", places, places**2, INK, width=1.2),
-            _mean("mean", values, (low, high), BLUE),
-            _mean("recent mean", recent, (low, high), ORANGE),
-        ),
+        (outlines[0], replace(outlines[1], kind="line"), parabola, *means),
         Ruler("", (low, high), ticks=(-1.0, 0.0, 1.0)),
         Ruler("", (0.0, top), ticks=()),
         KEY_OF_ALPHA,
@@ -87,17 +89,6 @@ def range_of_alpha(values: Floats) -> tuple[float, float]:
     """The range in which almost all step sizes are; it has room for those from −1 to 1."""
     low, high = np.quantile(values, (0.01, 0.99)) if values.size else (-1.0, 1.0)
     return float(np.clip(low, -REACH, -1.35)), float(np.clip(high, 1.35, REACH))
-
-
-def _density(name: str, values: Floats, edges: Floats, height: float, color: Color) -> Shape:
-    counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-    heights = np.repeat(height * counts / counts.max(), 2)
-    return Shape(name, np.repeat(edges, 2)[1:-1], heights, color, "area")
-
-
-def _mean(name: str, values: Floats, limits: tuple[float, float], color: Color) -> Shape:
-    mean = np.clip([values.mean()], *limits)
-    return Shape(name, mean, mean**2, color, "points", width=4.5)
 
 
 # Gradient tests -----------------------------------------------------------------------------
@@ -135,21 +126,17 @@ class GradientTestsInstrument(Instrument):
     def content(self, history: History) -> Lines:
         kinds = [self.kind(history, name) for name in self.names]
         labels = short_labels(self.names, kinds, SHORT)
-        places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
-        curves = tuple(
-            _curve(label, network_line(history[name]), kind, place, len(kinds) > 1)
-            for label, name, kind, place in zip(labels, self.names, kinds, places, strict=True)
-        )
+        curves = []
+        for place, (label, name, kind) in enumerate(zip(labels, self.names, kinds, strict=True)):
+            color, width, style = LOOKS[kind]
+            if kind in kinds[:place]:  # the second of its kind is pale
+                color, width, style = tint(color, 0.5), 1.4, DOTTED
+            elif len(kinds) == 1:
+                width = 1.6
+            curves.append(Curve(label, network_line(history[name]), color, width, style))
         known = [(k, c) for k, c in zip(kinds, curves, strict=True) if c.line.finite.any()]
-        return Lines(curves, scale="log", levels=(1.0,), beside=_tests(known) if known else None)
-
-
-def _curve(label: str, found: Line, kind: str, place: int, several: bool) -> Curve:
-    """The line of a test; ``place`` counts those of its kind, of which the second is pale."""
-    color, width, style = LOOKS[kind]
-    if place:
-        return Curve(label, found, tint(color, 0.5), 1.4, DOTTED)
-    return Curve(label, found, color, width if several else 1.6, style)
+        beside = _tests(known) if known else None
+        return Lines(tuple(curves), scale="log", levels=(1.0,), beside=beside)
 
 
 def _tests(tests: Sequence[tuple[str, Curve]]) -> Shapes:
@@ -162,15 +149,15 @@ def _tests(tests: Sequence[tuple[str, Curve]]) -> Shapes:
     left, right = min(0.0, 1 - reach), 1 + max(reach, 0.1)
     half = 0.57 * max(right - left, 2 * reach)
     low, high = (left + right) / 2 - half, (left + right) / 2 + half
+    turns, zeros, ones = np.linspace(0, 2 * np.pi, 100), np.zeros(2), np.ones(2)
     bands: list[Shape] = []
     circles: list[Shape] = []
-    if "OrthoTest" in first:
-        ends = (-first["OrthoTest"], first["OrthoTest"])
-        bands.append(_band("ortho band", (low, high), ends, GREEN))
-    if "InnerTest" in first:
-        ends = (1 - first["InnerTest"], 1 + first["InnerTest"])
-        bands.append(_band("inner band", ends, (-half, half), ORANGE))
-    turns, zeros = np.linspace(0, 2 * np.pi, 100), np.zeros(2)
+    for kind, name, color in (("OrthoTest", "ortho", GREEN), ("InnerTest", "inner", ORANGE)):
+        if kind in first:
+            width, is_across = first[kind], kind == "OrthoTest"
+            x = np.array([low, high] if is_across else [1 - width, 1 + width])
+            end = (width if is_across else half) * ones
+            bands.append(Shape(f"{name} band", x, end, color, "area", -end, opacity=0.16))
     for (kind, one), radius in zip(tests, values, strict=True):
         if kind == "NormTest":
             name = f"norm circle {one.name}" if circles else "norm circle"
@@ -187,11 +174,6 @@ def _tests(tests: Sequence[tuple[str, Curve]]) -> Shapes:
         share=TESTS_SHARE,
         title="latest step",
     )
-
-
-def _band(name: str, x: tuple[float, float], y: tuple[float, float], color: Color) -> Shape:
-    low, high = np.full(2, y[0]), np.full(2, y[1])
-    return Shape(name, np.array(x), high, color, "area", low, opacity=0.16)
 
 
 # Directions of large curvature --------------------------------------------------------------
@@ -230,11 +212,14 @@ class DirectionsInstrument(Instrument):
 
     def content(self, history: History) -> Lines | Map:
         records = history[self.names[0]]
-        gradient, why = _ratios(records, "gradient_snr")
+        gradient, curvature = (
+            rows([*records.column(name).values()]) for name in ("gradient_snr", "curvature_snr")
+        )
+        lists = (one for one in records.column("gradient_snr").values() if isinstance(one, list))
+        why = records.reason or reason(value for one in lists for value in one)
         latest = _last(gradient)
         if not np.isfinite(latest).any():
             return Lines((Curve("signal", replace(nothing(records), reason=why)),))
-        curvature, _ = _ratios(records, "curvature_snr")
         table = _columns(records.steps, gradient, why)
         count = f"{(latest > SIGNAL).sum()} of {np.isfinite(latest).sum()}"
         return Map(
@@ -264,13 +249,6 @@ class OverlapInstrument(Instrument):
             shares=True,
             limits=(0.0, 1.04),
         )
-
-
-def _ratios(records: Series, name: str) -> tuple[Floats, str]:
-    """Ratios ``[S, k]`` at S steps along k directions, NaN for none, and why there is none."""
-    lists = [*records.column(name).values()]
-    why = records.reason or reason(v for one in lists if isinstance(one, list) for v in one)
-    return rows(lists), why
 
 
 def _last(ratios: Floats) -> Floats:
