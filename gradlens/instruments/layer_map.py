@@ -123,15 +123,12 @@ def colour_norm(values: Floats, wish: Scale) -> Normalize:
     low, high = float(sizes.min()), float(sizes.max())
     linear = wish == "linear" and log_if_wide([sizes]) == "linear"
     if (found < 0).any():
-        return Normalize(-high, high) if linear else _symmetric(low, high)
+        threshold = 10.0 ** math.floor(math.log10(max(low, 1e-3 * high)))
+        log = SymLogNorm(threshold, linscale=0.5, vmin=-high, vmax=high, base=10)
+        return Normalize(-high, high) if linear else log
     if linear:
         start = 0.0 if (found == 0).any() or low == high else low
         return Normalize(start, high)
     low = max(low / 10 if (found == 0).any() else low, high * 10**-DECADES)
     # At least a decade, so that noise isn't magnified.
     return LogNorm(min(low, high / 10), high)
-
-
-def _symmetric(low: float, high: float) -> Normalize:
-    threshold = 10.0 ** math.floor(math.log10(max(low, 1e-3 * high)))
-    return SymLogNorm(threshold, linscale=0.5, vmin=-high, vmax=high, base=10)

@@ -160,22 +160,18 @@ def columns(found: LayerTable, most: int, warp: Warp) -> tuple[LayerTable, Float
         number_of = np.arange(places.size)
     first = np.flatnonzero(np.diff(number_of, prepend=-1))
     last = np.append(first[1:], places.size) - 1
+    known = np.isfinite(found.values)
+    top = np.maximum.reduceat(np.where(known, found.values, -np.inf), first, axis=1)
+    bottom = np.minimum.reduceat(np.where(known, found.values, np.inf), first, axis=1)
+    furthest = np.where(-bottom > top, bottom, top)
     thinned = LayerTable(
         found.names,
         found.steps[last],
-        _extremes(found.values, first),
+        np.where(np.isfinite(furthest), furthest, np.nan),
         np.logical_or.reduceat(found.recorded, first, axis=1),
         found.reason,
     )
     return thinned, edges(places[first], places[last])
-
-
-def _extremes(values: Floats, first: NDArray[np.int64]) -> Floats:
-    known = np.isfinite(values)
-    top = np.maximum.reduceat(np.where(known, values, -np.inf), first, axis=1)
-    bottom = np.minimum.reduceat(np.where(known, values, np.inf), first, axis=1)
-    furthest = np.where(-bottom > top, bottom, top)
-    return np.where(np.isfinite(furthest), furthest, np.nan)
 
 
 def edges(first: Floats, last: Floats) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -43,15 +43,15 @@ from gradlens.instruments.style import (
     Color,
     Entry,
     darker,
+    explained,
     figure_of,
-    key,
     message,
     points,
     shorten,
     size_in_points,
-    subtitle,
     text_width,
     tint,
+    written,
 )
 
 HOLLOW = 15
@@ -99,11 +99,7 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     named = _names_at_ends(ax, _to_be_named(shown))
     artists |= named
     dashed = {name for name, front in fronts.items() if front.is_dashed()}
-    explained = key(head, _entries(shown, dashed, bool(named)), width)
-    if explained is not None:
-        artists["key"] = explained
-    elif shown.words:
-        artists["subtitle"] = subtitle(head, shown.words)
+    artists |= explained(head, _entries(shown, dashed, bool(named)), shown.words, width)
     artists |= _zero_floor(ax, list(zeros.values())) if zeros else {}
     for level in shown.levels:
         artists[f"level {level:g}"] = level_line(ax, level)
@@ -212,17 +208,9 @@ def _names_at_ends(ax: Axes, named: Mapping[str, Curve]) -> Artists:
     order = np.argsort(heights, kind="stable")
     artists: Artists = {}
     for place, level in zip(order, apart(heights[order], gap, height), strict=True):
-        artists[f"{curves[place].name} name"] = ax.annotate(
-            short[place],
-            (1, level / height),
-            xycoords="axes fraction",
-            xytext=(points(3), 0),
-            textcoords="offset points",
-            fontsize=TICK_SIZE,
-            color=darker(curves[place].color),
-            va="center",
-            annotation_clip=False,
-        )
+        look = {"fontsize": TICK_SIZE, "color": darker(curves[place].color), "va": "center"}
+        name = written(ax, short[place], (1, level / height), (points(3), 0), **look)
+        artists[f"{curves[place].name} name"] = name
     return artists
 
 
@@ -260,35 +248,24 @@ NEAR = 0.5
 DASH = 2.5
 """Length of a dash in widths of its line."""
 
-Dashes = Literal["-"] | tuple[float, tuple[float, ...]]
-
 
 def separate(ax: Axes, drawn: Sequence[Line2D]) -> None:
     """Dash drawn lines that would hide earlier ones.
 
     Call it when the range of the axis is that of the values.
     """
-    found = []
-    for one in drawn:
+    lines: list[Line] = []
+    leaders: list[int] = []
+    for place, one in enumerate(drawn):
         steps, values = (np.asarray(data, dtype=np.float64) for data in one.get_data())
         heights = ax.transData.transform(np.stack([steps, values], 1))[:, 1]
-        found.append(Line(steps, heights * 72 / figure_of(ax).dpi))
-    for one, style in zip(drawn, dashes(found), strict=True):
-        one.set_linestyle(style)
-
-
-def dashes(lines: Sequence[Line]) -> list[Dashes]:
-    """A solid line for each, and dashes for one that would hide an earlier one; in points."""
-    first: list[int] = []
-    for place, one in enumerate(lines):
-        hidden = (first[other] for other in range(place) if _hides(one, lines[other]))
-        first.append(next(hidden, place))
-    styles: list[Dashes] = []
-    for place, leader in enumerate(first):
-        number, count = first[:place].count(leader), first.count(leader)
+        lines.append(Line(steps, heights * 72 / figure_of(ax).dpi))
+        hidden = (leaders[n] for n in range(place) if _hides(lines[place], lines[n]))
+        leaders.append(next(hidden, place))
+    for place, (one, leader) in enumerate(zip(drawn, leaders, strict=True)):
+        number, count = leaders[:place].count(leader), leaders.count(leader)
         # The dashes of each fill the gaps of the others.
-        styles.append((-DASH * number, (DASH, DASH * (count - 1))) if number else "-")
-    return styles
+        one.set_linestyle((-DASH * number, (DASH, DASH * (count - 1))) if number else "-")
 
 
 def _hides(front: Line, behind: Line) -> bool:

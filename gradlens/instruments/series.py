@@ -79,18 +79,11 @@ def thin(
     finite = np.isfinite(values)
     order = np.lexsort((np.where(finite, values, 0.0), column, ~finite))
     order = order[: int(finite.sum())]
-    gaps = np.flatnonzero(~finite)
-    kept = np.concatenate(
-        (_edges(order, column[order]), gaps[_starts(column[gaps])], [0, steps.size - 1])
-    )
-    kept = np.unique(kept.astype(np.int64))
+    gaps, first = np.flatnonzero(~finite), _starts(column[order])
+    last = np.append(first[1:], order.size)[: first.size] - 1
+    ends = (order[first], order[last], gaps[_starts(column[gaps])], [0, steps.size - 1])
+    kept = np.unique(np.concatenate(ends).astype(np.int64))
     return steps[kept], np.where(finite, values, np.nan)[kept]
-
-
-def _edges(order: NDArray[np.int64], column: NDArray[np.int64]) -> NDArray[np.int64]:
-    first = _starts(column)
-    last = np.append(first[1:], column.size)[: first.size] - 1
-    return np.concatenate((order[first], order[last]))
 
 
 def _starts(column: NDArray[np.int64]) -> NDArray[np.int64]:

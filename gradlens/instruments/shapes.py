@@ -30,8 +30,8 @@ from gradlens.instruments.style import (
     SMALLEST_SIZE,
     TICK_SIZE,
     density_colormap,
+    explained,
     inside,
-    key,
     points,
     shorten,
     shorten_apart,
@@ -42,32 +42,21 @@ from gradlens.instruments.style import (
     subtitle,
     text_width,
     tint,
+    written,
 )
 
 
 def draw_shapes(ax: Axes, shown: Shapes) -> Artists:
     """Draw shapes, and explain them above the axes."""
-    artists = shapes_on(ax, shown)
-    explained = key(ax, shown.key)
-    if explained is not None:
-        return artists | {"key": explained}
-    return artists | ({"subtitle": subtitle(ax, shown.words)} if shown.words else {})
+    return shapes_on(ax, shown) | explained(ax, shown.key, shown.words)
 
 
 def draw_beside(ax: Axes, shown: Shapes) -> Artists:
     """Draw shapes beside a series, which has the key; their words are in a corner."""
     artists = shapes_on(ax, shown)
     if shown.words:
-        artists["words"] = ax.annotate(
-            shown.words,
-            (0, 0),
-            xycoords="axes fraction",
-            xytext=(3, 3),
-            textcoords="offset points",
-            fontsize=SMALLEST_SIZE,
-            color=MUTED,
-            zorder=6,
-        )
+        look = {"fontsize": SMALLEST_SIZE, "zorder": 6}
+        artists["words"] = written(ax, shown.words, (0, 0), (3, 3), **look)
     return artists
 
 
@@ -139,7 +128,7 @@ def draw_picture(ax: Axes, shown: Picture) -> Artists:
         set_rulers(inner, shown.across, shown.up, most=3)
         inner.grid(visible=False)
     artists["picture"] = picture_on(inner, shown)
-    return artists | ({"subtitle": subtitle(ax, shown.words)} if shown.words else {})
+    return artists | explained(ax, (), shown.words)
 
 
 def picture_on(ax: Axes, shown: Picture) -> QuadMesh:
@@ -199,8 +188,7 @@ def draw_map(ax: Axes, axis: StepAxis, shown: Map) -> tuple[Artists, Axes]:
         label_rows(inner, shown.labels[::stride], stride, len(shown.labels))
         axis.apply(inner)
         artists["map"] = _mesh(inner, edges, thinned, shown)
-        explained = key(ax, shown.beside.key)
-        return artists | ({"key": explained} if explained is not None else {}), inner
+        return artists | explained(ax, shown.beside.key, ""), inner
     width = size_in_points(ax)[0]
     bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
     inner = labelled_rows(ax, shown.labels, BAR[1])

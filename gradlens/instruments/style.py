@@ -282,16 +282,22 @@ def subtitle(ax: Axes, text: str) -> Text:
     while DOT in text and text_width(text, TEXT_SIZE) > width:
         text = text.rpartition(DOT)[0]
     size = TEXT_SIZE if text_width(text, TEXT_SIZE) <= width else SMALLEST_SIZE
+    shown = shorten(text, width, size)
+    return written(ax, shown, (0, 1), (0, points(KEY_GAP)), fontsize=size, va="baseline")
+
+
+def written(
+    ax: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **look: Any
+) -> Text:
+    """A muted text at a place in fractions of an axis, and so many points from there."""
     return ax.annotate(
-        shorten(text, width, size),
-        (0, 1),
+        text,
+        place,
         xycoords="axes fraction",
-        xytext=(0, points(KEY_GAP)),
+        xytext=offset,
         textcoords="offset points",
-        fontsize=size,
-        color=MUTED,
-        va="baseline",
         annotation_clip=False,
+        **{"color": MUTED} | look,
     )
 
 
@@ -351,6 +357,16 @@ def key(ax: Axes, entries: Sequence[Entry], width: float | None = None) -> Artis
     )
     box.set_clip_on(False)
     return ax.add_artist(box)
+
+
+def explained(
+    ax: Axes, entries: Sequence[Entry], words: str, width: float | None = None
+) -> dict[str, Artist]:
+    """A key, or words where there are no entries for one."""
+    found = key(ax, entries, width)
+    if found is not None:
+        return {"key": found}
+    return {"subtitle": subtitle(ax, words)} if words else {}
 
 
 def _fitting(labels: Sequence[str], room: float) -> tuple[list[str], float]:

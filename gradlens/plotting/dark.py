@@ -116,13 +116,16 @@ def darken(figure: Figure) -> None:
     """Give all that is drawn on a figure, whoever has drawn it, its colour on a dark ground."""
     for artist in dict.fromkeys(_parts(figure)):
         if isinstance(artist, Axis):
-            _darken_ticks(artist)
+            found = artist.get_tick_params()
+            ticks = found.get("color", matplotlib.rcParams["xtick.color"])
+            grid = found.get("grid_color", matplotlib.rcParams["grid.color"])
+            label = _dark(found.get("labelcolor", ticks))
+            artist.set_tick_params("both", _dark(ticks), labelcolor=label, grid_color=_dark(grid))
         elif isinstance(artist, Collection) and artist.get_array() is not None:
             artist.set_cmap(dark_colormap(artist.get_cmap()))
         else:
             names = next((COLOURED[kind] for kind in COLOURED if isinstance(artist, kind)), ())
-            found = {name: _dark(getattr(artist, f"get_{name}")()) for name in names}
-            artist.set(**found)
+            artist.set(**{name: _dark(getattr(artist, f"get_{name}")()) for name in names})
 
 
 def _parts(artist: Artist) -> Iterator[Artist]:
@@ -135,16 +138,6 @@ def _parts(artist: Artist) -> Iterator[Artist]:
         yield from _parts(child)
     if isinstance(artist, Text) and (box := artist.get_bbox_patch()) is not None:
         yield box
-
-
-def _darken_ticks(axis: Axis) -> None:
-    found = axis.get_tick_params()
-    ticks = found.get("color", matplotlib.rcParams["xtick.color"])
-    label = found.get("labelcolor", ticks)
-    grid = found.get("grid_color", matplotlib.rcParams["grid.color"])
-    axis.set_tick_params(
-        "both", color=_dark(ticks), labelcolor=_dark(label), grid_color=_dark(grid)
-    )
 
 
 def _dark(color: ColorType | Sequence[ColorType]) -> Any:

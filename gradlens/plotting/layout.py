@@ -145,7 +145,8 @@ def pages(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], ...]:
     fewest = math.ceil(sum(panel.width * panel.height for panel in panels) / page)
     for count in range(fewest, len(panels)):
         found = _evenly(panels, count)
-        if all(_is_page(arrange(part, WIDEST)) for part in found):
+        sizes = (_size(arrange(part, WIDEST)) for part in found)
+        if all(height <= TALLEST * width for width, height in sizes):
             return found
     return tuple((panel,) for panel in panels)
 
@@ -157,11 +158,6 @@ def _evenly(panels: Sequence[Panel], count: int) -> tuple[tuple[Panel, ...], ...
     numbered = zip((int(count * middle / ends[-1]) for middle in middles), panels, strict=True)
     found = itertools.groupby(numbered, key=lambda each: each[0])
     return tuple(tuple(panel for _, panel in piece) for _, piece in found)
-
-
-def _is_page(rows: Sequence[Row]) -> bool:
-    width, height = _size(rows)
-    return height <= TALLEST * width
 
 
 def columns(size: FigureSize) -> float:

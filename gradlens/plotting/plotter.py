@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -73,18 +73,13 @@ class CockpitPlotter:
         self.pyplot = pyplot
         self.findings = findings
         given: object = instruments
-        if isinstance(given, str) or not isinstance(given, Iterable):
+        found = tuple(given) if isinstance(given, Iterable) else ()
+        self.instruments = tuple(one for one in found if isinstance(one, Instrument))
+        if not isinstance(given, Iterable) or len(self.instruments) < len(found):
             raise TypeError(
                 f"instruments={instruments!r}: pass a list of instances, as in "
                 "CockpitPlotter(instruments=(*BUILT_IN, Mine()))"
             )
-        self.instruments = tuple(instruments)
-        for one in self.instruments:
-            if not isinstance(one, Instrument):
-                raise TypeError(
-                    f"{one!r} is not an instrument: pass instances, as in "
-                    "CockpitPlotter(instruments=(*BUILT_IN, Mine()))"
-                )
         self._figures: dict[str, Figure] = {}
 
     @property
@@ -174,46 +169,32 @@ class CockpitPlotter:
             look=style,
             options=Options(single_lines, normalise),
         )
+        runs = _named(source) if source and isinstance(source, (Mapping, list, tuple)) else {}
+        history = History() if runs else up_to(read(source), discard)
+        screens = {"primary": (screen, ())} if runs else self._screens(history, screen)
+        found = screen.marked(history)
         drawn: dict[str, Figure] = {}
-
-        def figure(name: str) -> tuple[Figure, bool]:
-            """The figure of a screen, and whether it is a new one."""
+        for name, (one, shown) in screens.items():
             old = self._figures.get(name)
-            drawn[name] = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
-            # A window keeps the size that the user has given it.
-            return drawn[name], drawn[name] is not old
-
-        if source and isinstance(source, (Mapping, list, tuple)):
-            runs = {name: up_to(read(one), discard) for name, one in _named(source).items()}
-            new = figure("primary")[0]
-            compare(runs, screen.title, show_log_iter, panels, style, size, figure=new)
-        else:
-            self._draw(up_to(read(source), discard), screen, figure, debug)
+            figure = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
+            if runs:
+                histories = {run: up_to(read(each), discard) for run, each in runs.items()}
+                compare(histories, one.title, show_log_iter, panels, style, size, figure=figure)
+            else:
+                # A window keeps the size that the user has given it.
+                one.draw(history, figure, shown, figure is not old, found)
+            drawn[name] = figure
+        if debug and not runs:
+            log(describe(history, {name: shown for name, (_, shown) in screens.items()}))
         self._figures = drawn
         if save_plot:
             folder = default_folder(source) if savedir is None else Path(savedir)
-            for name, one in drawn.items():
+            for name, figure in drawn.items():
                 file = "__".join(filter(None, (savename, name, savename_append)))
-                save(one, folder, file, savefig_kwargs)
+                save(figure, folder, file, savefig_kwargs)
         if show_plot:
             show(list(drawn.values()), block)
         return drawn.get("primary") or drawn["secondary"]
-
-    def _draw(
-        self,
-        history: History,
-        screen: Screen,
-        figure: Callable[[str], tuple[Figure, bool]],
-        debug: bool,
-    ) -> None:
-        """Draw the screens of one run, each on the figure of its name."""
-        screens = self._screens(history, screen)
-        found = screen.marked(history)
-        for name, (one, shown) in screens.items():
-            drawn, is_new = figure(name)
-            one.draw(history, drawn, shown, is_new, found)
-        if debug:
-            log(describe(history, {name: shown for name, (_, shown) in screens.items()}))
 
     def _screens(
         self, history: History, screen: Screen

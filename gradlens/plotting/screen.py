@@ -149,16 +149,15 @@ def panels(parts: Iterable[Instrument], history: History) -> tuple[Panel, ...]:
 
     That of an instrument which raises has a message, and there is a ``LeftOutWarning``.
     """
-    return tuple(_panel(one, history) for one in parts)
-
-
-def _panel(one: Instrument, history: History) -> Panel:
-    try:
-        return one.panel(history)
-    except Exception as error:
-        message = cannot_be_drawn(one.names, error)
-        title, group = one.heading(history), one.group(history)
-        return Panel(title, group, one.names, Lines(message=message))
+    found = []
+    for one in parts:
+        try:
+            panel = one.panel(history)
+        except Exception as error:
+            message = Lines(message=cannot_be_drawn(one.names, error))
+            panel = Panel(one.heading(history), one.group(history), one.names, message)
+        found.append(panel)
+    return tuple(found)
 
 
 def main_parts(

@@ -14,7 +14,7 @@ from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note, Source, Spending
 from gradlens.history.scalars import Scalar
-from gradlens.instruments.layers import Layout, layout, row_lines
+from gradlens.instruments.layers import layout, row_lines
 from gradlens.plotting.findings import findings_of
 
 RECENT = 0.2
@@ -209,30 +209,22 @@ def _ranking(series: str, source: Source, history: History) -> NoiseRanking | No
     found = layout(history[series], history) if kind and series in history else None
     if found is None:
         return None
-    large_is_noisy = LARGE_IS_NOISY[kind]
-    layers = [
-        RankedLayer(name, Line(one.steps, values).latest, _median(values), one.reason)
-        for name, one, values in _rows(series, found, history)
-    ]
-    sign = -1 if large_is_noisy else 1
+    rows = row_lines(history[series], found, history)
+    norms = replace(found, field="squared_norm") if found.field == "value" else None
+    squares = {} if norms is None else row_lines(history[series], norms, history)
+    layers = []
+    for name, one in rows.items():
+        values = one.values
+        if name in squares:
+            # A noise scale is tr(Σ)/‖G‖², and a NaN where the estimate of the denominator isn't
+            # positive: there, it has no bound.
+            values = np.where(np.isnan(values) & (squares[name].values <= 0), np.inf, values)
+        last = Line(one.steps, values).latest
+        layers.append(RankedLayer(name, last, _median(values), one.reason))
+    sign = -1 if LARGE_IS_NOISY[kind] else 1
     layers.sort(key=lambda one: (math.isnan(one.median), sign * one.median))
     label = source.view.label
-    return NoiseRanking(series, found.noun, label, large_is_noisy, tuple(layers))
-
-
-def _rows(series: str, found: Layout, history: History) -> list[tuple[str, Line, Floats]]:
-    """The name, the line and the values of each layer; a value without a bound is infinite.
-
-    A noise scale is tr(Σ)/‖G‖², and a NaN where the estimate of the denominator isn't positive.
-    """
-    rows = row_lines(history[series], found, history)
-    if found.field != "value":
-        return [(name, one, one.values) for name, one in rows.items()]
-    norms = row_lines(history[series], replace(found, field="squared_norm"), history)
-    return [
-        (name, one, np.where(np.isnan(one.values) & (norms[name].values <= 0), np.inf, one.values))
-        for name, one in rows.items()
-    ]
+    return NoiseRanking(series, found.noun, label, LARGE_IS_NOISY[kind], tuple(layers))
 
 
 def _median(values: Floats) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -97,43 +96,29 @@ def palette(colors: Colormap) -> list[str]:
 # Figures ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Shared:
-    """What all figures of a page share; the page gets it too.
+    """What all figures of a page over the steps of ``axis`` share; the page gets it too."""
 
-    ``places`` are those of steps on a logarithmic axis, and ``palettes`` those of the maps whose
-    colours depend on the background.
-    """
-
-    x_range: Range1d
-    span: Span
-    ticks: BasicTicker
-    log_ticks: FixedTicker
-    steps: CustomJSTickFormatter
-    places: CustomJSTransform
-    mappers: Mapping[str, LinearColorMapper]
-    palettes: Mapping[str, Mapping[str, list[str]]]
-
-
-def shared(axis: StepAxis) -> Shared:
-    """For figures over the steps of an axis."""
-    at_once = "return Float64Array.from(xs, (x) => Math.log10(1 + Math.max(x, 0)))"
-    return Shared(
-        _range(*axis.ends),
-        Span(dimension="height", line_color=MUTED, line_width=1, line_alpha=0.7),
-        ticks=BasicTicker(desired_num_ticks=5, mantissas=[1, 2, 5]),
-        log_ticks=FixedTicker(ticks=[0.0, *(math.log10(1 + 10**n) for n in range(16))]),
-        steps=CustomJSTickFormatter(code="return gradlens.stepLabel(tick)"),
-        places=CustomJSTransform(func="return Math.log10(1 + Math.max(x, 0))", v_func=at_once),
-        mappers={
+    def __init__(self, axis: StepAxis) -> None:
+        self.x_range = _range(*axis.ends)
+        self.span = Span(dimension="height", line_color=MUTED, line_width=1, line_alpha=0.7)
+        self.ticks = BasicTicker(desired_num_ticks=5, mantissas=[1, 2, 5])
+        decades = (math.log10(1 + 10**n) for n in range(16))
+        self.log_ticks = FixedTicker(ticks=[0.0, *decades])
+        self.steps = CustomJSTickFormatter(code="return gradlens.stepLabel(tick)")
+        # The places of steps on a logarithmic axis.
+        at_once = "return Float64Array.from(xs, (x) => Math.log10(1 + Math.max(x, 0)))"
+        at = "return Math.log10(1 + Math.max(x, 0))"
+        self.places = CustomJSTransform(func=at, v_func=at_once)
+        self.mappers = {
             name: LinearColorMapper(palette=palette(colors), low=-0.5, high=255.5)
             for name, colors in MAPS.items()
-        },
-        palettes={
+        }
+        # Of the maps whose colours depend on the background.
+        self.palettes = {
             name: {"light": palette(MAPS[name]), "dark": palette(dark_colormap(MAPS[name]))}
             for name in OF_THE_GROUND
-        },
-    )
+        }
 
 
 LEFT = 46

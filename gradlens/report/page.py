@@ -32,7 +32,7 @@ from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.screen import nothing
 from gradlens.report.content import Card, cards
-from gradlens.report.figures import IN_DARK, LIGHT, draw, in_dark, shared, update, variables
+from gradlens.report.figures import IN_DARK, LIGHT, Shared, draw, in_dark, update, variables
 from gradlens.report.plots import HEIGHT, Plot, plots
 
 
@@ -112,7 +112,7 @@ class Live:
         The page puts the figures of a card into its frame as soon as that is on the screen, because
         drawing is what takes the time.
         """
-        shown, common = self.page, shared(self.page.axis)
+        shown, common = self.page, Shared(self.page.axis)
         self._figures = {
             key: [draw(plot, common) for plot in found] for key, found in shown.plots.items()
         }

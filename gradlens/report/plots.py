@@ -175,7 +175,7 @@ def _of_curve(curve: Curve, place: int, is_layer: bool, up: Ruler) -> list[Layer
 def _of_gaps(missing: Gaps) -> Layer:
     """Ticks on the base line where a value is missing."""
     tick = glyphs.Scatter(x="step", y=3, marker="dash", angle=1.5708, size=8, line_width=1.4)
-    found = {"step": compact_steps(missing.steps), "which": missing.which}
+    found = {"step": compact(missing.steps), "which": missing.which}
     color = ALARM if UNKNOWN in missing.reasons else MUTED
     return Layer("gaps", found, tick, color, words=missing.reasons, over=True)
 
@@ -193,7 +193,7 @@ def _band(
 
 
 def _line(line: Line, linear: float) -> Columns:
-    found = {"step": compact_steps(line.steps), "value": compact_values(line.values)}
+    found = {"step": compact(line.steps), "value": compact(line.values)}
     return found | {"place": to_places(line.values, linear)} if linear else found
 
 
@@ -208,9 +208,9 @@ def _of_map(shown: Map, axis: StepAxis, findings: Sequence[Finding]) -> tuple[Pl
     thinned, _ = columns(shown.table, int(np.clip(CELLS // len(names), *COLUMNS)), axis.warp)
     images = _images(_codes(thinned, shown.norm), thinned.steps, axis)
     image = _image({**images, "y": [0], "dh": [len(names)]}, shown.colors, {"names": [*names]})
-    rows = {f"row {n}": compact_values(row) for n, row in enumerate(thinned.values)}
+    rows = {f"row {n}": compact(row) for n, row in enumerate(thinned.values)}
     line = glyphs.Line(x="step", y="row 0", line_width=1.7)
-    row = Layer("row", {"step": compact_steps(thinned.steps)} | rows, line, BLUE)
+    row = Layer("row", {"step": compact(thinned.steps)} | rows, line, BLUE)
     ticks = tuple(n + 0.5 for n in range(0, len(names), stride))
     low, high = shown.norm.vmin or 0.0, shown.norm.vmax or 1.0
     colors = Ruler("", (low, high), isinstance(shown.norm, LogNorm))
@@ -297,7 +297,7 @@ def _of_shapes(shown: Shapes) -> Plot:
         tags = {"curve": entries[0]} if entries else {}
         low = np.zeros_like(shape.y) if shape.low is None else shape.low
         found = {"x": shape.x, "value": shape.y} | ({"low": low} if shape.kind == "area" else {})
-        data = {name: compact_values(one) for name, one in found.items()}
+        data = {name: compact(one) for name, one in found.items()}
         for glyph, part in _glyphs(shape):
             layers.append(Layer("shape", data, glyph, shape.color, part, tags))
     return Plot(tuple(layers), shown.up, shown.across, square=shown.equal)
@@ -330,20 +330,14 @@ EXACT = 2.0**24
 """Whole numbers up to it are exact as float32."""
 
 
-def compact_steps(steps: Floats) -> NDArray[np.floating]:
-    """Steps as float32 where that is exact, and otherwise as float64."""
-    exact = not steps.size or ((np.abs(steps) <= EXACT).all() and (steps == np.rint(steps)).all())
-    return steps.astype(np.float32) if exact else steps
-
-
-def compact_values(values: Floats) -> NDArray[np.floating]:
-    """Numbers as float32, which has seven digits, unless they are out of its range; ∞ is a NaN."""
+def compact(values: Floats) -> NDArray[np.floating]:
+    """Numbers as float32 where seven digits, and all of those of whole numbers, fit; ∞ is a NaN."""
     known = np.where(np.isfinite(values), values, np.nan)
     sizes = np.abs(known[np.isfinite(known) & (known != 0)])
     limits = np.finfo(np.float32)
-    if sizes.size and (sizes.max() > limits.max or sizes.min() < limits.tiny):
-        return known
-    return known.astype(np.float32)
+    most = EXACT if (sizes == np.rint(sizes)).all() else limits.max
+    fits = not sizes.size or (sizes.max() <= most and sizes.min() >= limits.tiny)
+    return known.astype(np.float32) if fits else known
 
 
 def to_places(values: Floats, linear: float) -> NDArray[np.float32]:
