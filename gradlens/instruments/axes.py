@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from gradlens.history.lines import Line
-from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.lines import draw_lines, explain_empty, missing, thread
 from gradlens.instruments.panel import Artists, Content, Grid, Lines, Map, Panel, Picture, Shapes
 from gradlens.instruments.scales import Ruler, StepAxis, StepLabels, number_label
-from gradlens.instruments.series import smooth
+from gradlens.instruments.series import LayerTable, smooth
 from gradlens.instruments.shapes import (
     draw_map,
     draw_picture,
@@ -123,7 +122,12 @@ def _draw_grid(ax: Axes, axis: StepAxis, shown: Grid) -> Artists:
     artists: Artists = {}
     places = _small_panels(ax, len(shown.parts), shown.columns, shown.gap)
     for place, (name, one) in zip(places, shown.parts.items(), strict=True):
-        _small_title(place, name, *one.readout)
+        room, (readout, alarm) = size_in_points(place)[0], one.readout
+        if (left := room - text_width(readout, TEXT_SIZE) - 6) < 0.5 * room:
+            left, readout = room, ""  # There is no room for the readout.
+        look: dict[str, Any] = {"fontsize": TEXT_SIZE, "y": 1.0, "pad": 3.0}
+        place.set_title(shorten(name, left, TEXT_SIZE), loc="left", color=INK, **look)
+        place.set_title(readout, loc="right", color=ALARM if alarm else MUTED, **look)
         if isinstance(one, Lines):
             drawn = _small_lines(place, axis, one)
         else:
@@ -132,17 +136,6 @@ def _draw_grid(ax: Axes, axis: StepAxis, shown: Grid) -> Artists:
             _ends(place, one.across, one.up)
         artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
     return artists | {"subtitle": subtitle(ax, shown.words)}
-
-
-def _small_title(ax: Axes, name: str, readout: str, alarm: bool) -> None:
-    place: dict[str, Any] = {"fontsize": TEXT_SIZE, "y": 1.0, "pad": 3.0}
-    width = size_in_points(ax)[0]
-    room = width - text_width(readout, TEXT_SIZE) - 6
-    if room < 0.5 * width:
-        # There is no room for the readout.
-        room, readout = width, ""
-    ax.set_title(shorten(name, room, TEXT_SIZE), loc="left", color=INK, **place)
-    ax.set_title(readout, loc="right", color=ALARM if alarm else MUTED, **place)
 
 
 def _small_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:

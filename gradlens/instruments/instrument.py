@@ -12,9 +12,9 @@ from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.view import Group, View
 from gradlens.instruments.axes import Drawing, plot_panels
-from gradlens.instruments.layers import layout
 from gradlens.instruments.panel import Content, Lines, Panel
 from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.series import layout
 
 Normalisation = Literal["", "row", "kind"]
 

@@ -21,10 +21,9 @@ from gradlens.history.records import NOUNS
 from gradlens.history.scalars import scalars_of
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layers import are_shares
 from gradlens.instruments.panel import Curve, Lines, always_infinite, any_finite
 from gradlens.instruments.scales import Scale, log_if_wide
-from gradlens.instruments.series import ordered
+from gradlens.instruments.series import are_shares, ordered
 from gradlens.instruments.style import (
     BLUE,
     CATEGORICAL,

@@ -12,7 +12,9 @@ from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
 from gradlens.instruments.instrument import Instrument, Normalisation
-from gradlens.instruments.layers import (
+from gradlens.instruments.panel import Curve, Lines, Map
+from gradlens.instruments.scales import Scale, log_if_wide
+from gradlens.instruments.series import (
     LayerTable,
     are_shares,
     layer_class,
@@ -21,8 +23,6 @@ from gradlens.instruments.layers import (
     table,
     words,
 )
-from gradlens.instruments.panel import Curve, Lines, Map
-from gradlens.instruments.scales import Scale, log_if_wide
 
 DECADES = 12.0
 """Largest number of decades of a colour scale; values below them have the last colour."""

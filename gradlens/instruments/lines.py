@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.layers import short_names
 from gradlens.instruments.panel import (
     Artists,
     Curve,
@@ -28,6 +27,7 @@ from gradlens.instruments.series import (
     ends_of_area,
     lowest_and_highest,
     quantiles,
+    short_names,
     smooth,
     thin,
     trend,
@@ -95,8 +95,11 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
         for number, (low, high) in enumerate(one.spreads, 1):
             name = f"{one.name} band" + f" {number}" * (number > 1)
             artists[name] = band(ax, axis, low, high, one.color)
-    artists |= {} if shown.few else _areas(ax, axis, layers)
-    named = _names_at_ends(ax, _to_be_named(shown))
+    if not shown.few:
+        low, first, third, high = quantiles(layers, (0, 0.25, 0.75, 1))
+        artists["range"] = band(ax, axis, low, high, tint(BLUE, 0.6))
+        artists["quartiles"] = band(ax, axis, first, third, BLUE)
+    named = _names_at_ends(ax, shown)
     artists |= named
     dashed = {name for name, front in fronts.items() if front.is_dashed()}
     artists |= explained(head, _entries(shown, dashed, bool(named)), shown.words, width)
@@ -174,30 +177,27 @@ def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) 
     return artists
 
 
-def _to_be_named(shown: Lines) -> dict[str, Curve]:
-    """The curves that have names at their ends: a few, or the lowest and the highest of many."""
-    layers, drawn = shown.parts[0], shown.layer_curves
-    if not shown.few:
-        return dict(zip(lowest_and_highest(layers), drawn[1:], strict=True))
-    if shown.named_at_ends or len(layers) > 1:
-        curves = {one.name: one for one in shown.curves}
-        return curves | dict(zip(short_names([*layers]), drawn, strict=False))
-    return {}
-
-
-def _names_at_ends(ax: Axes, named: Mapping[str, Curve]) -> Artists:
+def _names_at_ends(ax: Axes, shown: Lines) -> Artists:
     """The names of curves on the right, for which the axis becomes narrower, if there is room.
 
-    An axis inside another one has its place from that, and can't become narrower.
+    They are those of a few curves, or of the lowest and the highest of many. An axis inside another
+    one has its place from that, and can't become narrower.
     """
+    layers, drawn = shown.parts[0], shown.layer_curves
+    named: dict[str, Curve] = {}
+    if not shown.few:
+        named = dict(zip(lowest_and_highest(layers), drawn[1:], strict=True))
+    elif shown.named_at_ends or len(layers) > 1:
+        named = {one.name: one for one in shown.curves}
+        named |= dict(zip(short_names([*layers]), drawn, strict=False))
     width, height = size_in_points(ax)
     gap = points(ROOM_OF_NAME)
-    shown = {name: one for name, one in named.items() if one.line.finite.any()}
+    curves = [one for one in named.values() if one.line.finite.any()]
     is_inside = ax.get_axes_locator() is not None
-    if len(shown) * gap > height or len(named) < 2 or is_inside:
+    if len(curves) * gap > height or len(named) < 2 or is_inside:
         return {}
-    curves = [*shown.values()]
-    short = [shorten(name, 0.25 * width, TICK_SIZE) for name in shown]
+    finite = (name for name, one in named.items() if one.line.finite.any())
+    short = [shorten(name, 0.25 * width, TICK_SIZE) for name in finite]
     room = max(text_width(name, TICK_SIZE) for name in short) + points(2)
     box = ax.get_position()
     ax.set_position((box.x0, box.y0, box.width * (1 - room / width), box.height))
@@ -233,14 +233,6 @@ def _zero_floor(ax: Axes, lines: Sequence[Line]) -> Artists:
     marks = np.flatnonzero(alone(places)).tolist()
     look = {"marker": "s", "markersize": 2.6, "markevery": marks, "solid_capstyle": "butt"}
     return {"zeros": at_height(ax, shown, places, AMBER, linewidth=2.6, **look | {"zorder": 3.8})}
-
-
-def _areas(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
-    low, first, third, high = quantiles(lines, (0, 0.25, 0.75, 1))
-    return {
-        "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
-        "quartiles": band(ax, axis, first, third, BLUE),
-    }
 
 
 NEAR = 0.5

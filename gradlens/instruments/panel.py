@@ -15,7 +15,6 @@ from matplotlib.colors import LogNorm, Normalize
 
 from gradlens.history.lines import Floats, Line
 from gradlens.history.view import Group
-from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.scales import (
     Ruler,
     Scale,
@@ -26,7 +25,7 @@ from gradlens.instruments.scales import (
     within_reach,
     without_spikes,
 )
-from gradlens.instruments.series import Warp, lowest_and_highest, quantiles, smooth
+from gradlens.instruments.series import LayerTable, Warp, lowest_and_highest, quantiles, smooth
 from gradlens.instruments.style import BLUE, ORANGE, PURPLE, Color, Entry, sequence_colors
 
 MOST_LINES = 12

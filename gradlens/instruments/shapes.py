@@ -17,9 +17,9 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.ticker import FixedFormatter, FixedLocator, Formatter, NullLocator
 
 from gradlens.history.lines import Floats
-from gradlens.instruments.layers import LayerTable, columns
 from gradlens.instruments.panel import Artists, Map, Picture, Shape, Shapes
 from gradlens.instruments.scales import NumberLabels, PercentLabels, Ruler, StepAxis, round_ticks
+from gradlens.instruments.series import LayerTable, columns
 from gradlens.instruments.style import (
     ALARM,
     BLUE,

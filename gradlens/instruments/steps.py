@@ -12,10 +12,10 @@ from gradlens.history.history import History
 from gradlens.history.lines import Floats, field_line, line, network_line, reason, rows
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import nothing
-from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.numbers import short_labels
 from gradlens.instruments.panel import Curve, Lines, LineStyle, Map, Shape, Shapes
 from gradlens.instruments.scales import Ruler, padded
+from gradlens.instruments.series import LayerTable
 from gradlens.instruments.style import (
     BLUE,
     GREEN,

@@ -188,7 +188,8 @@ class CockpitPlotter:
             log(describe(history, {name: shown for name, (_, shown) in screens.items()}))
         self._figures = drawn
         if save_plot:
-            folder = default_folder(source) if savedir is None else Path(savedir)
+            beside = Path(source).parent if isinstance(source, (str, Path)) else Path()
+            folder = beside if savedir is None else Path(savedir)
             for name, figure in drawn.items():
                 file = "__".join(filter(None, (savename, name, savename_append)))
                 save(figure, folder, file, savefig_kwargs)
@@ -267,11 +268,6 @@ def default_title(source: object) -> str:
     if isinstance(source, (Mapping, list, tuple)):
         return "Comparison"
     return Path(source).stem if isinstance(source, (str, Path)) else "Cockpit"
-
-
-def default_folder(source: object) -> Path:
-    """The folder of a run file; for other sources the working directory."""
-    return Path(source).parent if isinstance(source, (str, Path)) else Path()
 
 
 # Files and windows --------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note, Source, Spending
 from gradlens.history.scalars import Scalar
-from gradlens.instruments.layers import layout, row_lines
+from gradlens.instruments.series import layout, row_lines
 from gradlens.plotting.findings import findings_of
 
 RECENT = 0.2

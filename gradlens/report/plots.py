@@ -13,10 +13,19 @@ from numpy.typing import NDArray
 
 from gradlens.history.finding import Finding
 from gradlens.history.lines import Floats, Line
-from gradlens.instruments.layers import LayerTable, columns, edges, short_names
 from gradlens.instruments.panel import Curve, Lines, Map, Picture, Shape, Shapes, any_finite
 from gradlens.instruments.scales import Ruler, StepAxis
-from gradlens.instruments.series import SMOOTH_FROM, ends_of_area, smooth, thin, trend
+from gradlens.instruments.series import (
+    SMOOTH_FROM,
+    LayerTable,
+    columns,
+    edges,
+    ends_of_area,
+    short_names,
+    smooth,
+    thin,
+    trend,
+)
 from gradlens.instruments.style import ALARM, BLUE, MUTED, Color
 from gradlens.plotting.findings import main_findings
 from gradlens.report.content import UNKNOWN, Card, Gaps

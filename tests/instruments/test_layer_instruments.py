@@ -22,8 +22,7 @@ from gradlens.instruments import (
     LayerMapInstrument,
     LayerSpectraInstrument,
 )
-from gradlens.instruments.layers import layout, table
-from gradlens.instruments.series import input_to_output
+from gradlens.instruments.series import input_to_output, layout, table
 from gradlens.plotting.screen import layer_parts, main_parts
 from tests.cases.layer_records import activation, statistics
 from tests.instruments.test_instruments import realistic, shown_texts

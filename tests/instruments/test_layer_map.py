@@ -20,8 +20,8 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import Drawing, LayerMapInstrument
 from gradlens.instruments.layer_map import DECADES, colour_norm
-from gradlens.instruments.layers import columns, layout, short_names, table
 from gradlens.instruments.scales import Scale, StepAxis
+from gradlens.instruments.series import columns, layout, short_names, table
 from gradlens.instruments.shapes import COLUMNS
 
 PARAMETERS = {"in.weight": (2, 2), "in.bias": (2,), "out.weight": (1, 2), "out.bias": (1,)}

@@ -16,9 +16,9 @@ from gradlens.history.setup import Layer, Setup
 from gradlens.history.view import View
 from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.layer_map import normalised, row_labels
-from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.panel import MOST_LINES
 from gradlens.instruments.scales import within_reach
+from gradlens.instruments.series import LayerTable
 from gradlens.plotting.plotter import CockpitPlotter
 from tests.instruments.test_instruments import line_data, recorded, shown_texts
 
