@@ -65,43 +65,34 @@ def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[t
     every = panels(parts, history)
     axis = step_axis(history, screen.log_steps)
     whole = [panel.content for panel in every]
-    changing = [place for place, one in enumerate(whole) if _shows_single_steps(one)]
+    # They show single steps, besides all steps or instead of these.
+    changing = [
+        place
+        for place, one in enumerate(whole)
+        if isinstance(one, (Picture, Shapes, Grid))
+        or (isinstance(one, (Lines, Map)) and one.beside is not None)
+    ]
     for step in progress(steps, "axes  ") if changing else ():
         known = panels((parts[place] for place in changing), up_to(history, step))
         for place, panel in zip(changing, known, strict=True):
-            whole[place] = wider(whole[place], panel.content)
+            whole[place] = _on_axes(whole[place], panel.content, _joined)
     first = _until(history, history.steps[-1], steps[0])
     figure = Figure(dpi=DPI, facecolor=PAPER)
     screen.draw(first, figure, every, True, findings)
     for step in progress(steps, "frames"):
         known = panels(parts, up_to(history, step))
         shown = tuple(
-            replace(panel, content=on_axes_of(one.content, content, axis.warp))
+            replace(
+                panel, content=_on_axes(one.content, content, lambda _, whole: whole, axis.warp)
+            )
             for panel, one, content in zip(every, known, whole, strict=True)
         )
         screen.draw(_until(history, step, steps[0]), figure, shown, False, findings, axis)
         yield step, figure
 
 
-def _shows_single_steps(shown: Content) -> bool:
-    """Whether a panel shows single steps, besides all steps or instead of these."""
-    return isinstance(shown, (Picture, Shapes, Grid)) or (
-        isinstance(shown, (Lines, Map)) and shown.beside is not None
-    )
-
-
 Shown = TypeVar("Shown", bound=Content)
 Choice = Callable[[Ruler, Ruler], Ruler]
-
-
-def wider(shown: Shown, other: Content) -> Shown:
-    """What a panel shows, whose axes of single steps have room for those of another step, too."""
-    return _on_axes(shown, other, _joined)
-
-
-def on_axes_of(shown: Shown, whole: Content, warp: Warp) -> Shown:
-    """What a panel shows, with the axes and the colours of the whole run."""
-    return _on_axes(shown, whole, lambda one, other: other, warp)
 
 
 def _on_axes(

@@ -122,23 +122,17 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
     known = {name: one for found in reversed(by_run.values()) for name, one in found.items()}
     names = dict.fromkeys(name for found in by_run.values() for name in found)
     shown = [known[name] for name in names if known[name].series != EPOCHS]
+    logged = {name: one.title_of_logged(name) for one in reversed(BUILT_IN) for name in one.logged}
     titles = Counter((one.view.title, one.part) for one in shown)
     result = []
     for one in shown:
         # Of two quantities of one class, the names tell them apart.
-        title = _title(one) if titles[one.view.title, one.part] == 1 else one.series
+        own = one.view.title if one.kinds else logged.get(one.series, one.view.title)
+        title = own if titles[one.view.title, one.part] == 1 else one.series
         part = f": {one.part}" if one.part and "Time" not in one.kinds else ""
         lines = {run: found[one.name].line for run, found in by_run.items() if one.name in found}
         result.append(Number(one, f"{title}{part}", lines))
     return tuple(result)
-
-
-def _title(one: Scalar) -> str:
-    """The title of the panel that a run's own figure has for a number."""
-    if one.kinds:
-        return one.view.title
-    titles = (each.title_of_logged(one.series) for each in BUILT_IN if one.series in each.logged)
-    return next(titles, one.view.title)
 
 
 def left_out(runs: Mapping[str, History]) -> tuple[str, ...]:

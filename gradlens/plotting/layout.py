@@ -143,21 +143,19 @@ def pages(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], ...]:
     """
     page = TALLEST * WIDEST**2 * CELL[0] / CELL[1]
     fewest = math.ceil(sum(panel.width * panel.height for panel in panels) / page)
+    # Pieces of about equal area, by where the middles of panels are.
+    ends = [*itertools.accumulate(panel.width * panel.height for panel in panels)]
+    middles = [(end + start) / 2 for start, end in itertools.pairwise([0.0, *ends])]
     for count in range(fewest, len(panels)):
-        found = _evenly(panels, count)
+        numbers = [int(count * middle / ends[-1]) for middle in middles]
+        found = tuple(
+            tuple(panel for panel, one in zip(panels, numbers, strict=True) if one == number)
+            for number in dict.fromkeys(numbers)
+        )
         sizes = (_size(arrange(part, WIDEST)) for part in found)
         if all(height <= TALLEST * width for width, height in sizes):
             return found
     return tuple((panel,) for panel in panels)
-
-
-def _evenly(panels: Sequence[Panel], count: int) -> tuple[tuple[Panel, ...], ...]:
-    """Panels in at most ``count`` pieces of about equal area, by where their middles are."""
-    ends = [*itertools.accumulate(panel.width * panel.height for panel in panels)]
-    middles = [(end + start) / 2 for start, end in itertools.pairwise([0.0, *ends])]
-    numbered = zip((int(count * middle / ends[-1]) for middle in middles), panels, strict=True)
-    found = itertools.groupby(numbered, key=lambda each: each[0])
-    return tuple(tuple(panel for _, panel in piece) for _, piece in found)
 
 
 def columns(size: FigureSize) -> float:

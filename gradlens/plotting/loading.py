@@ -41,7 +41,9 @@ class GrowingRun:
 
     def read(self) -> History:
         """The history in the file by now, as ``load_run``; reads what was added since last time."""
-        file = _with_ending(self._path)
+        path = self._path
+        named = (path, Path(f"{path}.jsonl"), Path(f"{path}.json"))
+        file = next((one for one in named if one.is_file()), path)
         if file.is_dir():
             raise ValueError(f"{file} is a directory, not a run: {_files_in(file)}")
         with file.open("rb", buffering=BUFFER) as stream:
@@ -76,11 +78,6 @@ class GrowingRun:
             return None
         self._read_size = size
         return "" if self.history.steps else f"waiting for the first step of {self._path}"
-
-
-def _with_ending(path: Path) -> Path:
-    candidates = (path, Path(f"{path}.jsonl"), Path(f"{path}.json"))
-    return next((file for file in candidates if file.is_file()), path)
 
 
 def _files_in(directory: Path) -> str:

@@ -108,12 +108,14 @@ def draw(
         size = _inches(figure)
     width = page.size[0] if size is None else size if isinstance(size, (int, float)) else size[0]
     below = [] if bare else [*_explained(marked, others(findings), width), *_note(words, width)]
-    legend = [] if bare else _legend(words.legend, width)
-    page = replace(page, lines=len(below), legend=len(legend))
+    legend, room = () if bare else words.legend, (width - 0.44) * 72
+    longest = max((text_width(entry.label, TEXT_SIZE) for entry in legend), default=0.0)
+    columns = max(1, min(len(legend), int(room / (longest + points(34)))))
+    page = replace(page, lines=len(below), legend=math.ceil(len(legend) / columns))
     figure.set_size_inches(*_figure_size(page, size))
     if not bare:
         _header(figure, words)
-    _write_legend(figure, legend)
+    _write_legend(figure, legend, columns, min(room / columns, longest + points(34)) / 72)
     lowest = _inches(figure)[1] - font_scale() * BOTTOM
     for place, texts in enumerate(reversed(below)):
         for left, text, options in texts:
@@ -171,22 +173,20 @@ def _draw_rows(figure: Figure, page: Page, axis: StepAxis) -> None:
     _draw_panels(figure, places, axis, page.bare, LABELLED if page.bare else MARGINS[0])
     if page.bare:
         # Only what has been drawn says how wide labels are.
-        margin = _needed_margin(figure)
+        boxes = [(ax.bbox.x0, ax.get_tightbbox()) for ax in figure.axes]
+        widest = max((left - box.x0 for left, box in boxes if box is not None), default=0.0)
+        margin = (max(widest, 0.0) / figure.dpi + SPACE) / font_scale()
         for ax in figure.axes:
             ax.remove()
         _draw_panels(figure, places, axis, page.bare, margin)
         return
     for row in rows:
         for group, members in itertools.groupby(row, key=lambda place: place.panel.group):
-            found = [*members]
-            _group_heading(figure, group, found[0], found[-1])
-
-
-def _needed_margin(figure: Figure) -> float:
-    """Inches on the left of panels for their labels, at matplotlib's default ``font.size``."""
-    boxes = [(ax.bbox.x0, ax.get_tightbbox()) for ax in figure.axes]
-    widest = max((left - box.x0 for left, box in boxes if box is not None), default=0.0)
-    return (max(widest, 0.0) / figure.dpi + SPACE) / font_scale()
+            first, *_, last = [*members] * 2
+            text, height = group.upper(), first.top + font_scale() * (0.09 - HEADING)
+            write(figure, text, first.left + 0.1, height, color=MUTED)
+            begin = first.left + 0.2 + text_width(text, TEXT_SIZE) / 72
+            _stroke(figure, begin, last.left + last.width - 0.1, height, FAINT, 0.7)
 
 
 def _draw_panels(
@@ -230,13 +230,6 @@ def _stroke(
     figure.add_artist(Line2D(ends, [height, height], color=color, linewidth=width))
 
 
-def _group_heading(figure: Figure, group: str, first: Place, last: Place) -> None:
-    text, height = group.upper(), first.top + font_scale() * (0.09 - HEADING)
-    write(figure, text, first.left + 0.1, height, color=MUTED)
-    begin = first.left + 0.2 + text_width(text, TEXT_SIZE) / 72
-    _stroke(figure, begin, last.left + last.width - 0.1, height, FAINT, 0.7)
-
-
 def _header(figure: Figure, words: Words) -> None:
     across = _inches(figure)[0]
     room = (across - 0.6) * 72
@@ -257,26 +250,14 @@ def _fitting(title: str, room: float) -> tuple[str, str]:
     return "\n".join(wrapped(title, room, TITLE_SIZE, 2, "bold")), TITLE_SIZE
 
 
-def _legend(entries: Sequence[Entry], across: float) -> list[list[tuple[float, Entry]]]:
-    """The lines of a legend in a figure of this width: entries, and inches to each."""
-    if not entries:
-        return []
-    room = (across - 0.44) * 72
-    widest = max(text_width(entry.label, TEXT_SIZE) for entry in entries) + points(34)
-    columns = max(1, min(len(entries), int(room / widest)))
-    stride = room / columns / 72 * min(1.0, columns * widest / room)
-    placed = [(0.22 + n % columns * stride, entry) for n, entry in enumerate(entries)]
-    return [placed[start : start + columns] for start in range(0, len(entries), columns)]
-
-
-def _write_legend(figure: Figure, lines: Sequence[Sequence[tuple[float, Entry]]]) -> None:
-    across = _inches(figure)[0]
-    for place, entries in enumerate(lines):
-        top = font_scale() * (HEADER + (place - 0.2) * LINE)
-        for left, entry in entries:
-            _stroke(figure, left, left + 0.19, top, entry.color, 2)
-            text = shorten(entry.label, (across - left - 0.5) * 72, TEXT_SIZE)
-            write(figure, text, left + 0.26, top)
+def _write_legend(figure: Figure, entries: Sequence[Entry], columns: int, stride: float) -> None:
+    """Explain colours below the header, in columns that are so many inches wide."""
+    for place, entry in enumerate(entries):
+        left = 0.22 + place % columns * stride
+        top = font_scale() * (HEADER + (place // columns - 0.2) * LINE)
+        _stroke(figure, left, left + 0.19, top, entry.color, 2)
+        room = (_inches(figure)[0] - left - 0.5) * 72
+        write(figure, shorten(entry.label, room, TEXT_SIZE), left + 0.26, top)
 
 
 Text = tuple[float, str, Mapping[str, Any]]
