@@ -139,7 +139,8 @@ class TimeInstrument(Instrument):
             seconds = {
                 n: Line(one.steps, one.values, "needs two records") for n, one in seconds.items()
             }
-        middle = _median(seconds)
+        known = np.concatenate([one.values[one.finite] for one in seconds.values()])
+        middle = float(np.median(known)) if known.size else float("nan")
         factor, unit = next((u for u in UNITS if not middle < u[0]), UNITS[-1])
         found = [Line(one.steps, one.values / factor, one.reason) for one in seconds.values()]
         latest = f"{number_label(middle / factor)} {unit}" if np.isfinite(middle) else ""
@@ -150,11 +151,6 @@ class TimeInstrument(Instrument):
             latest=(latest, False),
             words=f"in {unit}, median on the right" if latest else "",
         )
-
-
-def _median(lines: dict[str, Line]) -> float:
-    found = np.concatenate([one.values[one.finite] for one in lines.values()])
-    return float(np.median(found)) if found.size else float("nan")
 
 
 IN_USE = "batch_size"

@@ -54,7 +54,9 @@ def animate(history: History, screen: Screen, path: Path, most: int) -> None:
             _write_mp4((figure for _, figure in frames(history, screen, steps)), partial)
 
 
-def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[tuple[int, Figure]]:
+def frames(
+    history: History, screen: Screen, steps: Sequence[int], label: str = "frames"
+) -> Iterator[tuple[int, Figure]]:
     """Each of the ascending ``steps`` with the figure of the run up to it.
 
     It is one figure, drawn anew each time. Axes, their scales and colours are those of the whole
@@ -64,6 +66,10 @@ def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[t
     parts, findings = screen.parts(history), screen.marked(history)
     every = panels(parts, history)
     axis = step_axis(history, screen.log_steps)
+
+    def of_the_whole(own: Ruler, whole: Ruler) -> Ruler:
+        return whole
+
     whole = [panel.content for panel in every]
     # They show single steps, besides all steps or instead of these.
     changing = [
@@ -79,12 +85,10 @@ def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[t
     first = _until(history, history.steps[-1], steps[0])
     figure = Figure(dpi=DPI, facecolor=PAPER)
     screen.draw(first, figure, every, True, findings)
-    for step in progress(steps, "frames"):
+    for step in progress(steps, label):
         known = panels(parts, up_to(history, step))
         shown = tuple(
-            replace(
-                panel, content=_on_axes(one.content, content, lambda _, whole: whole, axis.warp)
-            )
+            replace(panel, content=_on_axes(one.content, content, of_the_whole, axis.warp))
             for panel, one, content in zip(every, known, whole, strict=True)
         )
         screen.draw(_until(history, step, steps[0]), figure, shown, False, findings, axis)
@@ -144,7 +148,16 @@ def frame_steps(history: History, most: int, log: bool = False) -> list[int]:
 
 
 def _write_gif(history: History, screen: Screen, steps: Sequence[int], path: Path) -> None:
-    palette = _palette(history, screen, (steps[0], steps[len(steps) // 2], steps[-1]))
+    samples = dict.fromkeys((steps[0], steps[len(steps) // 2], steps[-1]))
+    pixels = [
+        np.asarray(_image(figure)).reshape(1, -1, 3)
+        for _, figure in frames(history, screen, [*samples], "colours")
+    ]
+    # 256 colours for all frames: with colours of its own for each, areas would flicker. The usual
+    # choice would drop rare colours, such as that of an alarm.
+    palette = Image.fromarray(np.concatenate(pixels, axis=1)).quantize(
+        method=Image.Quantize.MAXCOVERAGE, kmeans=1
+    )
     images = (
         _image(figure).quantize(palette=palette, dither=Image.Dither.NONE)
         for _, figure in frames(history, screen, steps)
@@ -154,20 +167,6 @@ def _write_gif(history: History, screen: Screen, steps: Sequence[int], path: Pat
     durations = [stay] * (len(steps) - 1) + [LAST * stay]
     # Pillow takes one image after the other.
     first.save(path, save_all=True, append_images=images, duration=durations, loop=0)
-
-
-def _palette(history: History, screen: Screen, steps: Sequence[int]) -> Image.Image:
-    """256 colours for all frames: with colours of its own for each, areas would flicker."""
-    parts, findings = screen.parts(history), screen.marked(history)
-    figure = Figure(dpi=DPI, facecolor=PAPER)
-    pixels = []
-    for step in steps:
-        known = up_to(history, step)
-        screen.draw(known, figure, panels(parts, known), True, findings)
-        pixels.append(np.asarray(_image(figure)).reshape(1, -1, 3))
-    image = Image.fromarray(np.concatenate(pixels, axis=1))
-    # The usual choice would drop rare colours, such as that of an alarm.
-    return image.quantize(method=Image.Quantize.MAXCOVERAGE, kmeans=1)
 
 
 def _image(figure: Figure) -> Image.Image:

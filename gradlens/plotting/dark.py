@@ -119,8 +119,10 @@ def darken(figure: Figure) -> None:
             found = artist.get_tick_params()
             ticks = found.get("color", matplotlib.rcParams["xtick.color"])
             grid = found.get("grid_color", matplotlib.rcParams["grid.color"])
-            label = _dark(found.get("labelcolor", ticks))
-            artist.set_tick_params("both", _dark(ticks), labelcolor=label, grid_color=_dark(grid))
+            label = found.get("labelcolor", ticks)
+            artist.set_tick_params(
+                "both", color=_dark(ticks), labelcolor=_dark(label), grid_color=_dark(grid)
+            )
         elif isinstance(artist, Collection) and artist.get_array() is not None:
             artist.set_cmap(dark_colormap(artist.get_cmap()))
         else:

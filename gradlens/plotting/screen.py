@@ -214,15 +214,13 @@ def named(
     Of a title that several begin with, such as those of two quantities of one class, the first is
     meant. ``ValueError`` if there is none of a name.
     """
-    found: dict[str, Named] = {}
     titles = [title for title, _, _ in known]
-    for title, _, one in known:
-        found.setdefault(title, one)
-    for title, _, one in known:
-        found.setdefault(title.split(": ")[0], one)
-    for _, series, one in known:
-        for name in series:
-            found.setdefault(name, one)
+    called = [
+        *((title, one) for title, _, one in known),
+        *((title.split(": ")[0], one) for title, _, one in known),
+        *((name, one) for _, series, one in known for name in series),
+    ]
+    found = dict(reversed(called))
     for name in names:
         if name not in found:
             raise ValueError(f"there is no panel {name!r}{near(name, titles)}")
