@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -315,21 +315,22 @@ class GenericInstrument(Instrument):
         name = self.names[0]
         view, records = self.view(history), history[name]
         if records.entries:
-            every = {n: one for n, one in _lines(records).items() if _is_number(one)}
-            shown = ordered(every, history)
+            numbers = lines(records)
+            known = {name: one.finite.any() or bool(one.reason) for name, one in numbers.items()}
+            sizes = {} if all(known.values()) else rms_lines(records)
+            every = {n: one if known[n] else sizes[n] for n, one in numbers.items()}
+            drawn = {n: one for n, one in every.items() if one.finite.any() or one.reason}
+            shown = ordered(drawn, history)
             if any(name in history.parameters for name in shown) or len(shown) > FEW:
                 return Lines(layers=shown, scale=view.yscale)
             colors = categorical_colors(len(shown))
             return Lines(tuple(map(Curve, shown, shown.values(), colors)), scale=view.yscale)
-        if not records.kinds <= PLAIN and any(map(_is_array, records.values())):
+        values: Iterable[Any] = () if records.kinds <= PLAIN else records.values()
+        if any(isinstance(one, (list, tuple)) or np.ndim(one) for one in values):
             low, q1, middle, q3, high = quantile_lines(records, SHARES)
             curve = Curve("median", middle, spreads=((low, high), (q1, q3)))
             return Lines((curve,), scale=view.yscale, words="median, middle half, and all elements")
         return Lines((Curve(name, line(records)),), scale=view.yscale, words=view.label)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) or np.ndim(value) > 0
 
 
 def drawable(records: Series) -> bool:
@@ -345,13 +346,3 @@ def _is_known(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biuf"
     return isinstance(value, (int, float, np.number))
-
-
-def _lines(records: Series) -> dict[str, Line]:
-    numbers = lines(records)
-    sizes = {} if all(map(_is_number, numbers.values())) else rms_lines(records)
-    return {name: one if _is_number(one) else sizes[name] for name, one in numbers.items()}
-
-
-def _is_number(one: Line) -> bool:
-    return bool(one.finite.any()) or bool(one.reason)

@@ -21,7 +21,6 @@ from gradlens.instruments.series import (
     layout,
     short_names,
     table,
-    words,
 )
 
 DECADES = 12.0
@@ -59,7 +58,8 @@ class LayerMapInstrument(Instrument):
             whole = normalised(whole, self.options.normalise, history)
         norm = Normalize(0, 1) if shares else colour_norm(whole.values, view.yscale)
         log = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
-        what = words(found, view) + OVER[self.options.normalise] * (not shares) + log
+        field = "" if found.field == "value" else found.field
+        what = (field or view.label or "value") + OVER[self.options.normalise] * (not shares) + log
         return Map(
             whole,
             row_labels(whole.names, history),

@@ -226,16 +226,16 @@ def layout(records: Series, history: History) -> Layout | None:
         return None
     first: Mapping[str, Any] = next((value for value in records.values() if _filled(value)), {})
     part = next((name for name in NOUNS if _filled(first.get(name))), "")
-    if not part:
-        return _of_whole(first, history)
-    field = _field(first[part])
-    return None if field is None else Layout(part, field, NOUNS[part])
-
-
-def words(found: Layout, view: View) -> str:
-    """What the numbers of a layout are."""
-    field = "" if found.field == "value" else found.field
-    return field or view.label or "value"
+    parts = first[part] if part else first
+    if not parts or not (part or {*parts} <= {*network_order(history)}):
+        return None
+    noun = "parameter" if {*parts} <= {*history.parameters} else "layer"
+    one = next(iter(parts.values()))
+    if isinstance(one, Mapping):
+        field = next((field for field in FIELDS if _is_number(one.get(field))), None)
+    else:
+        field = "" if all(map(_is_number, parts.values())) else None
+    return None if field is None else Layout(part, field, NOUNS.get(part, noun))
 
 
 def are_shares(values: Floats, view: View) -> bool:
@@ -244,22 +244,8 @@ def are_shares(values: Floats, view: View) -> bool:
     return called and bool(np.nanmin(values) >= 0) and bool(np.nanmax(values) <= 1)
 
 
-def _of_whole(value: Mapping[str, Any], history: History) -> Layout | None:
-    field = _field(value) if value else None
-    if field is None or not {*value} <= {*network_order(history)}:
-        return None
-    return Layout("", field, "parameter" if {*value} <= {*history.parameters} else "layer")
-
-
 def _filled(value: Any) -> bool:
     return isinstance(value, Mapping) and bool(value)
-
-
-def _field(parts: Mapping[str, Any]) -> str | None:
-    first = next(iter(parts.values()))
-    if not isinstance(first, Mapping):
-        return "" if all(_is_number(part) for part in parts.values()) else None
-    return next((field for field in FIELDS if _is_number(first.get(field))), None)
 
 
 def _is_number(value: Any) -> bool:
@@ -274,14 +260,18 @@ def row_lines(records: Series, found: Layout, history: History) -> dict[str, Lin
 def table(records: Series, found: Layout, history: History) -> LayerTable:
     """The numbers of a series by parameter or layer."""
     by_name = row_lines(records, found, history)
-    names, rows, parts = tuple(by_name), [*by_name.values()], _parts(records, found)
-    values = np.array([one.values for one in rows]).reshape(len(names), len(parts))
+    names, parts = tuple(by_name), _parts(records, found)
+    values = np.array([one.values for one in by_name.values()]).reshape(len(names), len(parts))
+    steps, recorded = [*parts], np.ones(values.shape, dtype=np.bool_)
+    for row, place in np.argwhere(np.isnan(values)):
+        part = parts[steps[place]]
+        recorded[row, place] = names[row] in part if isinstance(part, Mapping) else part is not None
     return LayerTable(
         names,
-        np.array([*parts], dtype=np.float64),
+        np.array(steps, dtype=np.float64),
         np.where(np.isfinite(values), values, np.nan),
-        _recorded(values, names, parts),
-        next((one.reason for one in rows if one.reason), ""),
+        recorded,
+        next((one.reason for one in by_name.values() if one.reason), ""),
     )
 
 
@@ -296,15 +286,6 @@ def layer_class(name: str, history: History) -> str:
 
 def _parts(records: Series, found: Layout) -> Series:
     return records.column(found.part) if found.part else records
-
-
-def _recorded(values: Floats, names: Sequence[str], parts: Series) -> NDArray[np.bool_]:
-    steps = [*parts]
-    recorded = np.ones(values.shape, dtype=np.bool_)
-    for row, place in np.argwhere(np.isnan(values)):
-        part = parts[steps[place]]
-        recorded[row, place] = names[row] in part if isinstance(part, Mapping) else part is not None
-    return recorded
 
 
 def columns(found: LayerTable, most: int, warp: Warp) -> tuple[LayerTable, Floats]:

@@ -23,21 +23,18 @@ from gradlens.instruments.series import LayerTable, columns
 from gradlens.instruments.style import (
     ALARM,
     BLUE,
+    COLORMAPS,
     FAINT,
     GRID,
     MUTED,
     PAPER,
     SMALLEST_SIZE,
     TICK_SIZE,
-    density_colormap,
     explained,
     inside,
     points,
     shorten,
     shorten_apart,
-    signal_colormap,
-    signed_colormap,
-    size_colormap,
     size_in_points,
     subtitle,
     text_width,
@@ -135,7 +132,7 @@ def picture_on(ax: Axes, shown: Picture) -> QuadMesh:
     """Draw the colours of a picture."""
     sizes = np.ma.masked_less_equal(shown.sizes, 0)
     return ax.pcolormesh(
-        shown.columns, shown.rows, sizes, norm=shown.norm, cmap=density_colormap(),
+        shown.columns, shown.rows, sizes, norm=shown.norm, cmap=COLORMAPS["density"],
         rasterized=True, zorder=2,
     )  # fmt: skip
 
@@ -168,7 +165,6 @@ SEPARATED = 60
 """Largest number of rows for which lines separate the modules."""
 BESIDE = 40.0
 """Points between a map and the shapes beside it."""
-COLORMAPS = {"sizes": size_colormap, "signed": signed_colormap, "signal": signal_colormap}
 BAR = (6.0, 34.0)
 """Points for the colour bar, and for it together with its labels."""
 
@@ -218,7 +214,7 @@ def _mesh(ax: Axes, edges: Floats, found: LayerTable, shown: Map) -> QuadMesh:
         np.arange(len(found.names) + 1),
         np.ma.masked_invalid(values),
         norm=norm,
-        cmap=COLORMAPS[shown.colors]().with_extremes(under=FAINT),
+        cmap=COLORMAPS[shown.colors].with_extremes(under=FAINT),
         rasterized=True,
         zorder=2,
     )

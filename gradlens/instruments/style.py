@@ -7,7 +7,7 @@ Everything is set on the artists themselves; matplotlib's global settings stay a
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
@@ -73,37 +73,15 @@ def points(size: float) -> float:
     return size * font_scale()
 
 
-def sequence_colormap() -> Colormap:
-    """Dark to light for input to output, without the light end, which has little contrast."""
-    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.86, 64))
-    return LinearSegmentedColormap.from_list("gradlens sequence", list(colors))
-
-
-def density_colormap() -> Colormap:
-    """Light to dark blue for counts; even the smallest differs from the background."""
-    colors = matplotlib.colormaps["Blues"](np.linspace(0.18, 1.0, 64))
-    return LinearSegmentedColormap.from_list("gradlens density", list(colors))
-
-
-def size_colormap() -> Colormap:
-    """Dark to light for sizes, perceptually uniform and readable with colour blindness."""
-    return matplotlib.colormaps["viridis"]
-
-
-def signed_colormap() -> Colormap:
-    """Blue below zero, red above, pale between."""
-    return matplotlib.colormaps["RdBu_r"]
-
-
-def signal_colormap() -> Colormap:
-    """Orange for noise, blue for signal, pale between."""
-    colors = [tint(ORANGE, 0.6), tint(MUTED, 0.06), tint(BLUE, 1.0)]
-    return LinearSegmentedColormap.from_list("gradlens signal", colors)
+def _part_of(name: str, first: float, last: float, called: str) -> Colormap:
+    """The colours of one of matplotlib's maps between two shares of it."""
+    colors = matplotlib.colormaps[name](np.linspace(first, last, 64))
+    return LinearSegmentedColormap.from_list(f"gradlens {called}", list(colors))
 
 
 def sequence_colors(count: int) -> list[RGB]:
     """Colours for ``count`` ordered lines, the first one darkest."""
-    shades = sequence_colormap()(np.linspace(0, 1, max(count, 2)))
+    shades = SEQUENCE(np.linspace(0, 1, max(count, 2)))
     return [(float(r), float(g), float(b)) for r, g, b, _ in shades[:count]]
 
 
@@ -118,6 +96,23 @@ def tint(color: Color, share: float) -> RGB:
     """The colour mixed with white; ``share`` is the fraction of the colour."""
     r, g, b = (1 - share * (1 - channel) for channel in to_rgb(color))
     return (r, g, b)
+
+
+SEQUENCE = _part_of("viridis", 0.0, 0.86, "sequence")
+"""Dark to light for input to output, without the light end, which has little contrast."""
+COLORMAPS: Mapping[str, Colormap] = {
+    # Dark to light for sizes, perceptually uniform and readable with colour blindness.
+    "sizes": matplotlib.colormaps["viridis"],
+    # Blue below zero, red above, pale between.
+    "signed": matplotlib.colormaps["RdBu_r"],
+    # Light to dark blue for counts; even the smallest differs from the background.
+    "density": _part_of("Blues", 0.18, 1.0, "density"),
+    # Orange for noise, blue for signal, pale between.
+    "signal": LinearSegmentedColormap.from_list(
+        "gradlens signal", [tint(ORANGE, 0.6), tint(MUTED, 0.06), tint(BLUE, 1.0)]
+    ),
+}
+"""The colours of maps and pictures."""
 
 
 def darker(color: Color) -> RGB:

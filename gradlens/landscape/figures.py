@@ -34,13 +34,13 @@ from gradlens.instruments.style import (
     MUTED,
     ORANGE,
     PAPER,
+    SEQUENCE,
     SMALLEST_SIZE,
     TICK_SIZE,
     Entry,
     inside,
     key,
     points,
-    sequence_colormap,
     shorten,
     size_in_points,
     subtitle,
@@ -178,7 +178,7 @@ class LossPlane:
         norm = loss_norm(self.losses)
         shades, rounded = levels(norm)
         grid = (self.first, self.second, np.ma.masked_invalid(self.losses.T))
-        filled = ax.contourf(*grid, shades, norm=norm, cmap=sequence_colormap())
+        filled = ax.contourf(*grid, shades, norm=norm, cmap=SEQUENCE)
         lines = ax.contour(*grid, rounded, colors=PAPER, linewidths=0.6, alpha=0.7)
         labels = ax.clabel(lines, fmt=number_label, fontsize=SMALLEST_SIZE)
         artists: Artists = {"map": filled, "contours": lines}

@@ -27,6 +27,7 @@ from gradlens.instruments.style import (
     ALARM,
     AMBER,
     BLUE,
+    COLORMAPS,
     FAINT,
     GREEN,
     GRID,
@@ -38,8 +39,6 @@ from gradlens.instruments.style import (
     RGB,
     SKY,
     Color,
-    density_colormap,
-    signal_colormap,
 )
 
 DARK: Mapping[str, str] = {
@@ -91,9 +90,9 @@ def dark_colormap(colors: Colormap) -> Colormap:
 
     Those of sizes and of signed numbers are the same on every ground, but for the grey of zeros.
     """
-    if colors.name == density_colormap().name:
+    if colors.name == COLORMAPS["density"].name:
         return colors.reversed()
-    if colors.name == signal_colormap().name:
+    if colors.name == COLORMAPS["signal"].name:
         shades = [dark((r, g, b)) for r, g, b, _ in colors(np.linspace(0, 1, 64)).tolist()]
         return LinearSegmentedColormap.from_list(colors.name, shades)
     r, g, b, _ = colors.get_under().tolist()

@@ -160,10 +160,13 @@ def pages(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], ...]:
 
 def columns(size: FigureSize) -> float:
     """The largest number of cells in a row of a figure of this size."""
-    if size is None:
-        return math.inf
-    width = size if isinstance(size, (int, float)) else size[0]
+    width = width_of(size, math.inf)
     return max(1.0, width / (LEGIBLE * font_scale() * CELL[0]))
+
+
+def width_of(size: FigureSize, needed: float) -> float:
+    """The width of a figure of this size, by default the one that is needed."""
+    return needed if size is None else size if isinstance(size, (int, float)) else size[0]
 
 
 # Rows ---------------------------------------------------------------------------------------

@@ -45,7 +45,17 @@ from gradlens.instruments.style import (
 )
 from gradlens.plotting.dark import darken
 from gradlens.plotting.findings import main_findings, others
-from gradlens.plotting.layout import HEADER, HEADING, LINE, FigureSize, Look, Page, Place, arrange
+from gradlens.plotting.layout import (
+    HEADER,
+    HEADING,
+    LINE,
+    FigureSize,
+    Look,
+    Page,
+    Place,
+    arrange,
+    width_of,
+)
 
 EMPTY = (8.0, 4.0)
 """Inches across and up of a figure without panels."""
@@ -106,7 +116,9 @@ def draw(
     page = Page(arrange(panels, widest), bare)
     if size is None and not resize and page.is_legible(*_inches(figure)):
         size = _inches(figure)
-    width = page.size[0] if size is None else size if isinstance(size, (int, float)) else size[0]
+    width, narrowest = width_of(size, page.size[0]), NARROWEST * font_scale()
+    if size is not None and not width >= narrowest:
+        raise ValueError(f"size={size}: a figure is at least {narrowest:g} inches wide")
     below = [] if bare else [*_explained(marked, others(findings), width), *_note(words, width)]
     legend, room = () if bare else words.legend, (width - 0.44) * 72
     longest = max((text_width(entry.label, TEXT_SIZE) for entry in legend), default=0.0)
@@ -131,11 +143,6 @@ def draw(
 def _figure_size(page: Page, size: FigureSize) -> tuple[float, float]:
     if size is None:
         return page.size
-    width = size if isinstance(size, (int, float)) else size[0]
-    if not width >= NARROWEST * font_scale():
-        raise ValueError(
-            f"size={size}: a figure is at least {NARROWEST * font_scale():g} inches wide"
-        )
     if isinstance(size, (int, float)):
         return size, page.height(size)
     if size[1] < page.least_height:

@@ -31,16 +31,13 @@ from gradlens.instruments.scales import Ruler, StepAxis
 from gradlens.instruments.style import (
     ALARM,
     BLUE,
+    COLORMAPS,
     FAINT,
     GRID,
     INK,
     MUTED,
     PAPER,
     Color,
-    density_colormap,
-    signal_colormap,
-    signed_colormap,
-    size_colormap,
 )
 from gradlens.plotting.dark import DARK, dark, dark_colormap
 from gradlens.report.plots import SHADES, Layer, Plot, to_places
@@ -63,14 +60,8 @@ IN_DARK: Mapping[str, str] = {
 }
 """Colours of a page by their names as CSS variables."""
 
-MAPS: Mapping[str, Colormap] = {
-    "sizes": size_colormap(),
-    "signed": signed_colormap(),
-    "density": density_colormap(),
-    "signal": signal_colormap(),
-}
 OF_THE_GROUND = ("density", "signal")
-"""Colours of maps, and those that have the background's in them."""
+"""Colours of maps that have the background's in them."""
 
 
 def in_dark(color: Color) -> str:
@@ -81,7 +72,7 @@ def in_dark(color: Color) -> str:
 def variables(colors: Mapping[str, str], is_dark: bool) -> str:
     """Colours of a page, and those of maps from small to large, as CSS variables."""
     found = {**colors}
-    for name, one in MAPS.items():
+    for name, one in COLORMAPS.items():
         shades = (dark_colormap(one) if is_dark else one)(np.linspace(0, 1, 9))
         found[name] = f"linear-gradient(90deg, {', '.join(map(to_hex, shades))})"
     return " ".join(f"--{name}: {color};" for name, color in found.items())
@@ -112,11 +103,14 @@ class Shared:
         self.places = CustomJSTransform(func=at, v_func=at_once)
         self.mappers = {
             name: LinearColorMapper(palette=palette(colors), low=-0.5, high=255.5)
-            for name, colors in MAPS.items()
+            for name, colors in COLORMAPS.items()
         }
         # Of the maps whose colours depend on the background.
         self.palettes = {
-            name: {"light": palette(MAPS[name]), "dark": palette(dark_colormap(MAPS[name]))}
+            name: {
+                "light": palette(COLORMAPS[name]),
+                "dark": palette(dark_colormap(COLORMAPS[name])),
+            }
             for name in OF_THE_GROUND
         }
 
