@@ -19,7 +19,7 @@ from gradlens.history.lines import Line
 from gradlens.instruments.lines import draw_lines, explain_empty, missing, thread
 from gradlens.instruments.panel import Artists, Content, Grid, Lines, Map, Panel, Picture, Shapes
 from gradlens.instruments.scales import Ruler, StepAxis, StepLabels, number_label
-from gradlens.instruments.series import LayerTable, smooth
+from gradlens.instruments.series import smooth
 from gradlens.instruments.shapes import (
     draw_map,
     draw_picture,
@@ -102,7 +102,10 @@ def _draw(shown: Content, ax: Axes, axis: StepAxis) -> Artists:
             return draw_lines(ax, axis, shown)
         case Map():
             artists, inner = draw_map(ax, axis, shown)
-            return artists | missing(inner, axis, [_worst(shown.table)])
+            found = shown.table
+            broken = (found.recorded & ~np.isfinite(found.values)).any(axis=0)
+            line = Line(found.steps, np.where(broken, np.nan, 0.0), found.reason)
+            return artists | missing(inner, axis, [line])
         case Picture():
             return draw_picture(ax, shown)
         case Shapes():
@@ -128,25 +131,23 @@ def _draw_grid(ax: Axes, axis: StepAxis, shown: Grid) -> Artists:
         look: dict[str, Any] = {"fontsize": TEXT_SIZE, "y": 1.0, "pad": 3.0}
         place.set_title(shorten(name, left, TEXT_SIZE), loc="left", color=INK, **look)
         place.set_title(readout, loc="right", color=ALARM if alarm else MUTED, **look)
+        drawn: Artists = {}
         if isinstance(one, Lines):
-            drawn = _small_lines(place, axis, one)
+            axis.apply(place)
+            curves = [each for each in one.all_curves if each.line.finite.any()]
+            if not curves:
+                drawn = explain_empty(place, one.lines, one.message)
+            else:
+                one.up(axis.warp).apply(place, most=3)
+            for each in curves:
+                line = smooth(each.line, axis.warp)
+                drawn[each.name] = thread(place, axis, line, each.color, 1.0)
         else:
             drawn = shapes_on(place, one) if isinstance(one, Shapes) else {}
             drawn |= {"picture": picture_on(place, one)} if isinstance(one, Picture) else {}
             _ends(place, one.across, one.up)
         artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
     return artists | {"subtitle": subtitle(ax, shown.words)}
-
-
-def _small_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
-    axis.apply(ax)
-    curves = [one for one in shown.all_curves if one.line.finite.any()]
-    if not curves:
-        return explain_empty(ax, shown.lines, shown.message)
-    shown.up(axis.warp).apply(ax, most=3)
-    return {
-        one.name: thread(ax, axis, smooth(one.line, axis.warp), one.color, 1.0) for one in curves
-    }
 
 
 def _ends(ax: Axes, across: Ruler, up: Ruler) -> None:
@@ -177,12 +178,6 @@ def _small_panels(ax: Axes, count: int, columns: int, gap: tuple[float, float]) 
         inside(ax, x * (width + gap_x), 1 - head - height - y * (height + gap_y), width, height)
         for x, y in places
     ]
-
-
-def _worst(found: LayerTable) -> Line:
-    """One line that is NaN at steps at which the record of some row isn't a finite number."""
-    broken = (found.recorded & ~np.isfinite(found.values)).any(axis=0)
-    return Line(found.steps, np.where(broken, np.nan, 0.0), found.reason)
 
 
 def plot_panels(

@@ -106,7 +106,11 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     artists |= _zero_floor(ax, list(zeros.values())) if zeros else {}
     for level in shown.levels:
         artists[f"level {level:g}"] = level_line(ax, level)
-    artists |= _danger(ax, axis, shown.danger) | zero_line(ax)
+    if shown.danger is not None and shown.danger.finite.any():
+        top = np.full_like(shown.danger.values, ax.get_ylim()[1])
+        above = Line(shown.danger.steps, top)
+        artists["danger"] = band(ax, axis, shown.danger, above, ALARM, 0.09, 0.5)
+    artists |= zero_line(ax)
     artists |= _hollow(ax, axis, layers, shown.uncertain) if shown.uncertain is not None else {}
     if shown.spiky:
         # Where values, or trends of the ends of intervals, are out of range.
@@ -149,19 +153,6 @@ def _entries_of_zeros(shown: Lines, zeros: Mapping[str, Line]) -> list[Entry]:
     names = shown.infinite
     more = f" +{len(names) - 1}" if len(names) > 1 else ""
     return [*entries, *([Entry(f"∞: {names[0]}{more}", MUTED)] if names else [])]
-
-
-def _danger(ax: Axes, axis: StepAxis, threshold: Line | None) -> Artists:
-    """The area above a threshold."""
-    if threshold is None or not threshold.finite.any():
-        return {}
-    shown = smooth(threshold, axis.warp)
-    steps, values = thin(shown.steps, shown.values, warp=axis.warp)
-    top = ax.get_ylim()[1]
-    area = ax.fill_between(
-        steps, np.minimum(values, top), top, color=tint(ALARM, 0.09), linewidth=0, zorder=0.5
-    )
-    return {"danger": area}
 
 
 def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) -> Artists:
@@ -322,15 +313,22 @@ def alone(values: Floats) -> NDArray[np.bool_]:
     return finite & ~before & ~after
 
 
-def band(ax: Axes, axis: StepAxis, low: Line, high: Line, color: Color) -> Artist:
+def band(
+    ax: Axes,
+    axis: StepAxis,
+    low: Line,
+    high: Line,
+    color: Color,
+    share: float = 0.2,
+    z: float = 1.5,
+) -> Artist:
     """The area between two lines; of many points, between their trends.
 
     Call it after ``fit``: values above the range of the axis, even ∞, are drawn up to its top.
     """
     first, last = ends_of_area(low, high, 10 * abs(ax.get_ylim()[1]), axis.warp)
-    return ax.fill_between(
-        first.steps, first.values, last.values, color=tint(color, 0.2), linewidth=0, zorder=1.5
-    )
+    look: dict[str, Any] = {"color": tint(color, share), "linewidth": 0, "zorder": z}
+    return ax.fill_between(first.steps, first.values, last.values, **look)
 
 
 def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
