@@ -187,8 +187,14 @@ def plot_panels(
     zoom: float = 1.2,
     margin: float = MARGINS[0],
 ) -> Drawing:
-    """Draw panels beside each other in the place of an axis, or on a new one."""
-    ax = _new_axes(panels, zoom, margin) if ax is None else ax
+    """Draw panels beside each other in the place of an axis, or on a new one without a window."""
+    if ax is None:
+        scale = zoom * font_scale()
+        across = scale * CELL[0] * sum(panel.width for panel in panels)
+        up = scale * CELL[1] * max(panel.height for panel in panels)
+        figure = TextFigure(figsize=(across, up), dpi=150, facecolor=PAPER)
+        left, bottom, wide, high = panel_box(0, 0, across, up, figure, margin)
+        ax = figure.add_axes((left, bottom, wide, high))
     artists: Artists = {}
     gap = 0.18
     width = 1 / (len(panels) + gap * (len(panels) - 1))
@@ -233,12 +239,3 @@ class TextFigure(Figure):
         """As that of any figure."""
         with text_as_text():
             super().savefig(*args, **kwargs)
-
-
-def _new_axes(panels: Sequence[Panel], zoom: float, margin: float) -> Axes:
-    """An axis for panels beside each other on a new figure, which needs no window."""
-    scale = zoom * font_scale()
-    across = scale * CELL[0] * sum(panel.width for panel in panels)
-    up = scale * CELL[1] * max(panel.height for panel in panels)
-    figure = TextFigure(figsize=(across, up), dpi=150, facecolor=PAPER)
-    return figure.add_axes(tuple(panel_box(0, 0, across, up, figure, margin)))  # type: ignore[arg-type]

@@ -251,7 +251,11 @@ class AggregateInstrument(Instrument):
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         scale = self.view(history).yscale
-        shown = _largest_group(dict(_statistics(records)))
+        every = dict(_statistics(records))
+        # The numbers of layers or parameters, the first of each; without these, all numbers.
+        layered = [path for path in every if path[:1] and path[0] in NOUNS]
+        first = {path[:2]: every[path] for path in reversed(layered)}
+        shown = {path[:2]: first[path[:2]] for path in layered} or every
         if not shown:
             return Lines((Curve("value", nothing(records)),))
         # The statistics to draw as the line: the first that exists.
@@ -278,15 +282,6 @@ def _statistics(records: Series, path: Path = ()) -> Iterator[tuple[Path, Statis
         return
     for name in records.entries:
         yield from _statistics(records.column(name), (*path, name))
-
-
-def _largest_group(found: Mapping[Path, Statistics]) -> Mapping[Path, Statistics]:
-    """The numbers of layers or parameters, the first of each; without these, all numbers."""
-    first: dict[Path, Statistics] = {}
-    for path, one in found.items():
-        if path[:1] and path[0] in NOUNS:
-            first.setdefault(path[:2], one)
-    return first or found
 
 
 def _spread(found: Statistics) -> tuple[tuple[Line, Line], ...]:

@@ -383,17 +383,13 @@ def beyond(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
     artists: Artists = {}
     for name, found, height, marker in (("above", above, 1.0, "^"), ("below", below, 0.0, "v")):
         if any(one.size for one in found):
-            shown = _apart(axis.warp(np.unique(np.concatenate(found))), ends)
+            places = axis.warp(np.unique(np.concatenate(found)))
+            # One place of each part of the axis that is as wide as an arrow.
+            part = (ends[1] - ends[0]) / ARROWS or 1.0
+            _, first = np.unique(np.floor((places - ends[0]) / part), return_index=True)
             look = {"marker": marker, "markersize": 3.5, "linestyle": "none"}
-            artists[name] = at_height(ax, axis.unwarp(shown), height, MUTED, **look)
+            artists[name] = at_height(ax, axis.unwarp(places[first]), height, MUTED, **look)
     return artists
-
-
-def _apart(places: Floats, ends: Floats) -> Floats:
-    """One place of each part of an axis that is as wide as an arrow."""
-    part = (ends[1] - ends[0]) / ARROWS or 1.0
-    _, first = np.unique(np.floor((places - ends[0]) / part), return_index=True)
-    return places[first]
 
 
 def zero_line(ax: Axes) -> Artists:

@@ -278,7 +278,10 @@ class NumberLabels(Formatter):
         powers = np.log10(sizes)
         far = bool(sizes) and (min(sizes) < 0.9e-3 or max(sizes) > 1.1e4)
         if far and np.ptp(powers) > 0.95 and np.abs(powers - powers.round()).max() < 1e-6:
-            return [_power_label(value) for value in values]
+            # In the font of the other labels, and not in that of formulas.
+            texts = (f"10^{{{round(math.log10(abs(v)))}}}" if v else "0" for v in values)
+            signed = zip(("-" if value < 0 else "" for value in values), texts, strict=True)
+            return [f"$\\mathdefault{{{sign}{text}}}$" for sign, text in signed]
         for digits in range(3, 9):
             labels = [number_label(value, digits) for value in values]
             if len(set(labels)) == len(labels):
@@ -322,11 +325,3 @@ def number_label(value: float, digits: int = 3) -> str:
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{mantissa}e{int(exponent)}".replace("-", "−")
-
-
-def _power_label(value: float) -> str:
-    if value == 0:
-        return "0"
-    sign = "-" if value < 0 else ""
-    # In the font of the other labels, and not in that of formulas.
-    return f"$\\mathdefault{{{sign}10^{{{round(math.log10(abs(value)))}}}}}$"

@@ -45,7 +45,11 @@ class GrowingRun:
         named = (path, Path(f"{path}.jsonl"), Path(f"{path}.json"))
         file = next((one for one in named if one.is_file()), path)
         if file.is_dir():
-            raise ValueError(f"{file} is a directory, not a run: {_files_in(file)}")
+            names = sorted(o.name for o in file.iterdir() if o.suffix in (".jsonl", ".json"))
+            more = f" (or another of {len(names)})" if len(names) > 1 else ""
+            in_it = f"pass a file in it, such as {file / names[0]}{more}" if names else ""
+            advice = in_it or "pass the file that the run was written to"
+            raise ValueError(f"{file} is a directory, not a run: {advice}")
         with file.open("rb", buffering=BUFFER) as stream:
             beginning = stream.read(BEGINNING)
             if beginning.startswith(HEADER):
@@ -78,14 +82,6 @@ class GrowingRun:
             return None
         self._read_size = size
         return "" if self.history.steps else f"waiting for the first step of {self._path}"
-
-
-def _files_in(directory: Path) -> str:
-    names = sorted(file.name for file in directory.iterdir() if file.suffix in (".jsonl", ".json"))
-    if not names:
-        return "pass the file that the run was written to"
-    more = f" (or another of {len(names)})" if len(names) > 1 else ""
-    return f"pass a file in it, such as {directory / names[0]}{more}"
 
 
 def _problem(beginning: bytes) -> str:

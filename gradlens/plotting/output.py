@@ -62,15 +62,11 @@ def progress(steps: Sequence[int], label: str, stream: TextIO | None = None) -> 
     live, start, total = stream.isatty(), time.monotonic(), len(steps)
     for done, step in enumerate(steps, 1):
         yield step
-        bar = _bar(done, total, label, start)
+        filled, left = WIDTH * done // total, (time.monotonic() - start) / done * (total - done)
+        blocks = "█" * filled + "░" * (WIDTH - filled)
+        bar = f"{label} {blocks} {done}/{total}, {left:3.0f} s left"
         if live:
             stream.write("\r" + bar + ("\n" if done == total else ""))
             stream.flush()
         elif done * 10 // total > (done - 1) * 10 // total:
             stream.write(bar + "\n")
-
-
-def _bar(done: int, total: int, label: str, start: float) -> str:
-    filled = WIDTH * done // total
-    left = (time.monotonic() - start) / done * (total - done)
-    return f"{label} {'█' * filled}{'░' * (WIDTH - filled)} {done}/{total}, {left:3.0f} s left"

@@ -128,7 +128,8 @@ def _of_one(history: History, instruments: Sequence[Instrument]) -> list[Card]:
     titles: dict[str, str] = {}
     shown: set[str] = set()
     for panel in (*main, *(replace(one, group="layers") for one in maps)):
-        content, hint = panel.content, _hint(history, panel)
+        name, content = panel.names[0], panel.content
+        hint = _hint((*history.sources.get(name, Source()).kinds, name))
         titles = dict.fromkeys(panel.names, panel.title) | titles
         if isinstance(content, Lines):
             found.append(_lines_card(panel, repeat([history[name] for name in panel.names]), hint))
@@ -171,10 +172,8 @@ def _lines_card(panel: Panel, records: Iterable[Sequence[Series]], hint: str = "
     return Card(panel, hint, tuple(gaps(curve.line, series) for curve, series in found))
 
 
-def _hint(history: History, panel: Panel) -> str:
-    name = panel.names[0]
-    kinds = history.sources.get(name, Source()).kinds
-    return next((HINTS[kind] for kind in (*kinds, name) if kind in HINTS), "")
+def _hint(kinds: Iterable[str]) -> str:
+    return next((HINTS[kind] for kind in kinds if kind in HINTS), "")
 
 
 # Several runs -------------------------------------------------------------------------------
@@ -189,8 +188,7 @@ def _of_several(runs: Mapping[str, History]) -> list[Card]:
         words = name if name.endswith(one.words) else f"{name} · {one.words}"
         panel = one.panel({run: run for run in runs}, colors, words)
         records = [(runs[run][one.scalar.series],) for run in one.lines]
-        hint = next((HINTS[kind] for kind in one.scalar.kinds if kind in HINTS), "")
-        found.append(_lines_card(panel, records, hint))
+        found.append(_lines_card(panel, records, _hint(one.scalar.kinds)))
     return found
 
 
