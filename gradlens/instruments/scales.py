@@ -146,8 +146,9 @@ class Ruler:
 
     def locator(self, most: int) -> Locator:
         """About ``most`` ticks."""
-        fixed = self.ticks is not None
-        return FixedLocator(self.ticks or ()) if fixed else round_ticks(most, self.log, self.linear)
+        if self.ticks is not None:
+            return FixedLocator(self.ticks)
+        return round_ticks(most, self.log, self.linear)
 
     def apply(self, ax: Axes, across: bool = False, most: int = 5) -> None:
         """Give an axis of matplotlib this range, scale, and about ``most`` labels."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any, Literal
 
 import matplotlib
@@ -378,12 +378,9 @@ def _fitting(labels: Sequence[str], room: float) -> tuple[list[str], float]:
 
 
 def _first(labels: Sequence[str], room: float) -> list[str]:
-    shown: list[str] = []
-    for label in labels:
-        if sum(_room(other) for other in [*shown, label]) > room - points(16):
-            break
-        shown.append(label)
-    return shown
+    """The first labels that fit, with a number behind them."""
+    ends = accumulate(_room(label) for label in labels)
+    return [one for one, end in zip(labels, ends, strict=True) if end <= room - points(16)]
 
 
 def _room(label: str, space: float = SPACE) -> float:

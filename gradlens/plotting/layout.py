@@ -97,14 +97,18 @@ class Page:
 
     def places(self, width: float, height: float) -> tuple[tuple[Place, ...], ...]:
         """The panels of each row on a figure of this size, which they fill."""
-        cell = (height - self._fixed) / self._cells
-        heading, top = self._heading, self._header
-        tops = itertools.accumulate((heading + cell * _row_height(r) for r in self.rows),
-                                    initial=top)  # fmt: skip
-        return tuple(
-            _places(row, top + heading, width, cell * _row_height(row))
-            for row, top in zip(self.rows, tops, strict=False)
-        )
+        cell, top = (height - self._fixed) / self._cells, self._header
+        rows = []
+        for row in self.rows:
+            tall, unit = cell * _row_height(row), (width - 2 * EDGE) / _row_width(row)
+            top += self._heading
+            lefts = itertools.accumulate((panel.width * unit for panel in row), initial=EDGE)
+            placed = zip(row, lefts, strict=False)
+            rows.append(
+                tuple(Place(one, left, top, one.width * unit, tall) for one, left in placed)
+            )
+            top += tall
+        return tuple(rows)
 
     @property
     def _heading(self) -> float:
@@ -122,15 +126,6 @@ class Page:
     @property
     def _cells(self) -> float:
         return sum(_row_height(row) for row in self.rows)
-
-
-def _places(row: Row, top: float, across: float, height: float) -> tuple[Place, ...]:
-    unit = (across - 2 * EDGE) / _row_width(row)
-    lefts = itertools.accumulate((panel.width * unit for panel in row), initial=EDGE)
-    return tuple(
-        Place(panel, left, top, panel.width * unit, height)
-        for panel, left in zip(row, lefts, strict=False)
-    )
 
 
 # Pages --------------------------------------------------------------------------------------

@@ -38,14 +38,9 @@ class Following:
 
         All browsers share it. Long runs take long to read: no more than half of the time.
         """
-        if time.monotonic() >= self._next:
-            started = time.monotonic()
-            self._read_on()
-            elapsed = time.monotonic() - started
-            self._next = started + elapsed + max(self._interval, elapsed)
-        return self._page
-
-    def _read_on(self) -> None:
+        started = time.monotonic()
+        if started < self._next:
+            return self._page
         try:
             with warnings.catch_warnings():
                 # The page names what is left out.
@@ -57,6 +52,9 @@ class Following:
                     self._page = page(histories, self._title)
         except ValueError as error:
             self.news = str(error)
+        elapsed = time.monotonic() - started
+        self._next = started + elapsed + max(self._interval, elapsed)
+        return self._page
 
 
 def server(following: Following, port: int, interval: float) -> Server:
