@@ -210,12 +210,7 @@ def plot_panels(
 
 
 def panel_box(
-    left: float,
-    top: float,
-    width: float,
-    height: float,
-    figure: Figure,
-    margin: float = MARGINS[0],
+    left: float, top: float, width: float, height: float, figure: Figure, margin: float = MARGINS[0]
 ) -> list[float]:
     """Where an axis goes in a figure, given the cell in inches that holds it and its labels.
 

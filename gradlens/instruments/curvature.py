@@ -86,11 +86,10 @@ class StabilityInstrument(Instrument):
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         sharpness, threshold = (field_line(records, n) for n in ("sharpness", "threshold"))
-        latest, alarm = readout(field_line(records, "ratio"))
         return Lines(
             (Curve("sharpness", sharpness), Curve("threshold", threshold, MUTED, width=1.0)),
             scale="log",
-            latest=(f"ratio {latest}" if latest else "", alarm),
+            latest=readout(field_line(records, "ratio"), "ratio"),
             danger=threshold,
         )
 
@@ -107,12 +106,12 @@ class HessEigenvaluesInstrument(Instrument):
         if not layers:
             return Lines(layers={"λ": line(records)})
         failed = [step for step, good in records.having("converged").items() if not good]
-        text, alarm = readout(layers["λ1"])
+        first, alarm = readout(layers["λ1"], "λ1")
         share = f"{percent(len(failed) / len(records))} unconverged"
         return Lines(
             layers=layers,
             scale="log",
-            latest=(share if failed else f"λ1 {text}", alarm),
+            latest=(share if failed else first, alarm),
             uncertain=np.array(failed, dtype=np.float64),
         )
 
@@ -238,12 +237,11 @@ class CovarianceSpectrumInstrument(Instrument):
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         trace = field_line(records, "trace")
-        latest, alarm = readout(trace)
         return Lines(
             (Curve("trace", trace, INK),),
             eigenvalue_lines(records, MOST, ROUNDING),
             scale="log",
-            latest=(f"trace {latest}" if latest else "", alarm),
+            latest=readout(trace, "trace"),
         )
 
 

@@ -9,14 +9,7 @@ from typing import final
 
 import numpy as np
 
-from gradlens.history.histograms import (
-    Histogram,
-    by_parameter,
-    ends,
-    histogram,
-    latest,
-    percent,
-)
+from gradlens.history.histograms import Histogram, by_parameter, ends, histogram, latest, percent
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, line
 from gradlens.history.series import Series

@@ -8,15 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gradlens.history.history import History
-from gradlens.history.lines import (
-    PLAIN,
-    Line,
-    field_line,
-    line,
-    lines,
-    quantile_lines,
-    rms_lines,
-)
+from gradlens.history.lines import PLAIN, Line, field_line, line, lines, quantile_lines, rms_lines
 from gradlens.history.records import NOUNS
 from gradlens.history.scalars import scalars_of
 from gradlens.history.series import Series
@@ -170,11 +162,7 @@ class _NormsInstrument(Instrument):
         name = self.names[0]
         found = lines(history[name])
         (total,) = scalars_of(name, history[name], history.sources.get(name), history.parameters)
-        return Lines(
-            (Curve("total", total.line, INK),),
-            ordered(found, history),
-            scale=self.scale,
-        )
+        return Lines((Curve("total", total.line, INK),), ordered(found, history), scale=self.scale)
 
 
 class GradNormInstrument(_NormsInstrument):

@@ -44,11 +44,11 @@ class _NumbersInstrument(Instrument):
         labels = short_labels(self.names, kinds, self.labels)
         found = [network_line(history[name]) for name in self.names]
         colors = categorical_colors(len(found))
-        text, alarm = readout(found[-1])
+        shows_last = self.shows_last and len(found) > 1
         return Lines(
             tuple(map(Curve, labels, found, colors)),
             scale=self.scale or log_if_wide([one.values for one in found]),
-            latest=(f"{labels[-1]} {text}", alarm) if self.shows_last and len(found) > 1 else None,
+            latest=readout(found[-1], labels[-1]) if shows_last else None,
             words=self.words.format(label=labels[0]),
             spiky=self.spiky,
         )

@@ -325,17 +325,18 @@ class Panel:
         return max(1.0, min(0.5 + 0.25 * math.ceil(rows / 4), 2.5))
 
 
-def readout(line: Line) -> Readout:
-    """The latest value as text, and whether it is an alarm: it isn't finite for no known reason."""
+def readout(line: Line, name: str = "") -> Readout:
+    """The latest value as text, and whether it is an alarm: it isn't finite for no known reason.
+
+    The ``name`` of the value is in front of it.
+    """
     if not line.steps.size:
         return "", False
-    if line.finite[-1]:
-        return number_label(line.latest), False
+    text = f"{name} {number_label(line.latest)}".lstrip()
     last = line.steps[line.finite]
-    if not last.size:
-        return number_label(line.latest), not line.reason
-    since = line.steps[line.steps > last[-1]][0]
-    return f"{number_label(line.latest)} since step {since:,.0f}", not line.reason
+    if last.size and not line.finite[-1]:
+        text += f" since step {line.steps[line.steps > last[-1]][0]:,.0f}"
+    return text, not line.finite[-1] and not line.reason
 
 
 def any_finite(lines: Sequence[Line]) -> bool:

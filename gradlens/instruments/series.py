@@ -64,10 +64,7 @@ def in_force(name: str, steps: Floats, history: History) -> Line:
 
 
 def thin(
-    steps: Floats,
-    values: Floats,
-    columns: int = 400,
-    warp: Warp | None = None,
+    steps: Floats, values: Floats, columns: int = 400, warp: Warp | None = None
 ) -> tuple[Floats, Floats]:
     """At most about three points per column that draw the same picture as all of them.
 
@@ -111,11 +108,7 @@ def ends_of_area(low: Line, high: Line, top: float, warp: Warp | None = None) ->
 
 
 def trend(
-    line: Line,
-    warp: Warp | None = None,
-    windows: int = 20,
-    points: int = 240,
-    bridge: bool = False,
+    line: Line, warp: Warp | None = None, windows: int = 20, points: int = 240, bridge: bool = False
 ) -> Line:
     """Running median at about ``points`` places, over a ``windows``-th of the step axis.
 

@@ -16,17 +16,7 @@ from gradlens.instruments.numbers import short_labels
 from gradlens.instruments.panel import Curve, Lines, LineStyle, Map, Shape, Shapes
 from gradlens.instruments.scales import Ruler, padded
 from gradlens.instruments.series import LayerTable
-from gradlens.instruments.style import (
-    BLUE,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    PURPLE,
-    Color,
-    Entry,
-    tint,
-)
+from gradlens.instruments.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, Color, Entry, tint
 
 # Steps --------------------------------------------------------------------------------------
 

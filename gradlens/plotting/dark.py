@@ -10,13 +10,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axis import Axis
 from matplotlib.collections import Collection
-from matplotlib.colors import (
-    Colormap,
-    LinearSegmentedColormap,
-    to_hex,
-    to_rgb,
-    to_rgba_array,
-)
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_hex, to_rgb, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch

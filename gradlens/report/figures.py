@@ -28,17 +28,7 @@ from bokeh.plotting import figure
 from matplotlib.colors import Colormap, to_hex
 
 from gradlens.instruments.scales import Ruler, StepAxis
-from gradlens.instruments.style import (
-    ALARM,
-    BLUE,
-    COLORMAPS,
-    FAINT,
-    GRID,
-    INK,
-    MUTED,
-    PAPER,
-    Color,
-)
+from gradlens.instruments.style import ALARM, BLUE, COLORMAPS, FAINT, GRID, INK, MUTED, PAPER, Color
 from gradlens.plotting.dark import DARK, dark, dark_colormap
 from gradlens.report.plots import SHADES, Layer, Plot, to_places
 
