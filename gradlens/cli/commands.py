@@ -14,8 +14,6 @@ from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
-from matplotlib.figure import Figure
-
 from gradlens.cli.autopsy_text import spike_text, spikes_json, spikes_text
 from gradlens.cli.diagnosis_text import Diagnosis, as_json, as_text
 from gradlens.cli.export import DESTINATIONS, check_layers
@@ -36,6 +34,7 @@ from gradlens.diagnosis.rules import RULES
 from gradlens.diagnosis.samples import rank
 from gradlens.history.history import History
 from gradlens.instruments import Options
+from gradlens.instruments.axes import TextFigure
 from gradlens.instruments.style import PAPER
 from gradlens.numerics.unavailable import first_line
 from gradlens.plotting.animation import ANIMATIONS, animate
@@ -82,7 +81,7 @@ def _plot(options: argparse.Namespace) -> int:
             print(f"figure: {out}")
             return 0
         for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
-            figure = Figure(facecolor=PAPER)
+            figure = TextFigure(facecolor=PAPER)
             screen.draw(history, figure, page)
             path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
             write_figure(figure, path)

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias, final
 
-from matplotlib.figure import Figure
-
 from gradlens.cli.summary_text import as_csv, as_json, render
 from gradlens.history.history import History
+from gradlens.instruments.axes import TextFigure
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.loading import GrowingRun
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
@@ -62,7 +61,7 @@ class FileDisplay(FigureDisplay):
         self.path = path
 
     def show(self, path: Path, history: History) -> None:
-        figure = Figure(facecolor=PAPER)
+        figure = TextFigure(facecolor=PAPER)
         self._screen.draw(history, figure)
         write_figure(figure, self.path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,15 +221,10 @@ def panel_box(
     return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
 
 
-def text_as_text() -> AbstractContextManager[None]:
-    """While files are written, their texts can be searched, copied and edited."""
-    return matplotlib.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"})
-
-
 class TextFigure(Figure):
-    """A figure whose PDF, PostScript and SVG files have texts instead of outlines of letters."""
+    """A figure whose PDF, PostScript and SVG files have texts that can be searched and edited."""
 
     def savefig(self, *args: Any, **kwargs: Any) -> None:
         """As that of any figure."""
-        with text_as_text():
+        with matplotlib.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
             super().savefig(*args, **kwargs)

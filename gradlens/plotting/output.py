@@ -12,7 +12,7 @@ from typing import TextIO
 from matplotlib.figure import Figure
 
 from gradlens.history.run_file import replacing
-from gradlens.instruments.axes import TextFigure, text_as_text
+from gradlens.instruments.axes import TextFigure
 
 FIGURES = (".png", ".pdf", ".svg")
 DPI = 200
@@ -30,7 +30,7 @@ def check_suffix(path: Path, known: Sequence[str]) -> str:
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format that the ending of ``path`` says."""
     suffix = check_suffix(path, FIGURES)
-    with replacing(path) as partial, text_as_text():
+    with replacing(path) as partial:
         color = figure.get_facecolor()
         figure.savefig(partial, format=suffix.removeprefix("."), dpi=DPI, facecolor=color)
 

@@ -14,7 +14,7 @@ from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.lines import line
-from gradlens.history.records import LeftOutWarning
+from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument, Options
 from gradlens.instruments.instrument import step_axis
@@ -237,30 +237,25 @@ def limited(found: tuple[Shown, ...]) -> tuple[Shown, ...]:
 
 
 def _parts(instruments: Sequence[Instrument], history: History) -> tuple[Instrument, ...]:
-    chosen = _most_specific(instruments, history)
-    return _by_group((part for one in chosen for part in one.parts(history)), history)
+    """The instruments once for each panel, without what another draws by a more specific kind."""
+    kinds: dict[str, set[str]] = {}
+    for one in instruments:
+        for name in one.series(history):
+            kinds.setdefault(name, set()).add(one.kind(history, name))
+    parts: list[Instrument] = []
+    for one in instruments:
+        kept = []
+        for name in one.series(history):
+            kind, known = one.kind(history, name), history.sources.get(name, Source()).kinds
+            # Without a kind, it is drawn for another reason.
+            if not kind or kind == next(each for each in known if each in kinds[name]):
+                kept.append(name)
+        parts += replace(one, names=tuple(kept)).parts(history) if kept else ()
+    return _by_group(parts, history)
 
 
 def _by_group(parts: Iterable[Instrument], history: History) -> tuple[Instrument, ...]:
     return tuple(sorted(parts, key=lambda one: GROUPS.index(one.group(history))))
-
-
-def _most_specific(instruments: Sequence[Instrument], history: History) -> list[Instrument]:
-    """The instruments, each without the series that another one draws by a more specific kind."""
-    series = [(one, one.series(history)) for one in instruments]
-    kinds: dict[str, set[str]] = {}
-    for one, names in series:
-        for name in names:
-            kinds.setdefault(name, set()).add(one.kind(history, name))
-
-    def is_kept(one: Instrument, name: str) -> bool:
-        kind = one.kind(history, name)
-        if not kind:  # drawn for another reason than its kind
-            return True
-        return kind == next(k for k in history.sources[name].kinds if k in kinds[name])
-
-    kept = [(one, tuple(n for n in names if is_kept(one, n))) for one, names in series]
-    return [replace(one, names=names) for one, names in kept if names]
 
 
 def nothing(history: History) -> str:
