@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from matplotlib.figure import Figure
 
@@ -27,12 +27,14 @@ def check_suffix(path: Path, known: Sequence[str]) -> str:
     return suffix
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the ending of ``path`` says."""
-    suffix = check_suffix(path, FIGURES)
+def write_figure(figure: Figure, path: Path, options: Mapping[str, Any] = {}) -> None:
+    """Write a figure in the format that the ending of ``path`` says; folders are made.
+
+    ``options`` are passed to ``Figure.savefig``.
+    """
+    usual: dict[str, Any] = {"format": path.suffix.lower().removeprefix("."), "dpi": DPI}
     with replacing(path) as partial:
-        color = figure.get_facecolor()
-        figure.savefig(partial, format=suffix.removeprefix("."), dpi=DPI, facecolor=color)
+        figure.savefig(partial, **usual | {"facecolor": figure.get_facecolor()} | {**options})
 
 
 class NotebookFigure(TextFigure):

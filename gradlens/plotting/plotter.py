@@ -20,7 +20,7 @@ from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.comparison import compare
 from gradlens.plotting.layout import FigureSize, Look, pages
 from gradlens.plotting.loading import load_run
-from gradlens.plotting.output import NotebookFigure
+from gradlens.plotting.output import NotebookFigure, write_figure
 from gradlens.plotting.screen import Screen
 
 
@@ -190,9 +190,11 @@ class CockpitPlotter:
         if save_plot:
             beside = Path(source).parent if isinstance(source, (str, Path)) else Path()
             folder = beside if savedir is None else Path(savedir)
+            options = {**(savefig_kwargs or {})}
+            ending = str(options.pop("format", "png")).removeprefix(".")
             for name, figure in drawn.items():
                 file = "__".join(filter(None, (savename, name, savename_append)))
-                save(figure, folder, file, savefig_kwargs)
+                write_figure(figure, folder / f"{file}.{ending}", options)
         if show_plot:
             show(list(drawn.values()), block)
         return drawn.get("primary") or drawn["secondary"]
@@ -270,20 +272,7 @@ def default_title(source: object) -> str:
     return Path(source).stem if isinstance(source, (str, Path)) else "Cockpit"
 
 
-# Files and windows --------------------------------------------------------------------------
-
-
-def save(
-    figure: Figure, folder: Path, name: str, savefig_kwargs: Mapping[str, Any] | None = None
-) -> Path:
-    """Write a figure to a file, PNG unless ``savefig_kwargs`` has another ``format``."""
-    options: dict[str, Any] = {"format": "png", "dpi": 200, "facecolor": figure.get_facecolor()}
-    options |= savefig_kwargs or {}
-    options["format"] = str(options["format"]).removeprefix(".")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.{options['format']}"
-    figure.savefig(path, **options)
-    return path
+# Windows ------------------------------------------------------------------------------------
 
 
 def windowed(old: Figure | None) -> Figure:
