@@ -93,6 +93,12 @@ class Card:
         return shown.words + f"{DOT}{GREY}" * (isinstance(shown, Map) and shown.has_grey)
 
     @property
+    def why(self) -> str:
+        """Why there is nothing to draw, where there is nothing."""
+        shown = self.panel.content
+        return shown.why if isinstance(shown, Lines) else ""
+
+    @property
     def entries(self) -> list[tuple[str, Color]]:
         """What its key explains, and the colours of that."""
         match self.panel.content:

@@ -33,7 +33,7 @@ from gradlens.plotting.output import check_suffix
 from gradlens.plotting.screen import nothing
 from gradlens.report.content import Card, cards
 from gradlens.report.figures import IN_DARK, LIGHT, Shared, draw, in_dark, update, variables
-from gradlens.report.plots import HEIGHT, Plot, plots
+from gradlens.report.plots import Plot, plots
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ def _status(shown: Page, reload: bool = False) -> Any:
         match card.panel.content:
             case Lines() as one:
                 latest[key] = one.readout
-            case Map() as one:
-                bars[key] = _bar(one)[::2]
+            case Map():
+                bars[key] = (_bar(card) or ())[::2]
             case Picture() | Shapes(key=()):
                 words[key] = card.words
     pictures = {key: card.picture for key, card in shown.cards.items() if card.picture}
@@ -190,6 +190,7 @@ def _template(name: str) -> Template:
         "few": few,
         "number": number_label,
         "main": main_findings,
+        "bar": _bar,
         "extent": _extent,
         "coverage": _coverage,
     }
@@ -213,9 +214,9 @@ def _variables(shown: Page, live: bool) -> dict[str, Any]:
         counts = {most: -(-count // -(-count // most)) for most in (4, 3, 2)}
         return " ".join(f"--most-{most}: {number};" for most, number in counts.items())
 
-    sections: dict[str, list[dict[str, Any]]] = {}
+    sections: dict[str, list[Any]] = {}
     for key, card in shown.cards.items():
-        sections.setdefault(card.panel.group, []).append(_view(card, key, shown.plots[key]))
+        sections.setdefault(card.panel.group, []).append((key, card, shown.plots[key]))
     return {
         "heading": shown.title,
         "css": (FILES / "page.css").read_text("utf-8"),
@@ -229,28 +230,15 @@ def _variables(shown: Page, live: bool) -> dict[str, Any]:
     }
 
 
-def _view(card: Card, key: str, plots: Sequence[Plot]) -> dict[str, Any]:
-    """A card as the template shows it around its figures."""
-    shown = card.panel.content
-    return {
-        "key": key,
-        "title": card.panel.title,
-        "hint": card.hint,
-        "words": card.words,
-        "picture": card.picture,
-        "curves": card.entries,
-        "why": shown.why if isinstance(shown, Lines) and not plots else "",
-        "height": plots[0].height if plots else HEIGHT,
-        "bar": _bar(shown) if isinstance(shown, (Map, Picture)) else None,
-    }
-
-
-def _bar(shown: Map | Picture) -> tuple[str, str, str]:
+def _bar(card: Card) -> tuple[str, str, str] | None:
     """The colours of a map: its smallest value, the colours as CSS, its largest value."""
-    if isinstance(shown, Picture):
-        return "few", "var(--density)", "many"
-    low, high = shown.norm.vmin or 0.0, shown.norm.vmax or 0.0
-    return number_label(low), f"var(--{shown.colors})", number_label(high)
+    match card.panel.content:
+        case Picture():
+            return "few", "var(--density)", "many"
+        case Map(norm=norm, colors=colors):
+            low, high = norm.vmin or 0.0, norm.vmax or 0.0
+            return number_label(low), f"var(--{colors})", number_label(high)
+    return None
 
 
 # What a page says about its runs besides the figures ------------------------------------------
