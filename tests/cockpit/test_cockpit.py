@@ -25,7 +25,7 @@ import gradlens
 from gradlens import Cockpit, History, quantities, schedules
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.step import Step
-from tests.cases.references import per_sample_gradients_of_losses
+from tests.cases.references import assert_covered
 from tests.cases.steps import tracked_backward
 from tests.quantities.test_layer_quantities import everything as of_layers
 
@@ -271,20 +271,6 @@ def test_optimizer_that_steps_inside_the_backward_pass(model: nn.Module) -> None
     assert fused.history["NormTest"][0] == pytest.approx(plain.history["NormTest"][0], rel=1e-6)
 
 
-def assert_covered(model: nn.Module, losses: Tensor) -> None:
-    """All parameters, with the gradients of the losses ``[N]``."""
-    expected = per_sample_gradients_of_losses(losses, model)
-    cockpit, n = Cockpit(model, [quantities.NormTest()]), len(losses)
-    with gradlens.per_sample_gradients(model, batch_size=n) as gradients, cockpit(0, batch_size=n):
-        losses.mean().backward()
-    assert gradients.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
-    assert cockpit.coverage().share == 1
-    assert not cockpit.history.notes
-    assert math.isfinite(cockpit.history["NormTest"][0])
-
-
 def test_input_that_was_overwritten_is_not_needed() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double()
     model[1].weight.requires_grad_(False)
@@ -292,7 +278,7 @@ def test_input_that_was_overwritten_is_not_needed() -> None:
     losses = model[1](hidden).square().mean(1)
     with torch.no_grad():
         hidden.zero_()
-    assert_covered(model, losses)
+    assert_covered(model, losses, batch_size=5)
 
 
 class Centres(nn.Module):

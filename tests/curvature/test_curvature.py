@@ -7,7 +7,6 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -37,15 +36,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import curvlinops
     import torch._decomp.decompositions_for_jvp
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine cost more than these small matrices."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def operator_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,6 @@ from gradlens.numerics.running_statistics import RunningMean
 from tests.cases.curvature_cases import build, dense_ggn, dense_hessian
 
 SEEDS = 100
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine cost more than these small matrices."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def gaussian_matrix(size: int = 60, seed: int = 0) -> np.ndarray:

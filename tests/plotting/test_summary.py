@@ -122,6 +122,7 @@ def test_a_line_of_the_table() -> None:
     found = table(run([4.0] * 8 + [1.0, 2.0]))
     assert found["series"] == ["last", "trend", "change", "min", "step", "max", "step", "steps"]
     assert found["Loss"] == ["2", "████████▁▃", "↘", "-62%", "1", "8", "4", "0", "10"]
+    assert table(run([1.0, 20.0]))["Loss"][2:4] == ["↗", "×20"]
 
 
 def long_names() -> History:
