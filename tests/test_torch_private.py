@@ -80,60 +80,32 @@ def test_leaves_of_nested_containers() -> None:
 # Nodes ------------------------------------------------------------------------------------------
 
 
-def a_convolution() -> tuple[Tensor, dict[str, Any]]:
-    x, weight = leaf(2, 4, 5, 6), leaf(6, 2, 2, 2)
-    output = F.conv2d(x, weight, stride=(1, 2), padding=(2, 1), dilation=(2, 1), groups=2)
-    return output, {
-        "input": x,
-        "weight": weight,
-        "stride": (1, 2),
-        "padding": (2, 1),
-        "dilation": (2, 1),
-        "groups": 2,
-        "transposed": False,
-    }
+Saved = tuple[Tensor, dict[str, Any]]
+"""The output of an operation, and what its node should have saved."""
 
 
-def a_transposed_convolution() -> tuple[Tensor, dict[str, Any]]:
-    x = leaf(2, 4, 5)
-    return F.conv_transpose1d(x, leaf(4, 2, 2)), {"input": x, "transposed": True}
+def of_leaves(
+    operation: Callable[..., Tensor], numbers: dict[str, Any] | None = None, **shapes: Any
+) -> Callable[[], Saved]:
+    """An operation on leaves of these shapes, which its node saves under their names."""
+
+    def compute() -> Saved:
+        leaves = {name: leaf(*shape) for name, shape in shapes.items()}
+        return operation(*leaves.values()), leaves | (numbers or {})
+
+    return compute
 
 
-def a_linear_layer() -> tuple[Tensor, dict[str, Any]]:
-    x, weight = leaf(3, 4), leaf(4, 2)
-    output = torch.addmm(leaf(2), x, weight, alpha=3, beta=2)
-    return output, {"mat1": x, "mat2": weight, "alpha": 3, "beta": 2}
+HEADS = (2, 2, 4, 8)
+GEOMETRY = {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1), "groups": 2}
 
 
-def a_product() -> tuple[Tensor, dict[str, Any]]:
-    x, weight = leaf(3, 4), leaf(4, 2)
-    return x @ weight, {"self": x, "mat2": weight}
+def attention(*arguments: Tensor, **options: Any) -> Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(*arguments, **options)
 
 
-def a_batched_product() -> tuple[Tensor, dict[str, Any]]:
-    x, weight = leaf(2, 3, 4), leaf(2, 4, 2)
-    return torch.bmm(x, weight), {"self": x, "mat2": weight}
-
-
-def an_added_batched_product() -> tuple[Tensor, dict[str, Any]]:
-    x, weight = leaf(2, 3, 4), leaf(2, 4, 2)
-    return torch.baddbmm(leaf(2, 3, 2), x, weight, alpha=2), {
-        "batch1": x,
-        "batch2": weight,
-        "alpha": 2,
-    }
-
-
-def a_difference() -> tuple[Tensor, dict[str, Any]]:
-    return torch.sub(leaf(3), leaf(3), alpha=4), {"alpha": 4}
-
-
-def a_multiplication() -> tuple[Tensor, dict[str, Any]]:
-    x, y = leaf(3), leaf(3)
-    return x * y, {"self": x, "other": y}
-
-
-def an_embedding() -> tuple[Tensor, dict[str, Any]]:
+def an_embedding() -> Saved:
     indices = torch.tensor([[1, 2], [2, 0]])
     return F.embedding(indices, leaf(4, 3), padding_idx=2, scale_grad_by_freq=True), {
         "indices": indices,
@@ -142,7 +114,7 @@ def an_embedding() -> tuple[Tensor, dict[str, Any]]:
     }
 
 
-def an_embedding_bag(mode: str, number: int) -> tuple[Tensor, dict[str, Any]]:
+def an_embedding_bag(mode: str, number: int) -> Saved:
     indices, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
     return F.embedding_bag(indices, leaf(4, 3), offsets, mode=mode, padding_idx=2), {
         "indices": indices,
@@ -153,7 +125,7 @@ def an_embedding_bag(mode: str, number: int) -> tuple[Tensor, dict[str, Any]]:
     }
 
 
-def a_weighted_embedding_bag() -> tuple[Tensor, dict[str, Any]]:
+def a_weighted_embedding_bag() -> Saved:
     indices, weights = torch.tensor([1, 2, 3]), torch.rand(3)
     output = F.embedding_bag(
         indices, leaf(4, 3), torch.tensor([0, 2]), mode="sum", per_sample_weights=weights
@@ -161,7 +133,7 @@ def a_weighted_embedding_bag() -> tuple[Tensor, dict[str, Any]]:
     return output, {"per_sample_weights": weights}
 
 
-def a_layer_norm() -> tuple[Tensor, dict[str, Any]]:
+def a_layer_norm() -> Saved:
     x = leaf(3, 5)
     variance, mean = torch.var_mean(x.detach(), 1, correction=0, keepdim=True)
     return F.layer_norm(x, (5,), leaf(5), leaf(5), eps=0.5), {
@@ -171,7 +143,7 @@ def a_layer_norm() -> tuple[Tensor, dict[str, Any]]:
     }
 
 
-def a_group_norm() -> tuple[Tensor, dict[str, Any]]:
+def a_group_norm() -> Saved:
     x = leaf(3, 4, 5)
     variance, mean = torch.var_mean(x.detach().reshape(3, 2, 10), 2, correction=0)
     return F.group_norm(x, 2, leaf(4), leaf(4), eps=0.5), {
@@ -182,7 +154,7 @@ def a_group_norm() -> tuple[Tensor, dict[str, Any]]:
     }
 
 
-def a_batch_norm(training: bool) -> tuple[Tensor, dict[str, Any]]:
+def a_batch_norm(training: bool) -> Saved:
     x, mean, variance = leaf(6, 4), torch.randn(4), torch.rand(4)
     weight = leaf(4)
     of_batch, mean_of_batch = torch.var_mean(x.detach(), 0, correction=0)
@@ -198,39 +170,17 @@ def a_batch_norm(training: bool) -> tuple[Tensor, dict[str, Any]]:
     } | (statistics if training else {})
 
 
-def an_attention() -> tuple[Tensor, dict[str, Any]]:
-    query, key, value = (leaf(2, 2, 4, 8) for _ in range(3))
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.5)
-    return output, {
-        "query": query,
-        "key": key,
-        "value": value,
-        "is_causal": True,
-        "scale": 0.5,
-        "dropout_p": 0.0,
-    }
-
-
-def a_masked_attention() -> tuple[Tensor, dict[str, Any]]:
-    query, key, value = (leaf(2, 2, 4, 8) for _ in range(3))
+def a_masked_attention() -> Saved:
     mask = torch.randn(4, 4)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        output = F.scaled_dot_product_attention(query, key, value, mask)
-    return output, {"attn_mask": mask}
+    return attention(*(leaf(*HEADS) for _ in range(3)), attn_mask=mask), {"attn_mask": mask}
 
 
-def a_weight_norm() -> tuple[Tensor, dict[str, Any]]:
-    direction, length = leaf(3, 4), leaf(3, 1)
-    return torch._weight_norm(direction, length, 0), {"v": direction, "g": length, "dim": 0}
-
-
-def a_masked_selection() -> tuple[Tensor, dict[str, Any]]:
+def a_masked_selection() -> Saved:
     mask = torch.tensor([True, False, True])
     return leaf(3).masked_select(mask), {"mask": mask}
 
 
-def a_selection() -> tuple[Tensor, dict[str, Any]]:
+def a_selection() -> Saved:
     index = torch.tensor([2, 0])
     return leaf(3, 2).index_select(1, torch.tensor([1])).index_select(0, index), {
         "index": index,
@@ -238,15 +188,32 @@ def a_selection() -> tuple[Tensor, dict[str, Any]]:
     }
 
 
-SAVED: dict[str, Callable[[], tuple[Tensor, dict[str, Any]]]] = {
-    "AddmmBackward0": a_linear_layer,
-    "MmBackward0": a_product,
-    "BmmBackward0": a_batched_product,
-    "BaddbmmBackward0": an_added_batched_product,
-    "SubBackward0": a_difference,
-    "MulBackward0": a_multiplication,
-    "ConvolutionBackward0": a_convolution,
-    "ConvolutionBackward0 transposed": a_transposed_convolution,
+SAVED: dict[str, Callable[[], Saved]] = {
+    "AddmmBackward0": of_leaves(
+        lambda x, weight: torch.addmm(leaf(2), x, weight, alpha=3, beta=2),
+        {"alpha": 3, "beta": 2},
+        mat1=(3, 4),
+        mat2=(4, 2),
+    ),
+    "MmBackward0": of_leaves(torch.mm, self=(3, 4), mat2=(4, 2)),
+    "BmmBackward0": of_leaves(torch.bmm, self=(2, 3, 4), mat2=(2, 4, 2)),
+    "BaddbmmBackward0": of_leaves(
+        lambda x, weight: torch.baddbmm(leaf(2, 3, 2), x, weight, alpha=2),
+        {"alpha": 2},
+        batch1=(2, 3, 4),
+        batch2=(2, 4, 2),
+    ),
+    "SubBackward0": of_leaves(lambda: torch.sub(leaf(3), leaf(3), alpha=4), {"alpha": 4}),
+    "MulBackward0": of_leaves(torch.mul, self=(3,), other=(3,)),
+    "ConvolutionBackward0": of_leaves(
+        partial(F.conv2d, **GEOMETRY),
+        GEOMETRY | {"transposed": False},
+        input=(2, 4, 5, 6),
+        weight=(6, 2, 2, 2),
+    ),
+    "ConvolutionBackward0 transposed": of_leaves(
+        lambda x: F.conv_transpose1d(x, leaf(4, 2, 2)), {"transposed": True}, input=(2, 4, 5)
+    ),
     "EmbeddingBackward0": an_embedding,
     "EmbeddingBagBackward0 sum": partial(an_embedding_bag, "sum", 0),
     "EmbeddingBagBackward0 mean": partial(an_embedding_bag, "mean", 1),
@@ -256,9 +223,15 @@ SAVED: dict[str, Callable[[], tuple[Tensor, dict[str, Any]]]] = {
     "NativeGroupNormBackward0": a_group_norm,
     "NativeBatchNormBackward0 train": partial(a_batch_norm, True),
     "NativeBatchNormBackward0 eval": partial(a_batch_norm, False),
-    "ScaledDotProductFlashAttentionForCpuBackward0": an_attention,
+    "ScaledDotProductFlashAttentionForCpuBackward0": of_leaves(
+        partial(attention, is_causal=True, scale=0.5),
+        {"is_causal": True, "scale": 0.5, "dropout_p": 0.0},
+        **dict.fromkeys(("query", "key", "value"), HEADS),
+    ),
     "ScaledDotProductFlashAttentionForCpuBackward0 masked": a_masked_attention,
-    "WeightNormInterfaceBackward0": a_weight_norm,
+    "WeightNormInterfaceBackward0": of_leaves(
+        lambda v, g: torch._weight_norm(v, g, 0), {"dim": 0}, v=(3, 4), g=(3, 1)
+    ),
     "MaskedSelectBackward0": a_masked_selection,
     "IndexSelectBackward0": a_selection,
 }
@@ -678,7 +651,7 @@ def test_tensors_of_one_memory_have_the_same_storage_number() -> None:
 
 def private_names_of_torch() -> set[str]:
     """Those of modules, tensors and nodes; of torch itself, nothing private is imported anyway."""
-    node: Any = a_linear_layer()[0].grad_fn
+    node: Any = SAVED["AddmmBackward0"]()[0].grad_fn
     objects: list[Any] = [nn.Linear(1, 1), torch.ones(1), node, node.next_functions[0][0], torch]
     return {name for each in objects for name in dir(each) if is_private(name)}
 
