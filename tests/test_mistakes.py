@@ -74,12 +74,16 @@ def called(*arguments: Any, loss: Any = None, **given: Any) -> Cockpit:
     return cockpit
 
 
-def tracked(change: Callable[[Cockpit, nn.Module], None]) -> Cockpit:
-    """A cockpit after a step, or more, of a user's own."""
-    model = net()
-    cockpit = Cockpit(model, some())
-    change(cockpit, model)
-    return cockpit
+def of_loops(*loops: Callable[[Cockpit, nn.Module], None]) -> dict[str, Program]:
+    """Programs by the names of functions that take a step, or more, of a user's own."""
+
+    def program(loop: Callable[[Cockpit, nn.Module], None]) -> Cockpit:
+        model = net()
+        cockpit = Cockpit(model, some())
+        loop(cockpit, model)
+        return cockpit
+
+    return {loop.__name__: lambda _, loop=loop: program(loop) for loop in loops}
 
 
 def said(program: Program, folder: Path) -> str:
@@ -422,31 +426,18 @@ def parameters_without_model(_: Path) -> Cockpit:
 
 
 LOOPS: dict[str, Program] = {
-    "zero_grad is forgotten": lambda _: tracked(forgotten_zero_grad),
-    "steps begin anew in each epoch": lambda _: tracked(steps_of_epochs),
-    "a context is entered twice": lambda _: tracked(context_entered_twice),
-    "no backward pass": lambda _: tracked(no_backward),
-    "a backward pass before the context": lambda _: tracked(backward_before),
-    "two backward passes": lambda _: tracked(two_backwards),
-    "another loss's backward pass": lambda _: tracked(another_loss),
-    "a detached loss": lambda _: tracked(detached_loss),
-    "another model's loss": lambda _: tracked(another_model),
-    "a copy's loss": lambda _: tracked(copied_model),
-    "a model whose parameters were replaced": lambda _: tracked(parameters_replaced),
-    "an optimizer of replaced parameters": lambda _: tracked(optimizer_from_before),
-    "a layer that was replaced": lambda _: tracked(layer_replaced),
-    "a layer that was replaced, without per-sample gradients": replaced_for_updates,
-    "a loss that is missing": lambda _: tracked(loss_is_missing),
-    "two contexts of one forward pass": two_contexts_of_one_forward_pass,
-    "a model that only holds layers": functions_of_weights,
-    "a budget in a short run": nothing_for_the_budget,
-    "curvature of micro-batches": curvature_of_micro_batches,
-    "no last part of a batch": lambda _: tracked(never_the_last_part),
-    "steps after close": lambda _: tracked(used_after_close),
-    "log after close": lambda _: tracked(logged_after_close),
-    "Alpha of the root of a mean": root_of_a_mean,
-    "parameters without a model": parameters_without_model,
-}
+    **of_loops(
+        forgotten_zero_grad, steps_of_epochs, context_entered_twice, no_backward, backward_before,
+        two_backwards, another_loss, detached_loss, another_model, copied_model,
+        parameters_replaced, optimizer_from_before, layer_replaced, loss_is_missing,
+        never_the_last_part, used_after_close, logged_after_close,
+    ),
+    **{program.__name__: program for program in (
+        replaced_for_updates, two_contexts_of_one_forward_pass, functions_of_weights,
+        nothing_for_the_budget, curvature_of_micro_batches, root_of_a_mean,
+        parameters_without_model,
+    )},
+}  # fmt: skip
 
 
 # Plots, runs and the rest ------------------------------------------------------------------------
@@ -584,18 +575,14 @@ INTENDED: dict[str, Program] = {
     "zero_grad inside the context": lambda _: zeroed(lambda o: o.zero_grad(), inside=True),
     "zeros inside the context": lambda _: zeroed(lambda o: o.zero_grad(False), inside=True),
     "zeros by grad.data": lambda _: zeroed(by_data),
-    "micro-batches with steps of their own": lambda _: tracked(
-        micro_batches_with_steps_of_their_own
+    **of_loops(
+        micro_batches_with_steps_of_their_own, two_optimizers, info_of_the_users_own, closed_twice,
+        frozen_later, logged_under_any_name,
     ),
-    "an optimizer of some parameters": lambda _: tracked(two_optimizers),
-    "info of the user's own": lambda _: tracked(info_of_the_users_own),
-    "close twice": lambda _: tracked(closed_twice),
-    "a layer that is frozen": lambda _: tracked(frozen_later),
     "DataParallel on one device": on_one_device,
     "a part that is scripted": scripted_inside,
-    "values of any name": lambda _: tracked(logged_under_any_name),
     "no quantities": lambda _: train(Cockpit(model := net(), []), model),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INTENDED)
