@@ -401,18 +401,6 @@ def weighted_bag(x: Tensor, table: nn.Module, towards: Tensor) -> Tensor:
     return x + table(words_of(x, towards), per_sample_weights=weights)[:, None]
 
 
-def looked_up_positions(x: Tensor, table: nn.Module) -> Tensor:
-    return x + table(torch.arange(x.shape[1]))
-
-
-def looked_up_for_each(x: Tensor, table: nn.Module) -> Tensor:
-    return x + table(torch.arange(x.shape[1]).expand(len(x), -1))
-
-
-def looked_up_once(x: Tensor, table: nn.Module) -> Tensor:
-    return x + table(torch.arange(x.shape[1])[None])
-
-
 def encoder_layer(width: int, batch_first: bool) -> nn.Module:
     return nn.TransformerEncoderLayer(
         width, heads_of(width), 5, dropout=0.0, batch_first=batch_first
@@ -487,13 +475,14 @@ SEQUENCE_LAYERS: dict[str, Make] = {
         lambda x, p: (x.transpose(0, 1) + p).transpose(0, 1), (s.length, 1, s.width)
     ),
     "positions looked up": lambda s, r: Written(
-        looked_up_positions, nn.Embedding(s.length, s.width)
+        lambda x, table: x + table(torch.arange(x.shape[1])), nn.Embedding(s.length, s.width)
     ),
     "positions looked up for each": lambda s, r: Written(
-        looked_up_for_each, nn.Embedding(s.length, s.width)
+        lambda x, table: x + table(torch.arange(x.shape[1]).expand(len(x), -1)),
+        nn.Embedding(s.length, s.width),
     ),
     "positions looked up once": lambda s, r: Written(
-        looked_up_once, nn.Embedding(s.length, s.width)
+        lambda x, table: x + table(torch.arange(x.shape[1])[None]), nn.Embedding(s.length, s.width)
     ),
     "mixed positions": lambda s, r: Written(along_width, nn.Linear(s.length, s.length)),
     "windows": lambda s, r: Written(windows, nn.Linear(2 * s.width, s.width)),
@@ -819,25 +808,13 @@ def folded_positions_first(self: Called, x: Tensor) -> Tensor:
     return self.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2]).transpose(0, 1)
 
 
-def by_position(self: Called, x: Tensor) -> Tensor:
-    return torch.stack([self.layer(step) for step in x.unbind(1)], 1)
-
-
 def stacked_positions_first(self: Called, x: Tensor) -> Tensor:
     return torch.stack([self.layer(x[:, t]) for t in range(x.shape[1])]).transpose(0, 1)
-
-
-def positions_first(self: Called, x: Tensor) -> Tensor:
-    return self.layer(x.transpose(0, 1)).transpose(0, 1)
 
 
 def single_vectors(self: Called, x: Tensor) -> Tensor:
     vectors = x.reshape(-1, x.shape[-1]).unbind(0)
     return torch.stack([self.layer(vector) for vector in vectors]).reshape(x.shape)
-
-
-def single_samples(self: Called, x: Tensor) -> Tensor:
-    return torch.stack([self.layer(sample) for sample in x])
 
 
 WAYS: dict[str, Callable[[Called, Tensor], Tensor]] = {
@@ -867,11 +844,11 @@ WAYS: dict[str, Callable[[Called, Tensor], Tensor]] = {
     "masked tokens": masked_tokens,
     "folded": folded,
     "folded, positions first": folded_positions_first,
-    "by position": by_position,
+    "by position": lambda self, x: torch.stack([self.layer(step) for step in x.unbind(1)], 1),
     "stacked, positions first": stacked_positions_first,
-    "positions first": positions_first,
+    "positions first": lambda self, x: self.layer(x.transpose(0, 1)).transpose(0, 1),
     "single vectors": single_vectors,
-    "single samples": single_samples,
+    "single samples": lambda self, x: torch.stack([self.layer(sample) for sample in x]),
 }
 
 TOKEN_WAYS = {
