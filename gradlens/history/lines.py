@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-CHUNK = 2**22
 PLAIN = {float, int, bool, Undefined}
 """Types of numbers."""
 
@@ -81,7 +80,10 @@ def lines(series: Series, field: str = "") -> dict[str, Line]:
 def rms_lines(series: Series) -> dict[str, Line]:
     """A series of dicts of arrays as one line of root mean squares per key."""
     found = {name: series.column(name) for name in series.entries}
-    return {name: Line(one.steps, rms([*one.values()]), one.reason) for name, one in found.items()}
+    return {
+        name: Line(one.steps, np.array([*map(rms, one.values())]), one.reason)
+        for name, one in found.items()
+    }
 
 
 def rows(arrays: Sequence[Any], most: int | None = None) -> Floats:
@@ -90,11 +92,9 @@ def rows(arrays: Sequence[Any], most: int | None = None) -> Floats:
     Values that are neither arrays nor lists are rows of NaN.
     """
     found = [array[:most] if isinstance(array, (np.ndarray, list)) else [] for array in arrays]
-    lengths = np.array([len(one) for one in found], dtype=np.int64)
-    table = np.full((len(found), lengths.max(initial=0)), np.nan)
-    for length in np.unique(lengths):
-        same = np.flatnonzero(lengths == length)
-        table[same, :length] = np.array([found[place] for place in same], dtype=np.float64)
+    table = np.full((len(found), max(map(len, found), default=0)), np.nan)
+    for row, array in zip(table, found, strict=True):
+        row[: len(array)] = array
     return table
 
 
@@ -166,23 +166,11 @@ def number(value: Any) -> float:
     return float("nan")
 
 
-def rms(arrays: Sequence[Any]) -> Floats:
-    """Root mean square of each array ``[K]``; NaN for empty arrays and other values."""
-    usable = [isinstance(array, np.ndarray) and array.size > 0 for array in arrays]
-    result = np.full(len(arrays), np.nan)
-    places = [place for place, known in enumerate(usable) if known]
-    shapes = {arrays[place].shape for place in places}
-    for shape in shapes:
-        same = [place for place in places if arrays[place].shape == shape]
-        # Arrays are stacked in pieces of bounded size, because one call for each array is slow, and
-        # one call for all needs as much memory as the whole history.
-        size = math.prod(shape)
-        piece = max(1, CHUNK // size)
-        for start in range(0, len(same), piece):
-            chosen = same[start : start + piece]
-            stacked = np.stack([arrays[place] for place in chosen]).reshape(-1, size)
-            result[chosen] = np.sqrt(np.square(stacked, dtype=np.float64).mean(axis=1))
-    return result
+def rms(array: Any) -> float:
+    """Root mean square of an array; NaN for an empty one and other values."""
+    if not isinstance(array, np.ndarray) or not array.size:
+        return math.nan
+    return float(np.sqrt(np.square(array, dtype=np.float64).mean()))
 
 
 def quantiles(value: Any, shares: Sequence[float]) -> Floats:

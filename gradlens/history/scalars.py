@@ -134,7 +134,7 @@ def _size(value: Any) -> float:
     """A number as it is, with the reason of a NaN, and an array's root mean square."""
     if isinstance(value, float):
         return value
-    return float(rms([value])[0]) if _is_array(value) and value.ndim else number(value)
+    return rms(value) if _is_array(value) and value.ndim else number(value)
 
 
 def _over_all(reduce: Callable[[list[float]], Any], value: Mapping[str, Any]) -> float:
