@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.history.history import History
-from gradlens.history.setup import descent_threshold
+from gradlens.history.setup import threshold_at
 from gradlens.history.spikes import NEVER, Spike
 from gradlens.observers.evidence import Evidence, bad_tensors, evidence_of, steep_places
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
@@ -228,22 +228,18 @@ def _rates(info: Mapping[str, Any], history: History) -> dict[str, Any]:
     """The learning rate, and the sharpness that was recorded last."""
     optimizer = info.get("optimizer")
     rate = math.nan if optimizer is None else learning_rate(optimizer)
-    found = {"rate": rate}
-    for name in history.of_kind("Stability"):
-        series = history[name]
-        if series:
-            at = max(series)
-            known = {key: float(series[at][key]) for key in ("sharpness", "threshold")}
-            return {**found, **known, "sharpness_step": at}
-    for name in history.of_kind("HessMaxEV"):
-        series = history[name]
-        if series and type(optimizer) is SGD:
-            at = max(series)
-            momentum = max(float(group["momentum"]) for group in optimizer.param_groups)
-            threshold = descent_threshold(rate, momentum)
-            known = {"sharpness": float(series[at]), "threshold": threshold}
-            return {**found, **known, "sharpness_step": at}
-    return found
+    names = (name for kind in ("Stability", "HessMaxEV") for name in history.of_kind(kind))
+    series = next((history[name] for name in names if history[name]), None)
+    if series is None:
+        return {"rate": rate}
+    at = next(reversed(series))
+    known = series[at]
+    if not isinstance(known, Mapping):
+        setup = history.latest("setup")
+        threshold = math.nan if setup is None else threshold_at(setup, rate)
+        known = {"sharpness": known, "threshold": threshold}
+    found = {key: float(known[key]) for key in ("sharpness", "threshold")}
+    return {"rate": rate, **found, "sharpness_step": at}
 
 
 UNSCHEDULED = (
