@@ -80,6 +80,7 @@ class TrackedStep:
         self._gradients: Gradients | None = None
         self._factor: LossFactor | None = None
         self._start: Mapping[str, Tensor] | None = None
+        self._step: Step | None = None
         self._contexts: ExitStack | None = None
 
     def __del__(self) -> None:
@@ -284,6 +285,7 @@ class TrackedStep:
         if self._backpack is not None:
             self._backpack.release()
         self._gradients = self._factor = self._backpack = self._start = None
+        self._step = None
 
     def _finish(self) -> None:
         tracking, boundary, values = self._tracking, self._tracking.boundary, self._values
@@ -302,7 +304,7 @@ class TrackedStep:
         """What observers get of this context, also if an ``error`` has left it."""
         gradients = self._gradients
         if gradients is None:
-            return Outcome(error)
+            return Outcome(error, step=self._step)
         if self._own:
             gradients.reducer.finish()
         values, failed = gradients.reducer.values, gradients.reducer.failed
@@ -312,13 +314,13 @@ class TrackedStep:
         if self._own:
             reasons += self._missing(gradients).values()
         without = next(iter(reasons), "")
-        return Outcome(error, known, gradients.batch.samples, without)
+        return Outcome(error, known, gradients.batch.samples, without, self._step)
 
     def _compute(self) -> None:
         tracking, whole = self._tracking, self._whole()
         if whole is None or self._context.accumulating:
             return
-        step = self._step_of(whole)
+        self._step = step = self._step_of(whole)
         self._add_notes(step, whole)
         with torch.no_grad():
             if tracking.updates.interval is not None:
@@ -401,7 +403,7 @@ class TrackedStep:
 
     def _step_of(self, whole: Whole) -> Step:
         tracking, context, part = self._tracking, self._context, whole.part
-        parameters = tracking.setting.parameters
+        parameters, interval = tracking.setting.parameters, tracking.updates.interval
         untracked, removed = tracking.changed_parameters()
         present = [(name, parameters[name].grad) for name in part.missing]
         return Step(
@@ -424,7 +426,11 @@ class TrackedStep:
             lacking=frozenset(n for n, g in present if g is not None and has_nonzero(g)),
             missing=part.missing,
             gradient_scale=context.scale,
-            measures=[measure for each in self._values.computed for measure in each.measures],
+            measures=(
+                *(measure for each in self._values.computed for measure in each.measures),
+                *(() if interval is None else (interval.changed,)),
+                *(measure for each in self._observers for measure in each.measures),
+            ),
         )
 
     def _add_notes(self, step: Step, whole: Whole) -> None:

@@ -215,9 +215,13 @@ class PendingUpdate:
         if self._handle is not None:
             self._handle.remove()
 
+    def changed(self, _: Step) -> tuple[tuple[str, ...], Tensor]:
+        """Parameters, and whether they have changed since the update, as a measure."""
+        return self._changed
+
     def values(self, end: Step, start: Tensor | None) -> dict[str, Any]:
         """The quantities' values, from the projections at the ``start`` in all processes."""
-        names, flags = self._changed
+        names, flags = end.measured(self.changed)
         changed = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
         reason = self.overtaken
         if changed and not reason:

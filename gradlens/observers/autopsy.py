@@ -59,12 +59,13 @@ class Autopsies(Observer):
         """The sum of the gradient in front that the backward pass adds to."""
         self._jump: Spike | None = None
         self._evidence = Evidence()
+        self.measures = (self._sum_in_front,)
 
     def enter(self, context: StepContext) -> None:
         """Read the loss; if it has jumped, look at the graph while it is whole."""
         self._jump, self.reductions = None, ()
         self._part += 1
-        self._before = self._sum_in_front()
+        self._before = self._sum_in_front(None)
         passed: Tensor | None = context.info.get("loss")
         if passed is None:
             return
@@ -134,7 +135,7 @@ class Autopsies(Observer):
             **_rates(info, self._records.history),
         )
 
-    def _sum_in_front(self) -> Tensor | None:
+    def _sum_in_front(self, _: object) -> Tensor | None:
         """The sum of the gradient in front; ``None`` if there is none."""
         gradient = self._front.grad
         if gradient is None or type(gradient) is not Tensor or gradient.layout != torch.strided:
@@ -147,7 +148,8 @@ class Autopsies(Observer):
         A gradient scaler's steps have infinite ones, which it leaves out. What an earlier
         micro-batch, or a step that was skipped, has left in it isn't this pass's.
         """
-        info, total = context.info, self._sum_in_front()
+        info, step = context.info, outcome.step
+        total = self._sum_in_front(step) if step is None else step.measured(self._sum_in_front)
         if total is None:
             return
         is_finite = math.isfinite(abs(total.item()))

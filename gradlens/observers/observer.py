@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.history import History
+from gradlens.quantities.step import Measure, Step
 from gradlens.reductions import Reduction
 from gradlens.stateful import State
 
@@ -45,13 +46,15 @@ class Outcome:
     """How a context was left, with the per-sample gradients of its backward pass.
 
     ``values`` are reductions of these, ``samples`` is their number if it is known, and
-    ``without_values`` the reason why there are none. ``error`` has left the context.
+    ``without_values`` the reason why there are none. ``error`` has left the context. ``step`` is
+    the tracked step, if there is one.
     """
 
     error: BaseException | None = None
     values: Values = field(default_factory=dict)
     samples: int | None = None
     without_values: str = ""
+    step: Step | None = None
 
 
 class Observer:
@@ -65,6 +68,8 @@ class Observer:
     """Whether it is told of steps alone whose samples have ids."""
     reductions: Sequence[Reduction] = ()
     """What it needs of the per-sample gradients of the backward pass in the present context."""
+    measures: Sequence[Measure] = ()
+    """What it measures of a tracked step, as quantities do."""
 
     def enter(self, context: StepContext) -> None:
         """A context is entered: the loss's graph is whole, and the last update is over."""
