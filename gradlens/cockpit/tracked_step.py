@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -81,6 +82,7 @@ class TrackedStep:
         self._factor: LossFactor | None = None
         self._start: Mapping[str, Tensor] | None = None
         self._step: Step | None = None
+        self._add_up: Tensor | None = None
         self._contexts: ExitStack | None = None
 
     def __del__(self) -> None:
@@ -285,7 +287,7 @@ class TrackedStep:
         if self._backpack is not None:
             self._backpack.release()
         self._gradients = self._factor = self._backpack = self._start = None
-        self._step = None
+        self._step = self._add_up = None
 
     def _finish(self) -> None:
         tracking, boundary, values = self._tracking, self._tracking.boundary, self._values
@@ -320,7 +322,10 @@ class TrackedStep:
         tracking, whole = self._tracking, self._whole()
         if whole is None or self._context.accumulating:
             return
-        self._step = step = self._step_of(whole)
+        step = self._step_of(whole)
+        if self._add_up is not None and not step.measured(self._losses_add_up):
+            step = replace(step, individual_losses=None, without_losses=OTHER_LOSS)
+        self._step = step
         self._add_notes(step, whole)
         with torch.no_grad():
             if tracking.updates.interval is not None:
@@ -387,7 +392,14 @@ class TrackedStep:
             found, add_up = self._gradients.losses()
         except UnavailableError as reason:
             return None, PASS_LOSSES.format(why=reason)
-        return (found, "") if bool(add_up) else (None, OTHER_LOSS)
+        if self._is_part:
+            return (found, "") if bool(add_up) else (None, OTHER_LOSS)
+        self._add_up = add_up  # read from the device with all else that is measured
+        return found, ""
+
+    def _losses_add_up(self, _: Step) -> Tensor | None:
+        """Whether the losses of samples that were read off the graph add up to the loss."""
+        return self._add_up
 
     def _loss_weight(self, whole: BatchPart) -> float:
         """That of ``Step``; a NaN with the reason if it isn't known."""
@@ -427,6 +439,7 @@ class TrackedStep:
             missing=part.missing,
             gradient_scale=context.scale,
             measures=(
+                self._losses_add_up,
                 *(measure for each in self._values.computed for measure in each.measures),
                 *(() if interval is None else (interval.changed,)),
                 *(measure for each in self._observers for measure in each.measures),

@@ -363,7 +363,7 @@ NOT_SAVED = re.compile(
             r"plans",  # found again
             r"\.history|\._file|has_recorded|is_continued",  # in the run's file
             r"\.boundary|\._boundary",  # the step of notes
-            r"\.updates\.(_pending|interval)|_ends\[(Alpha|every third step)\]",  # not continued
+            r"\.updates\.(pending|interval)|_ends\[(Alpha|every third step)\]",  # not continued
             r"eager_calls\.needed",  # needed by what waited
             r"\.updates\._end_step|\.assembly\._differ",  # found at the next context
             r"\.Autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
