@@ -290,26 +290,12 @@ def positions_stacked(program: Program, model: Any, inputs: Any) -> Losses:
 
 
 LOSSES: dict[str, Callable[[Program, Any, Any], Losses]] = {
-    each.__name__: each
-    for each in (
-        of_pooled,
-        of_one_number,
-        of_elements,
-        of_matrix,
-        of_tokens,
-        of_masked,
-        of_entities,
-        heads_added,
-        heads_stacked,
-        heads_on_elements,
-        passes_stacked,
-        passes_on_the_same,
-        parts_together,
-        parts_stacked,
-        of_pairs,
-        positions_stacked,
+    each.__name__: each for each in (
+        of_pooled, of_one_number, of_elements, of_matrix, of_tokens, of_masked, of_entities,
+        heads_added, heads_stacked, heads_on_elements, passes_stacked, passes_on_the_same,
+        parts_together, parts_stacked, of_pairs, positions_stacked,
     )
-}
+}  # fmt: skip
 
 
 def draw_program(source: random.Random) -> Program:

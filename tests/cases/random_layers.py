@@ -817,49 +817,31 @@ def single_vectors(self: Called, x: Tensor) -> Tensor:
     return torch.stack([self.layer(vector) for vector in vectors]).reshape(x.shape)
 
 
-WAYS: dict[str, Callable[[Called, Tensor], Tensor]] = {
-    "once": once,
-    "chunks": chunks,
-    "rows": rows,
-    "permuted": permuted,
-    "sorted": sorted_by_key,
-    "flipped": flipped,
-    "both orders": both_orders,
-    "masked": masked,
-    "masked where": masked_where,
-    "masked scatter": masked_scatter,
-    "added to some": added_to_some,
-    "row by row or not": row_by_row_or_not,
-    "every other sample": every_other_sample,
-    "two views": two_views,
-    "interleaved views": interleaved_views,
-    "checkpointed": checkpointed,
-    "residual": residual,
-    "twice": twice,
-    "in place": in_place,
-    "written into": written_into,
-    "routed": routed,
-    "routed tokens": routed_tokens,
-    "routed in order": routed_in_order,
-    "masked tokens": masked_tokens,
-    "folded": folded,
-    "folded, positions first": folded_positions_first,
+Way = Callable[[Called, Tensor], Tensor]
+
+
+def named(*ways: Way) -> dict[str, Way]:
+    return {way.__name__.replace("_", " "): way for way in ways}
+
+
+WAYS: dict[str, Way] = {
+    **named(
+        once, chunks, rows, permuted, sorted_by_key, flipped, both_orders, masked, masked_where,
+        masked_scatter, added_to_some, row_by_row_or_not, every_other_sample, two_views,
+        interleaved_views, checkpointed, residual, twice, in_place, written_into, routed,
+        routed_tokens, routed_in_order, masked_tokens, folded, folded_positions_first,
+    ),
     "by position": lambda self, x: torch.stack([self.layer(step) for step in x.unbind(1)], 1),
-    "stacked, positions first": stacked_positions_first,
+    **named(stacked_positions_first),
     "positions first": lambda self, x: self.layer(x.transpose(0, 1)).transpose(0, 1),
-    "single vectors": single_vectors,
+    **named(single_vectors),
     "single samples": lambda self, x: torch.stack([self.layer(sample) for sample in x]),
-}
+}  # fmt: skip
 
 TOKEN_WAYS = {
-    "routed tokens",
-    "routed in order",
-    "masked tokens",
-    "folded",
-    "folded, positions first",
-    "by position",
-    "stacked, positions first",
-}
+    "routed tokens", "routed in order", "masked tokens", "folded", "folded positions first",
+    "by position", "stacked positions first",
+}  # fmt: skip
 """They take positions apart, so that the layer sees ``[rows, D]``."""
 
 INNERMOST_WAYS = {"positions first", "single vectors", "single samples"}

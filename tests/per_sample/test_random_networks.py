@@ -49,7 +49,7 @@ REORDERED = (
     ),
     Recipe(
         *(291909, 2, 3, 6, "features"),
-        (Part("codebook", ("sorted",), 564),),
+        (Part("codebook", ("sorted by key",), 564),),
         *("cross_entropy", "mean", 2, True, False, False),
     ),
 )
