@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from gradlens.curvature.probe import Probe
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.hooks import takes_hooks
 from gradlens.graph.loss import LossReduction
+from gradlens.history.series import EXACT
 from gradlens.history.spikes import SampleId
 from gradlens.quantities.presets import configuration, named
 from gradlens.quantities.quantity import Quantity
@@ -209,11 +210,6 @@ def trainable_parameters(
 # Of a context ---------------------------------------------------------------------------------
 
 
-MOST_STEPS = 2**53
-"""A run's steps are less than this: its file can't be read with larger ones, since other programs
-read whole numbers as floats."""
-
-
 def step_number(global_step: Any) -> int:
     """The global step as an int.
 
@@ -226,7 +222,7 @@ def step_number(global_step: Any) -> int:
             f"global_step={_short(global_step)} is not a whole number: pass the number of the "
             "training step, and all else by name, as in cockpit(step, loss=loss)"
         ) from None
-    if not 0 <= step < MOST_STEPS:
+    if not 0 <= step < EXACT:  # since other programs read a file's whole numbers as floats
         raise ValueError(
             f"global_step={_short(step)} is not from 0 to 2**53 - 1: pass the number of the "
             "training step, counted from 0"
@@ -246,11 +242,10 @@ def checked_info(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     ``TypeError`` or ``ValueError`` names what is of the wrong kind.
     """
     known = {**info, **{name: value for name, value in given.items() if value is not None}}
-    for name in READ & known.keys():
-        if known[name] is None:
-            del known[name]
-        elif name in _CHECKED:
-            known[name] = _CHECKED[name](known[name])
+    for name, check in _CHECKED.items():
+        value = known.pop(name, None)
+        if value is not None:
+            known[name] = value if check is None else check(value)
     return known
 
 
@@ -293,18 +288,17 @@ def _ids(given: Any) -> tuple[SampleId, ...]:
     )
 
 
-_CHECKED = {
+_CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
     "loss": _loss,
     "loss_scale": _loss_scale,
     "optimizer": _optimizer,
     "batch_size": operator.index,
     "individual_losses": torch.as_tensor,
     "ids": _ids,
+    "scaler": None,
+    "outputs": None,
 }
-"""The function that checks each entry of ``info`` which could be of a wrong kind."""
-
-READ = {*_CHECKED, "scaler", "outputs"}
-"""What gradlens itself reads from ``info``."""
+"""What gradlens itself reads from ``info``, and the function that checks it, if there is one."""
 
 
 def _of_kind(value: object, kind: Any, name: str, noun: str, instead: str) -> Any:

@@ -116,11 +116,6 @@ class ForwardPasses:
         return has_means and (not self._quantities or bool(self.active_at(global_step)))
 
     @property
-    def begins(self) -> bool:
-        """Whether there are quantities whose first step is still to come."""
-        return bool([quantity for quantity in self._quantities if not quantity.has_started])
-
-    @property
     def next_steps(self) -> tuple[int, ...]:
         """The step that comes next, if the last ones follow each other at one distance."""
         distances = {after - before for before, after in pairwise(self._past)}
@@ -188,7 +183,7 @@ class ForwardPasses:
         self.eager_calls.run_if(needs_next_step or not self.of_graphs.isdisjoint(active))
         # Without means, hooks would take a tenth of a plain step of a small network for nothing.
         may_be_tracked = needs_next_step or not steps or any(map(self.has_means, steps))
-        needed = may_be_tracked or self._is_compiled or self.begins
+        needed = may_be_tracked or self._is_compiled
         # From what the model is called with, the number of samples is read.
         if self._model is not None and needed != self._keeps_calls:
             self._keeps_calls = needed

@@ -468,7 +468,7 @@ def activation_share(activation: Activation, output: Tensor) -> tuple[str, Tenso
         others = [axis for axis in range(output.dim()) if axis != unit]
         return "dead", (output.detach().amax(others) <= 0).float().mean()
     if kind in ("tanh", "sigmoid"):
-        low, high = (-1.0, 1.0) if kind == "tanh" else (0.0, 1.0)
+        low, high = RANGES[kind]
         margin = SATURATED * (high - low)
         found = output.detach()
         ends = (found <= low + margin) | (found >= high - margin)

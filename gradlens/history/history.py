@@ -214,10 +214,14 @@ class History:
 
     def latest(self, kind: str) -> Any:
         """The latest coverage or setup, which holds from then on; ``None`` for other kinds."""
-        of_kind: Mapping[str, Mapping[int, Any]]
-        of_kind = {"setup": self.setups, "coverage": self.coverages}
+        of_kind: dict[str, Mapping[int, Any]] = {"setup": self.setups, "coverage": self.coverages}
         found = of_kind.get(kind)
         return found[max(found)] if found else None
+
+    @property
+    def _by_step(self) -> Mapping[str, dict[int, Any]]:
+        """What is said once of a step, by the kinds of records."""
+        return {"setup": self.setups, "coverage": self.coverages, "spike": self.spikes}
 
     def take_in(self, step: int, kind: str, content: Any) -> None:
         """Take in what a record says of a step besides values: see ``records.KINDS``."""
@@ -228,18 +232,14 @@ class History:
                 self.findings.append(content)
             case "facts":
                 self.add_facts(step, encoded(content))
-            case "spike":
-                self.spikes[step] = content
             case "spending":
                 self.spending = content
             case "samples":
                 self.samples = content
             case "rewind":
                 self.rewind(step, content)
-            case "coverage":
-                self.coverages[step] = content
-            case "setup":
-                self.setups[step] = content
+            case _:
+                self._by_step[kind][step] = content
 
     def _at(self, step: int) -> dict[str, Value]:
         found = {name: one[step] for name, one in self._series.items() if step in one}
@@ -348,9 +348,7 @@ class History:
             yield {"step": note.step, "note": note.text}
         for finding in self.findings:
             yield {"step": finding.step, "finding": finding}
-        by_step: Mapping[str, Mapping[int, Any]]
-        by_step = {"setup": self.setups, "coverage": self.coverages, "spike": self.spikes}
-        for kind, found in by_step.items():
+        for kind, found in self._by_step.items():
             for step, content in found.items():
                 yield {"step": step, kind: content}
         if self.spending is not None:
