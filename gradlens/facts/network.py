@@ -491,10 +491,11 @@ def activation_shares(network: Network) -> dict[str, Tensor]:
 def setup_of(
     setting: Setting,
     info: Mapping[str, Any],
-    graph: tuple[Network, Loss] | None,
+    network: Network | None,
+    loss: Loss | None,
     rows: Sequence[Rows],
 ) -> Setup:
-    """The setup; the ``graph`` is that of a network and of the loss that it has computed."""
+    """The setup: without a ``network`` and its ``loss``, as far as it is known from the rest."""
     model, parameters, optimizer = setting.model, setting.parameters, info.get("optimizer")
     names = {id(p): name for name, p in parameters.items()}
     found = () if optimizer is None else groups(optimizer, names)
@@ -514,9 +515,8 @@ def setup_of(
         input_kind=("real" if rows[-1].is_real else "integers") if rows else "",
         input_normalised=model is not None and _begins_normalised(model),
     )
-    if graph is None:
+    if network is None or loss is None:
         return setup
-    network, loss = graph
     return replace(
         setup,
         loss=loss.name,

@@ -76,41 +76,41 @@ class FactRecorder(Observer):
 
     def enter(self, context: StepContext) -> None:
         """Read the loss's graph while it is whole; the last update is over."""
-        step, info = context.global_step, context.info
-        optimizer = info.get("optimizer")
+        info = context.info
+        optimizer, given = info.get("optimizer"), info.get("loss")
         self._optimizer.enter(optimizer)
-        if not (self._goes_on and self._present is not None and self._present.step == step):
+        facts = self._present
+        if facts is None or not self._goes_on or facts.step != context.global_step:
             self.skip()
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
-            self._present = StepFacts(step, of_layers={} if is_layer_step else None)
+            facts = StepFacts(context.global_step, of_layers={} if is_layer_step else None)
+            self._present = facts
             self._steps += 1
-        given = info.get("loss")
-        graph = None
-        is_first = self._present.of_layers is not None and not self._goes_on
-        if is_first and given is not None and given.grad_fn is not None:
-            graph = Graph(given)
+        if given is not None and given.grad_fn is None:
+            given = None
+        is_first = facts.of_layers is not None and not self._goes_on
+        graph = Graph(given) if is_first and given is not None else None
+        if graph is not None:
             self._calls = max(len(calls_behind(graph, self._setting.model)), 1)
         call = latest_call(self._setting.model, self._calls)
         if call is not None and call is not self._call():
             self._call = weakref.ref(call)
             rows = rows_of(call)
-            self._present.rows += [] if rows is None else [rows]
-        self._present.ids += info.get("ids", ())
+            facts.rows += [] if rows is None else [rows]
+        facts.ids += info.get("ids", ())
         loss = None
-        if given is not None and given.grad_fn is not None:
-            loss = read_loss(given, _samples(self._present.rows, info), loss_scale(info))
-            if given.numel() == 1:
-                self._read_loss(self._present, loss, info)
+        if given is not None:
+            scale = loss_scale(info)
+            loss = read_loss(given, _samples(facts.rows, info), scale)
+            self._read_loss(facts, loss, scale)
         if optimizer is not None:
-            self._present.numbers["lr"] = learning_rate(optimizer)
-            self._present.numbers["stateless"] = float(not optimizer.state)
-        if is_first and loss is not None:
-            self._present.numbers |= output_columns(loss)
+            facts.numbers["lr"] = learning_rate(optimizer)
+            facts.numbers["stateless"] = float(not optimizer.state)
         if is_first:
-            self._read_network(self._present, graph, loss, info)
+            self._read_network(facts, graph, loss, info)
 
-    def _read_loss(self, facts: StepFacts, loss: Loss, info: Mapping[str, Any]) -> None:
-        found, scale = loss_rows(loss), loss_scale(info)
+    def _read_loss(self, facts: StepFacts, loss: Loss, scale: float) -> None:
+        found = loss_rows(loss)
         value = loss.value.detach().reshape(()).float() / scale
         facts.parts.append((value, scale != 1, found.count or loss.samples))
         if loss.function is None and loss.squared is None:
@@ -126,13 +126,12 @@ class FactRecorder(Observer):
     ) -> None:
         network = None
         if graph is not None and loss is not None:
-            network = Network(graph, self._setting.names), loss
-            strangers = self._strangers.numbers(network[0].strangers)
-            facts.of_layers = activation_shares(network[0]) | strangers | dense_labels(network[1])
-            facts.numbers["unlogged"] = float(network[0].unlogged)
-            beyond = network[0].beyond
+            network = Network(graph, self._setting.names)
+            strangers, beyond = self._strangers.numbers(network.strangers), network.beyond
+            facts.of_layers = activation_shares(network) | strangers | dense_labels(loss)
+            facts.numbers |= output_columns(loss) | {"unlogged": float(network.unlogged)}
             facts.numbers |= {} if beyond is None else {"targets_beyond": beyond}
-        setup = setup_of(self._setting, info, network, facts.rows)
+        setup = setup_of(self._setting, info, network, loss, facts.rows)
         self._run.take_in(facts.step, "setup", setup)
         if setup.groups and not any(name for group in setup.groups for name in group.parameters):
             self._run.note(facts.step, OTHER_OPTIMIZER)
