@@ -26,7 +26,6 @@ from gradlens.instruments.series import (
     SMOOTH_FROM,
     ends_of_area,
     lowest_and_highest,
-    quantiles,
     short_names,
     smooth,
     thin,
@@ -91,14 +90,12 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
         fronts[one.name] = [*drawn.values()][-1]
     shown.up(axis.warp).apply(ax)
     separate(ax, [fronts[one.name] for one in shown.finite_curves if one.style is None])
-    for one in shown.finite_curves:
+    for one in (*shown.finite_curves, *shown.layer_curves):
         for number, (low, high) in enumerate(one.spreads, 1):
             name = f"{one.name} band" + f" {number}" * (number > 1)
-            artists[name] = band(ax, axis, low, high, one.color)
-    if not shown.few:
-        low, first, third, high = quantiles(layers, (0, 0.25, 0.75, 1))
-        artists["range"] = band(ax, axis, low, high, tint(BLUE, 0.6))
-        artists["quartiles"] = band(ax, axis, first, third, BLUE)
+            # The narrowest is the darkest.
+            color = one.color if number == len(one.spreads) else tint(one.color, 0.6)
+            artists[name] = band(ax, axis, low, high, color)
     named = _names_at_ends(ax, shown)
     artists |= named
     dashed = {name for name, front in fronts.items() if front.is_dashed()}

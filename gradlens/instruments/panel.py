@@ -41,8 +41,9 @@ Readout = tuple[str, bool]
 class Curve:
     """A number per step.
 
-    ``spreads`` are the lower and the upper ends of intervals around it. A curve without a
-    ``style`` is solid, or dashed where it would hide an earlier one; ``width`` is in points.
+    ``spreads`` are the lower and the upper ends of intervals around it, the widest first. A curve
+    without a ``style`` is solid, or dashed where it would hide an earlier one; ``width`` is in
+    points.
     """
 
     name: str
@@ -210,9 +211,9 @@ class Lines:
             named = zip(layers.items(), sequence_colors(len(layers)), strict=True)
             return tuple(Curve(name, line, color, width) for (name, line), color in named)
         low, high = lowest_and_highest(layers)
-        (middle,) = quantiles(layers, (0.5,))
+        least, first, middle, third, most = quantiles(layers, (0, 0.25, 0.5, 0.75, 1))
         return (
-            Curve("median", middle, BLUE, 1.4),
+            Curve("median", middle, BLUE, 1.4, spreads=((least, most), (first, third))),
             Curve("lowest", layers[low], PURPLE, 0.8),
             Curve("highest", layers[high], ORANGE, 0.8),
         )

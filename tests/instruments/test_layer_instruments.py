@@ -88,9 +88,12 @@ def test_many_layers_are_a_band() -> None:
     records = {s: {"layers": {str(n): float(n + s) for n in range(21)}} for s in (1, 2)}
     drawing = LayerLinesInstrument().plot(recorded("OutputNorm", records))
     assert heights(drawing, "median") == [11, 12]
-    paths = {name: drawing.artists[name].get_paths()[0] for name in ("range", "quartiles")}  # type: ignore[attr-defined]
-    assert [paths["range"].get_extents().ymin, paths["range"].get_extents().ymax] == [1, 22]
-    assert [paths["quartiles"].get_extents().ymin, paths["quartiles"].get_extents().ymax] == [6, 17]
+    paths = {
+        name: drawing.artists[name].get_paths()[0] for name in ("median band", "median band 2")
+    }  # type: ignore[attr-defined]
+    extents = {name: path.get_extents() for name, path in paths.items()}
+    assert [extents["median band"].ymin, extents["median band"].ymax] == [1, 22]
+    assert [extents["median band 2"].ymin, extents["median band 2"].ymax] == [6, 17]
     assert "median of 21" in shown_texts(drawing.figure)
 
 
