@@ -10,10 +10,9 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line
+from gradlens.history.lines import Line
 from gradlens.history.records import Source
 from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
@@ -35,13 +34,8 @@ INFINITE = "infinite"
 UNKNOWN = "not a number"
 
 
-@dataclass(frozen=True)
-class Gaps:
-    """Steps ``[G]`` whose value isn't a finite number, and which of the ``reasons`` each has."""
-
-    steps: Floats
-    which: NDArray[np.uint8]
-    reasons: tuple[str, ...]
+Gaps = Mapping[float, str]
+"""Why there is no finite number, by the steps where there is none."""
 
 
 def gaps(line: Line, records: Sequence[Series]) -> Gaps:
@@ -49,17 +43,13 @@ def gaps(line: Line, records: Sequence[Series]) -> Gaps:
     places = np.flatnonzero(~np.isfinite(line.values))
     if places.size > MOST:
         places = places[np.linspace(0, places.size - 1, MOST).astype(np.int64)]
-    steps, values = line.steps[places], line.values[places]
     # Where no record has a reason, that of the line is the instrument's own.
     own = UNKNOWN if any(series.reason for series in records) else line.reason or UNKNOWN
-    words = []
-    for step, value in zip(steps, values, strict=True):
-        found = filter(None, (reason(series.get(int(step))) for series in records))
-        words.append(INFINITE if np.isinf(value) else next(found, own))
-    # The numbers of the reasons have one byte.
-    known = tuple(dict.fromkeys(words))[:256]
-    which = [known.index(word) if word in known else 0 for word in words]
-    return Gaps(steps, np.array(which, dtype=np.uint8), known)
+    found = {}
+    for step, value in zip(line.steps[places].tolist(), line.values[places], strict=True):
+        reasons = filter(None, (reason(series.get(int(step))) for series in records))
+        found[step] = INFINITE if np.isinf(value) else next(reasons, own)
+    return found
 
 
 def reason(value: Any) -> str:

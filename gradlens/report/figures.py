@@ -184,7 +184,7 @@ def draw(plot: Plot, common: Shared) -> figure:
 
 def _add(one: figure, layer: Layer, common: Shared) -> None:
     """Add a layer, and tell the page what it needs to change it."""
-    source = ColumnDataSource(dict(layer.columns), tags=[[*layer.words]])
+    source = ColumnDataSource(dict(layer.columns))
     # Unlike ``figure.line``, this makes no glyphs for selections, which would double the page.
     renderer = one.add_glyph(source, layer.glyph, name=layer.name)
     if layer.over:
@@ -224,7 +224,7 @@ def update(one: figure, plot: Plot) -> None:
     """Bring a figure up to date, and its ranges unless the page sets them by itself."""
     drawn: Any = one.renderers
     for renderer, layer in zip(drawn, plot.layers, strict=True):
-        renderer.data_source.update(data=dict(layer.columns), tags=[[*layer.words]])
+        renderer.data_source.data = dict(layer.columns)
     if not plot.fits:
         start, end = _ends(plot.up)
         one.y_range.update(start=start, end=end)

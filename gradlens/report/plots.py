@@ -63,8 +63,7 @@ class Layer:
     """A glyph, and the columns that it is drawn from.
 
     Its ``part`` has the ``color``, which is the name of those of a map if the glyph is an image.
-    ``tags`` tell the page what it is, and ``words`` are what one of its columns numbers. What is
-    ``over`` the figure has heights in pixels.
+    ``tags`` tell the page what it is. What is ``over`` the figure has heights in pixels.
     """
 
     name: str
@@ -73,7 +72,6 @@ class Layer:
     color: Color
     part: str = "line_color"
     tags: Mapping[str, Any] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
     over: bool = False
 
 
@@ -184,9 +182,9 @@ def _of_curve(curve: Curve, place: int, is_layer: bool, up: Ruler) -> list[Layer
 def _of_gaps(missing: Gaps) -> Layer:
     """Ticks on the base line where a value is missing."""
     tick = glyphs.Scatter(x="step", y=3, marker="dash", angle=1.5708, size=8, line_width=1.4)
-    found = {"step": compact(missing.steps), "which": missing.which}
-    color = ALARM if UNKNOWN in missing.reasons else MUTED
-    return Layer("gaps", found, tick, color, words=missing.reasons, over=True)
+    found = {"step": compact(np.array([*missing], dtype=np.float64)), "why": [*missing.values()]}
+    color = ALARM if UNKNOWN in missing.values() else MUTED
+    return Layer("gaps", found, tick, color, over=True)
 
 
 def _band(

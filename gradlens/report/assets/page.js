@@ -84,14 +84,14 @@ const gradlens = (() => {
   /** The value of a curve at a step, or its latest one, and why it is missing. */
   function read(curve, step) {
     const { step: steps, value: values } = curve.line.data_source.data;
-    const { step: missing, which } = curve.gaps.data;
+    const { step: missing, why: reasons } = curve.gaps.data;
     const place = step === null ? steps.length - 1 : nearest(steps, step);
     const gap = step === null ? missing.length - 1 : nearest(missing, step);
     if (place < 0) return { value: NaN, why: "" };
     const target = step ?? steps[place];
     const isMissing = gap >= 0 && Math.abs(missing[gap] - target) <= Math.abs(steps[place] - target);
     if (!isMissing) return { value: values[place], why: "", at: steps[place] };
-    const why = curve.gaps.tags[0][which[gap]];
+    const why = reasons[gap];
     return { value: why === "infinite" ? Infinity : NaN, why, at: missing[gap] };
   }
 
