@@ -27,11 +27,6 @@ from gradlens.instruments.style import (
 )
 
 
-def nothing(records: Series) -> Line:
-    """A line without numbers, with the reason that the records have."""
-    return Line(records.steps, np.full(len(records), np.nan), records.reason)
-
-
 def layer_lines(records: Series, history: History, fields: Sequence[str]) -> dict[str, Line]:
     """The first of ``fields`` that the layers of some records have, from input to output.
 
@@ -47,7 +42,7 @@ def layer_lines(records: Series, history: History, fields: Sequence[str]) -> dic
         found = {name: one for name, one in shown.items() if _has_numbers(one)} or shown
         if found:
             return ordered(found, history)
-    return {"": nothing(parts)}
+    return {"": line(parts)}
 
 
 def _has_numbers(one: Line) -> bool:
@@ -245,7 +240,7 @@ class AggregateInstrument(Instrument):
         first = {path[:2]: every[path] for path in reversed(layered)}
         shown = {path[:2]: first[path[:2]] for path in layered} or every
         if not shown:
-            return Lines((Curve("value", nothing(records)),))
+            return Lines((Curve("value", line(records)),))
         # The statistics to draw as the line: the first that exists.
         middles = {p: next(o[n] for n in (*MIDDLES, *o) if n in o) for p, o in shown.items()}
         if len(shown) > len(CATEGORICAL):

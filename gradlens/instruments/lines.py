@@ -120,7 +120,15 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
 def _entries(shown: Lines, dashed: Set[str], named: bool) -> list[Entry]:
     """The entries of a key, but for lines that are ``named`` at their ends."""
     layers, zeros = shown.parts
-    others = _entries_of_zeros(shown, zeros)
+    # What isn't drawn as a line: what ends in zeros, and what is always ∞.
+    dead = [n for n, one in zeros.items() if one.finite.any() and not one.values[one.finite][-1]]
+    which = dead[0] if len(dead) == 1 else f"{len(dead)} of {len(shown.layers)}"
+    is_exact = all(shown.layers[name].values[-1] == 0 for name in dead)
+    others = [Entry(f"{'zero' if is_exact else '≈ 0'}: {which}", AMBER)] if dead else []
+    every = [*shown.layers.items(), *((one.name, one.line) for one in shown.curves)]
+    infinite = [name for name, line in every if always_infinite(line)]
+    more = f" +{len(infinite) - 1}" if len(infinite) > 1 else ""
+    others += [Entry(f"∞: {infinite[0]}{more}", MUTED)] if infinite else []
     if shown.few and (named or shown.named_at_ends):
         return others
     curves = shown.finite_curves if len(shown.lines) > 1 else ()
@@ -139,17 +147,6 @@ def _entries(shown: Lines, dashed: Set[str], named: bool) -> list[Entry]:
         ends = [shown.layer_curves[0], shown.layer_curves[-1]][: len(layers)]
         entries += [Entry(one.name, one.color) for one in ends]
     return entries
-
-
-def _entries_of_zeros(shown: Lines, zeros: Mapping[str, Line]) -> list[Entry]:
-    """The entries of a key for what isn't drawn as a line: what ends in zeros or is always ∞."""
-    dead = [n for n, one in zeros.items() if one.finite.any() and not one.values[one.finite][-1]]
-    which = dead[0] if len(dead) == 1 else f"{len(dead)} of {len(shown.layers)}"
-    is_exact = all(shown.layers[name].values[-1] == 0 for name in dead)
-    entries = [Entry(f"{'zero' if is_exact else '≈ 0'}: {which}", AMBER)] if dead else []
-    names = shown.infinite
-    more = f" +{len(names) - 1}" if len(names) > 1 else ""
-    return [*entries, *([Entry(f"∞: {names[0]}{more}", MUTED)] if names else [])]
 
 
 def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) -> Artists:

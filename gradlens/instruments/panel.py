@@ -170,12 +170,6 @@ class Lines:
         return self.message or why_empty(self.lines)
 
     @property
-    def infinite(self) -> list[str]:
-        """The names of the lines that are ∞ at every step."""
-        named = [*self.layers.items(), *((curve.name, curve.line) for curve in self.curves)]
-        return [name for name, line in named if always_infinite(line)]
-
-    @property
     def finite_curves(self) -> list[Curve]:
         """The curves that aren't ∞ at every step."""
         return [curve for curve in self.curves if not always_infinite(curve.line)]

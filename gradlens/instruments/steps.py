@@ -11,7 +11,6 @@ from matplotlib.colors import LogNorm
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, field_line, line, network_line, reason, rows
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layer_lines import nothing
 from gradlens.instruments.numbers import short_labels
 from gradlens.instruments.panel import Curve, Lines, LineStyle, Map, Shape, Shapes
 from gradlens.instruments.scales import Ruler, padded
@@ -209,7 +208,7 @@ class DirectionsInstrument(Instrument):
         why = records.reason or reason(value for one in lists for value in one)
         latest = _last(gradient)
         if not np.isfinite(latest).any():
-            return Lines((Curve("signal", replace(nothing(records), reason=why)),))
+            return Lines((Curve("signal", replace(line(records), reason=why)),))
         table = _columns(records.steps, gradient, why)
         count = f"{(latest > SIGNAL).sum()} of {np.isfinite(latest).sum()}"
         return Map(

@@ -139,7 +139,7 @@ def draw(plot: Plot, common: Shared) -> figure:
         height=plot.height,
         sizing_mode="stretch_width",
         x_range=common.x_range if across is None else _range(*across.limits),
-        y_range=_range(*_ends(up)),
+        y_range=_range(*_places(up.limits, up.linear)),
         y_axis_type="log" if up.log else "linear",
         tools="",
         toolbar_location=None,
@@ -214,19 +214,13 @@ def _places(values: Any, linear: float) -> list[float]:
     return (to_places(found, linear) if linear else found).tolist()
 
 
-def _ends(ruler: Ruler) -> tuple[float, float]:
-    """The ends of a value axis as places on it."""
-    low, high = _places(ruler.limits, ruler.linear)
-    return low, high
-
-
 def update(one: figure, plot: Plot) -> None:
     """Bring a figure up to date, and its ranges unless the page sets them by itself."""
     drawn: Any = one.renderers
     for renderer, layer in zip(drawn, plot.layers, strict=True):
         renderer.data_source.data = dict(layer.columns)
     if not plot.fits:
-        start, end = _ends(plot.up)
+        start, end = _places(plot.up.limits, plot.up.linear)
         one.y_range.update(start=start, end=end)
     if plot.across is not None:
         start, end = plot.across.limits
