@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import final
 
 import numpy as np
 
@@ -174,21 +172,14 @@ MOST = 48
 EMPTY = Lines(message="no finite element")
 
 
-class _ParameterPanels(Instrument, ABC):
-    """What histograms of each parameter show at the latest step, in small panels."""
-
-    secondary = True
-    part = "parameters"
-
-    @final
-    def _latest(self, history: History) -> tuple[int, dict[str, Histogram]]:
-        """The latest step, and the histograms of its parameters from input to output."""
-        found = latest(history[self.names[0]], self.part)
-        assert found is not None
-        return found[0], ordered(by_parameter(*found), history)
+def _by_parameter(one: Instrument, history: History) -> tuple[int, dict[str, Histogram]]:
+    """The latest step, and the histograms of its parameters from input to output."""
+    found = latest(history[one.names[0]], one.part)
+    assert found is not None
+    return found[0], ordered(by_parameter(*found), history)
 
 
-class LayerHistogramsInstrument(_ParameterPanels):
+class LayerHistogramsInstrument(Instrument):
     """Density of gradient elements at the latest step, a small panel for each parameter.
 
     All panels have the same range of elements, so that those of a vanishing gradient are narrow.
@@ -197,9 +188,11 @@ class LayerHistogramsInstrument(_ParameterPanels):
 
     kinds = ("GradHist1d",)
     title = "Gradient elements by parameter"
+    secondary = True
+    part = "parameters"
 
     def content(self, history: History) -> Grid | Picture:
-        step, parts = self._latest(history)
+        step, parts = _by_parameter(self, history)
         across = _range([*parts.values()])
         if len(parts) > MOST:
             return Picture(
@@ -223,7 +216,7 @@ def _small(one: Histogram, across: tuple[float, float]) -> Lines | Shapes:
     return replace(shown, shapes=(*shown.shapes, zero), readout=(one.excess(), one.nan > 0))
 
 
-class LayerJointHistogramsInstrument(_ParameterPanels):
+class LayerJointHistogramsInstrument(Instrument):
     """Gradient elements and parameter values at the latest step, a small panel for each parameter.
 
     All panels have the same two ranges, and the colour is the logarithm of the count. There are
@@ -232,9 +225,11 @@ class LayerJointHistogramsInstrument(_ParameterPanels):
 
     kinds = ("GradHist2d",)
     title = "Joint histogram by parameter"
+    secondary = True
+    part = "parameters"
 
     def content(self, history: History) -> Grid:
-        step, parts = self._latest(history)
+        step, parts = _by_parameter(self, history)
         shown = {name: parts[name] for name in [*parts][:MOST]}
         ranges = _range([*shown.values()], 0), _range([*shown.values()], 1)
         found: dict[str, Lines | Picture | Shapes] = {
