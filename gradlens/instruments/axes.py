@@ -192,8 +192,7 @@ def plot_panels(
         across = scale * CELL[0] * sum(panel.width for panel in panels)
         up = scale * CELL[1] * max(panel.height for panel in panels)
         figure = TextFigure(figsize=(across, up), dpi=150, facecolor=PAPER)
-        left, bottom, wide, high = panel_box(0, 0, across, up, figure, margin)
-        ax = figure.add_axes((left, bottom, wide, high))
+        ax = figure.add_axes(panel_box(0, 0, across, up, figure, margin))
     artists: Artists = {}
     gap = 0.18
     width = 1 / (len(panels) + gap * (len(panels) - 1))
@@ -210,7 +209,7 @@ def plot_panels(
 
 def panel_box(
     left: float, top: float, width: float, height: float, figure: Figure, margin: float = MARGINS[0]
-) -> list[float]:
+) -> tuple[float, float, float, float]:
     """Where an axis goes in a figure, given the cell in inches that holds it and its labels.
 
     ``margin`` is that on the left, at matplotlib's default ``font.size``.
@@ -218,7 +217,7 @@ def panel_box(
     across, up = figure.get_size_inches()
     west, south, east, north = (font_scale() * one for one in (margin, *MARGINS[1:]))
     inner = (left + west, up - top - height + south, width - west - east, height - south - north)
-    return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
+    return inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up
 
 
 class TextFigure(Figure):

@@ -74,30 +74,30 @@ class Page:
         # A few panels may be larger than many.
         zoom = 1 + 0.5 / sum(panel.width for row in self.rows for panel in row)
         width = max(_row_width(row) for row in self.rows) * CELL[0] * zoom + 2 * EDGE
-        return font_scale() * width, self._fixed + font_scale() * self._cells * CELL[1] * zoom
-
-    def height(self, width: float) -> float:
-        """Height in inches of a figure of another width, with panels of about their usual shape.
-
-        Wide panels that become narrow are higher, because what is in them needs more rows.
-        """
-        usual = font_scale() * max(_row_width(row) for row in self.rows) * CELL[0]
-        stretch = min(max(width / usual, 0.9), 1.3) * math.sqrt(max(usual / width, 1.0))
-        return self._fixed + font_scale() * self._cells * CELL[1] * stretch
-
-    @property
-    def least_height(self) -> float:
-        """Height in inches below which panels can't be read."""
-        return self._fixed + LEAST * font_scale() * self._cells * CELL[1]
+        return font_scale() * width, self.height(zoom)
 
     def is_legible(self, width: float, height: float) -> bool:
         """Whether the panels can be read on a figure of another size."""
         needed = self.size
         return height >= LEGIBLE * needed[1] and width >= LEGIBLE * needed[0]
 
+    def height(self, stretch: float = LEAST) -> float:
+        """Height in inches with panels so many times as high as usual, by default the least."""
+        cells = sum(_row_height(row) for row in self.rows)
+        return self._fixed + font_scale() * cells * CELL[1] * stretch
+
+    def height_for(self, width: float) -> float:
+        """Height in inches of a figure of another width, with panels of about their usual shape.
+
+        Wide panels that become narrow are higher, because what is in them needs more rows.
+        """
+        usual = font_scale() * max(_row_width(row) for row in self.rows) * CELL[0]
+        return self.height(min(max(width / usual, 0.9), 1.3) * math.sqrt(max(usual / width, 1.0)))
+
     def places(self, width: float, height: float) -> tuple[tuple[Place, ...], ...]:
         """The panels of each row on a figure of this size, which they fill."""
-        cell, top = (height - self._fixed) / self._cells, self._header
+        cells = sum(_row_height(row) for row in self.rows)
+        cell, top = (height - self._fixed) / cells, self._header
         rows = []
         for row in self.rows:
             tall, unit = cell * _row_height(row), (width - 2 * EDGE) / _row_width(row)
@@ -122,10 +122,6 @@ class Page:
     def _fixed(self) -> float:
         footer = FOOTER + (self.lines - 1) * LINE if self.lines else EDGE
         return self._header + font_scale() * footer + len(self.rows) * self._heading
-
-    @property
-    def _cells(self) -> float:
-        return sum(_row_height(row) for row in self.rows)
 
 
 # Pages --------------------------------------------------------------------------------------

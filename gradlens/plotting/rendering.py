@@ -144,9 +144,9 @@ def _figure_size(page: Page, size: FigureSize) -> tuple[float, float]:
     if size is None:
         return page.size
     if isinstance(size, (int, float)):
-        return size, page.height(size)
-    if size[1] < page.least_height:
-        panels, least = sum(map(len, page.rows)), page.least_height
+        return size, page.height_for(size)
+    panels, least = sum(map(len, page.rows)), page.height()
+    if size[1] < least:
         raise ValueError(
             f"size={size}: {panels} panels of this width are at least {least:.1f} inches high: "
             "pass the width alone, a larger size, or fewer panels"
@@ -203,7 +203,7 @@ def _draw_panels(
     for place in places:
         panel = place.panel
         box = panel_box(place.left, place.top, place.width, place.height, figure, margin)
-        ax = figure.add_axes((box[0], box[1], box[2], box[3]))
+        ax = figure.add_axes(box)
         try:
             draw_panel(panel, ax, axis, labels)
         except Exception as error:
