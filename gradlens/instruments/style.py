@@ -243,6 +243,15 @@ def common(parts: Sequence[Sequence[str]]) -> int:
     return sum(1 for _ in alike)
 
 
+def fitted(text: str, options: Sequence[tuple[Size, float]]) -> tuple[str, Size]:
+    """A bold text in the first size that has room on one line, or else on two in the last one."""
+    for size, room in options:
+        if text_width(text, size, "bold") <= room:
+            return text, size
+    lines = wrapped(text, room, size, 2, "bold")
+    return "\n".join(shorten(line, room, size, "bold") for line in lines), size
+
+
 def title(
     ax: Axes, text: str, readout: str = "", alarm: bool = False, width: float | None = None
 ) -> None:
@@ -254,12 +263,9 @@ def title(
     own = size_in_points(ax)[0]
     width = own if width is None else width
     left = width - text_width(readout, TITLE_SIZE) - (points(8) if readout else 0)
-    sizes = (TITLE_SIZE, TEXT_SIZE)
-    options = [*((s, left, readout) for s in sizes), *((s, width, "") for s in sizes)]
-    fitting = (one for one in options if text_width(text, one[0], "bold") <= one[1])
-    size, _, readout = next(fitting, (TEXT_SIZE, 0.0, ""))
-    lines = wrapped(text, width, size, 2, "bold")
-    shown = "\n".join(shorten(line, width, size, "bold") for line in lines)
+    sizes: tuple[Size, ...] = (TITLE_SIZE, TEXT_SIZE)
+    shown, size = fitted(text, [(size, room) for room in (left, width) for size in sizes])
+    readout = readout if text_width(text, size, "bold") <= left else ""
     # With a given height, matplotlib doesn't search for labels that the title might overlap.
     place: dict[str, Any] = {"y": 1.0, "pad": points(TITLE_GAP), "fontsize": TITLE_SIZE}
     color = ALARM if alarm else MUTED

@@ -34,6 +34,7 @@ from gradlens.instruments.style import (
     TITLE_SIZE,
     Color,
     Entry,
+    fitted,
     font_scale,
     literal,
     message,
@@ -243,18 +244,11 @@ def _header(figure: Figure, words: Words) -> None:
     texts = ["  ·  ".join(words.facts[:count]) for count in range(len(words.facts), 0, -1)]
     left = room - text_width(words.title, HEADER_SIZE, "bold") - 18
     text = next((text for text in texts if text_width(text, TITLE_SIZE) < left), "")
-    shown, size = _fitting(words.title, room - text_width(text, TITLE_SIZE))
+    room -= text_width(text, TITLE_SIZE)
+    shown, size = fitted(words.title, [(s, room) for s in (HEADER_SIZE, "medium", TITLE_SIZE)])
     place: dict[str, Any] = {"top": font_scale() * 0.26, "va": "center_baseline"}
     write(figure, shown, 0.22, fontsize=size, fontweight="bold", **place)
     write(figure, text, across - 0.22, fontsize=TITLE_SIZE, color=MUTED, ha="right", **place)
-
-
-def _fitting(title: str, room: float) -> tuple[str, str]:
-    """A title in the largest type in which it has room on one line, or else on two."""
-    for size in (HEADER_SIZE, "medium", TITLE_SIZE):
-        if text_width(title, size, "bold") <= room:
-            return title, size
-    return "\n".join(wrapped(title, room, TITLE_SIZE, 2, "bold")), TITLE_SIZE
 
 
 def _write_legend(figure: Figure, entries: Sequence[Entry], columns: int, stride: float) -> None:
