@@ -51,6 +51,15 @@ class Boundary:
             except Exception as error:
                 self.end(observer.work, None, error)
 
+    def attempt(
+        self, work: str, refuse: Refuse | None, do: Callable[..., object], *arguments: Any
+    ) -> None:
+        """Do a piece of work as in ``contain``; to be called inside of it."""
+        try:
+            do(*arguments)
+        except Exception as error:
+            self.end(work, refuse, error)
+
     def end(self, work: str, refuse: Refuse | None, error: Exception) -> None:
         """An exception has ended a piece of work."""
         if not isinstance(error, UnavailableError):

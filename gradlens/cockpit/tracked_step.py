@@ -233,28 +233,18 @@ class TrackedStep:
         try:
             if tracking.budget is not None:
                 tracking.budget.end_backward([each.name for each in self._values.active])
-            if self._contexts is not None:
-                with boundary.contain("the end of a backward pass", self._refuse_all):
-                    self._contexts.close()
-            if error is not None:
-                self._interrupt(error)
             once = 0.0 if self._gradients is None else self._gradients.planning_seconds
-            try:
-                if error is None and self._backpack is not None and self._backpack.lacking:
-                    tracking.run.note(context.global_step, self._backpack.lacking)
-                if error is None and self._is_tracked:
-                    self._finish()
-                elif not context.accumulating:
-                    tracking.assembly.drop()  # what an exception has left of an untracked step
-            finally:
-                with boundary.contain("the end of a step"):
+            with boundary.contain("the end of a step"):
+                try:
+                    self._finish(error)
+                finally:
                     if self._observers:
                         outcome = self._outcome(error)
                         boundary.tell(self._observers, lambda each: each.leave(context, outcome))
                     self._release()
                     tracking.end_step(context.global_step, context.accumulating and error is None)
-                if tracking.budget is not None:
-                    tracking.budget.end_step(once)
+            if tracking.budget is not None:
+                tracking.budget.end_step(once)
         except BaseException:
             self._abandon()
             raise
@@ -277,8 +267,8 @@ class TrackedStep:
         are_complete = gradients is not None and gradients.reducer.has_seen_all
         if are_complete and not accumulating and isinstance(error, Exception):
             reason = LEFT_EARLY.format(error=type(error).__name__)
-            with self._tracking.boundary.contain("the exchange with other processes"):
-                assembly.refuse(reason, self._reductions, accumulating)
+            refused = reason, self._reductions, accumulating
+            self._tracking.boundary.attempt(EXCHANGE, None, assembly.refuse, *refused)
         assembly.interrupt()
 
     def _release(self) -> None:
@@ -289,18 +279,28 @@ class TrackedStep:
         self._gradients = self._factor = self._backpack = self._start = None
         self._step = self._add_up = None
 
-    def _finish(self) -> None:
+    def _finish(self, error: BaseException | None) -> None:
+        """End the backward pass, and record what the quantities have found."""
         tracking, boundary, values = self._tracking, self._tracking.boundary, self._values
         step, accumulating = self._context.global_step, self._context.accumulating
+        if self._contexts is not None:
+            work = "the end of a backward pass"
+            boundary.attempt(work, self._refuse_all, self._contexts.close)
+        if error is not None:
+            self._interrupt(error)
+        elif self._backpack is not None and self._backpack.lacking:
+            tracking.run.note(step, self._backpack.lacking)
+        if error is not None or not self._is_tracked:
+            if not accumulating:
+                tracking.assembly.drop()  # what an exception has left of an untracked step
+            return
         if not values.failure:
-            with boundary.contain("the end of a step", self._refuse_all):
-                self._compute()
+            boundary.attempt("the end of a step", self._refuse_all, self._compute)
         if values.failure:
-            with boundary.contain("the exchange with other processes"):
-                tracking.assembly.refuse(values.failure, self._reductions, accumulating)
+            refused = values.failure, self._reductions, accumulating
+            boundary.attempt(EXCHANGE, None, tracking.assembly.refuse, *refused)
         if not accumulating:
-            with boundary.contain("recording a step"):
-                tracking.run.record(step, values.recorded)
+            boundary.attempt("recording a step", None, tracking.run.record, step, values.recorded)
 
     def _outcome(self, error: BaseException | None) -> Outcome:
         """What observers get of this context, also if an ``error`` has left it."""
@@ -329,8 +329,8 @@ class TrackedStep:
         self._add_notes(step, whole)
         with torch.no_grad():
             if tracking.updates.interval is not None:
-                with tracking.boundary.contain("the interval between two steps"):
-                    tracking.updates.end_interval(step, whole.part.projections)
+                work, ends = "the interval between two steps", tracking.updates.end_interval
+                tracking.boundary.attempt(work, None, ends, step, whole.part.projections)
             self._values.compute_after(step)
             if self._start is not None:
                 self._await_update(step, whole, self._start)
@@ -493,6 +493,8 @@ def _uncovered(part: BatchPart, frozen: Collection[str]) -> str:
     name, reason = min(part.missing.items(), key=lambda each: each[0] in frozen)
     return f"no parameter has per-sample gradients; of {name}: {reason}"
 
+
+EXCHANGE = "the exchange with other processes"
 
 ONE = 1.01
 """A factor that isn't larger may be one: a loss over three is rounded, in bfloat16 by 0.2 %."""

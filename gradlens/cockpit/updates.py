@@ -201,8 +201,8 @@ class PendingUpdate:
                     quantity.name, recordable, quantity, step.global_step, value
                 )
         self.waiting = open_
-        with self._boundary.contain("recording an update"):
-            self._record(step.global_step, values)
+        work = "recording an update"
+        self._boundary.attempt(work, None, self._record, step.global_step, values)
         if open_ and isinstance(update, Update):
             self.update, self.reduction = update, DirectionDots(update.direction)
 
