@@ -32,6 +32,7 @@ from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.samples.labels import NO_SAMPLE
 from gradlens.samples.plan import LabelledUse
+from gradlens.samples.powers_of_two import NOT_LINEAR
 from gradlens.samples.rows import RowIndex
 from gradlens.torch_private import saved, storage_number
 
@@ -410,9 +411,7 @@ def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
     total = torch.stack(tuple(parts)).sum(0)
     rounding = torch.finfo(whole.dtype).eps ** 0.5
     if float((total - whole).norm()) > rounding * float(whole.norm()):
-        raise UnavailableError(
-            f"backward of {found.kind} isn't linear in the gradient that comes in"
-        )
+        raise UnavailableError(NOT_LINEAR.format(kind=found.kind))
 
 
 def _dense(found: NodeGradient, gradients: Tensor) -> Dense:

@@ -355,26 +355,30 @@ WEIGHTS = frozenset({"weight", "pos_weight"})
 _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     # How axes go on. Kinds that compute each element from one element of each input:
     (
-        "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Clamp ClampMax ClampMin Cos Cosh Elu Erf "
-        "Erfc Erfinv Exp Exp2 Expm1 Floor FusedDropout Gelu Hardshrink Hardsigmoid Hardswish "
-        "Hardtanh LeakyRelu Lgamma Log Log10 Log1P Log2 LogSigmoid Logit Mish NanToNum "
-        "NativeDropout Neg Pow Reciprocal Relu Round Rsqrt RreluWithNoise Sigmoid Sign Silu Sin "
-        "Sinh Softplus Softshrink Sqrt Tan Tanh Threshold Tril Triu Trunc",
+        "Abs Acos Acosh Angle Asin Asinh Atan Atanh Ceil Celu Clamp ClampMax ClampMin Conj "
+        "ConjPhysical Cos Cosh Deg2Rad Digamma Elu Erf Erfc Erfinv Exp Exp2 Expm1 Floor Frac "
+        "FusedDropout Gelu Hardshrink Hardsigmoid Hardswish Hardtanh I0 LeakyRelu Lgamma Log Log10 "
+        "Log1P Log2 LogSigmoid Logit Mish Mvlgamma NanToNum NativeDropout Neg Polygamma Pow "
+        "Rad2Deg Reciprocal Relu Round Rsqrt RreluWithNoise Sgn Sigmoid Sign Silu Sin Sinc Sinh "
+        "Softplus Softshrink SpecialEntr SpecialErfcx SpecialLogNdtr SpecialNdtri Sqrt Tan Tanh "
+        "Threshold Tril Triu Trunc",
         {"axes": from_the_right},
     ),
     (
-        "Add Addcdiv Addcmul Atan2 Div Fmax Fmin Fmod Lerp Logaddexp MaskedFill Maximum Minimum "
-        "Mul PreluKernel Remainder Rsub Sub Where CopyBackwards "
+        "Add Addcdiv Addcmul Atan2 Complex Copysign Div Fmax Fmin Fmod Hypot Ldexp Lerp Logaddexp "
+        "Logaddexp2 MaskedFill Maximum Minimum Mul Polar PreluKernel Remainder Rsub "
+        "SpecialXlog1Py Sub Where Xlogy CopyBackwards "
         "BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss MseLoss SmoothL1Loss "
         "SoftMarginLoss Expand Repeat",
         {"axes": from_the_right},
     ),
     # Those that work along one axis, or some, and keep apart what is beside it:
     (
-        "Cat Cummax Cummin Cumprod Cumsum Gather Glu IndexAdd IndexSelect LogSoftmax Logcumsumexp "
-        "SafeSoftmax Scatter ScatterAdd Slice Split SplitWithSizes UnsafeSplit "
-        "UnsafeSplitWithSizes Softmax Sort Topk Amax Amin Kthvalue LinalgVectorNorm Logsumexp Max "
-        "Mean Median Min Mode Nansum Norm Prod Select Stack Std StdMean Sum Unbind Var VarMean",
+        "Cat Cummax Cummin Cumprod Cumsum FftC2C FftC2R FftR2C Gather Glu IndexAdd IndexSelect "
+        "LogSoftmax Logcumsumexp SafeSoftmax Scatter ScatterAdd Slice Split SplitWithSizes "
+        "UnsafeSplit UnsafeSplitWithSizes Softmax Sort Topk Amax Amin Kthvalue LinalgVectorNorm "
+        "Logsumexp Max Mean Median Min Mode Nansum Norm Prod Select Stack Std StdMean Sum Unbind "
+        "Var VarMean",
         {"axes": _beside(_dim)},
     ),
     ("Flip Roll", {"axes": _beside(_dims)}),
@@ -384,8 +388,9 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
         {"axes": _in_front_of(1)},
     ),
     (
-        "AdaptiveAvgPool2D AdaptiveMaxPool2D AvgPool2D MaxPool2D MaxPool2DWithIndices "
-        "MkldnnAdaptiveAvgPool2D MkldnnMaxPool2D ReflectionPad2D ReplicationPad2D "
+        "AdaptiveAvgPool2D AdaptiveMaxPool2D AvgPool2D FractionalMaxPool2D MaxPool2D "
+        "MaxPool2DWithIndices MaxUnpool2D MkldnnAdaptiveAvgPool2D MkldnnMaxPool2D ReflectionPad2D "
+        "ReplicationPad2D "
         "UpsampleBicubic2D UpsampleBilinear2D UpsampleNearest2D UpsampleNearestExact2D",
         {"axes": _in_front_of(2)},
     ),
@@ -397,7 +402,14 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ),
     ("NativeLayerNorm FusedRmsNorm", {"axes": _in_front_of_normalized}),
     ("ConstantPadNd", {"axes": _in_front_of_padded}),
-    ("Convolution NativeGroupNorm Im2Col Col2Im", {"axes": _by_input({0: {0: 0}})}),
+    (
+        "AffineGridGenerator ChannelShuffle Convolution NativeGroupNorm Im2Col Col2Im",
+        {"axes": _by_input({0: {0: 0}})},
+    ),
+    (
+        "GridSampler2D GridSampler3D CudnnGridSampler",
+        {"axes": _by_input({0: {0: 0, 1: 1}, 1: {0: 0}})},
+    ),
     (
         "NativeBatchNorm CudnnBatchNorm MiopenBatchNorm",
         {"axes": _by_input({0: {0: 0, 1: 1}, 1: {1: 0}, 2: {1: 0}}), "normalises_channels": True},
@@ -476,11 +488,11 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("Index IndexSelect MaskedSelect Gather Take Topk Kthvalue Median", {"selects": True}),
     (
         "Add Sub Rsub Mean Sum Stack Cat NllLoss NllLoss2D MaskedFill Gather Index IndexSelect "
-        "MaskedSelect Expand Repeat Reshape Nansum AvgPool2D AvgPool3D AdaptiveAvgPool2D "
-        "AdaptiveAvgPool3D",
+        "IndexAdd ScatterAdd MaskedSelect Expand Repeat Reshape Nansum AvgPool2D AvgPool3D "
+        "AdaptiveAvgPool2D AdaptiveAvgPool3D",
         {"is_linear": True},
     ),
-    ("Div Dot Mul", {"is_product": True}),
+    ("Bmm Div Dot Mm Mul Mv", {"is_product": True}),
     ("Div", {"is_division": True}),
     ("Add Sub Mul Div", {"is_arithmetic": True}),
     ("Mv Dot Vdot", {"of_vectors": True}),

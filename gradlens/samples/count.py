@@ -291,21 +291,24 @@ def loss_rows(
     named = {edge: each for edge, each in labels.items() if are_known(each)}
     meeting = meeting_edges(graph, named) if samples > 1 else []
     if meeting:
-        raise UnavailableError(_not_followed(graph, meeting, names, reading, meet=True))
+        raise UnavailableError(_not_followed(graph, meeting, names, reading, inputs, meet=True))
     unnamed = [e for e in labels if e not in named and not names.are_behind(e)]
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     by_place = [edge for edge in named if not are_known(names.at(edge))]
     own = set[int]().union(*map(distinct, named.values()))
-    unclear = [] if reading.is_given else unnamed
+    unclear: list[Edge] = []
     if not named:
         unclear = unnamed or edges
     elif len(own) == 1 < samples:
         # As many rows may be of all samples, and depend on one, as by the mean of a masked batch.
-        unclear = unclear or as_many
+        unclear = as_many
     elif len(by_place) >= samples > 1:  # these may be of one sample each
-        unclear = unclear or by_place
+        unclear = by_place
+    remedy = ONE_ROW_EACH if reading.is_given else PASS_OTHER if unclear else PASS
+    unclear = unclear if reading.is_given else unnamed or unclear
     if unclear:
-        raise UnavailableError(_not_followed(graph, unclear, names, reading))
+        reason = _not_followed(graph, unclear, names, reading, inputs)
+        raise UnavailableError(reason.format(remedy=remedy))
     if len(own) < samples:
         shapes = [*map(graph.shape, edges), *_selected_from(graph, edges)]
         _check_left_out(reading, inputs, names, shapes)
@@ -392,7 +395,12 @@ def _check_left_out(
 
 
 def _not_followed(
-    graph: Graph, edges: Sequence[Edge], names: Names, reading: Reading, meet: bool = False
+    graph: Graph,
+    edges: Sequence[Edge],
+    names: Names,
+    reading: Reading,
+    inputs: ModelInputs,
+    meet: bool = False,
 ) -> str:
     """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there."""
     meeting = [edge for edge in edges if meet or names.meet_behind(edge)]
@@ -400,12 +408,11 @@ def _not_followed(
         return UNKNOWN_ORDER
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     reason = MEET if meeting else EITHER_AXIS if square else NOT_FOLLOWED
+    if not inputs.is_one_axis:  # samples may seem to meet along the wrong one
+        reason = EITHER_AXIS
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
-    remedy = ONE_ROW_EACH if reading.is_given else PASS
-    reason += "" if reading.is_given or not meeting else OTHER_N
-    return reason.format(
-        shapes=shapes, samples=reading.samples, known_by=reading.known_by, remedy=remedy
-    )
+    reason += "" if reading.is_given or reason != MEET else OTHER_N
+    return reason.format(shapes=shapes, samples=reading.samples, known_by=reading.known_by)
 
 
 COMPARED = (
@@ -414,6 +421,7 @@ COMPARED = (
 )
 PASS = "pass the number of samples as batch_size=... to the context"
 ONE_ROW_EACH = "compute the loss from a tensor with one row for each sample"
+PASS_OTHER = f"pass N as batch_size=... to the context if it is another number, else {ONE_ROW_EACH}"
 NO_CALLS = (
     "no recorded call of the model has led to this loss, so that the number of samples isn't known "
     "(calls are recorded after gradlens.extend, but not those of compiled models or inside "
@@ -429,7 +437,7 @@ UNKNOWN_ORDER = (
 )
 NOT_FOLLOWED = (
     "N = {samples} by {known_by}, but the loss is computed from tensors of shape {shapes}, and it "
-    "can't be followed which sample each of their rows belongs to: {remedy}"
+    "can't be followed which sample each of their rows belongs to: {{remedy}}"
 )
 MEET = (
     "samples meet in the loss, which is computed from a tensor of shape {shapes} with entries of "

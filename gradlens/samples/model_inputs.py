@@ -164,9 +164,11 @@ class ModelInputs:
             return None
         for given, own in self._of_samples:
             found = _by_memory(read, given, _written(given.shape, own, self.axis))
-            rows_of = None if found is None else found.reshape(rows, -1)
-            if rows_of is not None and bool((rows_of == rows_of[:, :1]).all()):
-                return Named(labels_of(rows_of[:, 0].numpy()))
+            if found is not None:
+                by_row = found.reshape(rows, -1)
+                are_apart = bool((by_row == by_row[:, :1]).all())
+                unknown = Named(only(NO_SAMPLE, 1), in_order=False)
+                return Named(labels_of(by_row[:, 0].numpy())) if are_apart else unknown
         if any(given.reference() is None for call in self.calls for given in call.inputs):
             return None  # it may be the one that was read
         named = self._compared(read.detach().reshape(rows, -1))

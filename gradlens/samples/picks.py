@@ -193,19 +193,15 @@ def _along(of: Between, places: slice, start: int | None = None) -> Pick:
     return Pick(apply, () if joined else (dim,), _kept(of, dim), fills=start is not None)
 
 
-def _end(number: int, length: int) -> int:
-    """An end of a slice from 0 on."""
-    return max(number + length, 0) if number < 0 else min(number, length)
-
-
 def _slice(of: Between) -> Pick:
-    start, end = (_end(of.saved(name), of.below[of.dim]) for name in ("start", "end"))
+    ends = (saved(of.node, name) for name in ("start", "end"))
+    start, end = (each if each is None else signed(each) for each in ends)
     return _along(of, slice(start, end, of.saved("step")))
 
 
 def _select(of: Between) -> Pick:
-    place = _end(of.saved("index"), of.below[of.dim])
-    return _along(of, slice(place, place + 1))
+    place = of.saved("index")
+    return _along(of, slice(place, place + 1 or None))
 
 
 def _unbind(of: Between) -> Pick:
@@ -383,7 +379,9 @@ def _index(of: Between) -> Pick:
 
 def _masked_select(of: Between) -> Pick:
     def apply(x: Labels) -> Labels:
-        return np.broadcast_to(x, of.below)[np.broadcast_to(of.read("mask"), of.below)]
+        mask = of.read("mask")
+        shape = np.broadcast_shapes(of.below, mask.shape)
+        return np.broadcast_to(x, shape)[np.broadcast_to(mask, shape)]
 
     return _each(apply, of.below)
 
@@ -398,9 +396,12 @@ def _take(of: Between) -> Pick:
 # Kinds that put entries of an input into the output: picks of the output ------------------------
 
 
-def whole(of: Between) -> Pick:
-    """The first input, which others are put into or added to, entry by entry."""
-    return Pick(lambda x: x, (), _beside(of.above))
+def whole(of: Between) -> Pick | None:
+    """The first input, which others are put into or added to, entry by entry.
+
+    ``None`` if it is repeated for that.
+    """
+    return Pick(lambda x: x, (), _beside(of.above)) if of.above == of.below else None
 
 
 def _index_add(of: Between) -> Pick:

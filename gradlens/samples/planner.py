@@ -57,6 +57,7 @@ from gradlens.samples.labels import (
     NO_SAMPLE,
     UNREADABLE,
     Labels,
+    are_all,
     are_known,
     distinct,
     replaced,
@@ -408,18 +409,24 @@ class _Planner:
     def order(self, names: Names) -> NDArray[np.int64]:
         """The sample of each label ``[N]``, by rows that are those of the model's inputs.
 
-        ``NO_SAMPLE`` where these don't tell; ``UnavailableError`` if they tell several.
+        Or else by the elements of the rows of all. ``NO_SAMPLE`` where these don't tell;
+        ``UnavailableError`` if they tell several.
         """
-        samples = self._reading.samples
-        found = np.full(samples, NO_SAMPLE)
-        for edge, each in names.known.items():
-            if edge[0] not in self._hidden:
-                shared = [axis for axis, length in enumerate(each.names.shape) if length == 1]
+        found = np.full(self._reading.samples, NO_SAMPLE)
+        edges = [edge for edge in names.known if edge[0] not in self._hidden]
+        for by_element in (False, True):
+            is_open = found < 0
+            for edge in edges:
+                own = names.known[edge].names
+                if by_element and not are_all(own, len(found)):
+                    continue  # other rows may be those of all samples that use it
+                shared = () if by_element else np.flatnonzero(np.array(own.shape) == 1).tolist()
                 labelled = LabelledEdge(edge, tuple(shared))
-                pair = self._labels.rows(labelled), labelled.rows_of(each.names)
+                pair = self._labels.rows(labelled), labelled.rows_of(own)
                 labels, own = (each.flatten() for each in np.broadcast_arrays(*pair))
                 is_known = (labels >= 0) & (own >= 0)
                 labels, own = labels[is_known], own[is_known]
+                labels, own = labels[is_open[labels]], own[is_open[labels]]
                 found[labels] = np.where(found[labels] < 0, own, found[labels])
                 if (found[labels] != own).any():
                     raise UnavailableError(UNKNOWN_ORDER)
@@ -558,9 +565,9 @@ class _Planner:
 
     def _why_refused(self, nodes: Sequence[int]) -> str:
         """Why a node in front of others couldn't be asked what it does to rows; usually empty."""
-        refused = self._labels.refused.items()
+        refused = self._labels.why_refused.items()
         reasons = (why for n, why in refused if not self._graph.below([n]).isdisjoint(nodes))
-        return next(reasons, "")
+        return next(filter(None, reasons), "")
 
     def _names_behind(self, apart: Mapping[int, str]) -> list[tuple[str, ...]]:
         """Some parameters of the first nodes towards the loss at which samples are apart, by node.

@@ -45,6 +45,12 @@ HALF_SCALE = 2.0**6
 """A factor that keeps gradients in float16 between 6e-5 and 65504, as a ``GradScaler`` does."""
 
 
+NOT_LINEAR = (
+    "the backward function of {kind} isn't linear in the gradient that it gets, so that what it "
+    "hands on is no sum over samples: let it multiply the gradient by what doesn't depend on it"
+)
+
+
 def labels_below(
     graph: Graph, number: int, output: int, labels: Tensor, samples: int
 ) -> list[Tensor | None]:
@@ -89,17 +95,13 @@ def _probed(
 ) -> list[Tensor | None]:
     """The same, from one random gradient; complex numbers have two labels, as real ones."""
 
-    def handed_on(gradient: Tensor) -> list[Tensor | None]:
-        gradients: list[Tensor | None] = [None] * outputs_of(graph, number)
-        gradients[output] = gradient
-        return [None if each is None else _real(each) for each in call(graph, number, gradients)]
-
-    plain = handed_on(start)
+    plain = _handed_on(graph, number, output, start)
     found: list[Tensor | None] = [None] * len(plain)
     weight = 1
     while weight == 1 or weight < samples:
         factors = _factors(labels, samples, weight, base)
-        scaled = handed_on(start * on_device(factors, start.device, start.dtype))
+        factors = on_device(factors, start.device, start.dtype)
+        scaled = _handed_on(graph, number, output, start * factors)
         for place, (one, other) in enumerate(zip(plain, scaled, strict=True)):
             if one is not None and other is not None:
                 digits = _digits(one, other, base, tolerance)
@@ -107,6 +109,22 @@ def _probed(
                 found[place] = digits if before is None else _combined(before, digits, weight)
         weight *= base
     return found
+
+
+def _handed_on(graph: Graph, number: int, output: int, gradient: Tensor) -> list[Tensor | None]:
+    gradients: list[Tensor | None] = [None] * outputs_of(graph, number)
+    gradients[output] = gradient
+    return [None if each is None else _real(each) for each in call(graph, number, gradients)]
+
+
+def why_not_linear(graph: Graph, number: int, output: int) -> str:
+    """Why no sample is told apart in what a node hands on; empty if it is linear, as most are."""
+    start = _random(graph, number, output, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        once, twice = (_handed_on(graph, number, output, times * start) for times in (1, 2))
+    pairs = [(2 * one, two) for one, two in zip(once, twice, strict=True) if one is not None]
+    same = (two is not None and torch.allclose(one, two, NOT_EXACT, 0) for one, two in pairs)
+    return "" if all(same) else NOT_LINEAR.format(kind=graph.kinds[number])
 
 
 def _agreed(one: Tensor | None, other: Tensor | None) -> Tensor | None:

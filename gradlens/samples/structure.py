@@ -10,12 +10,13 @@ something else at another step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from math import prod
 
 import numpy as np
 from torch import Tensor
 
-from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import COMPILED, HIDING, LEAF, kind_of
 from gradlens.graph.passes import RefusedNodeError
 from gradlens.samples.labels import (
@@ -30,7 +31,7 @@ from gradlens.samples.labels import (
     without_gaps,
 )
 from gradlens.samples.passages import Passages
-from gradlens.samples.powers_of_two import labels_below
+from gradlens.samples.powers_of_two import labels_below, why_not_linear
 from gradlens.samples.rows import LabelledEdge, RowIndex, as_tensor
 from gradlens.torch_private import saved
 
@@ -84,6 +85,13 @@ class Structure:
         """The nodes with rows whose samples aren't known, of those that were looked at."""
         rows = self._rows.items()
         return {each.edge[0] for each, labels in rows if labels.min() == UNREADABLE}
+
+    @cached_property
+    def why_refused(self) -> dict[int, str]:
+        """Why nodes hand on nothing that could be told apart, by their numbers."""
+        asked = [each for each in self._asked if is_python_function(self.graph.nodes[each[0]])]
+        asked = [each for each in asked if each[0] not in self.refused]
+        return self.refused | {each[0]: why_not_linear(self.graph, *each) for each in asked}
 
     def are_apart(self, labelled: LabelledEdge) -> bool:
         """Whether no row at an edge is of several samples, or unknown."""

@@ -180,3 +180,43 @@ def test_another_order_at_each_step() -> None:
         (delta,) = torch.autograd.grad(single(logits, y).sum(), logits)
         rows = torch.einsum("nc,nh->nch", delta, features)[order.argsort()]
         assert_close(gradients["head"].dense(), rows)
+
+
+class Scaled(nn.Module):
+    """A batch ``[N, N]`` times a parameter, and something that hands on features as rows."""
+
+    def __init__(self, operation: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(N) + 0.5)
+        self.operation = operation
+
+    def forward(self, x: Tensor) -> Any:
+        return self.operation(x * self.weight)
+
+
+FEATURES_AS_ROWS: dict[str, Callable[[Tensor], Any]] = {
+    "medians of the batch": lambda h: [torch.nanmedian(h, 0).values],
+    "transposed": lambda h: [torch.transpose_copy(h, 0, 1)],
+    "each row by itself": torch.unbind_copy,
+}
+
+
+@pytest.mark.parametrize("name", FEATURES_AS_ROWS)
+def test_features_are_no_samples_where_there_are_as_many(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(FEATURES_AS_ROWS[name]).double(), torch.randn(N, N).double()
+    with gradlens.per_sample_gradients(model) as gradients:
+        sum(each.square().mean() for each in model(x)).backward()
+    assert "weight" not in gradients
+
+
+class Transposed(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.T)
+
+
+def test_a_batch_that_a_layer_gets_transposed() -> None:
+    model = Transposed(N, C)
+    with gradlens.per_sample_gradients(model) as gradients:
+        single(model(torch.randn(N, N)), torch.arange(N) % C).mean().backward()
+    assert not gradients

@@ -306,6 +306,8 @@ def test_gradients_that_are_clipped_on_the_way_are_refused() -> None:
     with gradlens.per_sample_gradients(model, loss=loss) as gradients:
         loss.backward()
     assert set(gradients) == {"2.weight", "2.bias"}
+    with pytest.raises(KeyError, match="isn't linear"):
+        gradients["0.weight"]
 
 
 class Checkpointed(nn.Module):

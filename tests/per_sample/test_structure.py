@@ -106,6 +106,12 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "matrices factored": lambda x: torch.linalg.cholesky(squares_of(x)),
     "distances to others": lambda x: torch.cdist(x.detach() + 1, x),
     "masked_scatter": lambda x: torch.zeros_like(x).masked_scatter(torch.rand(x.shape) < 0.7, x),
+    "masked_scatter into what is repeated": lambda x: (
+        x[0].tanh().masked_scatter(torch.rand(x.shape) < 0.7, x)
+    ),
+    "masked_select of what is repeated": lambda x: x[:1].masked_select(torch.rand(x.shape) < 0.7),
+    "between neighbours": lambda x: torch.trapezoid(x, dim=-1),
+    "frequencies": lambda x: torch.fft.rfft(x, dim=-1).abs(),
     "times its reverse": lambda x: x * x.flip(0),
 }
 
@@ -146,7 +152,8 @@ def test_most_is_proven() -> None:
         if not structure.are_apart(edge):
             unproven.append(name)
         asked += [name] if structure.is_read else []
-    assert {*asked} <= {"gathered"}
+    repeated = {"masked_scatter into what is repeated", "masked_select of what is repeated"}
+    assert {*asked} <= {"gathered", *repeated}
     assert {*unproven} <= {
         "added to its mean", "times its reverse", "interleaved", "with itself", "gathered",
         "distances", "expanded", "repeated",
