@@ -185,7 +185,8 @@ class Run:
         self._aggregation.load_state_dict(state["aggregation"])
         ends = state["ends"]
         late = [name for name, end in self._ends().items() if end > ends.get(name, -math.inf)]
-        if late or any(step > self._step for step in self.history.spikes):
+        others = (*self.history.facts["steps"], *self.history.spikes)
+        if late or any(step > self._step for step in others):
             self.take_in(self._step, "rewind", ends)
 
     def _ends(self) -> dict[str, int]:

@@ -23,7 +23,6 @@ from gradlens.numerics.host import on_host
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Reduction
-from gradlens.torch_private import unseen
 
 
 @dataclass(frozen=True)
@@ -110,18 +109,17 @@ class StepValues:
 
     def compute_after(self, step: Step) -> None:
         """Call the quantities after the backward pass."""
-        with unseen():
-            for quantity in self.active:
-                name, phases = quantity.name, quantity.phases
-                due = name not in self.recorded and quantity in self.computed
-                begun = name in self._earlier or phases[0] is Phase.AFTER_BACKWARD
-                try:
-                    if due and begun and Phase.AFTER_BACKWARD in phases:
-                        found = quantity.after_backward(step, self._earlier.pop(name, None))
-                        self._take(quantity, Phase.AFTER_BACKWARD, found)
-                    quantity.adapt_to(step)
-                except Exception as error:
-                    self._boundary.end(name, self.refusing(quantity), error)
+        for quantity in self.active:
+            name, phases = quantity.name, quantity.phases
+            due = name not in self.recorded and quantity in self.computed
+            begun = name in self._earlier or phases[0] is Phase.AFTER_BACKWARD
+            try:
+                if due and begun and Phase.AFTER_BACKWARD in phases:
+                    found = quantity.after_backward(step, self._earlier.pop(name, None))
+                    self._take(quantity, Phase.AFTER_BACKWARD, found)
+                quantity.adapt_to(step)
+            except Exception as error:
+                self._boundary.end(name, self.refusing(quantity), error)
 
     def _take(self, quantity: Quantity, phase: Phase, found: Any) -> None:
         """Keep what a phase has returned: the value, if it was the quantity's last phase."""
