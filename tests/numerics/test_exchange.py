@@ -146,4 +146,4 @@ def test_nothing_is_unpickled() -> None:
             for alias in node.names
         }
         found |= {(path.name, name) for name in called | imported if words.search(name)}
-    assert found == {("run.py", "History.load")}
+    assert not found
