@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlens.facts.parameters import groups, rms
+from gradlens.facts.parameters import ByKind, groups, rms
 from gradlens.facts.rows import Rows
 from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.graph.graph import Edge, Graph
@@ -476,15 +476,16 @@ def activation_share(activation: Activation, output: Tensor) -> tuple[str, Tenso
     return None
 
 
-def activation_shares(network: Network) -> dict[str, Tensor]:
+def activation_shares(network: Network) -> ByKind:
     """Facts of layers; the largest of those of a layer that is used repeatedly."""
-    result: dict[str, Tensor] = {}
+    result: ByKind = {}
     for activation in network.activations:
         output = network.output_of(activation)
         share = None if output is None else activation_share(activation, output)
         if share is not None:
-            name = f"{share[0]}/{activation.layer}"
-            result[name] = torch.maximum(result.get(name, share[1]), share[1])
+            of_kind = result.setdefault(share[0], {})
+            before = of_kind.get(activation.layer, share[1])
+            of_kind[activation.layer] = torch.maximum(before, share[1])
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,10 @@ FEW = 64
 
 SPREAD_ROWS = 32
 """Rows that are equal because of their initial values are equal among the first ones, too."""
+
+
+ByKind: TypeAlias = dict[str, dict[str, Tensor]]
+"""Numbers of layers or parameters, by their kind and then by name."""
 
 
 def dense(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -65,22 +69,17 @@ def parameter_numbers(
     parameters: Mapping[str, nn.Parameter],
     gradients: Mapping[str, Tensor],
     scales: Mapping[str, float],
-) -> dict[str, Tensor]:
+) -> ByKind:
     """Facts of parameters; gradients are those of the loss times their scales."""
-    found: dict[str, Tensor] = {}
-    for name, parameter in parameters.items():
-        weights = parameter.detach()
-        if not weights.is_complex() and weights.is_floating_point():
-            found[f"weight_rms/{name}"] = rms(weights)
-            rows = rows_of_a_gate(name, parameters)
-            if weights.dim() > 1 and min(rows, len(weights)) > 1:
-                found[f"row_spread/{name}"] = row_spread(weights[:rows])
-    for name, gradient in gradients.items():
-        if not gradient.is_complex():
-            found[f"gradient_rms/{name}"] = rms(gradient) / scales[name]
-            nonzero = torch.count_nonzero(gradient) / gradient.numel()
-            found[f"zero_gradients/{name}"] = 1 - nonzero
-    return found
+    weights = {name: p.detach() for name, p in parameters.items() if p.is_floating_point()}
+    rows = {n: w[: rows_of_a_gate(n, parameters)] for n, w in weights.items() if w.dim() > 1}
+    real = {name: gradient for name, gradient in gradients.items() if not gradient.is_complex()}
+    return {
+        "weight_rms": {name: rms(each) for name, each in weights.items()},
+        "row_spread": {name: row_spread(each) for name, each in rows.items() if len(each) > 1},
+        "gradient_rms": {name: rms(each) / scales[name] for name, each in real.items()},
+        "zero_gradients": {n: 1 - torch.count_nonzero(g) / g.numel() for n, g in real.items()},
+    }
 
 
 def rows_of_a_gate(name: str, parameters: Mapping[str, nn.Parameter]) -> int:
@@ -101,15 +100,14 @@ def row_spread(weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def update_numbers(
-    before: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
+def update_numbers(before: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> ByKind:
     """Facts of parameters, from some elements of the parameters before an update."""
-    return {
-        f"update_rms/{name}": rms(some_elements(parameters[name]) - elements)
+    found = {
+        name: rms(some_elements(parameters[name]) - elements)
         for name, elements in before.items()
         if name in parameters and elements.is_floating_point()
     }
+    return {"update_rms": found}
 
 
 class Strangers:
@@ -119,7 +117,7 @@ class Strangers:
         self._seen = WeakTensorKeyDictionary()
 
     @torch.no_grad()
-    def numbers(self, weights: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+    def numbers(self, weights: Sequence[nn.Parameter]) -> ByKind:
         """Facts of the network: how many there are, are new, and haven't changed."""
         before = self._seen
         self._seen = WeakTensorKeyDictionary({p: some_elements(p, FEW) for p in weights})
@@ -127,11 +125,12 @@ class Strangers:
             return {}
         known = [p for p in weights if p in before]
         same = [(before[p] == self._seen[p]).all().float() for p in known]
-        return {
-            "strangers/all": torch.tensor(float(len(weights))),
-            "strangers/new": torch.tensor(float(len(weights) - len(known))),
-            "strangers/same": torch.stack(same).sum() if same else torch.tensor(0.0),
+        found = {
+            "all": torch.tensor(float(len(weights))),
+            "new": torch.tensor(float(len(weights) - len(known))),
+            "same": torch.stack(same).sum() if same else torch.tensor(0.0),
         }
+        return {"strangers": found}
 
 
 def groups(optimizer: Optimizer, names: Mapping[int, str]) -> tuple[ParameterGroup, ...]:
@@ -159,13 +158,11 @@ OF_SCHEDULES = frozenset({"lr", "initial_lr", "params", "max_lr", "min_lr", "max
 
 
 @torch.no_grad()
-def second_moments(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
+def second_moments(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> ByKind:
     """Facts of parameters: the median of √v, by which Adam and its like divide."""
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
         if isinstance(moment, Tensor) and moment.shape == parameter.shape:
-            found[f"root_second_moment/{name}"] = some_elements(moment).float().sqrt().median()
-    return found
+            found[name] = some_elements(moment).float().sqrt().median()
+    return {"root_second_moment": found}

@@ -195,7 +195,7 @@ def loss_rows(loss: Loss) -> LossRows:
 
 
 @torch.no_grad()
-def dense_labels(loss: Loss) -> dict[str, Tensor]:
+def dense_labels(loss: Loss) -> dict[str, dict[str, Tensor]]:
     """Facts of the network, of a loss with several class labels for each sample.
 
     They are the share of the most frequent label, and that of padding, both of the labels that the
@@ -214,7 +214,7 @@ def dense_labels(loss: Loss) -> dict[str, Tensor]:
     if of == "probabilities":
         most = (rows.float().mean() - 0.5).abs() + 0.5
         is_label = ((rows == 0) | (rows == 1)).all()
-        return {"dense_labels/most": torch.where(is_label, most, math.nan)}
+        return {"dense_labels": {"most": torch.where(is_label, most, math.nan)}}
     ignored = signed(saved(loss.function, "ignore_index"))
     is_counted = rows != ignored
     usual = rows.flatten().mode().values
@@ -226,7 +226,7 @@ def dense_labels(loss: Loss) -> dict[str, Tensor]:
         lengths = at_end.sum(1)
         is_padding = (is_last.sum() == lengths.sum()) & (lengths.min() < lengths.max())
         shares.append((at_end.flip(1) * is_counted).sum() / is_counted.sum() * is_padding)
-    return dict(zip(("dense_labels/most", "dense_labels/padding"), shares, strict=False))
+    return {"dense_labels": dict(zip(("most", "padding"), shares, strict=False))}
 
 
 FEWEST_OF_ROW = 4

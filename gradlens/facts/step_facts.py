@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradlens.facts.parameters import ByKind
 from gradlens.facts.rows import (
     LossRows,
     Rows,
@@ -33,15 +34,15 @@ Floats = NDArray[np.float64]
 class StepFacts:
     """What is recorded of one step, on the device.
 
-    ``numbers`` are those of the step, and ``of_layers`` those of layers and parameters, as
-    ``kind/name``, where they are recorded at the step. Of several micro-batches, there are the
-    ``rows`` and ``loss_rows`` of each, and its ``parts`` of the loss: the loss, whether it is that
-    of the micro-batch alone, and how many samples it is of.
+    ``numbers`` are those of the step, and ``of_layers`` those of layers and parameters where they
+    are recorded at the step. Of several micro-batches, there are the ``rows`` and ``loss_rows`` of
+    each, and its ``parts`` of the loss: the loss, whether it is that of the micro-batch alone, and
+    how many samples it is of.
     """
 
     step: int
     numbers: dict[str, Tensor | float] = field(default_factory=dict)
-    of_layers: dict[str, Tensor] | None = None
+    of_layers: ByKind | None = None
     parts: list[tuple[Tensor, bool, int]] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     ids: list[int | str] = field(default_factory=list)
@@ -123,13 +124,11 @@ def facts_of(steps: Sequence[StepFacts], labels: Counter[int]) -> dict[int, dict
             labels.update({int(c): int(counts[n][c]) for c in np.flatnonzero(counts[n])})
         facts[step.step] = {"steps": found[n]}
         if step.of_layers is not None:
-            by_kind: dict[str, Columns] = {}
-            for name, value in step.of_layers.items():
-                kind, _, of = name.partition("/")
-                by_kind.setdefault(kind, {})[of] = float(value)
-            if labels:
-                by_kind["labels"] = {str(each): float(labels[each]) for each in sorted(labels)}
-            facts[step.step]["layers"] = by_kind
+            by_kind = {
+                **{k: {n: float(v) for n, v in of.items()} for k, of in step.of_layers.items()},
+                "labels": {str(each): float(labels[each]) for each in sorted(labels)},
+            }
+            facts[step.step]["layers"] = {kind: of for kind, of in by_kind.items() if of}
     return facts
 
 
