@@ -95,10 +95,11 @@ def signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-def saved_values(node: Any) -> list[Any]:
-    """What a node has saved besides tensors; nothing public lists it."""
+def saved_integers(node: Any) -> tuple[Any, ...]:
+    """The axes, offsets and sizes that a node has saved; nothing public lists them."""
     node_type: Any = type(node)
-    return [getattr(node, name) for name in _value_slots(node_type)]
+    values = [getattr(node, name) for name in _value_slots(node_type)]
+    return tuple([value for value in values if isinstance(value, (int, tuple, bool))])
 
 
 @cache
@@ -339,6 +340,11 @@ def output_metadata(node: Any) -> Sequence[Any]:
     """
     metadata: Sequence[Any] = node._input_metadata
     return metadata
+
+
+def sequence_numbers(nodes: Iterable[Any]) -> list[int]:
+    """The ``sequence_number`` of each node."""
+    return [node._sequence_nr() for node in nodes]
 
 
 def sequence_number(node: Any) -> int:

@@ -149,12 +149,12 @@ class BackwardPass:
     def _reach(self, number: int, gradients: Gradients) -> None:
         if all(gradient is None for gradient in gradients):
             return
+        scale, backward_pass = self.batch.scale, backward_pass_id()
         shared: dict[Hashable, Any] = {}
         for name, labelled in self._at[number]:
             try:
-                scale = self.batch.scale
                 found = NodeGradient(self._graph, labelled, tuple(gradients), scale, shared)
-                self._collector.receive(name, backward_pass_id(), operator_of(found))
+                self._collector.receive(name, backward_pass, operator_of(found))
             except UnavailableError as reason:
                 self._collector.refuse(name, str(reason))
             except Exception as error:  # the user's backward pass goes on

@@ -16,8 +16,8 @@ from gradlens.graph.layer_rules import layer_calls
 from gradlens.graph.python_functions import constants_of
 from gradlens.torch_private import (
     output_metadata,
-    saved_values,
-    sequence_number,
+    saved_integers,
+    sequence_numbers,
     storage_number,
 )
 
@@ -170,7 +170,11 @@ class Graph:
         found = hash((self.root, self.ruled_calls))
         for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True):
             is_leaf = kind_ == LEAF
-            own = names.get(id(node.variable)) if is_leaf else integers_of(node)
+            if is_leaf:
+                own: Any = names.get(id(node.variable))
+            else:
+                is_code = isinstance(node, BackwardCFunction)
+                own = constants_of(node) if is_code else saved_integers(node)
             made = (node.variable,) if is_leaf else output_metadata(node)
             try:
                 shapes = [tuple(each.shape) for each in made]
@@ -196,7 +200,7 @@ class Graph:
     def by_sequence_number(self) -> dict[int, int]:
         """The numbers of nodes by torch's sequence numbers, which leaves don't have."""
         inner = [i for i, kind_ in enumerate(self.kinds) if kind_ != LEAF]
-        return {sequence_number(self.nodes[i]): i for i in inner}
+        return dict(zip(sequence_numbers(self.nodes[i] for i in inner), inner, strict=True))
 
     @cached_property
     def ruled_calls(self) -> tuple[RuledCall, ...]:
@@ -294,10 +298,3 @@ def _shape(output: Any) -> tuple[Any, ...]:
 def is_python_function(node: Node) -> bool:
     """Whether the node is that of a ``torch.autograd.Function``."""
     return isinstance(node, BackwardCFunction)
-
-
-def integers_of(node: Node) -> tuple[Any, ...]:
-    """The values besides tensors that a node has saved: axes, offsets, sizes."""
-    if isinstance(node, BackwardCFunction):
-        return (constants_of(node),)
-    return tuple([v for v in saved_values(node) if isinstance(v, (int, tuple, bool))])

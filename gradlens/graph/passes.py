@@ -306,9 +306,8 @@ def as_engine(graph: Graph, edge: Edge, gradient: Tensor) -> Tensor:
     The engine, not the node, adds up what was broadcast, and takes the real part for real numbers.
     """
     is_sparse = gradient.layout not in (torch.strided, torch.jagged)
-    dense = gradient.to_dense() if is_sparse else gradient
-    if dense.is_complex() and not graph.like(edge).dtype.is_complex:
+    dense, like = gradient.to_dense() if is_sparse else gradient, graph.like(edge)
+    if dense.is_complex() and not like.dtype.is_complex:
         dense = dense.real
-    shape = graph.shape(edge)
-    fits = dense.is_nested or dense.shape == shape
-    return dense if fits else dense.sum_to_size(shape)
+    fits = dense.is_nested or dense.shape == like.shape
+    return dense if fits else dense.sum_to_size(like.shape)
