@@ -177,11 +177,11 @@ def _names_at_ends(ax: Axes, shown: Lines) -> Artists:
         named |= dict(zip(short_names([*layers]), drawn, strict=False))
     width, height = size_in_points(ax)
     gap = points(ROOM_OF_NAME)
-    curves = [one for one in named.values() if one.line.finite.any()]
+    finite = {name: one for name, one in named.items() if one.line.finite.any()}
     is_inside = ax.get_axes_locator() is not None
-    if len(curves) * gap > height or len(named) < 2 or is_inside:
+    if len(finite) * gap > height or len(named) < 2 or is_inside:
         return {}
-    finite = (name for name, one in named.items() if one.line.finite.any())
+    curves = [*finite.values()]
     short = [shorten(name, 0.25 * width, TICK_SIZE) for name in finite]
     room = max(text_width(name, TICK_SIZE) for name in short) + points(2)
     box = ax.get_position()

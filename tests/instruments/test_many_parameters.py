@@ -162,9 +162,6 @@ def test_arrows_show_values_out_of_range(kind: str, spike: float, edge: str) -> 
     assert max(map(abs, drawing.axes[-1].get_ylim())) < 100
 
 
-# Gradient tests ---------------------------------------------------------------------------------
-
-
 # Maps -------------------------------------------------------------------------------------------
 
 
