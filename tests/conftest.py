@@ -37,24 +37,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path == frameworks and config.option.markexpr == "not slow" else None
 
 
-FAST_CASES = 2
-"""The number of fast cases of a test that has more than these.
-
-The fast tests are for each change; all cases of a test run with the tests of its folder.
-"""
-
-
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all but a few cases of each test as slow; the others are spread over all cases."""
-    cases: dict[str, list[pytest.Item]] = {}
+    """Mark all cases of each test but the first fast one as slow.
+
+    The fast tests are for each change; all cases of a test run with the tests of its folder.
+    """
+    seen: set[str] = set()
     for item in items:
-        if item.get_closest_marker("slow") is None:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for found in cases.values():
-        stride = -(-len(found) // FAST_CASES)
-        for item in (item for place, item in enumerate(found) if place % stride):
+        name = item.nodeid.partition("[")[0]
+        if name in seen:
             item.add_marker(pytest.mark.slow)
+        elif item.get_closest_marker("slow") is None:
+            seen.add(name)
 
 
 def pytest_collection_finish() -> None:
