@@ -52,8 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen.add(name)
 
 
+gc.disable()  # until all tests are collected, which stay
+
+
 def pytest_collection_finish() -> None:
     """Leave what is imported by now out of later garbage collections, which tests ask for."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
