@@ -20,6 +20,7 @@ from gradlens.cli.export import DESTINATIONS, check_layers
 from gradlens.cli.samples_text import samples_json, samples_text
 from gradlens.cli.watch import (
     NARROWEST,
+    Display,
     FileDisplay,
     PrintedText,
     WindowDisplay,
@@ -90,11 +91,18 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    screen = _screen(options)
-    display = FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
+    if options.text and options.layers:
+        options.wrong("--layers is about figures: leave --text out, or --layers")
     with suppress(KeyboardInterrupt):
-        watch([options.run], display, options.interval)
+        watch([options.run], _display(options), options.interval)
     return 0
+
+
+def _display(options: argparse.Namespace) -> Display:
+    if options.text:
+        return text_display(sys.stdout, text_format(sys.stdout), redraws=True)
+    screen = _screen(options)
+    return FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
 
 
 def _summary(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ row. The labels that start at the loss decide that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 
 import numpy as np
@@ -143,15 +143,23 @@ class Names:
         """
         places_at, waiting = {edge: places}, [edge]
         for above in each_once(waiting):
-            for place, below in enumerate(self._graph.children[above[0]]):
-                if below is not None and not self._alone[below[0]]:
-                    is_kept, own = self._kept_from(above, places_at[above], place, below)
-                    if not is_kept:
-                        return False
-                    if own is not None:
-                        places_at[below] = own
-                        waiting.append(below)
+            edges = enumerate(self._graph.children[above[0]])
+            below = {n: e for n, e in edges if e is not None and not self._alone[e[0]]}
+            kept = [self._kept_from(above, places_at[above], n, e) for n, e in below.items()]
+            pairs = zip(below.values(), (own for _, own in kept), strict=True)
+            found = {each: own for each, own in pairs if own is not None}
+            if not all(is_kept for is_kept, _ in kept):
+                return False
+            if places.size > 1 and not found and self._repeats_samples(above[0], below.values()):
+                return False
+            places_at |= found
+            waiting += found
         return True
+
+    def _repeats_samples(self, number: int, inputs: Iterable[Edge]) -> bool:
+        """Whether a node repeats for its rows what samples were reduced to, or one of them."""
+        repeats = kind_of(self._graph.kinds[number]).repeats
+        return repeats and any(names.max() >= 0 for edge in inputs for names in self.behind(edge))
 
     def _kept_from(
         self, above: Edge, names: Labels, place: int, below: Edge

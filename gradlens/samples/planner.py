@@ -413,17 +413,17 @@ class _Planner:
         ``UnavailableError`` if they tell several.
         """
         found = np.full(self._reading.samples, NO_SAMPLE)
-        edges = [edge for edge in names.known if edge[0] not in self._hidden]
-        for by_element in (False, True):
+        known = {e: each.names for e, each in names.known.items() if e[0] not in self._hidden}
+        by_row = [self._with_labels(edge, own) for edge, own in known.items()]
+        # Where an edge has the rows of some, others that use them may have their own elsewhere.
+        by_element = [
+            np.broadcast_arrays(self._labels.labels(edge), own)
+            for edge, own in known.items()
+            if are_all(own, len(found))
+        ]
+        for pairs in (by_row, by_element):
             is_open = found < 0
-            for edge in edges:
-                own = names.known[edge].names
-                if by_element and not are_all(own, len(found)):
-                    continue  # other rows may be those of all samples that use it
-                shared = () if by_element else np.flatnonzero(np.array(own.shape) == 1).tolist()
-                labelled = LabelledEdge(edge, tuple(shared))
-                pair = self._labels.rows(labelled), labelled.rows_of(own)
-                labels, own = (each.flatten() for each in np.broadcast_arrays(*pair))
+            for labels, own in pairs if is_open.any() else ():
                 is_known = (labels >= 0) & (own >= 0)
                 labels, own = labels[is_known], own[is_known]
                 labels, own = labels[is_open[labels]], own[is_open[labels]]
@@ -432,12 +432,18 @@ class _Planner:
                     raise UnavailableError(UNKNOWN_ORDER)
         if names.by_order and self._labels.refused:
             raise UnavailableError(next(iter(self._labels.refused.values())))
-        known = np.flatnonzero(found >= 0)
-        is_other = (found[known] != known).any()
-        is_one_to_one = len(np.unique(found[known])) == len(known)
+        rows = np.flatnonzero(found >= 0)
+        is_other = (found[rows] != rows).any()
+        is_one_to_one = len(np.unique(found[rows])) == len(rows)
         if is_other and (names.are_guessed or not is_one_to_one):
             raise UnavailableError(UNKNOWN_ORDER)
         return found
+
+    def _with_labels(self, edge: Edge, names: Labels) -> Sequence[Labels]:
+        """The labels and the names of the rows at an edge, of the same shape."""
+        shared = [axis for axis, length in enumerate(names.shape) if length == 1]
+        labelled = LabelledEdge(edge, tuple(shared))
+        return np.broadcast_arrays(self._labels.rows(labelled), labelled.rows_of(names))
 
     def confirms_again(self, names: Names) -> bool:
         """Whether rows have the same order in all graphs with this structure and selections."""

@@ -79,6 +79,8 @@ WRONG = (
     "summary a -o b",
     "summary",
     "summary a --json --csv",
+    "watch a --text -o b.png",
+    "watch a --text --layers",
     "compare",
     "compare a",
     "autopsy",

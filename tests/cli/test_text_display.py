@@ -202,13 +202,13 @@ def test_csv_that_is_followed_has_one_heading(
     assert [row["step"] for row in rows if row["series"] == "Loss"] == ["2", "19"]
 
 
-def test_following_in_a_pipe_prints_a_table_for_each_change(
+def test_watch_in_a_pipe_prints_a_table_for_each_change(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = run.read_bytes()
     run.write_bytes(b"".join(content.splitlines(keepends=True)[:4]))
     monkeypatch.setenv("COLUMNS", "200")
-    arguments: list[object] = ["summary", run, "--follow"]
+    arguments: list[object] = ["watch", run, "--text"]
     assert follow(monkeypatch, arguments, lambda: run.write_bytes(content), lambda: None) == 0
     printed = capsys.readouterr().out
     assert printed.count(f"{run}: ") == 2

@@ -194,17 +194,20 @@ class Scaled(nn.Module):
         return self.operation(x * self.weight)
 
 
-FEATURES_AS_ROWS: dict[str, Callable[[Tensor], Any]] = {
+AS_MANY_ROWS: dict[str, Callable[[Tensor], Any]] = {
     "medians of the batch": lambda h: [torch.nanmedian(h, 0).values],
     "transposed": lambda h: [torch.transpose_copy(h, 0, 1)],
+    "one row repeated": lambda h: [h[1:2].expand(N, N)],
+    "one row interleaved": lambda h: [h[1:2].tanh().repeat_interleave(N, 0)],
+    "a number repeated": lambda h: [h.median().repeat(N)],
     "each row by itself": torch.unbind_copy,
 }
 
 
-@pytest.mark.parametrize("name", FEATURES_AS_ROWS)
-def test_features_are_no_samples_where_there_are_as_many(name: str) -> None:
+@pytest.mark.parametrize("name", AS_MANY_ROWS)
+def test_as_many_rows_are_no_samples(name: str) -> None:
     torch.manual_seed(0)
-    model, x = Scaled(FEATURES_AS_ROWS[name]).double(), torch.randn(N, N).double()
+    model, x = Scaled(AS_MANY_ROWS[name]).double(), torch.randn(N, N).double()
     with gradlens.per_sample_gradients(model) as gradients:
         sum(each.square().mean() for each in model(x)).backward()
     assert "weight" not in gradients
