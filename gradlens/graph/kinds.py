@@ -390,8 +390,8 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     (
         "AdaptiveAvgPool2D AdaptiveMaxPool2D AvgPool2D FractionalMaxPool2D MaxPool2D "
         "MaxPool2DWithIndices MaxUnpool2D MkldnnAdaptiveAvgPool2D MkldnnMaxPool2D ReflectionPad2D "
-        "ReplicationPad2D "
-        "UpsampleBicubic2D UpsampleBilinear2D UpsampleNearest2D UpsampleNearestExact2D",
+        "ReplicationPad2D UpsampleBicubic2D UpsampleBilinear2D UpsampleNearest2D "
+        "UpsampleNearestExact2D",
         {"axes": _in_front_of(2)},
     ),
     (

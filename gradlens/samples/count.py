@@ -291,7 +291,7 @@ def loss_rows(
     named = {edge: each for edge, each in labels.items() if are_known(each)}
     meeting = meeting_edges(graph, named) if samples > 1 else []
     if meeting:
-        raise UnavailableError(_not_followed(graph, meeting, names, reading, inputs, meet=True))
+        raise UnavailableError(_not_followed(graph, meeting, names, reading, inputs))
     unnamed = [e for e in labels if e not in named and not names.are_behind(e)]
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     by_place = [edge for edge in named if not are_known(names.at(edge))]
@@ -307,8 +307,7 @@ def loss_rows(
     remedy = ONE_ROW_EACH if reading.is_given else PASS_OTHER if unclear else PASS
     unclear = unclear if reading.is_given else unnamed or unclear
     if unclear:
-        reason = _not_followed(graph, unclear, names, reading, inputs)
-        raise UnavailableError(reason.format(remedy=remedy))
+        raise UnavailableError(_not_followed(graph, unclear, names, reading, inputs, remedy))
     if len(own) < samples:
         shapes = [*map(graph.shape, edges), *_selected_from(graph, edges)]
         _check_left_out(reading, inputs, names, shapes)
@@ -400,19 +399,21 @@ def _not_followed(
     names: Names,
     reading: Reading,
     inputs: ModelInputs,
-    meet: bool = False,
+    remedy: str = "",
 ) -> str:
-    """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there."""
-    meeting = [edge for edge in edges if meet or names.meet_behind(edge)]
+    """Why none of the loss's rows has a sample of its own; without a ``remedy``, samples meet."""
+    meeting = [edge for edge in edges if not remedy or names.meet_behind(edge)]
     if names.are_shuffled and not meeting:
         return UNKNOWN_ORDER
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
-    reason = MEET if meeting else EITHER_AXIS if square else NOT_FOLLOWED
-    if not inputs.is_one_axis:  # samples may seem to meet along the wrong one
-        reason = EITHER_AXIS
+    # Along the wrong axis of the inputs, samples may seem to meet.
+    is_either = not inputs.is_one_axis or (square and not meeting)
+    reason = EITHER_AXIS if is_either else MEET if meeting else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
     reason += "" if reading.is_given or reason != MEET else OTHER_N
-    return reason.format(shapes=shapes, samples=reading.samples, known_by=reading.known_by)
+    return reason.format(
+        shapes=shapes, samples=reading.samples, known_by=reading.known_by, remedy=remedy
+    )
 
 
 COMPARED = (
@@ -437,7 +438,7 @@ UNKNOWN_ORDER = (
 )
 NOT_FOLLOWED = (
     "N = {samples} by {known_by}, but the loss is computed from tensors of shape {shapes}, and it "
-    "can't be followed which sample each of their rows belongs to: {{remedy}}"
+    "can't be followed which sample each of their rows belongs to: {remedy}"
 )
 MEET = (
     "samples meet in the loss, which is computed from a tensor of shape {shapes} with entries of "

@@ -573,7 +573,7 @@ class _Planner:
         """Why a node in front of others couldn't be asked what it does to rows; usually empty."""
         refused = self._labels.why_refused.items()
         reasons = (why for n, why in refused if not self._graph.below([n]).isdisjoint(nodes))
-        return next(filter(None, reasons), "")
+        return next(reasons, "")
 
     def _names_behind(self, apart: Mapping[int, str]) -> list[tuple[str, ...]]:
         """Some parameters of the first nodes towards the loss at which samples are apart, by node.

@@ -118,12 +118,12 @@ def _handed_on(graph: Graph, number: int, output: int, gradient: Tensor) -> list
 
 
 def why_not_linear(graph: Graph, number: int, output: int) -> str:
-    """Why no sample is told apart in what a node hands on; empty if it is linear, as most are."""
+    """Why no sample is told apart in what a node hands on; empty if that is linear."""
     start = _random(graph, number, output, torch.Generator().manual_seed(0))
     with torch.no_grad():
         once, twice = (_handed_on(graph, number, output, times * start) for times in (1, 2))
     pairs = [(2 * one, two) for one, two in zip(once, twice, strict=True) if one is not None]
-    same = (two is not None and torch.allclose(one, two, NOT_EXACT, 0) for one, two in pairs)
+    same = (two is not None and torch.allclose(one, two, NOT_EXACT, 0, True) for one, two in pairs)
     return "" if all(same) else NOT_LINEAR.format(kind=graph.kinds[number])
 
 

@@ -88,10 +88,13 @@ class Structure:
 
     @cached_property
     def why_refused(self) -> dict[int, str]:
-        """Why nodes hand on nothing that could be told apart, by their numbers."""
-        asked = [each for each in self._asked if is_python_function(self.graph.nodes[each[0]])]
-        asked = [each for each in asked if each[0] not in self.refused]
-        return self.refused | {each[0]: why_not_linear(self.graph, *each) for each in asked}
+        """Why samples can't be told apart behind nodes that were to be asked, by their numbers."""
+        found = dict(self.refused)
+        for number, output in self._asked:
+            if number not in found and is_python_function(self.graph.nodes[number]):
+                reason = why_not_linear(self.graph, number, output)
+                found |= {number: reason} if reason else {}
+        return found
 
     def are_apart(self, labelled: LabelledEdge) -> bool:
         """Whether no row at an edge is of several samples, or unknown."""

@@ -310,6 +310,27 @@ def test_gradients_that_are_clipped_on_the_way_are_refused() -> None:
         gradients["0.weight"]
 
 
+class HasNaN(torch.autograd.Function):
+    """Backward is linear, and its result is no number."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * float("nan")
+
+
+def test_gradients_that_are_no_numbers_are_refused_for_that() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), Net(lambda net, x: HasNaN.apply(x)), nn.Linear(4, 3))
+    with gradlens.per_sample_gradients(model.double()) as gradients:
+        labels(model(randn(5, 5))).backward()
+    with pytest.raises(KeyError, match="NaN"):
+        gradients["0.weight"]
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
