@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.diagnosis import development, unseen
+from benchmarks.diagnosis.development import TRAININGS
 from benchmarks.diagnosis.training import Training
 
-TRAININGS = (*development.TRAININGS, *unseen.TRAININGS)
 BY_NAME = {training.problem.name: training for training in TRAININGS}
 
 
