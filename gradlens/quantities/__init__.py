@@ -1,33 +1,47 @@
 """All quantities, and the classes that quantities derive from."""
 
 from gradlens.quantities.alpha import Alpha
-from gradlens.quantities.cabs import CABS
-from gradlens.quantities.directional_derivatives import DirectionalDerivatives
-from gradlens.quantities.grad_covariance import GradCovariance
+from gradlens.quantities.basics import Distance, GradNorm, Loss, Parameters, Time, UpdateSize
+from gradlens.quantities.curvature_quantities import (
+    DirectionalDerivatives,
+    HessEigenvalues,
+    HessMaxEV,
+    HessTrace,
+    SpectralDensity,
+    TICDiag,
+    TICTrace,
+)
+from gradlens.quantities.geometry import (
+    GradientGeometry,
+    InputGradientGeometry,
+    OutputGradientGeometry,
+    UpdateGeometry,
+    WeightSignFlips,
+)
 from gradlens.quantities.grad_hist import GradHist1d, GradHist2d
-from gradlens.quantities.gradient_geometry import GradientActivation, GradientGeometry, GradNorm
 from gradlens.quantities.gradient_noise import (
     EarlyStopping,
     GradNoiseScale,
     InnerTest,
     MeanGSNR,
+    NoiseQuantity,
     NormTest,
     OrthoTest,
 )
-from gradlens.quantities.hess_eigenvalues import HessEigenvalues, HessMaxEV, SpectralDensity
-from gradlens.quantities.hess_trace import HessTrace
-from gradlens.quantities.input_moments import InputMean, InputStd, MeanTID, VarTID
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.quantities.noise_quantity import NoiseQuantity
-from gradlens.quantities.output_activation import DeadNeurons, OutputActivation
-from gradlens.quantities.parameter_norm import (
-    ConditionNumber,
-    ParameterNorm,
-    Parameters,
-    WeightSignFlips,
+from gradlens.quantities.layer_statistics import (
+    DeadNeurons,
+    GradientActivation,
+    InputMean,
+    InputNorm,
+    InputStd,
+    MeanTID,
+    OutputActivation,
+    OutputNorm,
+    VarTID,
 )
-from gradlens.quantities.parameter_quantity import ParameterQuantity
-from gradlens.quantities.performance import Loss, Time
+from gradlens.quantities.optimizer import CABS, Stability
+from gradlens.quantities.parameter_quantity import ConditionNumber, ParameterNorm, ParameterQuantity
 from gradlens.quantities.quantity import (
     CurvatureQuantity,
     GradientCurvatureQuantity,
@@ -37,73 +51,29 @@ from gradlens.quantities.quantity import (
     TwoPointQuantity,
     UpdateQuantity,
 )
-from gradlens.quantities.signal_geometry import (
-    InputGradientGeometry,
-    InputNorm,
-    OutputGradientGeometry,
-    OutputNorm,
+from gradlens.quantities.spectra import (
+    GradCovariance,
+    InputCovariance,
+    OutputGradientCovariance,
+    RankMe,
 )
-from gradlens.quantities.signal_spectra import InputCovariance, OutputGradientCovariance, RankMe
-from gradlens.quantities.stability import Stability
-from gradlens.quantities.tic import TICDiag, TICTrace
-from gradlens.quantities.update_geometry import Distance, UpdateGeometry, UpdateSize
 
-__all__ = [
-    "CABS",
-    "Alpha",
-    "ConditionNumber",
-    "CurvatureQuantity",
-    "DeadNeurons",
-    "DirectionalDerivatives",
-    "Distance",
-    "EarlyStopping",
-    "GradCovariance",
-    "GradHist1d",
-    "GradHist2d",
-    "GradNoiseScale",
-    "GradNorm",
-    "GradientActivation",
-    "GradientCurvatureQuantity",
-    "GradientGeometry",
-    "HessEigenvalues",
-    "HessMaxEV",
-    "HessTrace",
-    "InnerTest",
-    "InputCovariance",
-    "InputGradientGeometry",
-    "InputMean",
-    "InputNorm",
-    "InputStd",
-    "LayerQuantity",
-    "Loss",
-    "MeanGSNR",
-    "MeanTID",
-    "NoiseQuantity",
-    "NormTest",
-    "OrthoTest",
-    "OutputActivation",
-    "OutputGradientCovariance",
-    "OutputGradientGeometry",
-    "OutputNorm",
-    "ParameterNorm",
-    "ParameterQuantity",
-    "Parameters",
-    "Phase",
-    "Quantity",
-    "RankMe",
-    "SingleStepQuantity",
-    "SpectralDensity",
-    "Stability",
-    "TICDiag",
-    "TICTrace",
-    "Time",
-    "TwoPointQuantity",
-    "UpdateGeometry",
-    "UpdateQuantity",
-    "UpdateSize",
-    "VarTID",
-    "WeightSignFlips",
-]
+# What a step, or its update, consists of.
+__all__ = ["CABS", "Alpha", "Distance", "EarlyStopping", "GradCovariance", "GradHist1d"]
+__all__ += ["GradHist2d", "GradNoiseScale", "GradNorm", "InnerTest", "Loss", "MeanGSNR", "NormTest"]
+__all__ += ["OrthoTest", "Parameters", "Time", "UpdateSize"]
+# Of curvature.
+__all__ += ["DirectionalDerivatives", "HessEigenvalues", "HessMaxEV", "HessTrace"]
+__all__ += ["SpectralDensity", "Stability", "TICDiag", "TICTrace"]
+# Of layers and single parameters.
+__all__ += ["ConditionNumber", "DeadNeurons", "GradientActivation", "GradientGeometry"]
+__all__ += ["InputCovariance", "InputGradientGeometry", "InputMean", "InputNorm", "InputStd"]
+__all__ += ["MeanTID", "OutputActivation", "OutputGradientCovariance", "OutputGradientGeometry"]
+__all__ += ["OutputNorm", "ParameterNorm", "RankMe", "UpdateGeometry", "VarTID", "WeightSignFlips"]
+# What quantities derive from.
+__all__ += ["CurvatureQuantity", "GradientCurvatureQuantity", "LayerQuantity", "NoiseQuantity"]
+__all__ += ["ParameterQuantity", "Phase", "Quantity", "SingleStepQuantity", "TwoPointQuantity"]
+__all__ += ["UpdateQuantity"]
 
 
 def __dir__() -> list[str]:

@@ -11,9 +11,8 @@ from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
-from gradlens.quantities.explained import all_explained
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import Step, all_explained
 from gradlens.signals.reductions import SignalReduction
 from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.signals.signal import Request, Signal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.numerics.host import on_host
-from gradlens.quantities.explained import all_explained
+from gradlens.numerics.norms import norms
+from gradlens.numerics.precision import double
+from gradlens.numerics.shards import is_distributed
 from gradlens.quantities.layer_quantity import select_for
 from gradlens.quantities.quantity import Quantity, SingleStepQuantity
-from gradlens.quantities.step import REMOVED, Step
+from gradlens.quantities.step import NO_ELEMENTS, NOT_CONVERGED, REMOVED, Step, all_explained
 from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.spelling import near
 
@@ -85,54 +89,31 @@ class OfParameters(Quantity):
         self.end_step()
         return {"parameters": values, **self.summary(values)}
 
-    @abstractmethod
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Further entries of the record, for all parameters together."""
+        """Further entries of the record, for all parameters together; by default, none."""
+        return {}
 
     def end_step(self) -> None:
         """Called when all parameters of a step have values; by default, do nothing."""
 
 
-class AllParametersQuantity(OfParameters, SingleStepQuantity):
-    """A quantity that computes its values for all parameters of the selected layers together.
-
-    Where parameters are divided among processes, norms of all of them are exchanged at once.
-    """
-
-    @final
-    def compute(self, step: Step) -> dict[str, Any]:
-        present = {name: step.parameters[name] for name in self.present(step)}
-        return self.record(self.parameter_values(step, present))
-
-    @abstractmethod
-    def parameter_values(
-        self, step: Step, parameters: Mapping[str, nn.Parameter]
-    ) -> Mapping[str, Any]:
-        """The values for all parameters, after backward.
-
-        A NaN without a reason is recorded with the reason that the ``part`` has NaN or Inf.
-        """
-
-    def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Further entries of the record, for all parameters together; by default, none."""
-        return {}
-
-
-class ParameterQuantity(AllParametersQuantity):
+class ParameterQuantity(OfParameters, SingleStepQuantity):
     """A quantity with a value for each trainable parameter of the selected layers.
 
     A record is ``{"parameters": {name: value}}``, and the entries of ``summary``.
     """
 
     @final
-    def parameter_values(
-        self, step: Step, parameters: Mapping[str, nn.Parameter]
-    ) -> Mapping[str, Any]:
-        return {name: self.parameter_value(step, name, p) for name, p in parameters.items()}
+    def compute(self, step: Step) -> dict[str, Any]:
+        names = self.present(step)
+        return self.record({n: self.parameter_value(step, n, step.parameters[n]) for n in names})
 
     @abstractmethod
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
-        """The value for one parameter, after backward, as in ``parameter_values``."""
+        """The value for one parameter, after backward.
+
+        A NaN without a reason is recorded with the reason that the ``part`` has NaN or Inf.
+        """
 
 
 def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
@@ -148,5 +129,62 @@ def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
     return (gradient.float() if half else gradient) / scale
 
 
+def real_parts(tensor: Tensor) -> Tensor:
+    """Real and imaginary parts of complex numbers along a new last axis; others unchanged."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def _own_name(parameter: str) -> str:
     return parameter.removesuffix(".original").rpartition(".")[2]
+
+
+@dataclass(eq=False)
+class ParameterNorm(OfParameters, SingleStepQuantity):
+    """‖p‖₂ of each parameter, or the root mean square of its elements with ``normalize``."""
+
+    view = View("Parameter norm", group="layers", yscale="log", label="‖θ‖")
+
+    normalize: bool = False
+
+    def compute(self, step: Step) -> dict[str, Any]:
+        found = {name: step.parameters[name].detach() for name in self.present(step)}
+        sizes = norms([real_parts(parameter) for parameter in found.values()])
+        roots = [max(p.numel(), 1) ** 0.5 if self.normalize else 1 for p in found.values()]
+        return self.record(
+            {n: one / root for n, one, root in zip(found, sizes, roots, strict=True)}
+        )
+
+
+class ConditionNumber(ParameterQuantity):
+    """σ₁/σₖ, largest over smallest singular value, of each parameter with two axes or more.
+
+    The first axis is that of the rows; all others together are that of the columns. It is infinite
+    if σₖ is zero up to rounding errors.
+    """
+
+    view = View("Condition number", group="layers", yscale="log", label="σ₁/σₖ")
+
+    def suits(self, parameter: nn.Parameter) -> bool:
+        return parameter.dim() >= 2
+
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> float:
+        if is_distributed(parameter):
+            return Undefined(DIVIDED)
+        matrix = parameter.detach().flatten(1)
+        matrix = matrix.to(torch.complex128) if matrix.is_complex() else double(matrix)
+        if not matrix.numel():
+            return Undefined(NO_ELEMENTS)
+        if not bool(matrix.isfinite().all()):
+            return math.nan
+        try:
+            values = torch.linalg.svdvals(matrix)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            return Undefined(NOT_CONVERGED)
+        largest, smallest = float(values[0]), float(values[-1])
+        if not largest:
+            return Undefined("the parameter is zero")
+        rounding = max(matrix.shape) * torch.finfo(matrix.dtype).eps * largest
+        return largest / smallest if smallest > rounding else math.inf
+
+
+DIVIDED = "each process has a part of the matrix alone, and singular values take all of it"

@@ -13,7 +13,7 @@ import gradlens
 from gradlens import quantities
 from gradlens.numerics.norms import norm, row_norms, scale_of
 from gradlens.operators.dense import Dense
-from gradlens.quantities.consecutive import cosines
+from gradlens.quantities.geometry import cosines
 from tests.cases.simulated_device import SimulatedDevice
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

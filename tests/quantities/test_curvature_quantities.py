@@ -231,7 +231,7 @@ def test_a_quadratic_with_decay_and_rates_of_groups_diverges_above_the_limit(
             optimizer.state[p] = {"step": step, "exp_avg": first, "exp_avg_sq": moment}
     target = 0.9 if seed % 2 else 1.1
     for _ in range(30):  # the rates at which sharpness is this part of the threshold
-        limit = quantities.stability.stability_limit(optimizer, {"x": x, "y": y})
+        limit = quantities.optimizer.stability_limit(optimizer, {"x": x, "y": y})
         scaling = torch.ones(5) if limit.scaling is None else limit.scaling
         decay = torch.zeros(5) if limit.decay is None else limit.decay
         matrix = scaling[:, None] * (hessian + torch.diag(decay)) * scaling

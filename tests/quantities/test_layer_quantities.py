@@ -20,7 +20,7 @@ from gradlens.cli.summary_text import as_json, render
 from gradlens.history.records import Source
 from gradlens.plotting.summary import DeadUnits, dead_units, summarize
 from gradlens.quantities import LayerQuantity, Quantity
-from gradlens.quantities.parameter_quantity import AllParametersQuantity
+from gradlens.quantities.parameter_quantity import OfParameters
 from tests.cases.layer_cases import CASES, Array, Flow, flows
 from tests.cases.steps import tracked_backward
 
@@ -332,8 +332,8 @@ def test_discrepancy_of_batch_normalisation(name: str) -> None:
 
 def test_every_quantity_of_layers_has_a_reference() -> None:
     public = {n: getattr(quantities, n) for n in quantities.__all__ if not n.endswith("Quantity")}
-    kinds = (LayerQuantity, AllParametersQuantity)
-    ours = {n for n, kind in public.items() if issubclass(kind, kinds)} | {"UpdateGeometry"}
+    kinds = (LayerQuantity, OfParameters)
+    ours = {n for n, kind in public.items() if issubclass(kind, kinds)}
     assert ours == {name.split(",")[0] for name in (*REFERENCES, *BATCH_NORM)}
 
 

@@ -1,9 +1,9 @@
-"""How far parameters move: from their start, and in each update."""
+"""The loss, the time, and the sizes of parameters, gradients and updates."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,15 +11,73 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.host import together
-from gradlens.numerics.norms import distances
+from gradlens.numerics.norms import distances, norms
 from gradlens.numerics.precision import accumulable
-from gradlens.quantities.consecutive import ComparesSteps, geometries, mean_correlation
-from gradlens.quantities.explained import all_explained
-from gradlens.quantities.parameter_quantity import OfParameters
+from gradlens.numerics.shards import whole
 from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity
-from gradlens.quantities.step import REMOVED, Measure, Step
+from gradlens.quantities.step import (
+    REMOVED,
+    Measure,
+    Step,
+    all_explained,
+    explained,
+)
 from gradlens.quantities.update import Update
 from gradlens.stateful import State
+
+
+def _loss(step: Step) -> Tensor:
+    assert step.loss is not None  # the cockpit has checked `needs`
+    return step.loss.detach()
+
+
+class Loss(SingleStepQuantity):
+    """The mini-batch loss as it was passed to the context; a sum loss isn't divided by N."""
+
+    needs = ("loss",)
+    measures = (_loss,)
+    view = View("Loss", group="performance", label="loss")
+
+    def compute(self, step: Step) -> float:
+        found: float = explained(step.measured(_loss).item(), "the loss")
+        return found
+
+
+class Time(SingleStepQuantity):
+    """Time after the step's backward pass, in seconds since the epoch (``time.time()``)."""
+
+    view = View("Time per step", group="performance", label="seconds")
+
+    def compute(self, step: Step) -> float:
+        return time.time()
+
+
+class Parameters(SingleStepQuantity):
+    """All trainable parameters by name, before the update; meant for small networks."""
+
+    view = View("Parameters, RMS", group="layers")
+
+    def compute(self, step: Step) -> dict[str, Tensor]:
+        return {name: whole(parameter.detach()) for name, parameter in step.parameters.items()}
+
+
+def _norms(step: Step) -> tuple[tuple[str, ...], Tensor]:
+    gradients = step.gradients()
+    return together(dict(zip(gradients, norms([*gradients.values()]), strict=True)))
+
+
+class GradNorm(SingleStepQuantity):
+    """‖p.grad‖₂ of each parameter by name, as it is when the context is left.
+
+    With a sum loss, it is N times that of the mean loss.
+    """
+
+    measures = (_norms,)
+    view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")
+
+    def compute(self, step: Step) -> dict[str, float]:
+        names, sizes = step.measured(_norms)
+        return all_explained(dict(zip(names, sizes.tolist(), strict=True)), "the gradient of")
 
 
 class Distance(SingleStepQuantity):
@@ -64,27 +122,3 @@ class UpdateSize(UpdateQuantity):
     def compute(self, step: Step, update: Update) -> dict[str, float]:
         removed = dict.fromkeys(step.removed, Undefined(REMOVED))
         return all_explained({**update.norms, **removed}, "the update of")
-
-
-@dataclass(eq=False)
-class UpdateGeometry(ComparesSteps, OfParameters, UpdateQuantity):
-    """‖pₙ₊₁ − pₙ‖₂ of each parameter, and its correlation with the update tracked before.
-
-    Values, ``normalize`` and ``correlation`` are those of ``OutputGradientGeometry``, recorded as
-    ``{"parameters": {name: value}}``. With ``correlation``, an update is kept until the next one.
-    ``parameters``, ``layers`` and ``exclude`` are those of ``ParameterQuantity``.
-    """
-
-    part = "update of"
-    view = View("Update geometry", group="layers", yscale="log", label="‖θₙ₊₁ − θₙ‖")
-
-    normalize: bool = False
-    correlation: bool = True
-
-    def compute(self, step: Step, update: Update) -> dict[str, Any]:
-        present = {name: update.direction[name] for name in self.present(step)}
-        steps = self.steps if self.correlation else None
-        return self.record(geometries(present, self.normalize, steps))
-
-    def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        return mean_correlation(parameters)

@@ -1,23 +1,102 @@
-"""Spectra of the inputs and outputs of layers, and of the gradients at outputs."""
+"""Spectra of covariances: of per-sample gradients, and of what goes through layers."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.special import entr
 from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.explained import EMPTY, NO_FEATURES, NOT_CONVERGED
+from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE, ROUNDINGS, SampleDeviations
 from gradlens.quantities.layer_quantity import LayerQuantity
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.step import EMPTY, NO_FEATURES, NOT_CONVERGED, Step
+from gradlens.reductions import CentredGram, Deviations
 from gradlens.signals.predicates import is_affine
 from gradlens.signals.reductions import Gram, Products
 from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
+
+
+@dataclass(eq=False)
+class GradCovariance(SingleStepQuantity):
+    """Spectrum of the covariance (1/(N−1))·Σₙ(gₙ−ḡ)(gₙ−ḡ)ᵀ of per-sample gradients.
+
+    A value holds the ``k`` largest ``"eigenvalues"``, descending, the ``"trace"``, the
+    ``"stable_rank"`` trace/λ₁ and the ``"effective_rank"`` exp(entropy of the eigenvalues' shares)
+    (Roy and Vetterli, 2007), for the whole network, and under ``"layers"`` the same for each layer
+    by name. They are computed from the centred N×N Gram matrix, which has the same eigenvalues.
+    ``ValueError`` for ``k`` below one.
+    """
+
+    reductions = (CentredGram(), Deviations())
+    view = View("Gradient covariance", group="noise", yscale="log", label="eigenvalue")
+
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1:
+            raise ValueError(f"{self.name}: k={self.k} selects no eigenvalue: use 1 or more")
+
+    def compute(self, step: Step) -> dict[str, Any]:
+        grams, found = step.by_layer(CentredGram()), step.by_layer(Deviations())
+        layers = {n: covariance_spectrum(gram, found[n], self.k) for n, gram in grams.items()}
+        whole = covariance_spectrum(step.total(CentredGram()), step.total(Deviations()), self.k)
+        return {**whole, "layers": layers}
+
+
+def covariance_spectrum(gram: Tensor, found: SampleDeviations, k: int) -> dict[str, Any]:
+    """Covariance (1/(N−1))·Σₙ(gₙ−ḡ)(gₙ−ḡ)ᵀ of gₙ from their centred Gram matrix ``[N, N]``.
+
+    The non-zero eigenvalues are those of the Gram matrix over N−1, at most N−1 of them; beyond
+    these, ``"eigenvalues"`` is filled up with the zeros that the covariance has.
+    """
+    n = len(gram)
+    # What is lost where a Gram matrix of factors is centred.
+    rounding = ROUNDINGS * torch.finfo(gram.dtype).eps * n * found.squared_norm_of_mean
+    # In numpy, whose operations on few numbers take less time.
+    products = gram.cpu().numpy()
+    undefined = ""
+    if n < 2:
+        undefined = ONE_SAMPLE
+    elif not np.isfinite(products).all():
+        undefined = NOT_FINITE
+    elif found.vanish or 0 < products.trace() <= rounding:
+        undefined = EQUAL
+    if undefined:
+        nan = Undefined(undefined)
+        return _covariance([nan] * k, nan, nan, nan)
+    spectrum = np.flip(np.linalg.eigvalsh(products)).clip(min=0) / (n - 1)
+    largest = spectrum[:k].tolist() + [0.0] * max(k - n, 0)
+    trace = float(spectrum.sum())
+    stable: float = Undefined("all per-sample gradients are equal: the covariance is zero")
+    effective = stable
+    if trace:
+        # The exponential of the entropy of the eigenvalues' shares (Roy and Vetterli, 2007).
+        effective = math.exp(float(entr(spectrum / trace).sum()))
+        stable = trace / largest[0]
+    return _covariance(largest, trace, stable, effective)
+
+
+def _covariance(
+    eigenvalues: Sequence[float], trace: float, stable_rank: float, effective_rank: float
+) -> dict[str, Any]:
+    return {
+        "eigenvalues": eigenvalues,
+        "trace": trace,
+        "stable_rank": stable_rank,
+        "effective_rank": effective_rank,
+    }
+
 
 SHARES = {"condition_20": 0.2, "condition_50": 0.5, "condition_80": 0.8}
 """Condition numbers by name, with the share of the descending eigenvalues that precede the divisor.
