@@ -23,20 +23,20 @@ from gradlens.curvature.directions import (
     directional_derivatives,
 )
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
-from gradlens.curvature.estimate import Estimate
+from gradlens.curvature.estimate import (
+    DiagonalEstimate,
+    Estimate,
+    frobenius_norm,
+    hutchinson,
+    hutchinson_blocks,
+    hutchinson_diagonal,
+)
 from gradlens.curvature.fisher import (
     EmpiricalFisherOperator,
     FisherOperator,
     GradCovarianceOperator,
 )
 from gradlens.curvature.hessian import GGNOperator, HessianOperator
-from gradlens.curvature.hutchinson import (
-    DiagonalEstimate,
-    frobenius_norm,
-    hutchinson,
-    hutchinson_blocks,
-    hutchinson_diagonal,
-)
 from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, SumOverData
@@ -45,40 +45,17 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
 from gradlens.curvature.products import SymmetricMatrix
 
-__all__ = [
-    "BatchLoss",
-    "BatchOutputs",
-    "Curvature",
-    "CurvatureOperator",
-    "DiagonalEstimate",
-    "DirectionalDerivatives",
-    "Directions",
-    "Eigenpairs",
-    "EmpiricalFisherOperator",
-    "Estimate",
-    "FisherOperator",
-    "GGNOperator",
-    "GradCovarianceOperator",
-    "HessianOperator",
-    "InverseOperator",
-    "JacobianOperator",
-    "LossCurvature",
-    "LossDiagonal",
-    "LossOverData",
-    "LowRankGGN",
-    "Probe",
-    "Solution",
-    "SpectralDensity",
-    "SumOverData",
-    "SymmetricMatrix",
-    "directional_derivatives",
-    "eigenpairs",
-    "frobenius_norm",
-    "hutchinson",
-    "hutchinson_blocks",
-    "hutchinson_diagonal",
-    "spectral_density",
-]
+# Matrices of losses.
+__all__ = ["BatchLoss", "BatchOutputs", "Curvature", "CurvatureOperator", "EmpiricalFisherOperator"]
+__all__ += ["FisherOperator", "GGNOperator", "GradCovarianceOperator", "HessianOperator"]
+__all__ += ["JacobianOperator", "LossCurvature", "LossDiagonal", "LossOverData", "Probe"]
+__all__ += ["SumOverData"]
+# What is computed of any symmetric matrix.
+__all__ += ["DiagonalEstimate", "Eigenpairs", "Estimate", "InverseOperator", "Solution"]
+__all__ += ["SpectralDensity", "SymmetricMatrix", "eigenpairs", "frobenius_norm", "hutchinson"]
+__all__ += ["hutchinson_blocks", "hutchinson_diagonal", "spectral_density"]
+# Directions of large curvature.
+__all__ += ["DirectionalDerivatives", "Directions", "LowRankGGN", "directional_derivatives"]
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,8 @@ from gradlens.curvature.diagonals import (
     by_hutchinson,
     by_roots,
     check_piecewise_linear,
+    coupled_traces,
+    sampled_traces,
 )
 from gradlens.curvature.directions import Directions, LowRankGGN
 from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
@@ -33,7 +35,6 @@ from gradlens.curvature.network_outputs import (
     returned_outputs,
 )
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.curvature.sampled_traces import coupled_traces, sampled_traces
 from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.gradients.gradients import evidence_of
 from gradlens.graph.graph import Graph

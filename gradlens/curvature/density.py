@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, starmap
 from typing import TypeAlias
 
 import numpy as np
@@ -95,7 +95,7 @@ def spectral_density(
     products = Products(matrix)
     try:
         starts = (signs_like(products.like, generator) for _ in range(probes))
-        rules = [found.quadrature() for found in lanczos(products, starts, steps)]
+        rules = [*lanczos(products, starts, steps)]
     except UnavailableError as error:
         nan = np.full(points, np.nan)
         return SpectralDensity(nan, nan, nan, nan, math.nan, probes, products.count, str(error))
@@ -147,31 +147,12 @@ def _extent(nodes: Array) -> float:
     return size if size > 0 else 1.0
 
 
-@dataclass(frozen=True)
-class Tridiagonal:
-    """H in the Krylov space of a start vector: ``diagonal`` ``[m]``, ``off_diagonal`` ``[m - 1]``.
+def lanczos(products: Products, starts: Iterable[Tensor], steps: int) -> Iterator[_Rule]:
+    """Nodes and weights ``[m]`` of Gauss' rule for vᵀf(H)v, v being each start ``[D]`` as a unit.
 
-    Where m is below the number of steps requested, the space is invariant under H.
-    """
-
-    diagonal: Array
-    off_diagonal: Array
-
-    def quadrature(self) -> _Rule:
-        """Nodes and weights ``[m]`` of Gauss' rule for vᵀf(H)v, v the unit start vector.
-
-        The nodes are the eigenvalues, the weights the squared first entries of the eigenvectors
-        (Golub and Welsch, 1969, Eq. 2.6); the weights sum to one.
-        """
-        nodes, vectors = eigh_tridiagonal(self.diagonal, self.off_diagonal)
-        return np.asarray(nodes, np.float64), np.asarray(vectors[0], np.float64) ** 2
-
-
-def lanczos(products: Products, starts: Iterable[Tensor], steps: int) -> Iterator[Tridiagonal]:
-    """At most ``steps`` steps from each start ``[D]``, with full reorthogonalisation in float64.
-
-    Paige (1972), variant A1; stops early where the space becomes invariant. Of a matrix over data,
-    the steps of as many starts as fit in memory take one pass.
+    By at most ``steps`` steps of Lanczos' method, with full reorthogonalisation in float64: Paige
+    (1972), variant A1; fewer where the space becomes invariant under H. Of a matrix over data, the
+    steps of as many starts as fit in memory take one pass.
     """
     steps = min(steps, products.size)
     remaining = iter(starts)
@@ -179,7 +160,7 @@ def lanczos(products: Products, starts: Iterable[Tensor], steps: int) -> Iterato
         yield from _side_by_side(products, group, steps)
 
 
-def _side_by_side(products: Products, starts: Sequence[Tensor], steps: int) -> list[Tridiagonal]:
+def _side_by_side(products: Products, starts: Sequence[Tensor], steps: int) -> list[_Rule]:
     """Those of all starts, whose vectors are multiplied together at each step."""
     bases = [[start / start.norm()] for start in starts]
     diagonals: list[list[float]] = [[] for _ in starts]
@@ -197,5 +178,7 @@ def _side_by_side(products: Products, starts: Sequence[Tensor], steps: int) -> l
             off_diagonals[run].append(size)
             rest = projected_out(rest / size, bases[run])
             bases[run].append(rest / rest.norm())
-    found = zip(diagonals, off_diagonals, strict=True)
-    return [Tridiagonal(np.array(one), np.array(other)) for one, other in found]
+    # The nodes are the eigenvalues of the tridiagonal matrices, and the weights, which sum to one,
+    # the squared first entries of their eigenvectors (Golub and Welsch, 1969, Eq. 2.6).
+    pairs = zip(map(np.array, diagonals), map(np.array, off_diagonals), strict=True)
+    return [(nodes, vectors[0] ** 2) for nodes, vectors in starmap(eigh_tridiagonal, pairs)]

@@ -325,9 +325,7 @@ class _Search:
 
 def _bordered(matrix: NDArray[Any], column: NDArray[Any]) -> NDArray[Any]:
     """The symmetric matrix with one more row and column."""
-    size = len(column)
-    bordered = np.empty((size, size))
-    bordered[:-1, :-1] = matrix
+    bordered = np.pad(matrix, (0, 1))
     bordered[:, -1] = bordered[-1, :] = column
     return bordered
 

@@ -6,12 +6,12 @@ a sum of products of vectors at its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.hessian import (
@@ -25,13 +25,10 @@ from gradlens.curvature.hessian_roots import drawing
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import (
     BatchLoss,
-    LossFunction,
     LossOperator,
     LossOverData,
     OfBatch,
-    SumOverData,
 )
-from gradlens.curvature.network_over_data import Split, as_pair
 from gradlens.curvature.products import Seed
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
@@ -79,7 +76,8 @@ class FisherOperator(_SecondMoment):
     errors, that is the covariance of the gradients with labels drawn from the model's distribution
     (Kunstner et al., 2019, Sec. 2). So the matrix's mean is the Fisher matrix, which is then the
     generalised Gauss-Newton matrix. The draws are roots of ∇²ℓₙ times random signs. They depend on
-    ``seed`` alone, and stay the same for all products. ``scale`` multiplies the matrix.
+    ``seed`` alone, and stay the same for all products; over data, each batch has draws of its own.
+    ``scale`` multiplies the matrix.
 
     The first axis of the ``outputs`` must be that of samples. Raises ``ValueError`` for fewer than
     one draw, and otherwise as ``GGNOperator`` does; ``UnavailableError`` for a loss that is linear
@@ -105,28 +103,8 @@ class FisherOperator(_SecondMoment):
         super().__init__(roots, outputs, parameters, scale)
 
     @classmethod
-    def over_data(
-        cls,
-        model: nn.Module,
-        loss_function: LossFunction,
-        data: Iterable[Any],
-        *,
-        draws: int = 1,
-        seed: Seed = 0,
-        parameters: Sequence[str] | None = None,
-        loss_reduction: LossReduction = "mean",
-        split: Split = as_pair,
-    ) -> SumOverData:
-        """The matrix of the loss over all of the data, as ``HessianOperator.over_data``.
-
-        Each batch has draws of its own, which stay the same for all products.
-        """
-        _check_draws(draws)
-        whole = LossOverData(model, loss_function, data, parameters, loss_reduction, split)
-        return SumOverData(whole, cls._of_batches(whole, draws, seed))
-
-    @classmethod
     def _of_batches(cls, whole: LossOverData, draws: int = 1, seed: Seed = 0) -> OfBatch:
+        _check_draws(draws)
         first = int(np.random.default_rng(seed).integers(2**32))
 
         def of_batch(each: BatchLoss) -> FisherOperator:

@@ -215,21 +215,23 @@ class LossOperator(CurvatureOperator, ABC):
         parameters: Sequence[str] | None = None,
         loss_reduction: LossReduction = "mean",
         split: Split = as_pair,
+        **options: Any,
     ) -> SumOverData:
         """The matrix of the loss over all of the data, which is an iterable of batches.
 
         Of a mean loss it is that of the mean over all samples, of a sum loss that of their sum.
         ``loss_function(outputs, targets)`` is called with ``model(inputs)``, and ``split`` makes
         inputs and targets of a batch that isn't such a pair. ``parameters`` are names of
-        parameters, or of modules for all of theirs; by default, all that require a gradient. For
-        all matrices but the Hessian, the model must return one tensor.
+        parameters, or of modules for all of theirs; by default, all that require a gradient.
+        ``options`` are further ones of the matrix: ``draws`` and ``seed`` of ``FisherOperator``.
+        For all matrices but the Hessian, the model must return one tensor.
 
         Raises ``ValueError`` for a model, a loss or data of which there is no such matrix.
         """
         whole = LossOverData(model, loss_function, data, parameters, loss_reduction, split)
-        return SumOverData(whole, cls._of_batches(whole))
+        return SumOverData(whole, cls._of_batches(whole, **options))
 
     @classmethod
     @abstractmethod
-    def _of_batches(cls, whole: LossOverData) -> OfBatch:
+    def _of_batches(cls, whole: LossOverData, *args: Any, **options: Any) -> OfBatch:
         """What makes the matrix of each batch's loss."""
