@@ -181,4 +181,5 @@ def _side_by_side(products: Products, starts: Sequence[Tensor], steps: int) -> l
     # The nodes are the eigenvalues of the tridiagonal matrices, and the weights, which sum to one,
     # the squared first entries of their eigenvectors (Golub and Welsch, 1969, Eq. 2.6).
     pairs = zip(map(np.array, diagonals), map(np.array, off_diagonals), strict=True)
-    return [(nodes, vectors[0] ** 2) for nodes, vectors in starmap(eigh_tridiagonal, pairs)]
+    found = starmap(eigh_tridiagonal, pairs)
+    return [(np.asarray(n, np.float64), np.asarray(v[0], np.float64) ** 2) for n, v in found]
