@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import warnings
 import webbrowser
@@ -19,15 +18,15 @@ from gradlens.cli.diagnosis_text import Diagnosis, as_json, as_text
 from gradlens.cli.export import DESTINATIONS, check_layers
 from gradlens.cli.samples_text import samples_json, samples_text
 from gradlens.cli.watch import (
-    NARROWEST,
     Display,
     FileDisplay,
-    PrintedText,
+    TextDisplay,
     WindowDisplay,
     encodable,
-    text_display,
-    text_format,
+    panels_format,
+    summary_format,
     watch,
+    width,
 )
 from gradlens.diagnosis.diagnose import findings
 from gradlens.diagnosis.evidence import Evidence
@@ -91,30 +90,29 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    if options.text and options.layers:
-        options.wrong("--layers is about figures: leave --text out, or --layers")
     with suppress(KeyboardInterrupt):
         watch([options.run], _display(options), options.interval)
     return 0
 
 
 def _display(options: argparse.Namespace) -> Display:
-    if options.text:
-        return text_display(sys.stdout, text_format(sys.stdout), redraws=True)
     screen = _screen(options)
+    if options.text:
+        text_of = panels_format(sys.stdout, screen)
+        return TextDisplay(sys.stdout, text_of, redraws=True, screen=screen)
     return FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
 
 
 def _summary(options: argparse.Namespace) -> int:
-    text_of = text_format(sys.stdout, options.json, options.csv)
+    is_table = not options.json and not options.csv
+    text_of = summary_format(sys.stdout, options.json, options.csv)
+    display = TextDisplay(sys.stdout, text_of, redraws=options.follow and is_table)
     if options.follow:
-        is_table = not options.json and not options.csv
         with suppress(KeyboardInterrupt):
-            watch(options.runs, text_display(sys.stdout, text_of, is_table), options.interval)
+            watch(options.runs, display, options.interval)
         return 0
-    display = PrintedText(sys.stdout, text_of)
     for number, run in enumerate(options.runs):
-        if number and not options.json and not options.csv:
+        if number and is_table:
             print()
         history = _load(run)
         with _about(run):
@@ -123,7 +121,6 @@ def _summary(options: argparse.Namespace) -> int:
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    width = max(NARROWEST, shutil.get_terminal_size().columns)
     for number, run in enumerate(options.runs):
         with _about(run):
             evidence = Evidence(load_run(run))
@@ -135,7 +132,7 @@ def _diagnose(options: argparse.Namespace) -> int:
                 [fault for fault, needs in lacking.items() if not needs],
                 {fault: needs for fault, needs in lacking.items() if needs},
             )
-            text = as_json(diagnosis) if options.json else as_text(diagnosis, width, options.all)
+            text = as_json(diagnosis) if options.json else as_text(diagnosis, width(), options.all)
         _print("\n" * bool(number and not options.json) + text)
     return 0
 

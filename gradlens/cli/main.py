@@ -277,14 +277,14 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
     ),
     "watch": (
         "draw a run while it is being written",
-        "Draw a run, and draw it again whenever its file has grown: in a window, to a file, or as "
-        "a table in the terminal. The command may be started before the run. To end it, close the "
+        "Draw a run, and draw it again whenever its file has grown: in a window, to a file, or "
+        "in the terminal. The command may be started before the run. To end it, close the "
         "window or press Ctrl-C.",
         [
             RUN,
             [
                 _out("image to replace each time (default: draw in a window)"),
-                _flag("--text", "draw the table of gradlens summary in the terminal"),
+                _flag("--text", "draw in the terminal, by blocks and shades"),
             ],
             EVERY_SECONDS,
             *SCREEN,

@@ -13,23 +13,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias, final
 
-from gradlens.cli.summary_text import as_csv, as_json, render
+from gradlens.cli.panels_text import panels_text
+from gradlens.cli.summary_text import as_csv, as_json, findings_text, render
 from gradlens.history.history import History
 from gradlens.instruments.axes import TextFigure
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.loading import GrowingRun
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import show, windowed
-from gradlens.plotting.screen import Screen
-from gradlens.plotting.summary import Summary, summarize
+from gradlens.plotting.screen import Screen, words_of
+from gradlens.plotting.summary import summarize
 
 
 class Display(ABC):
-    """Where runs are shown."""
+    """Where runs are shown, by the panels of a ``screen`` if there is one."""
+
+    def __init__(self, screen: Screen | None = None) -> None:
+        self._screen = screen
 
     def lacks(self, history: History) -> str:
-        """What a run must have before it can be shown; by default, nothing."""
-        return ""
+        """What a run must have before it can be shown."""
+        return "" if self._screen is None else self._screen.lacks(history)
 
     @abstractmethod
     def show(self, path: Path, history: History) -> None:
@@ -41,18 +45,8 @@ class Display(ABC):
         return True
 
 
-class FigureDisplay(Display):
-    """A display of a screen's figure."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-
-    def lacks(self, history: History) -> str:
-        return self._screen.lacks(history)
-
-
 @final
-class FileDisplay(FigureDisplay):
+class FileDisplay(Display):
     """An image that is replaced as a whole; ``ValueError`` for an unknown ending."""
 
     def __init__(self, path: Path, screen: Screen) -> None:
@@ -61,13 +55,14 @@ class FileDisplay(FigureDisplay):
         self.path = path
 
     def show(self, path: Path, history: History) -> None:
+        assert self._screen is not None
         figure = TextFigure(facecolor=PAPER)
         self._screen.draw(history, figure)
         write_figure(figure, self.path)
 
 
 @final
-class WindowDisplay(FigureDisplay):
+class WindowDisplay(Display):
     """A window; ``OSError`` if there can't be one."""
 
     def __init__(self, screen: Screen) -> None:
@@ -80,6 +75,7 @@ class WindowDisplay(FigureDisplay):
         self._figure.canvas.mpl_connect("close_event", self._close)
 
     def show(self, path: Path, history: History) -> None:
+        assert self._screen is not None
         # A window keeps the size that the user gave it.
         self._screen.draw(history, self._figure, resize=self._empty)
         self._empty = False
@@ -156,31 +152,38 @@ CLEAR, TOP, CLEAR_LINE, CLEAR_BELOW = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 """Control sequences of terminals (ECMA-48): erase everything, go to the first line, and erase what
 is behind the cursor in its line and below."""
 
-Format: TypeAlias = Callable[[Summary, str], str]
-"""Makes a text of a summary and the name of its run."""
+Format: TypeAlias = Callable[[History, str], str]
+"""Makes a text of a run and its name."""
 
 
-def text_format(stream: TextIO, json: bool = False, csv: bool = False) -> Format:
-    """JSON or CSV, or otherwise a table that fits in the terminal and its encoding."""
-    if json:
-        return as_json
+def width() -> int:
+    """Characters of a line in the terminal."""
+    return max(NARROWEST, shutil.get_terminal_size().columns)
+
+
+def summary_format(stream: TextIO, json: bool = False, csv: bool = False) -> Format:
+    """A summary as JSON or CSV, or otherwise as a table that fits in the terminal."""
     headings = itertools.chain([True], itertools.repeat(False))
 
-    def table(summary: Summary, run: str) -> str:
-        if csv:
-            return encodable(as_csv(summary, run, next(headings)), stream)
-        width = max(NARROWEST, shutil.get_terminal_size().columns)
-        text = render(summary, width, run)
-        is_printable = encodable(text, stream) == text
-        return text if is_printable else render(summary, width, run, plain=True)
+    def text(history: History, run: str) -> str:
+        summary = summarize(history)
+        if json:
+            return as_json(summary, run)
+        return as_csv(summary, run, next(headings)) if csv else render(summary, width(), run)
 
-    return table
+    return lambda history, run: encodable(text(history, run), stream)
 
 
-def text_display(stream: TextIO, text_of: Format, redraws: bool) -> Display:
-    """A display on a stream, which is redrawn if that is a terminal and ``redraws`` is true."""
-    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return RedrawnText(stream, text_of) if redraws and is_terminal else PrintedText(stream, text_of)
+def panels_format(stream: TextIO, screen: Screen) -> Format:
+    """The panels of a screen, and what is wrong with the run."""
+
+    def text(history: History, run: str) -> str:
+        words = f"{run}: {' · '.join(words_of(history, '').facts)}"
+        drawn = panels_text(screen.panels(history), words, width())
+        wrong = findings_text(screen.marked(history), run, width())
+        return "\n".join([drawn, *(["", *wrong] if wrong else [])])
+
+    return lambda history, run: encodable(text(history, run), stream)
 
 
 def encodable(text: str, stream: TextIO) -> str:
@@ -190,40 +193,43 @@ def encodable(text: str, stream: TextIO) -> str:
 
 
 @final
-class PrintedText(Display):
-    """Prints a run each time it has changed."""
+class TextDisplay(Display):
+    """Prints a run each time it has changed.
 
-    def __init__(self, stream: TextIO, text_of: Format) -> None:
+    With ``redraws``, in a terminal, runs are one below the other in the place of what was drawn
+    before.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        text_of: Format,
+        redraws: bool = False,
+        screen: Screen | None = None,
+    ) -> None:
+        super().__init__(screen)
         self._stream = stream
         self._text_of = text_of
-
-    def show(self, path: Path, history: History) -> None:
-        print(self._text_of(summarize(history), str(path)), file=self._stream, flush=True)
-
-
-@final
-class RedrawnText(Display):
-    """Runs one below the other, in the place of what was drawn before."""
-
-    def __init__(self, stream: TextIO, text_of: Format) -> None:
-        self._stream = stream
-        self._text_of = text_of
-        self._summaries: dict[Path, Summary] = {}
+        self._redraws = redraws and stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._runs: dict[Path, History] = {}
         self._size: os.terminal_size | None = None
 
     def show(self, path: Path, history: History) -> None:
-        self._summaries[path] = summarize(history)
-        self._draw()
+        self._runs[path] = history
+        if self._redraws:
+            self._draw()
+        else:
+            print(self._text_of(history, str(path)), file=self._stream, flush=True)
 
     def wait(self, seconds: float) -> bool:
         is_open = super().wait(seconds)
-        if self._summaries and shutil.get_terminal_size() != self._size:
+        if self._redraws and self._runs and shutil.get_terminal_size() != self._size:
             self._draw()
         return is_open
 
     def _draw(self) -> None:
         size = shutil.get_terminal_size()
-        texts = [self._text_of(each, str(path)) for path, each in self._summaries.items()]
+        texts = [self._text_of(each, str(path)) for path, each in self._runs.items()]
         # The cursor stays in the last line.
         lines = cut("\n\n".join(texts).splitlines(), size.lines - 1)
         start = TOP if size == self._size else CLEAR + TOP

@@ -18,8 +18,9 @@ import pytest
 from gradlens import History, Undefined
 from gradlens.cli import watch as watching
 from gradlens.cli.main import main
-from gradlens.cli.watch import PrintedText, RedrawnText, text_display, text_format
+from gradlens.cli.watch import TextDisplay, panels_format, summary_format
 from gradlens.history.records import Spending
+from gradlens.plotting.screen import Screen, main_parts, panels
 from tests.instruments.test_instruments import realistic
 
 
@@ -77,7 +78,7 @@ def screen_of(text: str, height: int) -> list[str]:
 
 
 def test_a_terminal_shows_what_is_known_by_now(terminal: Terminal) -> None:
-    display = text_display(terminal, text_format(terminal), redraws=True)
+    display = TextDisplay(terminal, summary_format(terminal), redraws=True)
     display.show(Path("a.jsonl"), realistic(3, ("Loss", "GradNorm")))
     display.show(Path("a.jsonl"), realistic(5, ("Loss",)))
     display.show(Path("b.jsonl"), realistic(2, ("Loss",)))
@@ -91,7 +92,7 @@ def test_a_terminal_shows_what_is_known_by_now(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 10), (20, 3), (160, 50)])
 def test_a_terminal_never_scrolls(terminal: Terminal, size: tuple[int, int]) -> None:
-    display = text_display(terminal, text_format(terminal), redraws=True)
+    display = TextDisplay(terminal, summary_format(terminal), redraws=True)
     display.show(Path("a.jsonl"), realistic(3, ("Loss",)))
     terminal.size = os.terminal_size(size)
     for _ in range(2):
@@ -105,7 +106,7 @@ def test_a_terminal_of_another_size_is_drawn_again(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
-    display = text_display(terminal, text_format(terminal), redraws=True)
+    display = TextDisplay(terminal, summary_format(terminal), redraws=True)
     display.show(Path("a.jsonl"), realistic(30, ("Loss",)))
     before = terminal.getvalue()
     assert display.wait(1)
@@ -120,18 +121,11 @@ def test_what_is_no_terminal_gets_no_control_sequences(
     stream: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
-    display = text_display(stream, text_format(stream), redraws=True)
+    display = TextDisplay(stream, summary_format(stream), redraws=True)
     for steps in (2, 3):
         display.show(Path("a.jsonl"), realistic(steps, ("Loss",)))
-    assert isinstance(display, PrintedText)
     assert stream.getvalue().count("a.jsonl: ") == 2
     assert "\x1b" not in stream.getvalue()
-
-
-def test_data_is_never_redrawn(terminal: Terminal) -> None:
-    text_of = text_format(terminal, json=True)
-    assert isinstance(text_display(terminal, text_of, redraws=False), PrintedText)
-    assert isinstance(text_display(terminal, text_of, redraws=True), RedrawnText)
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 80, 160])
@@ -139,7 +133,7 @@ def test_names_are_never_cut(terminal: Terminal, width: int) -> None:
     terminal.size = os.terminal_size((width, 24))
     history = realistic(5, ("Loss", "GradNorm"))
     history.append(0, {"A series with a long name (evaluation)": 1.5, "LongerThanAnyLine" * 3: 2.5})
-    PrintedText(terminal, text_format(terminal)).show(Path("run"), history)
+    TextDisplay(terminal, summary_format(terminal)).show(Path("run"), history)
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     together = "".join("".join(line.split()) for line in lines)
@@ -202,7 +196,7 @@ def test_csv_that_is_followed_has_one_heading(
     assert [row["step"] for row in rows if row["series"] == "Loss"] == ["2", "19"]
 
 
-def test_watch_in_a_pipe_prints_a_table_for_each_change(
+def test_watch_in_a_pipe_prints_the_panels_for_each_change(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = run.read_bytes()
@@ -212,8 +206,22 @@ def test_watch_in_a_pipe_prints_a_table_for_each_change(
     assert follow(monkeypatch, arguments, lambda: run.write_bytes(content), lambda: None) == 0
     printed = capsys.readouterr().out
     assert printed.count(f"{run}: ") == 2
-    assert "3 steps, 0 to 2" in printed
-    assert "20 steps, 0 to 19" in printed
+    assert "3 recorded steps" in printed
+    assert "20 recorded steps" in printed
+    assert printed.count("Hessian spectral density") == 2
+
+
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_all_panels_fit_into_a_terminal(terminal: Terminal, width: int) -> None:
+    terminal.size = os.terminal_size((width, 24))
+    for layers in (False, True):
+        screen = Screen("", layers=layers)
+        TextDisplay(terminal, panels_format(terminal, screen)).show(Path("a.jsonl"), realistic(30))
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    titles = {panel.title for panel in panels(main_parts(realistic(30)), realistic(30))}
+    if width == 200:
+        assert all(any(title in line for line in lines) for title in titles)
 
 
 # Data ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 
 import gradlens
 from gradlens import quantities
+from gradlens.cli.panels_text import panels_text
 from gradlens.history.history import History
 from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.view import View
@@ -169,6 +170,9 @@ def test_shapes_are_drawn_in_figures_and_on_pages() -> None:
     assert {*drawing.artists} == {"line", "area", "points", "arrow"}
     document = Live(page({"run": history}, "", (MyShapes(),))).document(Document())
     assert len([*document.select({"name": "shape"})]) == 5  # an arrow has a line and a head
+    printed = panels_text(MyShapes().panels(history), "run", 80)
+    assert f"  {MyShapes().panels(history)[0].title}" in printed
+    assert "▁▅█" in printed
 
 
 class MyDrawing(MyNormInstrument):

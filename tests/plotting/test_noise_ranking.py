@@ -149,7 +149,7 @@ def test_a_ranking_in_words() -> None:
     values = {f"block{n}": float(n) for n in range(8)} | {"head": WHY, "stem": WHY}
     assert section(recorded(of_layers(**values), of_layers(**values | {"block7": 0.5}))) == [
         "noisiest of 10 layers by NormTest (θ)",
-        "  layer   last  median",
+        "   layer  last  median",
         "  block6     6       6",
         "  block5     5       5",
         "  block4     4       4",
