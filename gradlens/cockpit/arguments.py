@@ -314,7 +314,7 @@ QUANTITIES = (
 )
 LOSS_FUNCTION = (
     "one such as nn.CrossEntropyLoss(); losses of single samples that are found in another way can "
-    "be passed to the context, as info={'individual_losses': ...}"
+    "be passed to the context, as individual_losses=..."
 )
 SINKS = "a list of instances, such as sinks=[gradlens.sinks.TensorBoard(writer)]"
 EXTENSIONS = "BackPACK's extensions, and all else by name, as in cockpit(global_step, loss=loss)"

@@ -236,6 +236,7 @@ class Cockpit:
         loss_scale: float | None = None,
         optimizer: Optimizer | None = None,
         batch_size: int | None = None,
+        individual_losses: Tensor | None = None,
         scaler: torch.amp.GradScaler | None = None,
         accumulating: bool = False,
         info: Mapping[str, Any] | None = None,
@@ -255,14 +256,17 @@ class Cockpit:
             scaled it: 1/4 for a loss that was divided by four micro-batches.
         ``batch_size``
             The number of samples N. It is usually found without it, and is checked if given.
+        ``individual_losses``
+            The losses of single samples, ``[N]``. If the loss was computed from them, they say
+            which sample is which where that can't be found otherwise.
         ``scaler``
             The gradient scaler, if backward is called on ``scaler.scale(loss)``.
         ``accumulating``
             Another backward pass of the same step follows. The values of a step are those of all
             its micro-batches together.
         ``info``
-            The same by name, ``"ids"`` of the samples, ``"individual_losses"``, ``"outputs"``, and
-            anything that quantities of your own need.
+            The same by name, ``"ids"`` of the samples, ``"outputs"``, and anything that quantities
+            of your own need.
         ``debug``
             Log what is tracked at this step.
         """
@@ -274,6 +278,7 @@ class Cockpit:
             "loss_scale": loss_scale,
             "optimizer": optimizer,
             "batch_size": batch_size,
+            "individual_losses": individual_losses,
             "scaler": scaler,
         }
         with unseen():

@@ -530,5 +530,5 @@ MAY_END_ALONE = (
 NO_INDIVIDUAL_LOSSES = "{quantities} can't be found without per-sample losses: {why}"
 PASS_LOSSES = (
     "{why}. Pass the losses of single samples, of shape [N], to the context, as "
-    "info={{'individual_losses': ...}}"
+    "individual_losses=..."
 )

@@ -324,9 +324,12 @@ def evidence_of(
 
     ``unsharded`` are what the graph has for sharded parameters, by the ``id`` of these.
     """
+    losses: Tensor | None = info.get("individual_losses")
+    has_axis = losses is not None and losses.dim() > 0
     return BatchEvidence(
         info.get("batch_size"),
-        _length(info.get("individual_losses")),
+        len(losses) if losses is not None and has_axis else None,
+        graph.edge_of(losses) if losses is not None and has_axis else None,
         tuple(call.shapes for call in calls),
         _has_positions_first(graph, model, unsharded),
     )
@@ -360,10 +363,6 @@ def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> lis
     below = graph.below(with_axes)
     variables = [graph.nodes[n].variable for n in below if graph.kinds[n] == LEAF]
     return [names[id(variable)] for variable in variables if id(variable) in names]
-
-
-def _length(losses: Tensor | None) -> int | None:
-    return len(losses) if losses is not None and losses.dim() else None
 
 
 def _has_positions_first(

@@ -63,5 +63,5 @@ NOT_REACHED = "no backward pass went through the loss inside the context"
 OTHER_LOSS = (
     "the losses of single samples that were read off the loss's graph don't add up to the loss. "
     "Pass the losses of single samples, of shape [N], to the context, as "
-    "info={'individual_losses': ...}"
+    "individual_losses=..."
 )

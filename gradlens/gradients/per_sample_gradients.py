@@ -29,7 +29,8 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     gradients. Without ``loss``, the loss is the tensor whose ``backward`` method is called; pass it
     if that is a multiple of the loss, or if backward is called in another way than
     ``loss.backward()``. ``batch_size`` is needed if the number of samples can't be found from the
-    loss; the message says so. ``batchnorm`` chooses what a gradient is if batch normalisation
+    loss; the message says so. ``individual_losses`` ``[N]``, from which the loss was computed, say
+    which sample is which. ``batchnorm`` chooses what a gradient is if batch normalisation
     couples the samples (``gradlens.samples.batchnorm``). A parameter without per-sample
     gradients raises a ``KeyError`` with the reason. If several processes train the model, the
     gradients are those of the process's own samples.
@@ -42,6 +43,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         loss: Tensor | None = None,
         batch_size: int | None = None,
         batchnorm: BatchNormPolicy = "coupled",
+        individual_losses: Tensor | None = None,
     ) -> None:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
@@ -61,8 +63,11 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
                 sharding=sharding,
                 replicas=replicas_of(model),
             )
-        self._loss = loss
-        self._batch_size = batch_size
+        self._info = {
+            "loss": loss,
+            "batch_size": batch_size,
+            "individual_losses": individual_losses,
+        }
         self._operators: dict[str, GradientOperator] = {}
         self._gradients: Gradients | None = None
         self._contexts = ExitStack()
@@ -74,8 +79,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
 
     def _enter(self) -> None:
         self._operators = {}
-        info = {"loss": self._loss, "batch_size": self._batch_size}
-        self._gradients = Gradients(self._setting, info, keep=lambda each: each)
+        self._gradients = Gradients(self._setting, self._info, keep=lambda each: each)
         self._contexts.enter_context(_recorded_calls(self._model, self._gradients))
         self._contexts.enter_context(self._gradients.finding())
 

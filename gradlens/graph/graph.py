@@ -128,6 +128,11 @@ class Graph:
             return self.leaves.get(id(tensor), -1)
         return self._numbers.get(tensor.grad_fn, -1)
 
+    def edge_of(self, tensor: Tensor) -> Edge | None:
+        """Where a tensor that a node has made is in the graph; ``None`` if it isn't there."""
+        number = -1 if tensor.grad_fn is None else self.number_of(tensor)
+        return None if number < 0 else (number, tensor.output_nr)
+
     def __contains__(self, parameter: Tensor) -> bool:
         return id(parameter) in self.leaves
 

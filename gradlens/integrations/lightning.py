@@ -93,7 +93,7 @@ class CockpitCallback(Callback):
     ) -> dict[str, Any]:
         """The keyword arguments of the context around a backward pass, which ``loss`` is passed to.
 
-        Override it to add others, such as ``info={"individual_losses": pl_module.losses}``.
+        Override it to add others, such as ``"individual_losses": pl_module.losses``.
         """
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scale = 1.0 if scaler is None else scaler.get_scale()

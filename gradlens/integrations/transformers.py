@@ -185,7 +185,7 @@ class CockpitCallback(TrainerCallback):
     def context_arguments(self, loss: Tensor) -> dict[str, Any]:
         """The keyword arguments of the context around a backward pass, which ``loss`` is passed to.
 
-        Override it to add others, such as ``info={"individual_losses": ...}``.
+        Override it to add others, such as ``"individual_losses": ...``.
         """
         trainer = self._trainer
         return {

@@ -201,7 +201,7 @@ def _of_classes(rows: Rows) -> Rows:
 NO_LOSSES = (
     "the losses of single samples can't be computed from this loss at each step, so that only "
     "gradient norms at tracked steps are known for the ids that were passed: pass loss=... "
-    "of a loss function such as nn.CrossEntropyLoss, or info={'individual_losses': ..., 'ids': ...}"
+    "of a loss function such as nn.CrossEntropyLoss, or individual_losses=..."
 )
 OTHER_COUNT = (
     "{ids} ids were passed, and the loss function has {rows} rows: losses are known by id only "

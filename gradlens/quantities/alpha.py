@@ -60,7 +60,7 @@ PARTLY = (
 OF_ROWS = (
     "there are {rows} losses of {samples} samples: call the loss module with one row for each "
     "sample, such as outputs of shape [N, C, T] instead of [N·T, C], or pass the samples' losses "
-    "to the context, as info={{'individual_losses': ...}}"
+    "to the context, as individual_losses=..."
 )
 
 

@@ -46,12 +46,14 @@ class BatchEvidence:
     """What is known of a batch besides the loss's graph.
 
     ``batch_size`` is the number that the user has passed, ``losses`` the number of per-sample
-    losses. ``calls`` are the shapes of the tensors that the model was called with, by call.
-    ``positions_first`` means that some of the model's layers count samples along the second axis.
+    losses, and ``losses_at`` where these are in the graph, if they are. ``calls`` are the shapes of
+    the tensors that the model was called with, by call. ``positions_first`` means that some of the
+    model's layers count samples along the second axis.
     """
 
     batch_size: SupportsIndex | None = None
     losses: int | None = None
+    losses_at: Edge | None = None
     calls: tuple[tuple[Shape, ...], ...] = ()
     positions_first: bool = False
 
@@ -304,7 +306,7 @@ def loss_rows(
         unclear = as_many
     elif len(by_place) >= samples > 1:  # these may be of one sample each
         unclear = by_place
-    remedy = ONE_ROW_EACH if reading.is_given else PASS_OTHER if unclear else PASS
+    remedy = PASS_LOSSES if reading.is_given else PASS_OTHER if unclear else PASS
     unclear = unclear if reading.is_given else unnamed or unclear
     if unclear:
         raise UnavailableError(_not_followed(graph, unclear, names, reading, inputs, remedy))
@@ -421,8 +423,11 @@ COMPARED = (
     "model's input, of the same shape, or a constant: use a batch of another size"
 )
 PASS = "pass the number of samples as batch_size=... to the context"
-ONE_ROW_EACH = "compute the loss from a tensor with one row for each sample"
-PASS_OTHER = f"pass N as batch_size=... to the context if it is another number, else {ONE_ROW_EACH}"
+PASS_LOSSES = (
+    "compute the loss from one loss of each sample, and pass these, of shape [N], as "
+    "individual_losses=... to the context"
+)
+PASS_OTHER = f"pass N as batch_size=... to the context if it is another number, else {PASS_LOSSES}"
 NO_CALLS = (
     "no recorded call of the model has led to this loss, so that the number of samples isn't known "
     "(calls are recorded after gradlens.extend, but not those of compiled models or inside "
@@ -434,7 +439,11 @@ NO_ROWS = (
 )
 UNKNOWN_ORDER = (
     "the loss may have the samples in another order than the batch, and it isn't known of all of "
-    "its rows which samples these are: put the samples in order before the model is called"
+    "its rows which samples these are: " + PASS_LOSSES
+)
+OTHER_ORDER = (
+    "the losses that were passed as individual_losses=... have the samples in another order than "
+    "what the model was called with: put them in that order"
 )
 NOT_FOLLOWED = (
     "N = {samples} by {known_by}, but the loss is computed from tensors of shape {shapes}, and it "
@@ -456,8 +465,8 @@ UNSURE = (
 )
 EITHER_AXIS = (
     "two axes have {samples} entries in what the model was called with, or in what the loss is "
-    "computed from, and either may count the samples: use a batch of another size, or compute the "
-    "loss from a tensor with one row for each sample"
+    "computed from, and either may count the samples: use a batch of another size, or "
+    + PASS_LOSSES
 )
 SEVERAL = (
     "the model was called {count} times, with {rows} rows each, and the loss neither has all of "

@@ -38,6 +38,7 @@ from gradlens.samples.count import (
     CALLED,
     EITHER_AXIS,
     OTHER_N,
+    OTHER_ORDER,
     OUTPUTS,
     PASSED,
     SEVERAL,
@@ -59,6 +60,7 @@ from gradlens.samples.labels import (
     Labels,
     are_all,
     are_known,
+    counted,
     distinct,
     replaced,
 )
@@ -132,8 +134,12 @@ class _LossGraph:
 
     def names(self, passages: Passages, reading: Reading, rows: LossRows | None = None) -> Names:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
-        inputs = self.model_inputs(reading)
+        inputs, losses = self.model_inputs(reading), self.evidence.losses_at
         known = inputs.named(self.graph, self.alone, self.reading_data)
+        if losses is not None:
+            known = {edge: named for edge, named in known.items() if not named.by_order}
+            axes = len(self.graph.shape(losses))
+            known[losses] = Named(counted(range(reading.samples), 0, axes))
         if rows is not None:
             sources = {edge: each for edge, each in rows.sources.items() if are_known(each)}
             structure = Structure(passages, sources, self.alone)
@@ -429,7 +435,8 @@ class _Planner:
                 labels, own = labels[is_open[labels]], own[is_open[labels]]
                 found[labels] = np.where(found[labels] < 0, own, found[labels])
                 if (found[labels] != own).any():
-                    raise UnavailableError(UNKNOWN_ORDER)
+                    is_passed = self._loss.evidence.losses_at is not None
+                    raise UnavailableError(OTHER_ORDER if is_passed else UNKNOWN_ORDER)
         if names.by_order and self._labels.refused:
             raise UnavailableError(next(iter(self._labels.refused.values())))
         rows = np.flatnonzero(found >= 0)
