@@ -25,7 +25,6 @@ from tests.cases.mutated_runs import (
     base_runs,
     bombs,
     dumped,
-    in_every_step,
     many_series,
     mutated,
     mutated_log,
@@ -72,7 +71,7 @@ def test_summaries_of_mutated_files(
     runs: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, errors = tmp_path / "run.jsonl", set()
-    for seed in range(400):
+    for seed in range(200):
         name, content = mutated(runs, seed)
         path.write_bytes(content)
         errors.add(check("summary", path, capsys, (seed, name)))
@@ -83,21 +82,21 @@ def test_summaries_of_mutated_files(
 def test_mutated_logs_of_cockpit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = Path(__file__).parents[1] / "compat" / "data" / "cockpit_1.0.2.json"
     path, content = tmp_path / "run.json", log.read_bytes()
-    for seed in range(100):
+    for seed in range(50):
         path.write_bytes(mutated_log(content, seed))
         check("plot" if seed % 10 == 0 else "summary", path, capsys, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "first"), [("plot", 1000), ("layers", 1012), ("compare", 1024)]
+    ("command", "first"), [("plot", 1000), ("layers", 1008), ("compare", 1016)]
 )
 def test_figures_of_mutated_files(
     command: str, first: int, runs: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.jsonl"
     (tmp_path / "other.jsonl").write_bytes(runs[0])
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 8):
         name, content = mutated(runs, seed)
         path.write_bytes(content)
         check(command, path, capsys, (seed, name))
@@ -178,7 +177,7 @@ sys.exit(sum(main(["plot", path]) for path in sys.argv[2:]))
 @pytest.mark.slow
 def test_in_a_process_with_little_memory(runs: list[bytes], tmp_path: Path) -> None:
     paths = []
-    for seed, mutation in enumerate((bombs, many_series, in_every_step, bombs)):
+    for seed, mutation in {0: bombs, 1: many_series, 3: bombs}.items():
         paths.append(tmp_path / f"run{seed}.jsonl")
         paths[-1].write_bytes(mutation(runs[seed], random.Random(seed)))
     command = [sys.executable, "-c", LIMITED, str(MEGABYTES), *map(str, paths)]

@@ -374,13 +374,13 @@ def test_draws_on_the_axis_of_the_caller(case: str) -> None:
         figure = Figure()
         left, right = figure.subplots(1, 2)
         drawing = instrument(case).plot(history, right)
-        figure.draw_without_rendering()
         assert drawing.ax is right
         assert right.get_title(loc="left")
         assert {artist.axes for artist in drawing.artists.values()} <= {*drawing.axes}
         assert not left.has_data()
         assert figure.axes == [left, right]
         found.append(([*drawing.artists], shown_texts(figure)))
+    figure.draw_without_rendering()
     assert found[0] == found[1]
     assert found[0][0]
     assert settings_of_matplotlib() == before

@@ -97,9 +97,11 @@ LAYERED = (
     "GradCovariance",
 )  # fmt: skip
 MAPPED = ("GradNorm", "UpdateSize", "Distance", "HessTrace", "GradCovariance")
+OVER_STEPS = ("Loss", "GradNorm", "NormTest", "Alpha", "HessTrace", "GradHist1d", "learning_rate")
+"""Some of each kind of panel that has an axis of steps, which all have in common."""
 SCENES = {
     "standard": lambda: realistic(100),
-    "long": lambda: realistic(1200),
+    "long": lambda: realistic(1200, OVER_STEPS),
     "one panel": lambda: realistic(50, ("Loss",)),
     "two panels": lambda: realistic(50, ("Loss", "GradHist1d")),
     "one step": lambda: realistic(1),
@@ -111,7 +113,7 @@ SCENES = {
     ),
     "two of a kind": lambda: twice(realistic(20)),
     "quantities of layers": lambda: realistic(12, LAYERED[:5], layers=12),
-    "far steps": lambda: realistic(40, every=2_500_000),
+    "far steps": lambda: realistic(40, OVER_STEPS, every=2_500_000),
     "undefined": lambda: same(realistic(20), lambda step, old: Undefined("no reason " * 20)),
     "troubled": troubled,
 }

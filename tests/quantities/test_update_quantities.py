@@ -104,8 +104,7 @@ def alpha(start: Record, end: Record) -> float:
 @pytest.mark.parametrize("tell_optimizer", [True, False], ids=["told", "not told"])
 @pytest.mark.parametrize("clip", [None, 0.01], ids=["", "clipped"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("network", ["mlp", "conv2d"])
+@pytest.mark.parametrize(("network", "reduction"), [("mlp", "mean"), ("conv2d", "sum")])
 def test_alpha_update_size_and_distance(
     network: str, reduction: str, optimizer: str, clip: float | None, tell_optimizer: bool
 ) -> None:
