@@ -67,9 +67,9 @@ def _curvature(
         raise UnavailableError(why)
     return nullcontext(
         LossCurvature(
-            context.global_step,
-            loss,
-            setting.parameters,
+            global_step=context.global_step,
+            loss=loss,
+            parameters=setting.parameters,
             model=setting.model,
             outputs=info.get("outputs"),
             returned=tracking.forward_passes.take_outputs(),

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
 
@@ -45,30 +46,31 @@ from gradlens.samples.plan import Plans
 from gradlens.samples.planner import EMPTY, plan_of
 
 
+@dataclass(eq=False, kw_only=True)
 class Curvature(ABC):
     """The curvature matrices of a mean loss: that of a step's mini-batch, or of a ``Probe``.
 
-    ``parameters`` are those that require a gradient. ``seed`` is that of random vectors, and
-    differs from step to step. ``is_part`` says that the loss is that of a part of its step's batch,
-    such as the last micro-batch. ``notes`` are messages to the user on how the curvature was found.
-    Matrices, diagonals and traces raise ``UnavailableError`` where they can't be had.
+    ``parameters`` are those that require a gradient. ``is_part`` says that the loss is that of a
+    part of its step's batch, such as the last micro-batch. ``notes`` are messages to the user on
+    how the curvature was found. Matrices, diagonals and traces raise ``UnavailableError`` where
+    they can't be had.
     """
 
-    def __init__(
-        self,
-        global_step: int,
-        parameters: Mapping[str, nn.Parameter],
-        optimizer: Optimizer | None = None,
-        is_part: bool = False,
-    ) -> None:
-        self.global_step = global_step
-        self.seed = global_step
-        self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-        self.optimizer = optimizer
-        self.is_part = is_part
-        self.notes: list[str] = []
-        self._diagonals: dict[tuple[DiagonalKind, int], LossDiagonal] = {}
-        self._traces: dict[tuple[DiagonalKind, int, int | None], LossTraces] = {}
+    global_step: int
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: Optimizer | None = None
+    is_part: bool = False
+    seed_after: int = 0
+    notes: list[str] = field(default_factory=list, init=False)
+    _found: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = {name: p for name, p in self.parameters.items() if p.requires_grad}
+
+    @property
+    def seed(self) -> int:
+        """The seed of random vectors, which differs from step to step."""
+        return self.global_step + self.seed_after
 
     @property
     @abstractmethod
@@ -92,9 +94,11 @@ class Curvature(ABC):
         Exact where one of them is, and estimated with ``samples`` draws otherwise;
         ``"diag_ggn_mc"`` is always an estimate. Each is found once for all quantities.
         """
-        if (kind, samples) not in self._diagonals:
-            self._diagonals[kind, samples] = self._find_diagonal(kind, samples)
-        return self._diagonals[kind, samples]
+        key = (kind, samples)
+        if key not in self._found:
+            self._found[key] = self._find_diagonal(*key)
+        found: LossDiagonal = self._found[key]
+        return found
 
     @final
     def traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
@@ -104,9 +108,10 @@ class Curvature(ABC):
         the batch (``None``: all). Otherwise they are sums of a diagonal with two draws at least.
         """
         key = (kind, samples, sub_batch)
-        if key not in self._traces:
-            self._traces[key] = self._find_traces(*key)
-        return self._traces[key]
+        if key not in self._found:
+            self._found[key] = self._find_traces(*key)
+        found: LossTraces = self._found[key]
+        return found
 
     @abstractmethod
     def directions(self, k: int) -> Directions:
@@ -132,52 +137,28 @@ class Curvature(ABC):
         """
         return self.batch.samples or 1
 
-    @final
-    def note(self, text: str) -> None:
-        """Append to the notes."""
-        self.notes.append(text)
-
 
 @final
+@dataclass(eq=False, kw_only=True)
 class LossCurvature(Curvature):
     """The curvature matrices of the mean mini-batch loss, as long as its graph is alive.
 
     Each is built when it is first needed, by ``torch.autograd.grad``, which leaves the parameters'
     gradients as they are. ``outputs`` is what the user has passed as such, and ``returned`` the
-    tensors that the model has returned; ``find_outputs`` goes before both. ``batch`` is given where
-    it is known without the graph. ``plans`` hold from step to step which rows belong to which
+    tensors that the model has returned; ``find_outputs`` goes before both. ``known_batch`` is given
+    where it is known without the graph. ``plans`` hold from step to step which rows belong to which
     sample.
     """
 
-    def __init__(
-        self,
-        global_step: int,
-        loss: Tensor,
-        parameters: Mapping[str, nn.Parameter],
-        *,
-        model: nn.Module | None = None,
-        outputs: Any = None,
-        returned: Sequence[Tensor] = (),
-        optimizer: Optimizer | None = None,
-        loss_reduction: LossReduction = "mean",
-        batch_size: int | None = None,
-        find_outputs: Callable[[], NetworkOutputs] | None = None,
-        batch: Batch | None = None,
-        plans: Plans | None = None,
-        is_part: bool = False,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(global_step, parameters, optimizer, is_part)
-        self.seed = global_step if seed is None else seed
-        self.loss = loss
-        self._model = model
-        self._outputs = outputs
-        self._returned = returned
-        self._loss_reduction = loss_reduction
-        self._batch_size = batch_size
-        self._find_outputs = find_outputs
-        self._batch = batch
-        self._plans = Plans() if plans is None else plans
+    loss: Tensor
+    model: nn.Module | None = None
+    outputs: Any = None
+    returned: Sequence[Tensor] = ()
+    loss_reduction: LossReduction = "mean"
+    batch_size: int | None = None
+    find_outputs: Callable[[], NetworkOutputs] | None = None
+    known_batch: Batch | None = None
+    plans: Plans = field(default_factory=Plans)
 
     @cached_property
     def hessian(self) -> HessianOperator:
@@ -200,7 +181,7 @@ class LossCurvature(Curvature):
             raise UnavailableError(LINEAR_IN_RETURNED.format(remedy=found.remedy))
         bypass = note_on_bypass(self.loss, found, self.parameters)
         if bypass:
-            self.note(bypass)
+            self.notes.append(bypass)
         return operator
 
     def _check_batch(self) -> None:
@@ -217,15 +198,15 @@ class LossCurvature(Curvature):
             raise UnavailableError(EMPTY)
 
     def _network_outputs(self) -> NetworkOutputs:
-        if self._find_outputs is not None:
-            return self._find_outputs()
-        if self._outputs is not None:
-            return passed_outputs(self._outputs)
-        calls = calls_of_losses(self.loss, self._model)
+        if self.find_outputs is not None:
+            return self.find_outputs()
+        if self.outputs is not None:
+            return passed_outputs(self.outputs)
+        calls = calls_of_losses(self.loss, self.model)
         # NLLLoss is linear in its input, with which the matrix would be zero.
         if calls and not any(isinstance(module, nn.NLLLoss) for module, _ in calls):
             return outputs_of_calls(calls)
-        return returned_outputs(self.loss, self._returned, self.parameters)
+        return returned_outputs(self.loss, self.returned, self.parameters)
 
     @cached_property
     def batch(self) -> Batch:
@@ -233,14 +214,14 @@ class LossCurvature(Curvature):
 
         Raises ``UnavailableError`` if that number isn't known, or the loss has no graph.
         """
-        if self._batch is not None:
-            return self._batch
-        if self._loss_reduction == "mean":
+        if self.known_batch is not None:
+            return self.known_batch
+        if self.loss_reduction == "mean":
             return Batch()
         check_loss(self.loss)
         graph = Graph(self.loss)
-        calls = calls_of_model(graph, self._model)
-        evidence = evidence_of(graph, self._model, calls, {"batch_size": self._batch_size})
+        calls = calls_of_model(graph, self.model)
+        evidence = evidence_of(graph, self.model, calls, {"batch_size": self.batch_size})
         # Samples are found as for per-sample gradients, so that both are of the same batch.
         plan = plan_of(graph, self.parameters, evidence, calls)
         if plan.samples is None:
@@ -250,13 +231,13 @@ class LossCurvature(Curvature):
         return Batch(plan.samples, plan.known_by, "sum")
 
     def directions(self, k: int) -> Directions:
-        return LowRankGGN(self.ggn, self._model, self._plans, self.seed).directions(k)
+        return LowRankGGN(self.ggn, self.model, self.plans, self.seed).directions(k)
 
     def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
         if kind == "diag_ggn_mc":
             with suppress(UnavailableError):
                 return sampled_traces(
-                    self.ggn, samples, sub_batch, self.seed, self._model, self._plans
+                    self.ggn, samples, sub_batch, self.seed, self.model, self.plans
                 )
             with suppress(UnavailableError):
                 return coupled_traces(self.ggn, samples, self.seed)
@@ -269,7 +250,9 @@ class LossCurvature(Curvature):
             better = str(reason)
         # Hutchinson's method takes nothing but products, so its reason is the matrix's own.
         found = by_hutchinson(self.hessian if kind == "diag_h" else self.ggn, samples, self.seed)
-        self.note(f"{kind} is estimated, by Hutchinson's method with {samples} products: {better}")
+        self.notes.append(
+            f"{kind} is estimated, by Hutchinson's method with {samples} products: {better}"
+        )
         return found
 
     def _preferred_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
@@ -280,7 +263,7 @@ class LossCurvature(Curvature):
             bypass = note_on_bypass(self.loss, outputs, self.parameters)
             if bypass:
                 raise UnavailableError(bypass)
-        jacobians = SamplesJacobians(self.ggn, self._model, self._plans)
+        jacobians = SamplesJacobians(self.ggn, self.model, self.plans)
         if kind == "diag_ggn_mc":
             return by_draws(jacobians, samples, self.seed)
         return by_roots(jacobians, self.seed)

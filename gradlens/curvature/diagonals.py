@@ -5,6 +5,7 @@ A method raises ``UnavailableError`` with the reason why it doesn't apply.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -263,16 +264,12 @@ def _divisions(rows: int, inputs: Sequence[Given]) -> list[int]:
     """
     several = [given for given in inputs if len(given.shape) > 1]
     lengths = {given.shape[0] for given in several}
-    texts = {given.shape[0] for given in several if _are_texts(given, rows)}
+    # What may be texts of words, given as integers, with a row of the outputs each.
+    words = [given for given in several if len(given.shape) == 2 and not given.is_real]
+    texts = {given.shape[0] for given in words if math.prod(given.shape) == rows}
     fewer = {n for n in lengths if COUPLED_DRAWS <= n < rows and rows % n == 0}
     by_number = partial(sorted, reverse=True)
     return list(dict.fromkeys([*by_number(texts & fewer), rows, *by_number(fewer)]))
-
-
-def _are_texts(given: Given, rows: int) -> bool:
-    """Whether it may be texts of words, given as integers, with a row of the outputs each."""
-    first, second, *others = given.shape
-    return not given.is_real and not others and first * second == rows
 
 
 COUPLED_DRAWS = 3

@@ -205,8 +205,12 @@ class LowRankGGN:
 
         Each takes a backward pass. Their signs are those along which the loss doesn't decrease.
         """
-        parts = zip(self._values[:k], self._vectors.T[:k], strict=True)
-        found = [self._eigenvector(vector) / float(value) ** 0.5 for value, vector in parts]
+        found = []
+        for value, vector in zip(self._values[:k], self._vectors.T[:k], strict=True):
+            weights = vector.reshape(self._columns.shape[:2])
+            start = signed_sum(self._columns, weights)
+            product = flat(self.ggn.jacobian.transposed_product(start), self.ggn.device)
+            found.append(product * self.ggn.scale**0.5 / float(value) ** 0.5)
         return torch.stack(found, dim=1).cpu().double().numpy()
 
     def directional_derivatives(self, k: int) -> DirectionalDerivatives:
@@ -220,7 +224,10 @@ class LowRankGGN:
 
         NaN with its reason if the mean gradient ḡ is zero.
         """
-        return share_in_span(self._along[:, :k].mean(0).cpu().numpy(), self._squared_gradient)
+        if self._squared_gradient == 0:
+            return Undefined(ZERO_MEAN)
+        components = self._along[:, :k].mean(0)
+        return min(float(components.square().sum()) / self._squared_gradient, 1.0)
 
     def directions(self, k: int) -> Directions:
         """The first k eigenvectors, by what the loss does along them."""
@@ -237,12 +244,6 @@ class LowRankGGN:
             filled(derivatives.curvature_snr),
             self.gradient_overlap(k),
         )
-
-    def _eigenvector(self, vector: Tensor) -> Tensor:
-        """V times an eigenvector of the Gram matrix, ``[D]``."""
-        weights = vector.reshape(self._columns.shape[:2])
-        found = self.ggn.jacobian.transposed_product(signed_sum(self._columns, weights))
-        return flat(found, self.ggn.device) * self.ggn.scale**0.5
 
 
 def _without_zeros(columns: Tensor) -> Tensor:
@@ -299,10 +300,3 @@ def _ratio(square: float, variance: float) -> float:
     if variance > 0 or math.isnan(variance):
         return float(square / variance)
     return math.inf if square else Undefined("the derivatives of all samples are zero")
-
-
-def share_in_span(components: NDArray[np.float64], squared_norm: float) -> float:
-    """Share of ‖ḡ‖² in the span of orthonormal vectors, by the components of ḡ along them."""
-    if squared_norm == 0:
-        return Undefined(ZERO_MEAN)
-    return min(float(np.square(components).sum()) / squared_norm, 1.0)

@@ -244,7 +244,8 @@ class _Search:
         self.basis.append(unit)
         self.images.append(image)
         column = torch.stack([inner(row, image) for row in self.basis])
-        self._projected = _bordered(self._projected, column.cpu().double().numpy())
+        self._projected = np.pad(self._projected, (0, 1))
+        self._projected[:, -1] = self._projected[-1, :] = column.cpu().double().numpy()
 
     def _solve(self) -> None:
         ritz, small = np.linalg.eigh(self._projected)
@@ -323,13 +324,6 @@ class _Search:
         return ""
 
 
-def _bordered(matrix: NDArray[Any], column: NDArray[Any]) -> NDArray[Any]:
-    """The symmetric matrix with one more row and column."""
-    bordered = np.pad(matrix, (0, 1))
-    bordered[:, -1] = bordered[-1, :] = column
-    return bordered
-
-
 def outwardness(values: NDArray[Any], which: Which) -> NDArray[Any]:
     """Numbers that are larger, the further out an eigenvalue lies."""
     if which == "magnitude":
@@ -375,13 +369,16 @@ class WarmStartedEigenpairs:
         self, matrix: SymmetricMatrix, seed: int, k: int = 1, which: Which = "largest"
     ) -> Eigenpairs:
         """The outermost eigenpairs of a matrix, which may have changed since the last call."""
-        start, spent = self._last if self._fits(matrix) else (), 0
+        # Parameters may have been added.
+        fits = all(len(vector) == matrix.shape[0] for vector in self._last)
+        start, spent = self._last if fits else (), 0
         if start and self._followed + 1 < self._search_interval:
             budget = min(FOLLOWING * k, self._max_products)
             found = ritz_pairs(
                 matrix, k, which, self._tolerance, budget, start, seed, 0, self._next
             )
-            if found.converged and not self._has_fallen_behind(found, which):
+            last, following = outwardness(np.array([found.values[-1], self._next]), which)
+            if found.converged and not last < following:
                 self._last, self._followed = found.guesses, self._followed + 1
                 return found
             start, spent = found.guesses, found.products
@@ -397,11 +394,3 @@ class WarmStartedEigenpairs:
         """Continue from a state."""
         self._last = list(state["vectors"])
         self._next, self._followed = state["next"], state["followed"]
-
-    def _fits(self, matrix: SymmetricMatrix) -> bool:
-        """Whether the last vectors are of the matrix's size: parameters may have been added."""
-        return all(len(vector) == matrix.shape[0] for vector in self._last)
-
-    def _has_fallen_behind(self, found: Eigenpairs, which: Which) -> bool:
-        last, following = outwardness(np.array([found.values[-1], self._next]), which)
-        return bool(last < following)

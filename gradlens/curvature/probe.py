@@ -86,6 +86,7 @@ class Probe:
 
 
 @final
+@dataclass(eq=False, kw_only=True)
 class DataCurvature(Curvature):
     """The curvature of the mean loss over several batches, which are passed through repeatedly.
 
@@ -93,19 +94,9 @@ class DataCurvature(Curvature):
     made for each batch: exact where all batches' are. ``sub_batch`` is that of each batch.
     """
 
-    def __init__(
-        self,
-        loss: LossOverData,
-        global_step: int,
-        parameters: Mapping[str, nn.Parameter],
-        optimizer: Optimizer | None,
-        model: nn.Module,
-        plans: Plans,
-    ) -> None:
-        super().__init__(global_step, parameters, optimizer)
-        self._loss = loss
-        self._model = model
-        self._plans = plans
+    loss: LossOverData
+    model: nn.Module
+    plans: Plans
 
     @property
     def hessian(self) -> CurvatureOperator:
@@ -117,8 +108,8 @@ class DataCurvature(Curvature):
 
     @property
     def batch(self) -> Batch:
-        is_sum = self._loss.loss_reduction == "sum"
-        return Batch(self._loss.samples, "that of the probe", "sum") if is_sum else Batch()
+        is_sum = self.loss.loss_reduction == "sum"
+        return Batch(self.loss.samples, "that of the probe", "sum") if is_sum else Batch()
 
     def of_batch(self, batch: BatchLoss) -> LossCurvature:
         """The curvature of a batch's loss, whose random vectors are its own.
@@ -126,15 +117,15 @@ class DataCurvature(Curvature):
         Under a sum loss, it is divided by the number of samples of all batches.
         """
         return LossCurvature(
-            self.global_step,
-            batch.loss,
-            self.parameters,
-            model=self._model,
+            global_step=self.global_step,
+            loss=batch.loss,
+            parameters=self.parameters,
+            model=self.model,
             optimizer=self.optimizer,
             find_outputs=lambda: self._outputs(batch),
-            batch=self.batch,
-            plans=self._plans,
-            seed=self.global_step + batch.index * SEEDS_APART,
+            known_batch=self.batch,
+            plans=self.plans,
+            seed_after=batch.index * SEEDS_APART,
         )
 
     def directions(self, k: int) -> Directions:
@@ -170,7 +161,7 @@ class DataCurvature(Curvature):
             weights.append(batch.weight)
             self.notes += [note for note in curvature.notes if note not in self.notes]
 
-        self._loss.each(add)
+        self.loss.each(add)
         return summed_traces(parts, weights)
 
     def _outputs(self, batch: BatchLoss) -> NetworkOutputs:
@@ -182,7 +173,7 @@ class DataCurvature(Curvature):
         return replace(found, remedy=OTHER_OUTPUTS)
 
     def _sum(self, of_batch: OfBatch) -> SumOverData:
-        return SumOverData(self._loss, of_batch, self.parameters)
+        return SumOverData(self.loss, of_batch, self.parameters)
 
 
 @final
@@ -216,7 +207,12 @@ class ProbedModel:
         with self._probe.mode_of(self._model), uncompiled_backward():
             loss = self._loss
             curvature = DataCurvature(
-                loss, global_step, parameters, optimizer, self._model, self._plans
+                loss=loss,
+                global_step=global_step,
+                parameters=parameters,
+                optimizer=optimizer,
+                model=self._model,
+                plans=self._plans,
             )
             if loss.batches > 1:
                 yield curvature
