@@ -40,13 +40,9 @@ class Histogram:
         """Fraction of elements per unit, for a one-dimensional histogram."""
         return self.counts / max(self.counts.sum(), 1) / np.diff(self.edges[0])
 
-    def marginal(self, axis: int) -> Floats:
-        """Counts over one axis of a two-dimensional histogram."""
-        return np.asarray(self.counts.sum(axis=1 - axis), dtype=np.float64)
-
     def occupied(self, axis: int) -> tuple[float, float]:
         """Range of the bins on one axis that aren't empty; the whole axis if all are."""
-        counts = self.counts if self.counts.ndim == 1 else self.marginal(axis)
+        counts = self.counts if self.counts.ndim == 1 else self.counts.sum(axis=1 - axis)
         filled = np.flatnonzero(counts)
         edges = self.edges[axis]
         if not filled.size:

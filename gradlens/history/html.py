@@ -42,7 +42,9 @@ def table(
     head = _row("th", columns)
     body = f'<table style="{TABLE}"><thead>{head}</thead><tbody>{"".join(shown)}</tbody></table>'
     wrong = f"<div>What is wrong:</div>{_list(findings)}" if findings else ""
-    return f"<div><div><b>{escape(heading)}</b></div>{wrong}{body}{more}{_folded(notes)}</div>"
+    count_of = f"<summary>{count(len(notes), 'note')}</summary>"
+    folded = f"<details>{count_of}{_list(notes)}</details>" if notes else ""
+    return f"<div><div><b>{escape(heading)}</b></div>{wrong}{body}{more}{folded}</div>"
 
 
 def in_short(value: Any) -> str:
@@ -83,12 +85,6 @@ def _cell(tag: str, text: str) -> str:
         return f'<{tag} style="{CELL}">{escape(text)}</{tag}>'
     short = f"{text[: LONGEST - 3]}..."
     return f'<{tag} style="{CELL}" title="{escape(text)}">{escape(short)}</{tag}>'
-
-
-def _folded(notes: Sequence[str]) -> str:
-    if not notes:
-        return ""
-    return f"<details><summary>{count(len(notes), 'note')}</summary>{_list(notes)}</details>"
 
 
 def _list(texts: Sequence[str]) -> str:

@@ -69,11 +69,7 @@ def lines(series: Series, field: str = "") -> dict[str, Line]:
 
     With ``field``, they are dicts of dicts that have this entry.
     """
-    names = series.entries
-    table = series.table() if not field else None
-    if table is not None:
-        return {name: Line(series.steps, one) for name, one in zip(names, table, strict=True)}
-    found = {name: series.column(name) for name in names}
+    found = {name: series.column(name) for name in series.entries}
     return {name: field_line(one, field) if field else line(one) for name, one in found.items()}
 
 

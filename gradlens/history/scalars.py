@@ -104,7 +104,7 @@ def _of_each(records: Series, parameters: set[str]) -> tuple[Part, ...]:
     if named:
         return tuple(Part(name, name) for name in named)
     if np.ndarray in records.kinds:
-        return (Part("median", read=_median),)
+        return (Part("median", read=lambda value: float(quantiles(value, (0.5,))[0])),)
     return (Part(read=number),) if records.kinds & SIZES else ()
 
 
@@ -152,14 +152,6 @@ def _norm_of_elements(value: Mapping[str, Any]) -> float:
     return float(np.linalg.norm(norms))
 
 
-def _median(value: Any) -> float:
-    return float(quantiles(value, (0.5,))[0])
-
-
-def _clipped(value: Mapping[str, Any]) -> float:
-    return histogram(0, value).clipped
-
-
 def _first_eigenvalue(value: Mapping[str, Any]) -> float:
     if not value.get("converged", True):
         return Undefined(str(value.get("reason")))
@@ -190,6 +182,7 @@ def _first(part: Any, fields: tuple[str, ...]) -> Any:
     return next((part[field] for field in fields if field in part), None)
 
 
+_CLIPPED = (Part("clipped", "below", lambda value: histogram(0, value).clipped),)
 _NORM = (Part(read=partial(_over_all, np.linalg.norm)),)
 _MEDIAN = (Part("median", read=partial(_typical, ())),)
 _GEOMETRY = (
@@ -216,7 +209,7 @@ KNOWN: Mapping[str, tuple[Part, ...]] = {
     **OF_LAYERS,
     **dict.fromkeys(("GradNorm", "Distance", "UpdateSize"), _NORM),
     "Parameters": (Part("norm", read=_norm_of_elements),),
-    **dict.fromkeys(("GradHist1d", "GradHist2d"), (Part("clipped", "below", _clipped),)),
+    **dict.fromkeys(("GradHist1d", "GradHist2d"), _CLIPPED),
     "GradCovariance": (Part("trace", "trace"), Part("rank", "effective_rank")),
     "HessTrace": (Part("", "trace"),),
     "HessEigenvalues": (Part("λ1", "eigenvalues", _first_eigenvalue),),

@@ -16,7 +16,6 @@ from types import NoneType
 from typing import Any, final
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from gradlens.history.json_lines import (
@@ -345,20 +344,6 @@ class Series(Mapping[int, Value]):
             # The view lasts no longer than this statement, since the numbers can't grow meanwhile.
             found[are_numbers] = np.frombuffer(self._content.numbers)[start[are_numbers]]
         return found
-
-    def table(self) -> Floats | None:
-        """All entries ``[R, K]`` of dicts of floats with the same keys; ``None`` for others.
-
-        This is much faster than one column after the other.
-        """
-        used = self._used()
-        if len(used) != 1 or used[0].kind is not dict or not used[0].is_plain:
-            return None
-        # The view lasts no longer than this statement, since the numbers can't grow meanwhile.
-        rows = sliding_window_view(np.frombuffer(self._content.numbers), used[0].numbers)[
-            self._table[:, 1]
-        ]
-        return np.ascontiguousarray(rows.T)
 
     def column(self, name: str, whole: bool = False) -> Series:
         """One entry of each dict, ``None`` where there is none, and all other values themselves.

@@ -10,16 +10,6 @@ from gradlens.history.history import BUFFER, History, Reading
 HEADER = b'{"gradlens_run"'
 BEGINNING = 512
 
-SIGNATURES = {
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"GIF8": "a GIF image",
-    b"%PDF": "a PDF",
-    b"PK\x03\x04": "a zip archive, perhaps of torch.save",
-    b"\x1f\x8b": "compressed by gzip (unpack it first)",
-    b"\x80": "a pickle",
-}
-
 
 def load_run(path: str | Path) -> History:
     """The history in a file: a gradlens run, or a log of cockpit-for-pytorch 1.0.2.
@@ -88,11 +78,6 @@ def _problem(beginning: bytes) -> str:
     """Why a file that begins like this is no run; empty if it may be one."""
     if not beginning:
         return "is empty: nothing was recorded (cockpit leaves an empty log if one value is a NaN)"
-    for signature, kind in SIGNATURES.items():
-        if beginning.startswith(signature):
-            return f"is not a gradlens run: it is {kind}"
-    if b"\0" in beginning:
-        return "is not a gradlens run: it is binary"
     if not beginning.lstrip().startswith(b"{"):
         return "is not a gradlens run, and no log of cockpit's either: both begin with a brace"
     return ""
