@@ -13,10 +13,15 @@ from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
-from gradlens.cli.autopsy_text import spike_text, spikes_json, spikes_text
 from gradlens.cli.diagnosis_text import Diagnosis, as_json, as_text
 from gradlens.cli.export import DESTINATIONS, check_layers
-from gradlens.cli.samples_text import samples_json, samples_text
+from gradlens.cli.samples_text import (
+    samples_json,
+    samples_text,
+    spike_text,
+    spikes_json,
+    spikes_text,
+)
 from gradlens.cli.watch import (
     Display,
     FileDisplay,

@@ -32,13 +32,10 @@ class Diagnosis:
 def as_json(diagnosis: Diagnosis) -> str:
     """One line of strict JSON."""
     found = {
-        "run": diagnosis.run,
-        "steps": diagnosis.steps,
+        **asdict(diagnosis),
         "findings": [
             {**asdict(each), "probability": each.probability} for each in diagnosis.findings
         ],
-        "asked": [*diagnosis.asked],
-        "unasked": {fault: [*needs] for fault, needs in diagnosis.unasked.items()},
     }
     return as_line(found)
 

@@ -178,12 +178,31 @@ def _value(
     return _argument(name, metavar=metavar, help=text, type=kind, default=default)
 
 
+def _count(name: str, metavar: str, text: str, default: int | None = None) -> Argument:
+    """An option with a positive number."""
+    text = f"{text} (default: {default})" if default is not None else text
+    return _value(name, metavar, text, _positive, default)
+
+
 def _out(text: str) -> Argument:
     return _argument("-o", "--out", type=Path, metavar="FILE", help=text)
 
 
+def _choice(name: str, choices: Sequence[str], default: str, text: str) -> Argument:
+    return _argument(name, choices=choices, default=default, help=text)
+
+
+def _without(name: str, dest: str, text: str) -> Argument:
+    return _argument(name, dest=dest, action="store_false", help=text)
+
+
+def _several(name: str, metavar: Any, text: str, **options: Any) -> Argument:
+    return _argument(name, nargs="+", metavar=metavar, help=text, **options)
+
+
 RUN = _argument("run", type=Path, metavar="RUN", help="file of the run")
-RUNS = _argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
+RUNS = _several("runs", "RUN", "files of the runs", type=Path)
+STEP = _argument("step", type=int, nargs="?", metavar="STEP", help="print only this step")
 TITLE = _value("--title", "T", "heading (default: the name of RUN)")
 JSON = _flag("--json", "print one line of JSON instead")
 EACH_AS_JSON = _flag("--json", "print one line of JSON for each run instead")
@@ -191,40 +210,39 @@ UNTIL = _value("--until", "STEP", "leave out the steps after STEP", int)
 LOG_STEPS = _flag("--log-steps", "make the step axis logarithmic")
 PAUSE = "time between two readings of the file (default: %(default)g)"
 EVERY_SECONDS = _value("--interval", "SECONDS", PAUSE, _seconds, INTERVAL)
-STYLE = _argument(
-    "--style",
-    choices=("screen", "dark", "paper"),
-    default="screen",
-    help="screen: white background (default); dark: dark background; paper: only the panels, "
-    "with labels on the value axes",
-)
+STYLE = _choice(
+    "--style", ("screen", "dark", "paper"), "screen",
+    "screen: white background (default); dark: dark background; paper: only the panels, with "
+    "labels on the value axes",
+)  # fmt: skip
 SCREEN = (
     _flag("--layers", "draw layers and parameters, not the whole network"),
     LOG_STEPS,
-    _argument(
-        "--no-findings",
-        dest="findings",
-        action="store_false",
-        help="don't mark what is wrong with the run",
-    ),
+    _without("--no-findings", "findings", "don't mark what is wrong with the run"),
     STYLE,
 )
-PANELS = (
-    _argument(
-        "--panel",
-        action="append",
-        default=[],
-        metavar="TITLE",
-        help="draw only the panel with this title; may be given several times",
-    ),
-    _value(
-        "--width",
-        "INCHES",
-        "width of the figure, or column (3.25 inches) or page (6.75 inches) for those of a paper "
-        "(default: depends on the panels)",
-        _width,
-    ),
+PANEL = "draw only the panel with this title; may be given several times"
+WIDTH = (
+    "width of the figure, or column (3.25 inches) or page (6.75 inches) for those of a paper "
+    "(default: depends on the panels)"
 )
+PANELS = (
+    _argument("--panel", action="append", default=[], metavar="TITLE", help=PANEL),
+    _value("--width", "INCHES", WIDTH, _width),
+)
+SEED = "seed of the network and the batches (default: %(default)s)"
+SINGLE_LINES = "draw a line for each parameter, also if there are many, instead of quantiles"
+NORMALISE = (
+    "divide each row of a map by its median (row), or by the median of its kind of parameters "
+    "(kind)"
+)
+ALL = "print all names, all faults that were looked for, and what the others need"
+NEW_FOLDER = "folder to write to (default: a new folder gradlens-demo)"
+COLOURS = "colours of the runs, in their order, by name or as #1f77b4"
+DESTINATION = "tensorboard DIR, csv FILE, wandb [PROJECT] or mlflow [EXPERIMENT]"
+EVERY = "export a number of each series at most every K steps (default: 1)"
+HISTOGRAMS = "export a histogram of each series at most every K steps (default: 50)"
+PORT = "port of 127.0.0.1; if it is taken, any free one (default: %(default)s)"
 
 COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
     "demo": (
@@ -236,12 +254,8 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
             _value(
                 "--out", "DIR", "folder to write to (default: a new folder gradlens-demo)", Path
             ),
-            _value(
-                "--steps", "K", "number of training steps (default: %(default)s)", _positive, 300
-            ),
-            _value(
-                "--seed", "S", "seed of the network and the batches (default: %(default)s)", int, 0
-            ),
+            _count("--steps", "K", "number of training steps", 300),
+            _value("--seed", "S", SEED, int, 0),
         ],
     ),
     "plot": (
@@ -249,30 +263,11 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "Draw a run as an image (.png, .pdf, .svg), or as an animation over its steps (.gif, or "
         ".mp4 with ffmpeg). The axes of an animation are those of the whole run.",
         [
-            RUN,
-            _out("file to write (default: a .png beside RUN)"),
-            *SCREEN,
-            UNTIL,
-            TITLE,
+            *(RUN, _out("file to write (default: a .png beside RUN)"), *SCREEN, UNTIL, TITLE),
             *PANELS,
-            _flag(
-                "--single-lines",
-                "draw a line for each parameter, also if there are many, instead of quantiles",
-            ),
-            _argument(
-                "--normalise",
-                choices=("row", "kind"),
-                default="",
-                help="divide each row of a map by its median (row), or by the median of its kind "
-                "of parameters (kind)",
-            ),
-            _value(
-                "--frames",
-                "N",
-                "largest number of frames of an animation (default: %(default)s)",
-                _positive,
-                FRAMES,
-            ),
+            _flag("--single-lines", SINGLE_LINES),
+            _choice("--normalise", ("row", "kind"), "", NORMALISE),
+            _count("--frames", "N", "largest number of frames of an animation", FRAMES),
         ],
     ),
     "watch": (
@@ -286,8 +281,7 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
                 _out("image to replace each time (default: draw in a window)"),
                 _flag("--text", "draw in the terminal, by blocks and shades"),
             ],
-            EVERY_SECONDS,
-            *SCREEN,
+            *(EVERY_SECONDS, *SCREEN),
         ],
     ),
     "summary": (
@@ -312,11 +306,9 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "or samples, the numbers that show it with their limits, what to do, and other possible "
         "causes. Notices are about something that may be intended or harmless.",
         [
-            RUNS,
-            EACH_AS_JSON,
+            *(RUNS, EACH_AS_JSON),
             _flag(
-                "--all",
-                "print all names, all faults that were looked for, and what the others need",
+                "--all", "print all names, all faults that were looked for, and what others need"
             ),
         ],
     ),
@@ -326,44 +318,24 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "largest gradients, what is unusual about them, the layers, the learning rate, whether the "
         "loss recovered, and the most likely cause. Without STEP, list all of these steps, and "
         "print the largest jump in full.",
-        [
-            RUN,
-            _argument("step", type=int, nargs="?", metavar="STEP", help="print only this step"),
-            JSON,
-        ],
+        [RUN, STEP, JSON],
     ),
     "samples": (
         "rank the samples of a run: mislabelled and outlying ones come first",
         "Rank the samples of a run by their losses, or by their gradient norms if there are no "
         "losses, so that mislabelled and outlying ones come first. This needs the ids of the "
         'samples, which are passed to the context as info={"ids": ...}.',
-        [
-            RUN,
-            _value(
-                "--top", "K", "number of samples to print (default: %(default)s)", _positive, 20
-            ),
-            JSON,
-        ],
+        [RUN, _count("--top", "K", "number of samples to print", 20), JSON],
     ),
     "compare": (
         "draw several runs in one figure",
         "Draw each number of several runs in the same panel, with a colour for each run. The runs "
         "are named by the parts of their paths that differ.",
         [
-            RUNS,
-            _out("image to write (default: comparison.png)"),
-            LOG_STEPS,
-            UNTIL,
-            *PANELS,
-            STYLE,
+            *(RUNS, _out("image to write (default: comparison.png)"), LOG_STEPS, UNTIL),
+            *(*PANELS, STYLE),
             _value("--labels", "A,B", "names of the runs, in their order", _names, ()),
-            _value(
-                "--colours",
-                "C,D",
-                "colours of the runs, in their order, by name or as #1f77b4",
-                _names,
-                (),
-            ),
+            _value("--colours", "C,D", COLOURS, _names, ()),
             _value("--title", "T", "heading", default="Comparison"),
         ],
     ),
@@ -373,31 +345,10 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "new CSV file, or a new run of W&B or MLflow.",
         [
             RUN,
-            _argument(
-                "--to",
-                nargs="+",
-                required=True,
-                metavar=("KIND", "PLACE"),
-                help="tensorboard DIR, csv FILE, wandb [PROJECT] or mlflow [EXPERIMENT]",
-            ),
-            _value(
-                "--every",
-                "K",
-                "export a number of each series at most every K steps (default: 1)",
-                _positive,
-            ),
-            _value(
-                "--histograms-every",
-                "K",
-                "export a histogram of each series at most every K steps (default: 50)",
-                _positive,
-            ),
-            _argument(
-                "--layers",
-                nargs="+",
-                metavar="NAME",
-                help="parameters and layers whose numbers are also exported",
-            ),
+            _several("--to", ("KIND", "PLACE"), DESTINATION, required=True),
+            _count("--every", "K", EVERY),
+            _count("--histograms-every", "K", HISTOGRAMS),
+            _several("--layers", "NAME", "parameters and layers whose numbers are also exported"),
             UNTIL,
         ],
     ),
@@ -406,8 +357,7 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "Write a page with all panels of a run, or of several runs over each other, that can be "
         "zoomed and needs no network. It is drawn with bokeh, which comes with gradlens[report].",
         [
-            RUNS,
-            TITLE,
+            *(RUNS, TITLE),
             _out("where to write (default: a .html beside RUN, report.html of several)"),
             UNTIL,
         ],
@@ -418,17 +368,9 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "this machine can connect to it. From another one, use a tunnel: ssh -L "
         "5006:127.0.0.1:5006 HOST.",
         [
-            RUNS,
-            TITLE,
-            EVERY_SECONDS,
-            _value(
-                "--port",
-                "P",
-                "port of 127.0.0.1; if it is taken, any free one (default: %(default)s)",
-                _port,
-                5006,
-            ),
-            _argument("--no-open", dest="open", action="store_false", help="don't open a browser"),
+            *(RUNS, TITLE, EVERY_SECONDS),
+            _value("--port", "P", PORT, _port, 5006),
+            _without("--no-open", "open", "don't open a browser"),
         ],
     ),
 }

@@ -14,6 +14,7 @@ from gradlens.cli.panels_text import sparkline
 from gradlens.cli.text import aligned, as_line, printable, strict, wrapped
 from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
+from gradlens.history.history import History
 from gradlens.history.records import Note
 from gradlens.instruments.scales import number_label
 from gradlens.plotting.summary import DeadUnits, Extreme, NoiseRanking, Row, Summary
@@ -41,21 +42,22 @@ NOTES = 20
 
 def render(summary: Summary, width: int = 80, title: str = "") -> str:
     """A summary as lines of at most ``width`` characters, if these are 20 or more."""
-    coverage = [] if summary.coverage is None else summary.coverage.short()
-    spending = [] if summary.spending is None else [*summary.spending.lines()]
-    filled = [name for name, count in summary.others if count]
-    empty = [name for name, count in summary.others if not count]
+    history, table = summary.history, summary.coverage
+    spending = [] if history.spending is None else [*history.spending.lines()]
+    filled = [name for name, count in summary.others.items() if count]
+    empty = [name for name, count in summary.others.items() if not count]
+    extent = _extent(history)
     sections = (
-        wrapped(f"{title}: {_extent(summary)}" if title else _extent(summary), width),
+        wrapped(f"{title}: {extent}" if title else extent, width),
         findings_text(summary.findings, title or "RUN", width),
         _table(summary.rows, width),
         wrapped(f"without single numbers: {', '.join(filled)}" if filled else "", width),
         wrapped(f"without records: {', '.join(empty)}" if empty else "", width),
         *(_noise(ranking, width) for ranking in summary.noise),
         _dead_units(summary.dead_units, width),
-        _indented(coverage, width),
+        _indented([] if table is None else table.short(), width),
         _indented(spending, width),
-        _notes(summary.notes, width),
+        _notes(history.notes, width),
     )
     return "\n\n".join("\n".join(section) for section in sections if section)
 
@@ -182,9 +184,9 @@ def _undefined(row: Row) -> str:
     return f"{count}: {row.reason}" if row.reason else count
 
 
-def _extent(summary: Summary) -> str:
-    steps = summary.steps
-    cut = "; the file is cut off" if summary.truncated else ""
+def _extent(history: History) -> str:
+    steps = history.steps
+    cut = "; the file is cut off" if history.truncated else ""
     if len(steps) < 2:
         return (f"one step, {steps[0]}" if steps else "no steps") + cut
     return f"{len(steps)} steps, {steps[0]} to {steps[-1]}{cut}"
@@ -212,21 +214,22 @@ COLUMNS = (
 
 def as_json(summary: Summary, run: str) -> str:
     """A summary as one line of strict JSON; see ``docs/command-line.rst``."""
-    table = summary.coverage
+    history, table = summary.history, summary.coverage
+    steps = history.steps
     found = {
         "run": run,
-        "steps": len(summary.steps),
-        "first_step": summary.steps[0] if summary.steps else None,
-        "last_step": _latest(summary),
-        "truncated": summary.truncated,
-        "findings": [asdict(finding) for finding in summary.findings],
+        "steps": len(steps),
+        "first_step": steps[0] if steps else None,
+        "last_step": steps[-1] if steps else None,
+        "truncated": history.truncated,
+        "findings": summary.findings,
         "series": [_entries(row) for row in summary.rows],
-        "without_single_numbers": dict(summary.others),
-        "noise": [asdict(ranking) for ranking in summary.noise],
-        "dead_units": [asdict(one) for one in summary.dead_units],
+        "without_single_numbers": summary.others,
+        "noise": summary.noise,
+        "dead_units": summary.dead_units,
         "coverage": None if table is None else {"share": table.share, **asdict(table.coverage)},
-        "spending": None if summary.spending is None else asdict(summary.spending),
-        "notes": [asdict(note) for note in summary.notes],
+        "spending": history.spending,
+        "notes": history.notes,
     }
     return as_line(found)
 
@@ -236,17 +239,14 @@ def as_csv(summary: Summary, run: str, heading: bool = True) -> str:
 
     A NaN is an empty field.
     """
+    step = max(summary.history.steps, default=None)
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     if heading:
         table.writeheader()
     for row in summary.rows:
-        table.writerow({"run": run, "step": _latest(summary), **strict(_entries(row))})
+        table.writerow({"run": run, "step": step, **strict(_entries(row))})
     return text.getvalue().rstrip("\n")
-
-
-def _latest(summary: Summary) -> int | None:
-    return summary.steps[-1] if summary.steps else None
 
 
 def _entries(row: Row) -> dict[str, Any]:

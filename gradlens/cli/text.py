@@ -6,6 +6,7 @@ import json
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 LONGEST = 40
@@ -47,7 +48,12 @@ def as_line(value: Any) -> str:
 
 
 def strict(value: Any) -> Any:
-    """The same with ``None`` for a NaN, and ``"inf"`` for an infinity, as ``float`` reads it."""
+    """Plain data, with ``None`` for a NaN, and ``"inf"`` for an infinity, as ``float`` reads it.
+
+    Dataclasses are dicts.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return strict(asdict(value))
     if isinstance(value, dict):
         return {key: strict(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

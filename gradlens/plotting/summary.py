@@ -12,7 +12,7 @@ from gradlens.history.coverage import CoverageTable
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
-from gradlens.history.records import Note, Source, Spending
+from gradlens.history.records import Source
 from gradlens.history.scalars import Scalar
 from gradlens.instruments.series import layout, row_lines
 from gradlens.plotting.findings import findings_of
@@ -49,46 +49,38 @@ class Row:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Summary:
-    """The rows of a run, its notes, and the series that no single numbers tell.
+    """What there is to say of a run besides its history: its rows, and what is wrong with it.
 
-    ``findings`` are what is wrong with the run, ordered by cause.
-    ``others`` gives these series with their numbers of records. ``coverage`` is the latest, or
-    ``None`` if nothing was made of per-sample gradients. ``spending`` is what tracking has taken of
-    the time, if it had a budget. ``noise`` ranks layers or parameters, where their noise was
-    recorded. ``dead_units`` are those of the latest step, where their indices were recorded.
+    ``noise`` ranks layers or parameters, where their noise was recorded. ``dead_units`` are those
+    of the latest step, where their indices were recorded.
     """
 
-    steps: tuple[int, ...]
-    truncated: bool
+    history: History
     rows: tuple[Row, ...]
-    others: tuple[tuple[str, int], ...]
-    notes: tuple[Note, ...]
-    coverage: CoverageTable | None = None
-    spending: Spending | None = None
-    noise: tuple[NoiseRanking, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    dead_units: tuple[DeadUnits, ...] = ()
+    noise: tuple[NoiseRanking, ...]
+    findings: tuple[Finding, ...]
+    dead_units: tuple[DeadUnits, ...]
+
+    @property
+    def others(self) -> dict[str, int]:
+        """The series that no single numbers tell, with their numbers of records."""
+        told, history = {row.scalar.series for row in self.rows}, self.history
+        return {name: len(history[name]) for name in history.names if name not in told}
+
+    @property
+    def coverage(self) -> CoverageTable | None:
+        """The latest; ``None`` if nothing was made of per-sample gradients."""
+        found = self.history.latest("coverage")
+        return None if found is None else CoverageTable(found, self.history.parameters)
 
 
 def summarize(history: History) -> Summary:
     """The summary of a run, from its history alone."""
-    found = history.scalars()
-    printed = {scalar.series for scalar in found}
-    latest = history.latest("coverage")
-    return Summary(
-        history.steps,
-        history.truncated,
-        rows=tuple(map(_row, found)),
-        others=tuple((name, len(history[name])) for name in history.names if name not in printed),
-        notes=tuple(history.notes),
-        coverage=None if latest is None else CoverageTable(latest, history.parameters),
-        spending=history.spending,
-        noise=noise_rankings(history),
-        findings=findings_of(history),
-        dead_units=dead_units(history),
-    )
+    rows = tuple(map(_row, history.scalars()))
+    noise, found = noise_rankings(history), findings_of(history)
+    return Summary(history, rows, noise, found, dead_units(history))
 
 
 def relative_change(values: Floats) -> float:

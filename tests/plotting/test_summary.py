@@ -103,10 +103,8 @@ def test_series_without_numbers_and_notes() -> None:
     history.append(0, {"words": "hello"})
     history.add_sources({"Never": Source(("Never",), View("Never"))})
     found = summarize(replace(history, notes=[Note(3, "hm")], truncated=True))
-    assert found.others == (("SpectralDensity", 2), ("words", 1), ("Never", 0))
-    assert found.notes == (Note(3, "hm"),)
-    assert found.truncated
-    assert found.steps == tuple(range(20))
+    assert found.others == {"SpectralDensity": 2, "words": 1, "Never": 0}
+    assert found.history.truncated
 
 
 def test_nothing_is_changed() -> None:
