@@ -251,9 +251,7 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "everything at every step. This takes less than a minute. It writes DIR/run.jsonl and "
         "DIR/cockpit.png.",
         [
-            _value(
-                "--out", "DIR", "folder to write to (default: a new folder gradlens-demo)", Path
-            ),
+            _value("--out", "DIR", NEW_FOLDER, Path),
             _count("--steps", "K", "number of training steps", 300),
             _value("--seed", "S", SEED, int, 0),
         ],
@@ -305,12 +303,7 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
         "listed below it. For each fault, print the first step at which it can be seen, the layers "
         "or samples, the numbers that show it with their limits, what to do, and other possible "
         "causes. Notices are about something that may be intended or harmless.",
-        [
-            *(RUNS, EACH_AS_JSON),
-            _flag(
-                "--all", "print all names, all faults that were looked for, and what others need"
-            ),
-        ],
+        [RUNS, EACH_AS_JSON, _flag("--all", ALL)],
     ),
     "autopsy": (
         "print the likely causes of jumps of the loss",
