@@ -442,8 +442,8 @@ UNKNOWN_ORDER = (
     "its rows which samples these are: " + PASS_LOSSES
 )
 OTHER_ORDER = (
-    "the losses that were passed as individual_losses=... have the samples in another order than "
-    "what the model was called with: put them in that order"
+    "a loss that was passed in individual_losses=... depends on the row of another sample in what "
+    "the model was called with: put the losses in the order of these rows"
 )
 NOT_FOLLOWED = (
     "N = {samples} by {known_by}, but the loss is computed from tensors of shape {shapes}, and it "

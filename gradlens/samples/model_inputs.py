@@ -410,7 +410,7 @@ def _matched(
     """
     *taken, wanted = _numbers_of_rows([*(changed(each.values) for each in given), changed(rows)])
     unknown = Named(only(NO_SAMPLE, 1), in_order=False)
-    by_chance = not rows.is_floating_point() and _arrangements(wanted) < CHANCE
+    by_chance = not rows.is_floating_point() and _may_be_chance(rows.shape[1], wanted, taken)
     for numbers, each in zip(taken, given, strict=True):
         if each.order is not None and len(numbers) == len(rows):
             layout = numbers.reshape(each.order.shape)
@@ -433,6 +433,16 @@ def _matched(
     are_unique = rows.is_floating_point() or bool((found != NO_SAMPLE).all())
     are_all = bool((most[wanted] != NO_SAMPLE).all())
     return Named(labels_of(found.numpy()), in_order=False) if are_all and are_unique else None
+
+
+def _may_be_chance(length: int, wanted: Tensor, taken: Sequence[Tensor]) -> bool:
+    """Whether rows of integers may be among others by chance, by the rows' numbers.
+
+    As the codes of a codebook may be among labels: single integers, of which some come again.
+    """
+    is_moved = any(torch.equal(each.sort().values, wanted.sort().values) for each in taken)
+    come_again = length == 1 and int(wanted.bincount().max()) > 1
+    return _arrangements(wanted) < CHANCE or (come_again and not is_moved)
 
 
 def _shows_order(numbers: Tensor, samples: Tensor) -> bool:

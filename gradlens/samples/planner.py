@@ -136,8 +136,9 @@ class _LossGraph:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
         inputs, losses = self.model_inputs(reading), self.evidence.losses_at
         known = inputs.named(self.graph, self.alone, self.reading_data)
-        if losses is not None:
-            known = {edge: named for edge, named in known.items() if not named.by_order}
+        if losses is not None:  # which say more than what is only likely
+            is_certain = inputs.is_one_axis
+            known = {edge: n for edge, n in known.items() if is_certain and not n.by_order}
             axes = len(self.graph.shape(losses))
             known[losses] = Named(counted(range(reading.samples), 0, axes))
         if rows is not None:
@@ -356,7 +357,8 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     plan = planner.plan()
     second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
     by_second = reading.axis == 1 and reading.samples in second
-    if plan.mixed and by_second and not loss.evidence.positions_first:
+    is_open = not loss.evidence.positions_first and loss.evidence.losses_at is None
+    if plan.mixed and by_second and is_open:
         raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
     holds = plan.holds and names.are_in_order and planner.confirms_again(names)
     plan = replace(

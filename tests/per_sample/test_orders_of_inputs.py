@@ -169,3 +169,29 @@ def test_equal_rows_do_not_show_their_order(rows: int) -> None:
         nn.functional.cross_entropy(model(x), torch.arange(4)[order] % 3).backward()
     with pytest.raises(KeyError, match="in another order than the batch"):
         gradients["layer.weight"]
+
+
+def test_codes_of_a_codebook_are_not_labels() -> None:
+    torch.manual_seed(0)
+
+    def forward(net: Net, x: Tensor, labels: Tensor) -> Tensor:
+        hidden = net.encoder(x)
+        codes = torch.cdist(hidden.detach(), net.codebook.weight.detach()).argmin(-1)
+        quantised = hidden + (net.codebook(codes) - hidden).detach()
+        return net.decoder(quantised + net.labels(labels)[:, None]) - x
+
+    layers = {
+        "encoder": nn.Linear(6, 4),
+        "codebook": nn.Embedding(8, 4),
+        "labels": nn.Embedding(12, 4),
+        "decoder": nn.Linear(4, 6),
+    }
+    model = gradlens.extend(Net(forward, **layers).double())
+    x, labels = torch.randn(12, 3, 6, dtype=torch.float64), torch.arange(12)
+    losses = model(x, labels).square().mean((1, 2))
+    expected = per_sample_gradients_of_losses(losses, model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(x, labels).square().mean().backward()
+    assert len(gradients) == 5
+    for parameter in gradients:
+        torch.testing.assert_close(gradients[parameter].dense(), expected[parameter])
