@@ -25,6 +25,7 @@ import gradlens
 from gradlens import Cockpit, History, quantities, schedules
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.step import Step
+from tests.cases.records import assert_identical
 from tests.cases.references import assert_covered
 from tests.cases.steps import tracked_backward
 from tests.quantities.test_layer_quantities import everything as of_layers
@@ -124,29 +125,12 @@ def attributes(model: nn.Module) -> list[list[str]]:
     return [sorted(vars(module)) for module in model.modules()]
 
 
-def assert_bit_identical(found: Any, expected: Any) -> None:
-    if isinstance(expected, Tensor):
-        assert torch.equal(found, expected)
-    elif isinstance(expected, np.ndarray):
-        assert (found == expected).all()
-    elif isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            assert_bit_identical(found[key], expected[key])
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_bit_identical(one, other)
-    else:
-        assert found == expected
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
 def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
     with pytest.warns(UserWarning, match="normalisation over the batch"):
         tracked = train(tracked=True)
-    assert_bit_identical(tracked, train(tracked=False))
+    assert_identical(tracked, train(tracked=False))
 
 
 def test_that_test_tracks_every_quantity() -> None:

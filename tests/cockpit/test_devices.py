@@ -8,15 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import gradlens
 from gradlens.history.history import History
+from tests.cases.records import assert_same_records
 from tests.cases.simulated_device import SimulatedDevice
 
 
@@ -169,22 +168,4 @@ def assert_same(found: History, expected: History) -> None:
     """The same notes, and the same values but for rounding."""
     assert [note.text for note in found.notes] == [note.text for note in expected.notes]
     for name in set(expected.names) - {"Time"}:
-        for step, value in expected[name].items():
-            assert_close(found[name][step], value)
-
-
-def assert_close(found: Any, expected: Any) -> None:
-    """Equal counts, and numbers that are equal but for rounding, wherever they are."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            assert_close(found[key], expected[key])
-    elif isinstance(expected, list):
-        for one, other in zip(found, expected, strict=True):
-            assert_close(one, other)
-    elif isinstance(expected, str):
-        assert found == expected
-    elif isinstance(expected, np.ndarray) and expected.dtype.kind == "i":
-        np.testing.assert_array_equal(found, expected)
-    else:
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+        assert_same_records(found[name], expected[name], rtol=1e-6)

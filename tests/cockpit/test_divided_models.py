@@ -34,7 +34,7 @@ from gradlens.quantities import (
 )
 from gradlens.schedules import linear
 from tests.cases.processes import free_port, run_processes
-from tests.cockpit.test_training_loops import assert_same_values
+from tests.cases.records import assert_same_records
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def trained(
 
 def assert_same_plain(found: gradlens.History, expected: gradlens.History) -> None:
     for name in PLAIN:
-        assert_same_values(found[name], expected[name])
+        assert_same_records(found[name], expected[name])
 
 
 # Scenarios, in each of two processes ------------------------------------------------------------

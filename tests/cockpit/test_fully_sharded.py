@@ -30,7 +30,8 @@ from gradlens.quantities import (
     WeightSignFlips,
 )
 from tests.cases.processes import free_port, run_processes
-from tests.cockpit.test_training_loops import assert_same_values, tracked
+from tests.cases.records import assert_same_records
+from tests.cockpit.test_training_loops import tracked
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_KNOWN, reason="this torch is too old")]
 
@@ -319,7 +320,7 @@ def test_values_are_those_of_one_process(name: str, runs: Path) -> None:
             assert "had freed" in str(found["GradHist2d"][0])
             names = [name for name in names if name != "GradHist2d"]
         for series in names:
-            assert_same_values(found[series], expected[series], case.rtol)
+            assert_same_records(found[series], expected[series], case.rtol)
 
 
 @pytest.mark.parametrize("name", CASES)

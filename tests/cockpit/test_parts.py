@@ -31,11 +31,8 @@ from gradlens.reductions import (
     Reduction,
     ReductionAboutMean,
 )
-from tests.cockpit.test_training_loops import (
-    assert_same_histories,
-    assert_same_records,
-    noise_by_part,
-)
+from tests.cases.records import assert_same_histories, assert_same_records, leaves
+from tests.cockpit.test_training_loops import noise_by_part
 
 N = 20
 KINDS = [
@@ -323,7 +320,7 @@ def test_what_does_not_fit_is_known_by_its_spread_or_says_so() -> None:
         assert noise[key] == pytest.approx(exact_noise[key], rel=1e-9, nan_ok=True)
     unknown = (noise["low"], noise["high"])
     for value in (found[n][0] for n in ("InnerTest", "OrthoTest", "GradCovariance", "Own")):
-        unknown += (*flat(value),)
+        unknown += (*(leaf for _, leaf in leaves(value)),)
     (reason,) = {leaf.reason for leaf in unknown}
     needed = re.search(r"more than max_bytes=0: pass Cockpit\(..., max_bytes=(\d+)\)", reason)
     assert needed is not None
@@ -333,12 +330,6 @@ def test_what_does_not_fit_is_known_by_its_spread_or_says_so() -> None:
 def test_the_slopes_of_an_update_need_all_gradients() -> None:
     found = train((4,) * 5, max_bytes=0)["Alpha"][0]
     assert "more than max_bytes=0: pass Cockpit(..., max_bytes=" in found.reason
-
-
-def flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for part in value.values() for leaf in flat(part)]
-    return [leaf for part in value for leaf in flat(part)] if isinstance(value, list) else [value]
 
 
 def test_histograms_of_parts_that_weigh_differently() -> None:

@@ -6,7 +6,7 @@ import copy
 import math
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +38,7 @@ from gradlens.quantities import (
 )
 from tests.cases import random_networks
 from tests.cases.process_group import in_process_group
+from tests.cases.records import assert_same_histories, assert_same_records
 from tests.cases.steps import tracked_backward
 
 N = 12
@@ -84,42 +85,6 @@ def noise_by_part() -> list[Quantity]:
         kind(by="layer" if place % 2 else "parameter", name=f"{kind.__name__} by part")
         for place, kind in enumerate(kinds)
     ]
-
-
-def leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for key in sorted(value) for leaf in leaves(value[key])]
-    if isinstance(value, list | tuple):
-        return [leaf for part in value for leaf in leaves(part)]
-    return [value]
-
-
-def assert_same_records(found: Any, expected: Any, rtol: float = 1e-9) -> None:
-    one, other = leaves(found), leaves(expected)
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        if isinstance(a, str):
-            assert a == b
-        else:
-            a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
-            torch.testing.assert_close(a, b, rtol=rtol, atol=1e-12, equal_nan=True)
-
-
-def assert_same_histories(
-    found: gradlens.History, expected: gradlens.History, rtol: float = 1e-9
-) -> None:
-    assert found.names == expected.names
-    for name in expected.names:
-        assert_same_values(found[name], expected[name], rtol)
-
-
-def assert_same_values(
-    found: Mapping[int, Any], expected: Mapping[int, Any], rtol: float = 1e-9
-) -> None:
-    """By step."""
-    assert found.keys() == expected.keys()
-    for step in expected:
-        assert_same_records(found[step], expected[step], rtol)
 
 
 def train(
@@ -208,7 +173,7 @@ def test_a_factor_of_the_loss_is_one_of_the_learning_rate() -> None:
 
     found, expected = train(three_times), train(whole_batch, rate=0.15)
     for name in ("CABS", "Alpha", "NormTest"):
-        assert_same_values(found[name], expected[name])
+        assert_same_records(found[name], expected[name])
 
 
 def with_scaler(
@@ -379,7 +344,7 @@ def test_clipping_inside_the_context_changes_nothing_of_single_samples() -> None
         found.append(cockpit.history)
     for quantity in (Loss, NormTest, InnerTest, OrthoTest, MeanGSNR, GradCovariance, CABS):
         one, other = (history[quantity.__name__] for history in found)
-        assert_same_values(one, other)
+        assert_same_records(one, other)
 
 
 def divided_by_the_framework(*sizes: int, scale: float = 1.0) -> Callable[..., None]:
@@ -611,8 +576,8 @@ def test_a_reentrant_checkpoint_hides_what_is_in_it() -> None:
     behind.inside.requires_grad_(False)
     alone = with_checkpoint(behind)
     for name in ("NormTest", "GradCovariance"):
-        assert_same_values(cockpit.history[name], alone.history[name])
-    assert_same_values(cockpit.history["GradNorm"], plain.history["GradNorm"])
+        assert_same_records(cockpit.history[name], alone.history[name])
+    assert_same_records(cockpit.history["GradNorm"], plain.history["GradNorm"])
 
 
 def test_other_hooks_of_the_optimizer() -> None:

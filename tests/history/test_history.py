@@ -24,6 +24,7 @@ from gradlens.history.json_lines import stored_record, to_line, value_of
 from gradlens.history.records import LeftOutWarning, Note, Source
 from gradlens.history.run_file import OwnFiles, RunFile
 from gradlens.messages import GradlensWarning
+from tests.cases.records import assert_identical
 
 scalars = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text()
 arrays = npst.arrays(
@@ -36,24 +37,6 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-
-
-def assert_identical(found: Any, expected: Any) -> None:
-    if isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
-    elif isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            assert_identical(found[key], expected[key])
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_identical(one, other)
-    else:
-        assert type(found) is type(expected)
-        assert found == expected or (math.isnan(found) and math.isnan(expected))
-        assert getattr(found, "reason", None) == getattr(expected, "reason", None)
 
 
 def from_line(line: str) -> Any:
@@ -108,7 +91,7 @@ def assert_same_history(found: History, expected: History) -> None:
     assert found.notes == expected.notes
     assert found.names == expected.names
     for name in expected.names:
-        assert_identical(dict(found[name]), dict(expected[name]))
+        assert_identical(found[name], expected[name])
 
 
 def test_write_and_load(tmp_path: Path) -> None:

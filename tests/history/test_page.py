@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gradlens import History, Undefined
-from tests.history.test_history import assert_identical, example
+from tests.cases.records import assert_identical
+from tests.history.test_history import example
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-file.rst"
 

@@ -18,7 +18,8 @@ from gradlens.history.json_lines import to_line
 from gradlens.history.lines import Line, field_line, line, line_through, lines
 from gradlens.history.series import Content, Series
 from gradlens.plotting.loading import GrowingRun
-from tests.history.test_history import assert_identical, example, from_line, values
+from tests.cases.records import assert_identical
+from tests.history.test_history import example, from_line, values
 from tests.instruments.test_instruments import realistic
 
 numbers = st.floats() | st.integers(-3, 3) | st.booleans() | st.none()

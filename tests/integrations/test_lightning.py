@@ -27,7 +27,7 @@ from gradlens import quantities
 from gradlens.messages import GradlensWarning
 from gradlens.quantities import Quantity
 from tests.cases.processes import free_port, run_processes
-from tests.cockpit.test_training_loops import assert_same_histories, assert_same_values
+from tests.cases.records import assert_same_histories, assert_same_records
 from tests.integrations.without_torchvision import lightning
 
 from gradlens.integrations.lightning import CockpitCallback  # isort: skip
@@ -305,7 +305,7 @@ def test_batches_are_joined_under_manual_optimisation() -> None:
     plain = case.plain_loop()
     for name in ("Loss", "GradNorm", "NormTest", "MeanGSNR", "UpdateSize", "Distance", "Alpha"):
         expected = {2 * step: value for step, value in plain[name].items()}
-        assert_same_values(recorded(callback.cockpit, name), expected, 1e-9)
+        assert_same_records(recorded(callback.cockpit, name), expected, 1e-9)
     alone = ManualInPairs()
     trainer(max_epochs=1).fit(alone, loader(SAMPLES // 2))
     assert same_state(module, alone)
@@ -344,7 +344,7 @@ def test_irregular_schedules_with_validations_in_between(manual: bool) -> None:
     irregular, regular = cockpits
     for name in names:
         expected = {step: recorded(regular, name)[step] for step in (1, 2, 6)}
-        assert_same_values(recorded(irregular, name), expected, 0)
+        assert_same_records(recorded(irregular, name), expected, 0)
 
 
 # Exceptions, and trainings that continue --------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from gradlens.quantities import (
 )
 from gradlens.quantities.presets import configuration
 from gradlens.torch_private import forward_hooks
+from tests.cases.records import assert_same_records
 from tests.cases.whole_networks import gpt2
 
 pytestmark = [
@@ -118,14 +119,8 @@ def values(callback: CockpitCallback) -> dict[int, dict[str, Any]]:
     return callback.cockpit.get_output()
 
 
-def assert_close(found: Any, expected: Any, tolerance: float = 2e-4) -> None:
-    if isinstance(expected, Mapping):
-        assert found.keys() == expected.keys()
-        for key, each in expected.items():
-            assert_close(found[key], each, tolerance)
-        return
-    got, wanted = torch.as_tensor(found).double(), torch.as_tensor(expected).double()
-    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+CLOSE = 2e-4, 2e-4
+"""Relative and absolute tolerances of values in single precision."""
 
 
 def parameters(trainer: Any) -> list[Tensor]:
@@ -157,7 +152,7 @@ def test_micro_batches_have_the_values_of_the_whole_batch(
     trainer = trainer_of(tmp_path, batch_size, parts)
     callback = tracked(trainer)
     trainer.train()
-    assert_close(values(callback), whole_batches)
+    assert_same_records(values(callback), whole_batches, *CLOSE)
 
 
 def test_values_are_those_of_a_plain_loop(
@@ -177,7 +172,7 @@ def test_values_are_those_of_a_plain_loop(
         optimizer.step()
         optimizer.zero_grad()
     cockpit.close()
-    assert_close(whole_batches, cockpit.get_output())
+    assert_same_records(whole_batches, cockpit.get_output(), *CLOSE)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -378,7 +373,7 @@ def test_a_resumed_training_equals_an_unbroken_one(tmp_path: Path) -> None:
     of_resumed, of_unbroken = values(found), values(expected)
     del of_unbroken[1]["Alpha"]
     assert "continued from a checkpoint" in of_resumed[1].pop("Alpha").reason
-    assert_close(of_resumed, of_unbroken, 0)
+    assert_same_records(of_resumed, of_unbroken, 0, 0)
     for one, other in zip(parameters(resumed), parameters(unbroken), strict=True):
         assert torch.equal(one, other)
 

@@ -6,7 +6,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.quantities.gradient_noise import noise_scale
 from tests.cases.networks import NETWORKS
+from tests.cases.records import assert_same_records, leaves
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
 from tests.cases.steps import tracked_backward
 
@@ -214,19 +215,6 @@ OF_LAYERS = {
 SOME_NETWORKS = ["mlp", "conv2d", "linear, sequence", "tied weights", "module used twice", "lstm"]
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            assert_same(found[key], expected[key])
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-    else:
-        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
-
-
 def track(
     quantity: Quantity, network: str, reduction: str, batch_size: int = 6, steps: int = 1
 ) -> tuple[Any, Truth]:
@@ -261,9 +249,8 @@ def named(case: str) -> Quantity:
 
 
 def assert_right(case: str, found: Any, truth: Truth) -> None:
-    assert_same(
-        estimates(found) if case.startswith("GradNoiseScale") else found, CASES[case][1](truth)
-    )
+    found = estimates(found) if case.startswith("GradNoiseScale") else found
+    assert_same_records(found, CASES[case][1](truth), rtol=1e-8)
 
 
 @pytest.mark.parametrize("steps", [1, 2], ids=["first step", "later step"])
@@ -413,15 +400,6 @@ def test_time_is_between_before_and_after() -> None:
     assert before <= found <= time.time()
 
 
-def numbers(value: Any) -> Iterator[Any]:
-    """All numbers of a record."""
-    if isinstance(value, (dict, list, tuple)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from numbers(each)
-    else:
-        yield value
-
-
 NEED_TWO = ("NormTest", "InnerTest", "OrthoTest", "MeanGSNR", "EarlyStopping", "CABS", "Alpha",
             "GradCovariance", "GradNoiseScale")  # fmt: skip
 """Quantities of how samples differ."""
@@ -452,7 +430,7 @@ def test_one_sample_is_the_reason_whatever_its_loss_is(change: str, dtype: torch
         optimizer.step()
     cockpit.close()
     for quantity in chosen:
-        for number in numbers(cockpit.history[quantity.name][0]):
+        for _, number in leaves(cockpit.history[quantity.name][0]):
             assert math.isnan(number)
             assert number.reason.startswith(("N = 1: ", "the update is zero"))
 
