@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, NoReturn, TypeVar, final
+from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +15,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.signals.signal import tensors_in
-from gradlens.torch_private import (
-    add_hook,
-    remove_hook,
-    version,
-)
+from gradlens.torch_private import add_hook, remove_hook, version
 
 Self = TypeVar("Self", bound="Recorder")
+Types: TypeAlias = type[nn.Module] | Iterable[type[nn.Module]] | None
+Indices: TypeAlias = int | Iterable[int] | None
 
 
 class _Slot(HookOwner):
@@ -147,10 +144,7 @@ class Recorder:
 
     @final
     def modules(
-        self: Self,
-        module: nn.Module,
-        types: type[nn.Module] | Iterable[type[nn.Module]] | None = None,
-        indices: int | Iterable[int] | None = None,
+        self: Self, module: nn.Module, types: Types = None, indices: Indices = None
     ) -> Self:
         """Record all of ``module.modules()`` that are of these ``types`` and at these ``indices``.
 
@@ -160,10 +154,7 @@ class Recorder:
 
     @final
     def children(
-        self: Self,
-        module: nn.Module,
-        types: type[nn.Module] | Iterable[type[nn.Module]] | None = None,
-        indices: int | Iterable[int] | None = None,
+        self: Self, module: nn.Module, types: Types = None, indices: Indices = None
     ) -> Self:
         """As ``modules``, of ``module.children()``."""
         return self._add(list(module.named_children()), types, indices)
@@ -175,10 +166,7 @@ class Recorder:
         return self
 
     def _add(
-        self: Self,
-        found: list[tuple[str, nn.Module]],
-        types: type[nn.Module] | Iterable[type[nn.Module]] | None,
-        indices: int | Iterable[int] | None,
+        self: Self, found: list[tuple[str, nn.Module]], types: Types, indices: Indices
     ) -> Self:
         kinds = None if types is None else _several(types)
         places = None if indices is None else {*_several(indices)}
@@ -289,12 +277,7 @@ class Recorder:
                 slot.open(self._register(slot))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -74,25 +74,10 @@ from gradlens.numerics.shards import any_distributed, is_distributed, whole
 from gradlens.operators.dense import Buffer, is_to_be_stored, stored, stored_rows
 from gradlens.operators.operator import GradientOperator
 
-__all__ = [
-    "AbsMax",
-    "CentredGram",
-    "Deviations",
-    "DirectionDots",
-    "ElementDeviations",
-    "ElementRatios",
-    "Gram",
-    "Histogram1d",
-    "Histogram2d",
-    "Mean",
-    "MergeableReduction",
-    "ParameterGradients",
-    "Reduction",
-    "ReductionAboutMean",
-    "Spread",
-    "SquaredNorms",
-    "SumOfSquares",
-]
+__all__ = ["AbsMax", "CentredGram", "Deviations", "DirectionDots", "ElementDeviations"]
+__all__ += ["ElementRatios", "Gram", "Histogram1d", "Histogram2d", "Mean", "MergeableReduction"]
+__all__ += ["ParameterGradients", "Reduction", "ReductionAboutMean", "Spread", "SquaredNorms"]
+__all__ += ["SumOfSquares"]
 
 STORED_BYTES = 64 * 2**20
 """Memory that one parameter's per-sample gradients may take while they are reduced: 16 million

@@ -116,11 +116,7 @@ class CockpitCallback(TrainerCallback):
     # Events of the trainer, in the order in which they come.
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Make a cockpit; with ``auto_find_batch_size``, this comes again for a smaller batch."""
         self._close()

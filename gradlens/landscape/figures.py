@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,7 +27,7 @@ from gradlens.instruments.scales import (
     log_if_wide,
     number_label,
 )
-from gradlens.instruments.shapes import BAR, colour_bar
+from gradlens.instruments.shapes import BAR, colour_bar, label_below
 from gradlens.instruments.style import (
     ALARM,
     BLUE,
@@ -93,16 +94,11 @@ class LossLine:
         artists: Artists = {"losses": front}
         entries = [Entry("loss", BLUE)]
         if np.isfinite(self.parabola).any():
-            (dashed,) = ax.plot(
-                self.distances,
-                self.parabola,
-                color=ORANGE,
-                linewidth=1.2,
-                linestyle=DASHES,
-                zorder=3,
-            )
+            look: dict[str, Any] = {"linewidth": 1.2, "linestyle": DASHES, "zorder": 3}
+            (dashed,) = ax.plot(self.distances, self.parabola, color=ORANGE, **look)
             artists["parabola"] = dashed
-            entries.append(Entry(self._derivatives(), ORANGE, "dashed"))
+            slope, curvature = number_label(self.slope, 2), number_label(self.curvature, 2)
+            entries.append(Entry(f"slope {slope}, curvature {curvature}", ORANGE, "dashed"))
         (point,) = ax.plot(
             [0], [self.loss], "o", color=INK, markersize=5, markeredgecolor=PAPER, zorder=5
         )
@@ -111,10 +107,6 @@ class LossLine:
         entries += [Entry(name, color, "thin") for name, (at, color) in marks.items() if at.any()]
         explained = key(ax, entries)
         return artists | ({"key": explained} if explained else {})
-
-    def _derivatives(self) -> str:
-        slope, curvature = number_label(self.slope, 2), number_label(self.curvature, 2)
-        return f"slope {slope}, curvature {curvature}"
 
 
 SHADES, LINES = 24, 8
@@ -246,10 +238,6 @@ def _axes(ax: Axes) -> tuple[Axes, Axes]:
     return inside(ax, 0, 0, 1 - points(BAR[1]) / width, 1), bar
 
 
-MARGIN = 25.0
-"""Points on the left of an axis, where the labels of its ticks are."""
-
-
 def _plot(ax: Axes | None, heading: str, loss: float, draw: Callable[[Axes], Artists]) -> Drawing:
     """What ``draw`` draws on an axis, or on a new figure, under a heading with the loss at 0."""
     content = Drawn(lambda ax, _: draw(ax), (f"{number_label(loss)} at 0", False))
@@ -262,12 +250,6 @@ def label_axes(ax: Axes, below: str, left: str) -> None:
 
     That below the axis ends on the right, and may begin left of the axis.
     """
-    width, height = size_in_points(ax)
-    ax.set_xlabel(
-        shorten(below, width + points(MARGIN), TICK_SIZE),
-        loc="right",
-        fontsize=TICK_SIZE,
-        color=MUTED,
-        labelpad=1,
-    )
-    ax.set_ylabel(shorten(left, height, TICK_SIZE), fontsize=TICK_SIZE, color=MUTED, labelpad=2)
+    label_below(ax, below)
+    shown = shorten(left, size_in_points(ax)[1], TICK_SIZE)
+    ax.set_ylabel(shown, fontsize=TICK_SIZE, color=MUTED, labelpad=2)

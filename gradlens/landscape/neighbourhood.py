@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -186,14 +186,11 @@ def _by_tensor(
             shapes = {"found": [*value.shape], "expected": [*named[name].shape]}
             raise ValueError(SHAPE.format(which=which, name=name, **shapes))
         key = id(named[name])
-        value = _apart(value.detach().to(named[name].device), own)
+        value = value.detach().to(named[name].device)
+        # One of the model's own tensors, which are about to move.
+        value = value.clone() if value.untyped_storage().data_ptr() in own else value
         if key in found and not torch.equal(found[key], value):
             raise ValueError(TIED.format(which=which, one=first[key], other=name))
         first.setdefault(key, name)
         found[key] = value
     return found
-
-
-def _apart(value: Tensor, own: Collection[int]) -> Tensor:
-    """The value, in a copy if it is one of the model's own tensors, which are about to move."""
-    return value.clone() if value.untyped_storage().data_ptr() in own else value
