@@ -40,6 +40,11 @@ class Histogram:
         """Fraction of elements per unit, for a one-dimensional histogram."""
         return self.counts / max(self.counts.sum(), 1) / np.diff(self.edges[0])
 
+    def mean_density(self, edges: Floats) -> Floats:
+        """The mean of the density between other edges, for a one-dimensional histogram."""
+        below = np.concatenate(([0.0], np.cumsum(self.counts))) / self.counts.sum()
+        return np.asarray(np.diff(np.interp(edges, self.edges[0], below)) / np.diff(edges))
+
     def occupied(self, axis: int) -> tuple[float, float]:
         """Range of the bins on one axis that aren't empty; the whole axis if all are."""
         counts = self.counts if self.counts.ndim == 1 else self.counts.sum(axis=1 - axis)

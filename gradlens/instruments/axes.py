@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.ticker import FixedFormatter
 
 from gradlens.history.lines import Line
 from gradlens.instruments.lines import draw_lines, explain_empty, missing, thread
@@ -151,12 +151,10 @@ def _draw_grid(ax: Axes, axis: StepAxis, shown: Grid) -> Artists:
 
 def _ends(ax: Axes, across: Ruler, up: Ruler) -> None:
     """Label the two ends of the axis below alone, because there is no room for more."""
-    set_rulers(ax, across, up)
-    ax.set(xlabel="", ylabel="")
+    labels = tuple(number_label(end, 2) for end in across.limits)
+    set_rulers(ax, replace(across, label="", ticks=across.limits), replace(up, label="", ticks=()))
     ax.grid(visible=False)
-    ax.yaxis.set_major_locator(NullLocator())
-    ax.xaxis.set_major_locator(FixedLocator(across.limits))
-    ax.xaxis.set_major_formatter(FixedFormatter([number_label(end, 2) for end in across.limits]))
+    ax.xaxis.set_major_formatter(FixedFormatter(labels))
     ax.tick_params(axis="x", labelsize=SMALLEST_SIZE)
     left, right = ax.get_xticklabels()
     left.set_horizontalalignment("left")

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradlens.history.histograms import Histogram, by_parameter, ends, histogram, latest, percent
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, line
+from gradlens.history.lines import line
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_map import row_labels
@@ -111,8 +111,7 @@ def _over_steps(records: Series) -> Picture:
     rows = np.linspace(low, high, ROWS + 1)
     at = np.array([one.step for one in found], dtype=np.float64)
     return Picture(
-        # The mean density of each histogram in these rows.
-        np.array([np.diff(np.interp(rows, *_cumulative(one))) / np.diff(rows) for one in found]).T,
+        np.array([one.mean_density(rows) for one in found]).T,
         columns=np.append(at, at[-1]),
         rows=rows,
         across=Ruler("step", (at[0], at[-1])),
@@ -120,11 +119,6 @@ def _over_steps(records: Series) -> Picture:
         words="density of elements of gₙ, log",
         steps=at,
     )
-
-
-def _cumulative(one: Histogram) -> tuple[Floats, Floats]:
-    """The edges of a histogram, and the share of its elements that is below each."""
-    return one.edges[0], np.concatenate(([0.0], np.cumsum(one.counts))) / one.counts.sum()
 
 
 # Two dimensions -----------------------------------------------------------------------------

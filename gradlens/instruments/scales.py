@@ -10,7 +10,14 @@ from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, Formatter, Locator, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    Formatter,
+    FuncFormatter,
+    Locator,
+    MaxNLocator,
+    NullLocator,
+)
 
 from gradlens.history.lines import Floats
 from gradlens.instruments.style import MUTED, TICK_SIZE
@@ -158,7 +165,7 @@ class Ruler:
         axis = ax.xaxis if across else ax.yaxis
         axis.set_major_locator(self.locator(most))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(PercentLabels() if self.shares else NumberLabels())
+        axis.set_major_formatter(value_labels(self.shares))
 
 
 def round_ticks(most: int, log: bool = False, linear: float = 0.0) -> Locator:
@@ -268,6 +275,11 @@ def log_step_ticks(low: float, high: float) -> list[float]:
     return sorted(float(tick) for tick in ticks if low <= tick <= high)
 
 
+def value_labels(shares: bool) -> Formatter:
+    """What formats the labels of a value axis, where ``shares`` are percents."""
+    return FuncFormatter(percent_label) if shares else NumberLabels()
+
+
 class NumberLabels(Formatter):
     """Short numbers without an offset, with as many digits as make them different."""
 
@@ -290,11 +302,9 @@ class NumberLabels(Formatter):
         return labels
 
 
-class PercentLabels(Formatter):
-    """Fractions as percents, 0 without a unit."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        return f"{number_label(100 * x)} %" if x else "0"
+def percent_label(share: float, pos: int | None = None) -> str:
+    """A fraction as a percent, 0 without a unit."""
+    return f"{number_label(100 * share)} %" if share else "0"
 
 
 class StepLabels(Formatter):

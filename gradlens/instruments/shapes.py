@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, Formatter, NullLocat
 
 from gradlens.history.lines import Floats
 from gradlens.instruments.panel import Artists, Map, Picture, Shape, Shapes
-from gradlens.instruments.scales import NumberLabels, PercentLabels, Ruler, StepAxis, round_ticks
+from gradlens.instruments.scales import NumberLabels, Ruler, StepAxis, round_ticks, value_labels
 from gradlens.instruments.series import LayerTable, columns
 from gradlens.instruments.style import (
     ALARM,
@@ -194,12 +194,8 @@ def draw_map(ax: Axes, axis: StepAxis, shown: Map) -> tuple[Artists, Axes]:
     marks = {"hatched: no finite number": "undefined" in artists, GREY: shown.has_grey}
     notes = [mark for mark, is_shown in marks.items() if is_shown]
     text = " · ".join([f"colour: {shown.words}", *notes, "from input (top) to output"])
-    labels = PercentLabels() if shown.shares else NumberLabels()
-    artists |= {
-        "colours": colour_bar(bar, mesh, shown.norm, labels),
-        "subtitle": subtitle(ax, text),
-    }
-    return artists, inner
+    artists["colours"] = colour_bar(bar, mesh, shown.norm, value_labels(shown.shares))
+    return artists | {"subtitle": subtitle(ax, text)}, inner
 
 
 def _mesh(ax: Axes, edges: Floats, found: LayerTable, shown: Map) -> QuadMesh:
