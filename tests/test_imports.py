@@ -13,6 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import get_origin
 
 import pytest
@@ -234,6 +235,7 @@ def test_public_names_are_those_of_the_documentation() -> None:
     assert dir(gradlens) == sorted(gradlens.__all__)
     for module in (curvature, instruments, landscape, quantities, reductions, signals, sinks):
         assert dir(module) == sorted(module.__all__)
+        assert not any(isinstance(getattr(module, name), ModuleType) for name in module.__all__)
     assert set(gradlens.__all__) == documented()
 
 

@@ -20,6 +20,15 @@ from gradlens.instruments.curvature import (
     SpectralDensityInstrument,
     StabilityInstrument,
 )
+from gradlens.instruments.curves import (
+    band,
+    beyond,
+    curve,
+    explain_empty,
+    missing,
+    thread,
+    zero_line,
+)
 from gradlens.instruments.histograms import (
     Histogram1dInstrument,
     Histogram2dInstrument,
@@ -42,15 +51,6 @@ from gradlens.instruments.layer_lines import (
     UpdateSizeInstrument,
 )
 from gradlens.instruments.layer_map import LayerMapInstrument
-from gradlens.instruments.lines import (
-    band,
-    beyond,
-    curve,
-    explain_empty,
-    missing,
-    thread,
-    zero_line,
-)
 from gradlens.instruments.numbers import (
     AccuracyInstrument,
     BatchSizeInstrument,

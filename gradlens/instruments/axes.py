@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter
 
 from gradlens.history.lines import Line
-from gradlens.instruments.lines import draw_lines, explain_empty, missing, thread
+from gradlens.instruments.curves import draw_lines, explain_empty, missing, thread
 from gradlens.instruments.panel import Artists, Content, Grid, Lines, Map, Panel, Picture, Shapes
 from gradlens.instruments.scales import Ruler, StepAxis, StepLabels, number_label
 from gradlens.instruments.series import smooth

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
 from gradlens.instruments.axes import LABELLED, Drawing, plot_panels
-from gradlens.instruments.lines import explain_empty, missing
+from gradlens.instruments.curves import explain_empty, missing
 from gradlens.instruments.panel import Artists, Drawn, Panel
 from gradlens.instruments.scales import (
     NumberLabels,

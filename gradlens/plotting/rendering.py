@@ -18,7 +18,7 @@ from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
 from gradlens.history.records import LeftOutWarning, Note
 from gradlens.instruments.axes import LABELLED, MARGINS, draw_panel, panel_box
-from gradlens.instruments.lines import apart
+from gradlens.instruments.curves import apart
 from gradlens.instruments.panel import Lines, Panel
 from gradlens.instruments.scales import StepAxis, StepLabels
 from gradlens.instruments.style import (
