@@ -11,14 +11,7 @@ from torch import Tensor, nn
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.plotting.output import progress
 from gradlens.plotting.plotter import CockpitPlotter
-from gradlens.quantities import (
-    GradHist1d,
-    GradHist2d,
-    HessMaxEV,
-    HessTrace,
-    Quantity,
-    TICTrace,
-)
+from gradlens.quantities import GradHist1d, GradHist2d, HessMaxEV, HessTrace, Quantity, TICTrace
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.quantities.presets import configuration
 from gradlens.schedules import linear

@@ -201,11 +201,7 @@ class TextDisplay(Display):
     """
 
     def __init__(
-        self,
-        stream: TextIO,
-        text_of: Format,
-        redraws: bool = False,
-        screen: Screen | None = None,
+        self, stream: TextIO, text_of: Format, redraws: bool = False, screen: Screen | None = None
     ) -> None:
         super().__init__(screen)
         self._stream = stream

@@ -14,13 +14,7 @@ from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 from gradlens.curvature.estimate import t_quantile
-from gradlens.curvature.products import (
-    Products,
-    Seed,
-    SymmetricMatrix,
-    projected_out,
-    signs_like,
-)
+from gradlens.curvature.products import Products, Seed, SymmetricMatrix, projected_out, signs_like
 from gradlens.numerics.unavailable import UnavailableError
 
 Array: TypeAlias = NDArray[np.float64]

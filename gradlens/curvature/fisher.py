@@ -23,12 +23,7 @@ from gradlens.curvature.hessian import (
 )
 from gradlens.curvature.hessian_roots import drawing
 from gradlens.curvature.jacobian import JacobianOperator
-from gradlens.curvature.loss_over_data import (
-    BatchLoss,
-    LossOperator,
-    LossOverData,
-    OfBatch,
-)
+from gradlens.curvature.loss_over_data import BatchLoss, LossOperator, LossOverData, OfBatch
 from gradlens.curvature.products import Seed
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction

@@ -62,11 +62,7 @@ class GGNOperator(LossOperator):
     """
 
     def __init__(
-        self,
-        loss: Tensor,
-        outputs: Tensor,
-        parameters: Mapping[str, Tensor],
-        scale: float = 1.0,
+        self, loss: Tensor, outputs: Tensor, parameters: Mapping[str, Tensor], scale: float = 1.0
     ) -> None:
         super().__init__(parameters, scale)
         check_loss(loss)

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
 from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
-from gradlens.curvature.operator import (
-    ParameterOperator,
-    consecutive_slices,
-    flat,
-    placed,
-    shaped,
-)
+from gradlens.curvature.operator import ParameterOperator, consecutive_slices, flat, placed, shaped
 from gradlens.numerics.unavailable import UnavailableError
 
 

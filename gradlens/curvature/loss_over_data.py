@@ -175,10 +175,7 @@ class SumOverData(CurvatureOperator):
     joint: ClassVar[bool] = True
 
     def __init__(
-        self,
-        loss: LossOverData,
-        of_batch: OfBatch,
-        parameters: Mapping[str, Tensor] | None = None,
+        self, loss: LossOverData, of_batch: OfBatch, parameters: Mapping[str, Tensor] | None = None
     ) -> None:
         super().__init__(loss.parameters if parameters is None else parameters, 1.0)
         self.loss = loss

@@ -149,12 +149,7 @@ class CockpitCallback(Callback):
             self._contexts.close()
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Leave the context of a forward pass that no backward pass followed, and log numbers."""
         self._contexts.close()

@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 from gradlens.graph.undisturbed import training_kept
 from gradlens.history.lines import Floats
-from gradlens.landscape.directions import (
-    Direction,
-    StateDict,
-    checked,
-    inner_products,
-)
+from gradlens.landscape.directions import Direction, StateDict, checked, inner_products
 from gradlens.spelling import near
 
 PARALLEL = 1e-6

@@ -74,9 +74,7 @@ losses of all samples don't make the mean more certain than that.
 
 @np.errstate(all="ignore")
 def local_step_size(
-    losses: tuple[Tensor, Tensor],
-    slopes: tuple[Tensor, Tensor],
-    length: float,
+    losses: tuple[Tensor, Tensor], slopes: tuple[Tensor, Tensor], length: float
 ) -> float:
     """Where on a fitted parabola an update of this length ends: −1 start, 0 minimum, 1 mirrored.
 

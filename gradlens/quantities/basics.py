@@ -15,13 +15,7 @@ from gradlens.numerics.norms import distances, norms
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.shards import whole
 from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity
-from gradlens.quantities.step import (
-    REMOVED,
-    Measure,
-    Step,
-    all_explained,
-    explained,
-)
+from gradlens.quantities.step import REMOVED, Measure, Step, all_explained, explained
 from gradlens.quantities.update import Update
 from gradlens.stateful import State
 

@@ -11,11 +11,7 @@ from typing import Any
 
 from gradlens.history.view import View
 from gradlens.numerics.histograms import Counts, bin_edges
-from gradlens.quantities.bin_adaptation import (
-    BinAdaptation,
-    NoAdaptation,
-    Range,
-)
+from gradlens.quantities.bin_adaptation import BinAdaptation, NoAdaptation, Range
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Histogram1d, Histogram2d, Reduction

@@ -42,11 +42,7 @@ _FULL: _Builders = (
     quantities.GradHist2d,
 )
 
-PRESETS: dict[str, _Builders] = {
-    "economy": _ECONOMY,
-    "business": _BUSINESS,
-    "full": _FULL,
-}
+PRESETS: dict[str, _Builders] = {"economy": _ECONOMY, "business": _BUSINESS, "full": _FULL}
 
 
 def configuration(

@@ -80,12 +80,7 @@ class Publisher:
                 outlet.sink.close()
 
     def _contents(
-        self,
-        step: int,
-        name: str,
-        found: Any,
-        source: Source | None,
-        parameters: Mapping[str, Any],
+        self, step: int, name: str, found: Any, source: Source | None, parameters: Mapping[str, Any]
     ) -> Contents:
         """What a value says; nothing if it can't be read."""
         if name in self._unreadable:
