@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from gradlens.cli.summary_text import shown
 from gradlens.cli.text import as_line, wrapped
-from gradlens.history.finding import Finding, Measured
+from gradlens.history.finding import Finding
 
 INDENT = "    "
 NAMES = 8
@@ -93,7 +93,9 @@ class _Page:
         for part in parts:
             lines += self.lines(part, inner, "  ")
         for one in finding.evidence:
-            lines += self.lines(_measured(one), inner, "  ")
+            side = "more than" if one.is_above else "less than"
+            text = f"{one.name}: {shown(one.value)} ({side} {shown(one.limit)})"
+            lines += self.lines(text, inner, "  ")
         if not finding.explained_by or self.everything:
             lines += self.lines(f"What to do: {finding.advice}", inner, "  ")
             if finding.others and finding.certainty != "fact":
@@ -135,8 +137,3 @@ def _depth(finding: Finding, found: Sequence[Finding]) -> int:
         depth += 1
         fault = next((each.explained_by for each in found if each.fault == fault), "")
     return depth
-
-
-def _measured(one: Measured) -> str:
-    side = "more than" if one.is_above else "less than"
-    return f"{one.name}: {shown(one.value)} ({side} {shown(one.limit)})"

@@ -94,7 +94,9 @@ def _whole(step: int, spikes: Mapping[int, Spike]) -> Iterator[str]:
         yield ""
         yield f"Gradient norms are unknown: {spike.without_norms}."
     if not math.isnan(spike.rate):
-        yield _rate(spike)
+        has_changed = not math.isnan(spike.rate_before) and spike.rate != spike.rate_before
+        before = f", and {_number(spike.rate_before)} before" if has_changed else ""
+        yield f"Learning rate: {_number(spike.rate)}{before}"
     if not math.isnan(spike.sharpness):
         yield (
             f"Largest eigenvalue of the Hessian at step {spike.sharpness_step}: "
@@ -146,12 +148,6 @@ def _table(spike: Spike) -> Iterator[str]:
             ),
         ]
     )  # fmt: skip
-
-
-def _rate(spike: Spike) -> str:
-    if math.isnan(spike.rate_before) or spike.rate == spike.rate_before:
-        return f"Learning rate: {_number(spike.rate)}"
-    return f"Learning rate: {_number(spike.rate)}, and {_number(spike.rate_before)} before"
 
 
 def _number(value: float) -> str:

@@ -104,10 +104,6 @@ def _by_parameter(values: Sequence[Value]) -> dict[str, Value]:
     return {f"param_{index}": value for index, value in enumerate(values)}
 
 
-def _arrays_by_parameter(values: Sequence[Any]) -> dict[str, Value]:
-    return _by_parameter([np.asarray(value, dtype=np.float64) for value in values])
-
-
 def _exact_trace(blocks: Sequence[float]) -> dict[str, Value]:
     parts = _by_parameter([_without_error(block) for block in blocks])
     return {**_without_error(math.fsum(blocks)), "method": "exact", "parameters": parts}
@@ -134,7 +130,7 @@ PARTS: dict[str, Callable[[Any], Value]] = {
     "GradNorm": _by_parameter,
     "Distance": _by_parameter,
     "UpdateSize": _by_parameter,
-    "Parameters": _arrays_by_parameter,
+    "Parameters": lambda values: _by_parameter([np.asarray(v, np.float64) for v in values]),
 }
 """Quantities whose values are lists with an entry for each parameter."""
 

@@ -75,7 +75,9 @@ def from_taiyi(config: Mapping[Selector, Entry | Sequence[Entry]]) -> list[Quant
             chosen.append(selector)
     found: dict[str, Quantity] = {}
     for (name, schedule), selectors in layers.items():
-        series = f"{name}, {_in_words(schedule)}" if name in found else name
+        words = f"linear({schedule.interval},{schedule.offset})"
+        when = "every step" if schedule == linear(1) else words
+        series = f"{name}, {when}" if name in found else name
         found[series] = builds[name](schedule, layers=selectors, name=series)
     return list(found.values())
 
@@ -127,8 +129,3 @@ def _schedule(text: str, quantity: str) -> Linear:
     interval, offset = (int(number) for number in found.groups())
     # linear(0,0) is every step in Taiyi.
     return linear(max(interval, 1), offset)
-
-
-def _in_words(schedule: Linear) -> str:
-    every = schedule == linear(1)
-    return "every step" if every else f"linear({schedule.interval},{schedule.offset})"

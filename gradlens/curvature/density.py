@@ -104,7 +104,9 @@ def _smoothed(
     width = relative_width * _extent(nodes)
     low, high = float(nodes.min()), float(nodes.max())
     grid = np.linspace(low - MARGIN * width, high + MARGIN * width, points)
-    kernels = _gaussians(grid, nodes, width)
+    # N(t; θⱼ, width²) for each grid point t and node θⱼ, [G, nodes].
+    kernels = np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2)
+    kernels /= width * math.sqrt(2 * math.pi)
     error, freedom = _standard_error(kernels, weights, len(rules), products.size)
     return SpectralDensity(
         grid, kernels @ weights, error, freedom, width, len(rules), products.count
@@ -123,13 +125,6 @@ def _standard_error(kernels: Array, weights: Array, probes: int, size: int) -> t
     variance, fourth = squares @ weights, squares**2 @ weights
     counted = np.divide(size * variance**2, fourth, out=np.ones_like(variance), where=fourth > 0)
     return np.sqrt(2 * variance / (size * probes)), probes * np.maximum(counted, 1.0)
-
-
-def _gaussians(grid: Array, nodes: Array, width: float) -> Array:
-    """N(t; θⱼ, width²) for each grid point t and node θⱼ, ``[G, nodes]``."""
-    distances = (grid[:, None] - nodes) / width
-    kernels: Array = np.exp(-0.5 * distances**2) / (width * math.sqrt(2 * math.pi))
-    return kernels
 
 
 def _extent(nodes: Array) -> float:

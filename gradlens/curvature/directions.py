@@ -9,7 +9,6 @@ those of linear layers follow from inputs and output gradients.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -292,11 +291,9 @@ def signal_to_noise(values: NDArray[np.float64]) -> list[float]:
     n, k = values.shape
     if n < 2:
         return [Undefined(ONE_SAMPLE)] * k
-    squares, variances = values.mean(0) ** 2, values.var(0, ddof=1)
-    return [_ratio(n * square, each) for square, each in zip(squares, variances, strict=True)]
-
-
-def _ratio(square: float, variance: float) -> float:
-    if variance > 0 or math.isnan(variance):
-        return float(square / variance)
-    return math.inf if square else Undefined("the derivatives of all samples are zero")
+    squares, variances = n * values.mean(0) ** 2, values.var(0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = squares / variances
+    zero = Undefined("the derivatives of all samples are zero")
+    are_zero = (squares == 0) & (variances == 0)
+    return [zero if one else float(ratio) for one, ratio in zip(are_zero, ratios, strict=True)]

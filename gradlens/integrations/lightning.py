@@ -225,7 +225,11 @@ class CockpitCallback(Callback):
     def _optimizer(self, trainer: Trainer) -> Optimizer | None:
         """The optimizer of tracked parameters, if there is one such."""
         tracked = {id(parameter) for parameter in self.cockpit.parameters.values()}
-        found = [each for each in trainer.optimizers if tracked & _parameters_of(each)]
+        held = [
+            (each, {id(parameter) for group in each.param_groups for parameter in group["params"]})
+            for each in trainer.optimizers
+        ]
+        found = [optimizer for optimizer, parameters in held if tracked & parameters]
         return found[0] if len(found) == 1 and isinstance(found[0], Optimizer) else None
 
     def _accumulates(self, trainer: Trainer) -> bool:
@@ -275,11 +279,6 @@ class LoggedNumbers(Sink):
 
     def close(self) -> None:
         self._logger.save()
-
-
-def _parameters_of(optimizer: Any) -> set[int]:
-    groups: Iterable[Mapping[str, Any]] = optimizer.param_groups
-    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 STRATEGY = (

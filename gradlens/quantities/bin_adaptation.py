@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from gradlens.messages import log
 from gradlens.numerics.host import on_host
@@ -107,10 +106,7 @@ class ParamAbsMax(_AbsMaxAdaptation):
 
     def largest(self, step: Step) -> float:
         parameters = [*step.parameters.values()]
-        own = [_abs_max(own_part(parameter.detach())) for parameter in parameters]
+        parts = [own_part(parameter.detach()) for parameter in parameters]
+        own = [part.abs().max() if part.numel() else part.new_zeros(()) for part in parts]
         extremes = over_parts(parameters, own, lambda parts: parts.amax(0))
         return float(torch.stack([extreme.double() for extreme in on_host(extremes)]).max())
-
-
-def _abs_max(tensor: Tensor) -> Tensor:
-    return tensor.abs().max() if tensor.numel() else tensor.new_zeros(())

@@ -17,7 +17,6 @@ from gradlens.curvature.diagonals import (
     DiagonalKind,
     LossDiagonal,
     LossTraces,
-    Method,
     check_request,
 )
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, Which
@@ -275,7 +274,9 @@ class TIC(GradientCurvatureQuantity):
     def compute(self, step: Step, earlier: Any) -> float:
         (reduction,) = self.reductions
         sums = step.by_parameter(reduction)
-        return self._criterion(sums, step.samples, earlier, _remedy(self.curvature, earlier.method))
+        estimated = earlier.method == "Hutchinson"
+        why = "estimated, and more samples may help" if estimated else "zero there"
+        return self._criterion(sums, step.samples, earlier, f"{self.curvature} is {why}")
 
     @abstractmethod
     def _found(self, curvature: Curvature) -> LossTraces:
@@ -293,11 +294,6 @@ OF_PARTS = (
     "and curvature is that of one. A micro-batch with a step of its own, without "
     "accumulating=True, has a value of its own"
 )
-
-
-def _remedy(kind: DiagonalKind, method: Method) -> str:
-    estimated = method == "Hutchinson"
-    return f"{kind} is " + ("estimated, and more samples may help" if estimated else "zero there")
 
 
 @final

@@ -57,7 +57,7 @@ class Output:
         return self.output
 
 
-class _HessMaxEV(quantities.HessMaxEV, Output):
+class HessMaxEV(quantities.HessMaxEV, Output):
     def __init__(
         self,
         track_schedule: Schedule | int = EVERY_STEP,
@@ -69,12 +69,13 @@ class _HessMaxEV(quantities.HessMaxEV, Output):
         super().__init__(track_schedule, verbose, **options)
 
 
-def _bases(name: str) -> tuple[type, ...]:
-    return (_HessMaxEV,) if name == "HessMaxEV" else (getattr(quantities, name), Output)
-
-
 CLASSES: dict[str, Any] = {
-    name: type(name, _bases(name), {"__module__": __name__}) for name in NAMES
+    "HessMaxEV": HessMaxEV,
+    **{
+        name: type(name, (getattr(quantities, name), Output), {"__module__": __name__})
+        for name in NAMES
+        if name != "HessMaxEV"
+    },
 }
 
 __all__ = [*NAMES]
