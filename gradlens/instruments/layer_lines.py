@@ -313,5 +313,14 @@ class GenericInstrument(Instrument):
 
 def drawable(records: Series) -> bool:
     """Whether there is a way to draw a series: numbers, arrays, or dicts of these."""
-    found = records.kinds.union(*(records.having(name).kinds for name in records.entries))
-    return bool(found & {*PLAIN, np.ndarray, list})
+    values = records.values()
+    parts = (one.values() if isinstance(one, Mapping) else (one,) for one in values)
+    return any(_is_known(one) for found in parts for one in found)
+
+
+def _is_known(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(part, (int, float)) for part in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return isinstance(value, (int, float, np.number))
