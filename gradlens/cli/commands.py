@@ -305,17 +305,8 @@ def _about(*runs: Path) -> Iterator[None]:
         warnings.warn(f"{names}: {each.message}", each.category, stacklevel=2)
 
 
+_COMMANDS = (_demo, _plot, _watch, _summary, _diagnose, _autopsy, _samples, _compare, _export)
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "demo": _demo,
-    "plot": _plot,
-    "watch": _watch,
-    "summary": _summary,
-    "diagnose": _diagnose,
-    "autopsy": _autopsy,
-    "samples": _samples,
-    "compare": _compare,
-    "export": _export,
-    "report": _report,
-    "serve": _serve,
+    one.__name__.removeprefix("_"): one for one in (*_COMMANDS, _report, _serve)
 }
 """By the name on the command line; each returns the exit code."""

@@ -194,21 +194,8 @@ def _extent(history: History) -> str:
 
 # For other programs -------------------------------------------------------------------------
 
-COLUMNS = (
-    "run",
-    "step",
-    "series",
-    "last",
-    "change",
-    "min",
-    "min_step",
-    "max",
-    "max_step",
-    "steps",
-    "undefined",
-    "undefined_step",
-    "reason",
-)
+COLUMNS = ["run", "step", "series", "last", "change", "min", "min_step", "max", "max_step"]
+COLUMNS += ["steps", "undefined", "undefined_step", "reason"]
 """Of a table of several runs; ``step`` is the latest of a run."""
 
 

@@ -8,16 +8,13 @@ from typing import Literal, get_args
 
 from gradlens.spelling import near
 
-Group = Literal["step size", "gradients", "curvature", "noise", "performance", "layers", "other"]
+Group = Literal["performance", "step size", "gradients", "curvature", "noise", "layers", "other"]
+"""In the order in which a figure has them."""
 YScale = Literal["linear", "log", "symlog"]
 
 GROUPS_OF_LOGGED: Mapping[str, Group] = {
-    "train_loss": "performance",
-    "valid_loss": "performance",
-    "test_loss": "performance",
-    "train_accuracy": "performance",
-    "valid_accuracy": "performance",
-    "test_accuracy": "performance",
+    **dict.fromkeys(("train_loss", "valid_loss", "test_loss"), "performance"),
+    **dict.fromkeys(("train_accuracy", "valid_accuracy", "test_accuracy"), "performance"),
     "learning_rate": "performance",
     "batch_size": "noise",
 }

@@ -284,19 +284,10 @@ def thread(
     steps, values = thin(line.steps, line.values, warp=axis.warp)
     few = np.isfinite(values).sum() <= MARKERS_UP_TO
     marked = np.isfinite(values) if few else alone(values)
-    (artist,) = ax.plot(
-        steps,
-        values,
-        color=color,
-        linewidth=width,
-        linestyle=style,
-        solid_joinstyle="round",
-        marker="o",
-        markersize=2.2 * width**0.5 + 0.4,
-        markeredgewidth=0,
-        markevery=np.flatnonzero(marked).tolist(),
-        zorder=z,
-    )
+    look: dict[str, Any] = {"color": color, "linewidth": width, "linestyle": style, "zorder": z}
+    look |= {"marker": "o", "markersize": 2.2 * width**0.5 + 0.4, "markeredgewidth": 0}
+    every = np.flatnonzero(marked).tolist()
+    (artist,) = ax.plot(steps, values, solid_joinstyle="round", markevery=every, **look)
     return artist
 
 

@@ -307,18 +307,10 @@ def message(ax: Axes, text: str) -> Text:
     ax.set_yticks([])
     ax.grid(visible=False)
     lines = wrapped(text, 0.9 * size_in_points(ax)[0], TEXT_SIZE, 6)
-    return ax.text(
-        0.5,
-        0.5,
-        "\n".join(lines),
-        transform=ax.transAxes,
-        ha="center",
-        va="center",
-        fontsize=TEXT_SIZE,
-        color=MUTED,
-        zorder=5,
-        bbox={"boxstyle": "square,pad=0.3", "facecolor": PAPER, "linewidth": 0},
-    )
+    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": TEXT_SIZE, "color": MUTED}
+    box = {"boxstyle": "square,pad=0.3", "facecolor": PAPER, "linewidth": 0}
+    text = "\n".join(lines)
+    return ax.text(0.5, 0.5, text, transform=ax.transAxes, zorder=5, bbox=box, **look)
 
 
 @dataclass(frozen=True)

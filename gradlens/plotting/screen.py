@@ -29,17 +29,8 @@ from gradlens.spelling import near
 EPOCHS = "epoch_count"
 """Series of ``Cockpit.log`` that is given as a number in the header, and has no panel."""
 
-GROUPS: tuple[Group, ...] = (
-    "performance",
-    "step size",
-    "gradients",
-    "curvature",
-    "noise",
-    "layers",
-    "other",
-)
+GROUPS: tuple[Group, ...] = get_args(Group)
 """All groups, in the order in which a figure has them."""
-assert set(GROUPS) == set(get_args(Group))
 
 
 Shown = TypeVar("Shown", Panel, Instrument)

@@ -15,16 +15,9 @@ from gradlens.spelling import near
 _Builders: TypeAlias = tuple[Callable[..., Quantity], ...]
 
 _ECONOMY: _Builders = (
-    quantities.Loss,
-    quantities.Time,
-    quantities.GradNorm,
-    quantities.NormTest,
-    quantities.InnerTest,
-    quantities.OrthoTest,
-    quantities.GradHist1d,
-    quantities.Alpha,
-    quantities.Distance,
-    quantities.UpdateSize,
+    *(quantities.Loss, quantities.Time, quantities.GradNorm, quantities.NormTest),
+    *(quantities.InnerTest, quantities.OrthoTest, quantities.GradHist1d, quantities.Alpha),
+    *(quantities.Distance, quantities.UpdateSize),
 )
 # An exact diagonal costs as much as twenty plain training steps, a sampled trace less than one.
 # TICDiag is left out: it divides by the elements of the diagonal, which sampling makes too noisy.
