@@ -127,9 +127,7 @@ def _counts(value: Mapping[str, Any]) -> Value:
 
 
 PARTS: dict[str, Callable[[Any], Value]] = {
-    "GradNorm": _by_parameter,
-    "Distance": _by_parameter,
-    "UpdateSize": _by_parameter,
+    **dict.fromkeys(("GradNorm", "Distance", "UpdateSize"), _by_parameter),
     "Parameters": lambda values: _by_parameter([np.asarray(v, np.float64) for v in values]),
 }
 """Quantities whose values are lists with an entry for each parameter."""

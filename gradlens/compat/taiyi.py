@@ -22,17 +22,14 @@ _WEIGHT: dict[str, Any] = {"parameters": "weight"}
 
 _COVARIANCE = ("MaxEig", "StableRank", "Condition", "Condition20", "Condition50", "Condition80")
 
+_SAME = ("InputMean", "InputStd", "RankMe", "MeanTID", "VarTID")
 _OF_THEIR_NAMES: Mapping[str, Build] = {
+    **{name: getattr(quantities, name) for name in _SAME},
     "InputSndNorm": quantities.InputNorm,
     "OutputGradSndNorm": partial(quantities.OutputGradientGeometry, correlation=False),
     "WeightNorm": partial(quantities.ParameterNorm, **_WEIGHT),
     "WeightGradNorm": partial(quantities.GradientGeometry, correlation=False, **_WEIGHT),
-    "InputMean": quantities.InputMean,
-    "InputStd": quantities.InputStd,
-    "RankMe": quantities.RankMe,
     "LinearDeadNeuronNum": quantities.DeadNeurons,
-    "MeanTID": quantities.MeanTID,
-    "VarTID": quantities.VarTID,
     "WeightParamJump": partial(quantities.WeightSignFlips, **_WEIGHT),
 }
 

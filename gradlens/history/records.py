@@ -139,12 +139,8 @@ class Samples:
 
 ARRAYS = {
     "visits": "int32",
-    "mean_loss": "float32",
-    "last_loss": "float32",
-    "excess": "float32",
-    "norm": "float32",
-    "label": "int32",
-    "predicted": "int32",
+    **dict.fromkeys(("mean_loss", "last_loss", "excess", "norm"), "float32"),
+    **dict.fromkeys(("label", "predicted"), "int32"),
 }
 """Names and types of the arrays."""
 

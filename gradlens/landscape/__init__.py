@@ -17,17 +17,8 @@ from gradlens.landscape.directions import (
 from gradlens.landscape.evaluation import loss_along, loss_on_plane
 from gradlens.landscape.figures import LossLine, LossPlane
 
-__all__ = [
-    "Direction",
-    "LossLine",
-    "LossPlane",
-    "direction_between",
-    "eigenvector_directions",
-    "loss_along",
-    "loss_on_plane",
-    "principal_directions",
-    "random_direction",
-]
+__all__ = ["Direction", "LossLine", "LossPlane", "direction_between", "eigenvector_directions"]
+__all__ += ["loss_along", "loss_on_plane", "principal_directions", "random_direction"]
 
 
 def __dir__() -> list[str]:

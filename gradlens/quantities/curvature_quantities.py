@@ -61,13 +61,8 @@ class HessEigenvalues(CurvatureQuantity):
     def compute(self, curvature: Curvature) -> dict[str, Any]:
         matrix = curvature.hessian if self.matrix == "hessian" else curvature.ggn
         found = self._eigenpairs(matrix, curvature.seed, self.k, self.which)
-        return {
-            "eigenvalues": found.values,
-            "residuals": found.residuals,
-            "converged": found.converged,
-            "products": found.products,
-            "reason": found.reason,
-        }
+        others = ("residuals", "converged", "products", "reason")
+        return {"eigenvalues": found.values, **{name: getattr(found, name) for name in others}}
 
 
 @dataclass(eq=False)

@@ -8,35 +8,14 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from gradlens.compat.cockpit.quantities import CLASSES, OWN_QUANTITY
+from gradlens.compat.cockpit.quantities import CLASSES, MODULES, OWN_QUANTITY
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.bin_adaptation import BinAdaptation, GradAbsMax, NoAdaptation, ParamAbsMax
-
-QUANTITIES = {
-    "alpha": ("Alpha",),
-    "cabs": ("CABS",),
-    "distance": ("Distance",),
-    "early_stopping": ("EarlyStopping",),
-    "grad_hist": ("GradHist1d", "GradHist2d"),
-    "grad_norm": ("GradNorm",),
-    "hess_max_ev": ("HessMaxEV",),
-    "hess_trace": ("HessTrace",),
-    "inner_test": ("InnerTest",),
-    "loss": ("Loss",),
-    "mean_gsnr": ("MeanGSNR",),
-    "norm_test": ("NormTest",),
-    "ortho_test": ("OrthoTest",),
-    "parameters": ("Parameters",),
-    "tic": ("TICDiag", "TICTrace"),
-    "time": ("Time",),
-    "update_size": ("UpdateSize",),
-}
-"""The modules that cockpit has for its classes."""
 
 PRESENT: Mapping[str, Mapping[str, Any]] = {
     **{
         f"quantities.{module}": {name: CLASSES[name] for name in names}
-        for module, names in QUANTITIES.items()
+        for module, names in MODULES.items()
     },
     "quantities.quantity": {"Quantity": Quantity, "SingleStepQuantity": SingleStepQuantity},
     "quantities.bin_adaptation": {

@@ -9,11 +9,28 @@ from gradlens.compat.cockpit.values import series_of
 from gradlens.history.history import History
 from gradlens.schedules import EVERY_STEP, Schedule
 
-NAMES = (
-    *("Loss", "Parameters", "Distance", "UpdateSize", "GradNorm", "Time", "Alpha", "CABS"),
-    *("EarlyStopping", "GradHist1d", "GradHist2d", "NormTest", "InnerTest", "OrthoTest"),
-    *("HessMaxEV", "HessTrace", "TICDiag", "TICTrace", "MeanGSNR"),
-)
+MODULES = {
+    "alpha": ("Alpha",),
+    "cabs": ("CABS",),
+    "distance": ("Distance",),
+    "early_stopping": ("EarlyStopping",),
+    "grad_hist": ("GradHist1d", "GradHist2d"),
+    "grad_norm": ("GradNorm",),
+    "hess_max_ev": ("HessMaxEV",),
+    "hess_trace": ("HessTrace",),
+    "inner_test": ("InnerTest",),
+    "loss": ("Loss",),
+    "mean_gsnr": ("MeanGSNR",),
+    "norm_test": ("NormTest",),
+    "ortho_test": ("OrthoTest",),
+    "parameters": ("Parameters",),
+    "tic": ("TICDiag", "TICTrace"),
+    "time": ("Time",),
+    "update_size": ("UpdateSize",),
+}
+"""The modules that cockpit has for its classes."""
+
+NAMES = tuple(name for names in MODULES.values() for name in names)
 
 OWN_QUANTITY = (
     "a quantity of your own derives from gradlens.quantities.SingleStepQuantity, names its "

@@ -67,12 +67,9 @@ def _histogram(value: Any) -> Any:
 
 
 FORMS: dict[str, Callable[[Any], Any]] = {
-    "GradNorm": _list,
-    "Distance": _list,
-    "UpdateSize": _list,
+    **dict.fromkeys(("GradNorm", "Distance", "UpdateSize"), _list),
+    **dict.fromkeys(("GradHist1d", "GradHist2d"), _histogram),
     "Parameters": _nested_lists,
     "HessTrace": _blocks,
-    "GradHist1d": _histogram,
-    "GradHist2d": _histogram,
 }
 """Quantities whose values have another form in cockpit."""
