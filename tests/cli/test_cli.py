@@ -31,18 +31,18 @@ from tests.instruments.test_instruments import realistic
 @pytest.mark.slow
 def test_demo_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "demo"
-    assert main(["demo", "--out", str(out), "--steps", "40", "--seed", "1"]) == 0
+    assert main(["demo", "--out", str(out), "--steps", "20", "--seed", "1"]) == 0
     printed = capsys.readouterr()
     assert str(out / "run.jsonl") in printed.out
     assert str(out / "cockpit.png") in printed.out
-    assert "40/40" in printed.err
+    assert "20/20" in printed.err
     history = History.load(out / "run.jsonl")
-    assert history.steps == tuple(range(40))
-    ends = {"Alpha": 39, "TICTrace": 4, "HessTrace": 4, "HessMaxEV": 4}
-    assert all(len(history[name]) == ends.get(name, 40) for name in history.names)
+    assert history.steps == tuple(range(20))
+    ends = {"Alpha": 19, "TICTrace": 2, "HessTrace": 2, "HessMaxEV": 2}
+    assert all(len(history[name]) == ends.get(name, 20) for name in history.names)
     assert not history.notes
     losses = history["Loss"]
-    assert losses[39] < losses[0]
+    assert losses[19] < losses[0]
     assert (out / "cockpit.png").read_bytes().startswith(b"\x89PNG")
     assert main(["demo", "--out", str(out / "again"), "--steps", "3", "--seed", "1"]) == 0
     again = History.load(out / "again" / "run.jsonl")

@@ -136,11 +136,11 @@ def test_every_second_order_quantity_has_a_value(name: str) -> None:
     network, model, batch = built(name)
     tracked = [
         quantities.HessMaxEV(),
-        quantities.HessTrace(),
-        quantities.HessEigenvalues(),
-        quantities.SpectralDensity(),
+        quantities.HessTrace(samples=3),
+        quantities.HessEigenvalues(k=2),
+        quantities.SpectralDensity(probes=2, steps=5),
         quantities.Stability(),
-        quantities.TICTrace(),
+        quantities.TICTrace(samples=3),
         quantities.TICDiag(),
     ]
     cockpit = gradlens.Cockpit(model, tracked)
