@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+
+import gradlens
+from tests.cases.references import per_sample_gradients_of_losses, without_hooks
 
 N, T, D, H, C = 4, 3, 5, 6, 3
 """Samples, positions, features, hidden features and classes."""
@@ -88,6 +93,37 @@ class RowCase:
     def model(self) -> nn.Module:
         """In float64."""
         return self.build().double()
+
+    def reference(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """One backward pass for each sample."""
+        losses = [self.of_sample(model, batch, n) for n in range(self.samples)]
+        return per_sample_gradients_of_losses(torch.stack(losses), model)
+
+    def assert_right(self, steps: int) -> None:
+        """What is given is right, and the rest refused with the reason, on new data each time."""
+        torch.manual_seed(0)
+        model = self.model()
+        plain = without_hooks(model)
+        gradients = gradlens.per_sample_gradients(
+            gradlens.extend(model), batch_size=self.batch_size
+        )
+        everything = {name for name, _ in model.named_parameters()}
+        missing = {name for name in everything if name.startswith(self.refused)}
+        for _ in range(steps):
+            batch = self.batch()
+            with gradients:
+                self.loss(model, batch).backward()
+            assert set(gradients) == everything - missing
+            for name in missing:
+                with pytest.raises(KeyError) as raised:
+                    gradients[name]
+                assert re.search(self.reason, str(raised.value))
+            if gradients:
+                assert gradients.batch_size == self.samples
+                expected = self.reference(plain, batch)
+                for name in gradients:
+                    found = gradients[name].dense()
+                    torch.testing.assert_close(found, expected[name], rtol=1e-9, atol=1e-12)
 
 
 def words() -> Batch:

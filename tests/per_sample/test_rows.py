@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,19 +17,10 @@ import gradlens
 from gradlens import quantities
 from gradlens.quantities import NormTest
 from gradlens.samples.batchnorm import BatchNormPolicy
-from tests.cases.references import assert_covered, per_sample_gradients_of_losses, without_hooks
-from tests.cases.row_cases import ROW_CASES, Batch, Net, RowCase, mlp, position_bias, randn
+from tests.cases.references import assert_covered, per_sample_gradients_of_losses
+from tests.cases.row_cases import ROW_CASES, Net, mlp, position_bias, randn
 from tests.cases.steps import tracked_backward
 from tests.cases.whole_networks import BY_HAND, is_refused
-
-STEPS = 3
-"""Each on other data."""
-
-
-def reference(case: RowCase, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """One backward pass for each sample."""
-    losses = [case.of_sample(model, batch, n) for n in range(case.samples)]
-    return per_sample_gradients_of_losses(torch.stack(losses), model)
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -39,28 +29,7 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("name", ROW_CASES)
 def test_rows_of_samples(name: str) -> None:
-    """On other data at each step."""
-    torch.manual_seed(0)
-    case = ROW_CASES[name]
-    model = case.model()
-    plain = without_hooks(model)
-    gradients = gradlens.per_sample_gradients(gradlens.extend(model), batch_size=case.batch_size)
-    everything = {name for name, _ in model.named_parameters()}
-    refused = {name for name in everything if name.startswith(case.refused)}
-    for _ in range(STEPS):
-        batch = case.batch()
-        with gradients:
-            case.loss(model, batch).backward()
-        assert set(gradients) == everything - refused
-        for missing in refused:
-            with pytest.raises(KeyError) as raised:
-                gradients[missing]
-            assert re.search(case.reason, str(raised.value))
-        if gradients:
-            assert gradients.batch_size == case.samples
-            expected = reference(case, plain, batch)
-            for parameter in gradients:
-                assert_close(gradients[parameter].dense(), expected[parameter])
+    ROW_CASES[name].assert_right(steps=3)
 
 
 @pytest.mark.parametrize("name", ROW_CASES)
@@ -75,7 +44,7 @@ def test_rows_of_samples_of_a_model_that_was_never_extended(name: str) -> None:
     if not gradients:
         return
     assert gradients.batch_size == case.samples
-    expected = reference(case, model, batch)
+    expected = case.reference(model, batch)
     for parameter in gradients:
         assert_close(gradients[parameter].dense(), expected[parameter])
 
