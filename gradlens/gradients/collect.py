@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.gradients.losses import GraphLosses
 from gradlens.gradients.rules import NodeGradient, operator_of
 from gradlens.graph.checkpoints import recompute
-from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.loss import Batch
 from gradlens.graph.passes import Gradients, Instead, as_engine, nodes_above, run_backward
 from gradlens.numerics.host import on_host
@@ -62,14 +62,18 @@ class BackwardPass:
 
     def start(self) -> None:
         """Set hooks on the nodes for the user's own pass."""
+        nodes = self._graph.nodes
         above = nodes_above(self._graph, self._at.keys())
         self._watched = frozenset(above | self._at.keys())
+        # A function in Python may write into the gradient that it gets.
+        written = {number for number in above if is_python_function(nodes[number])}
+        early = written | self._at.keys() | self._terms.keys()
         for number in above:
-            hook = partial(self._hand_on, number)
-            self._handles.append(self._graph.nodes[number].register_hook(hook))
-        for number in self._watched | self._terms.keys():
+            hook = partial(self._hand_on, number, number not in early)
+            self._handles.append(nodes[number].register_hook(hook))
+        for number in early:
             prehook = partial(self._arrive, number)
-            self._handles.append(self._graph.nodes[number].register_prehook(prehook))
+            self._handles.append(nodes[number].register_prehook(prehook))
 
     def stop(self) -> None:
         """Remove the hooks, and wait once for what all sums of gradients were compared with."""
@@ -91,11 +95,14 @@ class BackwardPass:
         with unseen(), torch.no_grad():
             run_backward(graph, [(graph.root, start)], self._at.keys(), self._reach, instead)
 
-    def _hand_on(self, number: int, handed: Gradients, arrived: Gradients) -> None:
+    def _hand_on(self, number: int, is_open: bool, handed: Gradients, arrived: Gradients) -> None:
+        """A node hands gradients on; whether what has arrived at it changed may still be open."""
         edges = zip(self._graph.children[number], handed, strict=True)
         # The gradients of parameters and of what isn't watched aren't held or made dense.
         watched = [(edge, each) for edge, each in edges if edge and edge[0] in self._watched]
         with unseen(), torch.no_grad():
+            if is_open:
+                self._compare(number, arrived)
             for edge, gradient in watched:
                 try:
                     if gradient is not None:
@@ -109,18 +116,22 @@ class BackwardPass:
         if is_needed and any(gradient is not None for gradient in gradients):
             recompute(self._graph.nodes[number])
         with unseen(), torch.no_grad():
-            for output, gradient in enumerate(gradients):
-                handed = self._handed.pop((number, output), [])
-                try:
-                    is_same = not handed or self._is_what(handed, number, gradient)
-                except Exception:  # they can't be compared, and the user's backward pass goes on
-                    is_same = False
-                if not is_same:
-                    self._refuse_behind(number)
+            self._compare(number, gradients)
             if self._losses is not None and number in self._terms:
                 self._losses.reach(self._graph, self._terms[number], gradients)
             if number in self._at and not self.paused:
                 self._reach(number, gradients)
+
+    def _compare(self, number: int, gradients: Gradients) -> None:
+        """Refuse what is behind a node unless it gets what others have handed on to it."""
+        for output, gradient in enumerate(gradients):
+            handed = self._handed.pop((number, output), [])
+            try:
+                is_same = not handed or self._is_what(handed, number, gradient)
+            except Exception:  # they can't be compared, and the user's backward pass goes on
+                is_same = False
+            if not is_same:
+                self._refuse_behind(number)
 
     def _is_what(
         self, handed: Sequence[tuple[Tensor, int]], number: int, gradient: Tensor | None
