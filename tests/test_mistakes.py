@@ -259,6 +259,9 @@ IN_CONTEXTS: dict[str, Program] = {
     "loss.item()": lambda _: called(loss=1.5),
     "losses in a list": lambda _: called(loss=[torch.ones(())]),
     "a loss for each sample": lambda _: called(loss=torch.ones(5)),
+    "losses of samples in a list": lambda _: called(
+        individual_losses=[torch.ones((), requires_grad=True)]
+    ),
     "the optimizer's name": lambda _: called(optimizer="sgd"),
     "the optimizer's class": lambda _: called(optimizer=torch.optim.SGD),
     "the learning rate's scheduler": lambda _: called(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 
 from gradlens.cockpit.aggregation import Aggregate
 from gradlens.curvature.probe import Probe
+from gradlens.gradients.per_sample_gradients import losses_of_samples
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.hooks import takes_hooks
 from gradlens.graph.loss import LossReduction
@@ -293,7 +293,7 @@ _CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
     "loss_scale": _loss_scale,
     "optimizer": _optimizer,
     "batch_size": operator.index,
-    "individual_losses": torch.as_tensor,
+    "individual_losses": losses_of_samples,
     "ids": _ids,
     "scaler": None,
     "outputs": None,

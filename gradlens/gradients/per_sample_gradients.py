@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +64,11 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
                 sharding=sharding,
                 replicas=replicas_of(model),
             )
+        losses = individual_losses
         self._info = {
             "loss": loss,
             "batch_size": batch_size,
-            "individual_losses": individual_losses,
+            "individual_losses": None if losses is None else losses_of_samples(losses),
         }
         self._operators: dict[str, GradientOperator] = {}
         self._gradients: Gradients | None = None
@@ -186,6 +188,17 @@ UNSEEN = (
     "the loss that was passed, or it was run by other means than loss.backward() and the loss "
     "wasn't passed to the context"
 )
+
+
+def losses_of_samples(given: Any) -> Tensor:
+    """Losses as a tensor; ``TypeError`` for a list of those that the loss was computed from."""
+    listed = given if isinstance(given, (list, tuple)) else ()
+    if any(isinstance(each, Tensor) and each.requires_grad for each in listed):
+        raise TypeError(
+            f"individual_losses is a {type(given).__name__} of tensors: make one tensor of them, "
+            "losses = torch.stack(losses), and compute the loss from that, as in losses.mean()"
+        )
+    return torch.as_tensor(given)
 
 
 def check_loss_reduction(loss_reduction: str) -> None:
