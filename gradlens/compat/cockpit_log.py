@@ -1,4 +1,7 @@
-"""Logs of cockpit-for-pytorch 1.0.2: the JSON files that its ``Cockpit.write`` leaves."""
+"""The forms that cockpit-for-pytorch 1.0.2 gives to values, and the logs that it leaves.
+
+Logs are the JSON files of its ``Cockpit.write``.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from gradlens.history.history import History
 from gradlens.history.json_lines import Value, parsed
 from gradlens.history.plain_data import from_plain
 from gradlens.history.records import Source
+from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 
 _Log: TypeAlias = dict[int, dict[str, Any]]
@@ -165,3 +169,70 @@ VIEWS = {
 They are written out because our quantities need torch, and plotting a log doesn't; a test compares
 the two.
 """
+
+
+# From our values to cockpit's ------------------------------------------------------------------
+
+
+def output_of(history: History) -> dict[int, dict[str, Any]]:
+    """All values of a history in cockpit's forms: global step -> name -> value."""
+    series = {name: series_of(history, name) for name in history.names}
+    return {
+        step: {name: one[step] for name, one in series.items() if step in one}
+        for step in history.steps
+    }
+
+
+def series_of(history: History, name: str) -> dict[int, Any]:
+    """The values of one series in cockpit's form, by global step."""
+    source = history.sources.get(name)
+    kind = next((k for k in source.kinds if k in FORMS), "") if source is not None else ""
+    form = FORMS.get(kind, _plain)
+    return {step: form(value) for step, value in history[name].items()}
+
+
+def array_as_json(array: Any) -> dict[str, Any]:
+    """An array as json_tricks writes it, which cockpit's logs are read by."""
+    found = np.asarray(array)
+    return {"__ndarray__": found.tolist(), "dtype": str(found.dtype), "shape": list(found.shape)}
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, Undefined) else value
+
+
+def _list(value: Any) -> Any:
+    return [*map(_plain, value.values())] if isinstance(value, Mapping) else _plain(value)
+
+
+def _nested_lists(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return _plain(value)
+    return [np.asarray(array).tolist() for array in value.values()]
+
+
+def _blocks(value: Any) -> Any:
+    """The traces of the parameters' blocks; that of all where the blocks weren't computed."""
+    if not isinstance(value, Mapping):
+        return _plain(value)
+    blocks = value.get("parameters") or {"all": value}
+    return [_plain(block["trace"]) for block in blocks.values()]
+
+
+def _histogram_of(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return _plain(value)
+    found = {"hist": value["hist"], "edges": value["edges"]}
+    parts = value.get("parameters", {})
+    for number, part in enumerate(parts.values()):
+        found[f"param_{number}"] = {"hist": part["hist"], "edges": value["edges"]}
+    return found | ({"param_groups": len(parts)} if parts else {})
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("GradNorm", "Distance", "UpdateSize"), _list),
+    **dict.fromkeys(("GradHist1d", "GradHist2d"), _histogram_of),
+    "Parameters": _nested_lists,
+    "HessTrace": _blocks,
+}
+"""Quantities whose values have another form in cockpit."""

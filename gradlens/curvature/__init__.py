@@ -14,7 +14,6 @@ eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
 """
 
 from gradlens.curvature.curvature import Curvature, LossCurvature
-from gradlens.curvature.density import SpectralDensity, spectral_density
 from gradlens.curvature.diagonals import LossDiagonal
 from gradlens.curvature.directions import (
     DirectionalDerivatives,
@@ -26,10 +25,12 @@ from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.estimate import (
     DiagonalEstimate,
     Estimate,
+    SpectralDensity,
     frobenius_norm,
     hutchinson,
     hutchinson_blocks,
     hutchinson_diagonal,
+    spectral_density,
 )
 from gradlens.curvature.fisher import (
     EmpiricalFisherOperator,
@@ -41,9 +42,8 @@ from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, SumOverData
 from gradlens.curvature.network_over_data import BatchOutputs
-from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.operator import CurvatureOperator, SymmetricMatrix
 from gradlens.curvature.probe import Probe
-from gradlens.curvature.products import SymmetricMatrix
 
 # Matrices of losses.
 __all__ = ["BatchLoss", "BatchOutputs", "Curvature", "CurvatureOperator", "EmpiricalFisherOperator"]

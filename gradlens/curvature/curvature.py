@@ -25,6 +25,7 @@ from gradlens.curvature.diagonals import (
     sampled_traces,
 )
 from gradlens.curvature.directions import Directions, LowRankGGN
+from gradlens.curvature.factors import SamplesJacobians
 from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
 from gradlens.curvature.network_outputs import (
     LINEAR_IN_RETURNED,
@@ -36,7 +37,6 @@ from gradlens.curvature.network_outputs import (
     returned_outputs,
 )
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.curvature.samples_jacobians import SamplesJacobians
 from gradlens.gradients.gradients import evidence_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch, LossReduction

@@ -23,11 +23,15 @@ from gradlens.curvature.estimate import (
     probed_diagonal,
     weighted_sum,
 )
+from gradlens.curvature.factors import SamplesJacobians, drawing, roots
 from gradlens.curvature.hessian import GGNOperator, check_rows
-from gradlens.curvature.hessian_roots import drawing, roots
-from gradlens.curvature.operator import CurvatureOperator, parameter_slices
-from gradlens.curvature.products import Products, Seed, float64_device
-from gradlens.curvature.samples_jacobians import SamplesJacobians
+from gradlens.curvature.operator import (
+    CurvatureOperator,
+    Products,
+    Seed,
+    float64_device,
+    parameter_slices,
+)
 from gradlens.gradients.gradients import inputs_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, called, kind_of

@@ -18,11 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gradlens.curvature.factors import SamplesJacobians, roots, signed_sum
 from gradlens.curvature.hessian import GGNOperator, check_rows
-from gradlens.curvature.hessian_roots import roots, signed_sum
-from gradlens.curvature.operator import flat, placed, shaped
-from gradlens.curvature.products import Seed, float64_device, normal_like
-from gradlens.curvature.samples_jacobians import SamplesJacobians
+from gradlens.curvature.operator import Seed, flat, float64_device, normal_like, placed, shaped
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import ONE_SAMPLE, ZERO_MEAN
 from gradlens.numerics.unavailable import UnavailableError

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.curvature.products import Products, Seed, SymmetricMatrix, direction, normal_like
+from gradlens.curvature.operator import Products, Seed, SymmetricMatrix, direction, normal_like
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.stateful import State

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.differentiation import derivative
+from gradlens.curvature.factors import drawing
 from gradlens.curvature.hessian import (
     LINEAR_IN_OUTPUTS,
     GGNOperator,
@@ -21,10 +22,9 @@ from gradlens.curvature.hessian import (
     check_outputs,
     check_rows,
 )
-from gradlens.curvature.hessian_roots import drawing
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossOperator, LossOverData, OfBatch
-from gradlens.curvature.products import Seed
+from gradlens.curvature.operator import Seed
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.unavailable import UnavailableError

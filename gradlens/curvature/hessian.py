@@ -11,7 +11,7 @@ from torch import Tensor
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossOperator, LossOverData, OfBatch
-from gradlens.curvature.products import normal_like
+from gradlens.curvature.operator import normal_like
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError
 

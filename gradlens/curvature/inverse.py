@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.curvature.operator import LinearOperator
-from gradlens.curvature.products import Products, SymmetricMatrix
+from gradlens.curvature.operator import LinearOperator, Products, SymmetricMatrix
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.unavailable import UnavailableError
 

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.eigenpairs import Which, eigenpairs
-from gradlens.curvature.operator import CurvatureOperator, selected_parameters, shaped
-from gradlens.curvature.products import Seed, float64_device
+from gradlens.curvature.operator import (
+    CurvatureOperator,
+    Seed,
+    float64_device,
+    selected_parameters,
+    shaped,
+)
 from gradlens.history.lines import Floats
 from gradlens.instruments.scales import number_label
 from gradlens.numerics.norms import products_of_pairs, row_norms

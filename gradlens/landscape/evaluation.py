@@ -1,11 +1,12 @@
-"""The mean loss at points around a model, which stays as it is."""
+"""The mean loss at points around a model, at which it is placed for a while and stays as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
-from typing import TypeAlias
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor, nn
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.loss_over_data import LossOverData, SumOverData
 from gradlens.curvature.probe import Probe
+from gradlens.graph.undisturbed import training_kept
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
-from gradlens.landscape.directions import Direction, StateDict
+from gradlens.landscape.directions import Direction, StateDict, checked, inner_products
 from gradlens.landscape.figures import LossLine, LossPlane
-from gradlens.landscape.neighbourhood import Neighbourhood
 from gradlens.numerics.norms import inner
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.spelling import near
 from gradlens.torch_private import uncompiled_backward, unseen
 
 Distances: TypeAlias = Sequence[float] | Floats
@@ -168,3 +170,180 @@ def _around(path: Floats) -> Floats:
     low, high = min(0.0, float(path.min())), max(0.0, float(path.max()))
     margin = MARGIN * (high - low) or 1.0
     return np.linspace(low - margin, high + margin, ON_PLANE)
+
+
+# Where the model is placed ---------------------------------------------------------------------
+
+PARALLEL = 1e-6
+"""Largest squared sine of the angle between two directions that don't count as a plane.
+
+It is that of a thousandth of a radian, far above rounding in single precision.
+"""
+
+NO_PLANE = "the two directions are parallel in the space of the parameters, so they span no plane"
+UNKNOWN = "{which} has {name!r}, and the model has no parameter or buffer of this name{near}"
+SHAPE = "{which} has the shape {found} for {name!r}, and the model {expected}"
+NOT_REAL = "{which} moves {name!r}, which is {dtype}: only real floating-point numbers can move"
+NOT_FINITE = "{which} has NaN or Inf for {name!r}"
+TIED = "{which} has different values for {one!r} and {other!r}, which are one tensor of the model"
+ZERO = (
+    "{which} is zero. If it was meant to be that between two states: state_dict() returns the "
+    "model's own tensors, which training changes in place, so keep copy.deepcopy(state_dict())"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A tensor of the model, its own value, that at the origin, and how far directions move it."""
+
+    tensor: Tensor
+    kept: Tensor
+    start: Tensor
+    parts: tuple[Tensor | None, ...]
+
+
+@final
+class Neighbourhood:
+    """The points origin + Σᵢ aᵢ·dᵢ for directions dᵢ; the origin is by default the model's state.
+
+    ``origin`` are its coordinates, which are zeros. Keeps a copy of all tensors that move. Raises
+    ``ValueError`` for directions and origins that aren't those of this model.
+    """
+
+    def __init__(
+        self, model: nn.Module, directions: Sequence[Direction], origin: StateDict | None = None
+    ) -> None:
+        named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        named |= dict(model.named_buffers(remove_duplicate=False))
+        starts: dict[int, Tensor] = {}
+        if origin is not None:
+            found = checked(origin, model.state_dict(), "origin", "the model")
+            starts = _by_tensor(named, found, "origin")
+        parts = [_parts(named, each, f"direction {i}") for i, each in enumerate(directions, 1)]
+        self.origin = [0.0] * len(directions)
+        self._model = model
+        moved = {*starts}.union(*parts)
+        self._places: dict[int, Place] = {}
+        for key, tensor in ((id(tensor), tensor) for tensor in named.values()):
+            if key in moved and key not in self._places:
+                kept = tensor.detach().clone()
+                moves = tuple(each.get(key) for each in parts)
+                self._places[key] = Place(tensor, kept, starts.get(key, kept), moves)
+
+    def start(self, tensor: Tensor) -> Tensor:
+        """A tensor's value at the origin."""
+        place = self._places.get(id(tensor))
+        return tensor.detach() if place is None else place.start
+
+    def part(self, tensor: Tensor, direction: int) -> Tensor | None:
+        """How far a direction moves a tensor; ``None`` if it doesn't."""
+        place = self._places.get(id(tensor))
+        return None if place is None else place.parts[direction]
+
+    def moved(self, direction: int) -> list[Tensor]:
+        """The tensors that a direction moves."""
+        return [
+            place.tensor
+            for place in self._places.values()
+            if (part := place.parts[direction]) is not None and bool(part.any())
+        ]
+
+    def move(self, coordinates: Sequence[float]) -> None:
+        """Place the model at coordinates, inside ``kept``."""
+        for place in self._places.values():
+            value = place.start
+            for distance, part in zip(coordinates, place.parts, strict=True):
+                if part is not None and distance:
+                    value = torch.add(value, part, alpha=distance)
+            place.tensor.data.copy_(value)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """The model is the same after the context as before, and so are torch's random numbers.
+
+        That includes gradients, modes, and tensors that modules have as plain attributes, such as
+        the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass.
+        """
+        attributes = _attributes(self._model)
+        with training_kept(self._model.parameters()):
+            try:
+                yield
+            finally:
+                for place in self._places.values():
+                    place.tensor.data.copy_(place.kept)
+                for attribute, name, value in attributes:
+                    attribute[name] = value
+
+    def projections(self, states: Sequence[StateDict]) -> tuple[Floats, float]:
+        """Coordinates ``[T, 2]`` of a run's states, projected on the plane, and its share.
+
+        Projections are orthogonal in the space of all parameters; buffers are left out. The share
+        is that of the squared distances from the origin that is in the plane, and NaN without
+        distances. Raises ``ValueError`` for states that aren't of the model, and for parallel
+        directions.
+        """
+        like = self._model.state_dict()
+        found = [checked(s, like, f"trajectory[{i}]", "the model") for i, s in enumerate(states)]
+
+        def rows(name: str, parameter: Tensor) -> list[Tensor | None]:
+            start = self.start(parameter)
+            precise = torch.promote_types(start.dtype, torch.float32)
+            moves = [state[name].to(start.device, precise) - start for state in found]
+            return [self.part(parameter, 0), self.part(parameter, 1), *moves]
+
+        gram = inner_products(self._model, 2 + len(found), rows)
+        plane, moves = gram[:2, :2], gram[:2, 2:]
+        if np.linalg.det(plane) <= PARALLEL * plane[0, 0] * plane[1, 1]:
+            raise ValueError(NO_PLANE)
+        path = np.linalg.solve(plane, moves).T.astype(np.float64)
+        distances = float(gram.diagonal()[2:].sum())
+        return path, float((path * moves.T).sum()) / distances if distances else float("nan")
+
+
+def _attributes(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """The attributes of each module, and the name and value of its mode and of plain tensors."""
+    return [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name == "training" or isinstance(value, Tensor)
+    ]
+
+
+def _parts(named: Mapping[str, Tensor], direction: Direction, which: str) -> dict[int, Tensor]:
+    """How far a direction moves each tensor, checked."""
+    which = f"{which} ({direction.label})"
+    found = _by_tensor(named, direction.parts, which)
+    for name, part in direction.parts.items():
+        for tensor in (part, named[name]):
+            if not tensor.is_floating_point():
+                raise ValueError(NOT_REAL.format(which=which, name=name, dtype=tensor.dtype))
+        if not bool(part.isfinite().all()):
+            raise ValueError(NOT_FINITE.format(which=which, name=name))
+    if not any(bool(part.any()) for part in found.values()):
+        raise ValueError(ZERO.format(which=which))
+    return found
+
+
+def _by_tensor(
+    named: Mapping[str, Tensor], values: Mapping[str, Tensor], which: str
+) -> dict[int, Tensor]:
+    """The values by the model's tensors, on their devices; each tensor may have several names."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in named.values()}
+    found: dict[int, Tensor] = {}
+    first: dict[int, str] = {}
+    for name, value in values.items():
+        if name not in named:
+            raise ValueError(UNKNOWN.format(which=which, name=name, near=near(name, named)))
+        if value.shape != named[name].shape:
+            shapes = {"found": [*value.shape], "expected": [*named[name].shape]}
+            raise ValueError(SHAPE.format(which=which, name=name, **shapes))
+        key = id(named[name])
+        value = value.detach().to(named[name].device)
+        # One of the model's own tensors, which are about to move.
+        value = value.clone() if value.untyped_storage().data_ptr() in own else value
+        if key in found and not torch.equal(found[key], value):
+            raise ValueError(TIED.format(which=which, one=first[key], other=name))
+        first.setdefault(key, name)
+        found[key] = value
+    return found

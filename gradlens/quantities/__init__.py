@@ -1,6 +1,5 @@
 """All quantities, and the classes that quantities derive from."""
 
-from gradlens.quantities.alpha import Alpha
 from gradlens.quantities.basics import Distance, GradNorm, Loss, Parameters, Time, UpdateSize
 from gradlens.quantities.curvature_quantities import (
     DirectionalDerivatives,
@@ -40,7 +39,7 @@ from gradlens.quantities.layer_statistics import (
     OutputNorm,
     VarTID,
 )
-from gradlens.quantities.optimizer import CABS, Stability
+from gradlens.quantities.optimizer import CABS, Alpha, Stability
 from gradlens.quantities.parameter_quantity import ConditionNumber, ParameterNorm, ParameterQuantity
 from gradlens.quantities.quantity import (
     CurvatureQuantity,

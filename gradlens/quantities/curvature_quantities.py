@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.density import spectral_density
 from gradlens.curvature.diagonals import (
     DiagonalKind,
     LossDiagonal,
@@ -20,7 +19,7 @@ from gradlens.curvature.diagonals import (
     check_request,
 )
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, Which
-from gradlens.curvature.estimate import Estimate
+from gradlens.curvature.estimate import Estimate, spectral_density
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import NOT_FINITE

@@ -12,10 +12,17 @@ from scipy import stats
 from scipy.integrate import trapezoid
 from scipy.sparse.linalg import LinearOperator
 
-from gradlens.curvature.density import SpectralDensity, lanczos, spectral_density
-from gradlens.curvature.estimate import Estimate, hutchinson, hutchinson_blocks, hutchinson_diagonal
+from gradlens.curvature.estimate import (
+    Estimate,
+    SpectralDensity,
+    hutchinson,
+    hutchinson_blocks,
+    hutchinson_diagonal,
+    lanczos,
+    spectral_density,
+)
 from gradlens.curvature.hessian import GGNOperator, HessianOperator
-from gradlens.curvature.products import Products
+from gradlens.curvature.operator import Products
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_statistics import RunningMean
 from tests.cases.curvature_cases import build, dense_ggn, dense_hessian

@@ -29,8 +29,7 @@ from gradlens.curvature import (
     products,
     spectral_density,
 )
-from gradlens.curvature.operator import ParameterOperator
-from gradlens.curvature.products import VECTOR_BYTES
+from gradlens.curvature.operator import VECTOR_BYTES, ParameterOperator
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases import data_cases
 from tests.cases.data_cases import LOSSES, MODELS, DataProblem, Reduction, build

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import samples_jacobians
+from gradlens.curvature import factors
+from gradlens.curvature.factors import drawing
 from gradlens.curvature.hessian import GGNOperator
-from gradlens.curvature.hessian_roots import drawing
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.references import second_derivative
@@ -308,13 +308,13 @@ class Labellings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        label = samples_jacobians.plan_of_rows
+        label = factors.plan_of_rows
 
         def counting(*arguments: Any, **options: Any) -> Any:
             self.count += 1
             return label(*arguments, **options)
 
-        monkeypatch.setattr(samples_jacobians, "plan_of_rows", counting)
+        monkeypatch.setattr(factors, "plan_of_rows", counting)
 
 
 def test_each_structure_is_labelled_once(monkeypatch: pytest.MonkeyPatch) -> None:

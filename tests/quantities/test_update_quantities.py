@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.quantities.alpha import local_step_size
+from gradlens.quantities.optimizer import local_step_size
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
 from tests.cases.steps import tracked_backward

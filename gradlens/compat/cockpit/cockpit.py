@@ -14,7 +14,7 @@ from torch import nn
 from gradlens.cockpit.cockpit import Cockpit as TrackingCockpit
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.compat.cockpit.quantities import Output
-from gradlens.compat.cockpit.values import array_as_json, output_of
+from gradlens.compat.cockpit_log import array_as_json, output_of
 from gradlens.history.history import History
 from gradlens.history.run_file import OwnFiles
 from gradlens.quantities.quantity import Quantity

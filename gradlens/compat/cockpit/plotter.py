@@ -9,7 +9,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from gradlens.compat.cockpit.cockpit import Cockpit, log_of
-from gradlens.compat.cockpit.values import output_of
+from gradlens.compat.cockpit_log import output_of
 from gradlens.plotting.animation import animate
 from gradlens.plotting.plotter import CockpitPlotter as Plotter
 from gradlens.plotting.plotter import read, up_to

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from gradlens import quantities
-from gradlens.compat.cockpit.values import series_of
+from gradlens.compat.cockpit_log import series_of
 from gradlens.history.history import History
 from gradlens.schedules import EVERY_STEP, Schedule
 
