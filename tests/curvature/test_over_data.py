@@ -26,9 +26,9 @@ from gradlens.curvature import (
     frobenius_norm,
     hutchinson,
     hutchinson_diagonal,
-    products,
     spectral_density,
 )
+from gradlens.curvature import operator as matrices
 from gradlens.curvature.operator import VECTOR_BYTES, ParameterOperator
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases import data_cases
@@ -255,7 +255,7 @@ def test_several_products_take_one_pass(method: str, monkeypatch: pytest.MonkeyP
     found = call(operator)
     assert data.passes == passes
     for vectors in (0, 3):
-        monkeypatch.setattr(products, "JOINT_BYTES", vectors * VECTOR_BYTES * operator.shape[0])
+        monkeypatch.setattr(matrices, "JOINT_BYTES", vectors * VECTOR_BYTES * operator.shape[0])
         again = call(operator)
         assert_same(*map(parts, (again, found)))
 
