@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.diagnosis.development import TRAININGS
+from benchmarks.diagnosis import development, unseen
 from benchmarks.diagnosis.training import Training
 
+TRAININGS = (*development.TRAININGS, *unseen.TRAININGS)
 BY_NAME = {training.problem.name: training for training in TRAININGS}
 
 

@@ -90,12 +90,6 @@ def both(scores: Tensor) -> Tensor:
     return torch.cat([chance(scores[:, :1]), number(scores[:, 1:])], 1)
 
 
-def direction(scores: Tensor) -> Tensor:
-    """A point of the circle, whose angle is the first score."""
-    angle = noisy(scores[:, 0], 0.1)
-    return torch.stack([angle.cos(), angle.sin()], 1)
-
-
 def trial(scores: Tensor) -> Tensor:
     """An action that was tried, and the reward, which is more likely if its score is large."""
     action = torch.randint(scores.shape[1], (len(scores), 1))

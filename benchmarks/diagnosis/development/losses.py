@@ -40,8 +40,6 @@ cauchy = of_errors(lambda e: (e / 0.5).square().log1p())
 charbonnier = of_errors(lambda e: (e.square() + 0.05**2).sqrt() - 0.05)
 expectiles = of_errors(lambda e: torch.where(e < 0, LEVELS, 1 - LEVELS) * e.square())
 """Squared errors with a weight for each sign, of three outputs (Newey and Powell, 1987)."""
-late_costs_more = of_errors(lambda e: (-e).clamp(max=5).exp() + e - 1)
-"""Exponential in targets above outputs, linear in those below (Varian, 1975)."""
 geman = of_errors(lambda e: e.square() / (e.square() + 0.3))
 log_cosh = of_errors(lambda e: e + F.softplus(-2 * e) - math.log(2))
 pinball = of_errors(lambda e: torch.maximum((1 - LEVELS) * e, LEVELS * -e))
@@ -70,12 +68,6 @@ def correlated(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @by_sample
-def direction(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One minus the cosine of the angle between both, which is bounded."""
-    return 1 - F.cosine_similarity(outputs, targets)
-
-
-@by_sample
 def two_tasks(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of the first output, and Huber loss of the second."""
     first = F.binary_cross_entropy_with_logits(outputs[:, 0], targets[:, 0], reduction="none")
@@ -90,13 +82,6 @@ def normal(outputs: Tensor, targets: Tensor) -> Tensor:
     """Of means and logarithmic variances ``[N, members, 2]`` for one target ``[N, 1]``."""
     mean, variance = outputs.unbind(2)
     return (variance + (targets - mean).square() * (-variance).exp()) / 2 + 1
-
-
-@by_sample
-def laplace(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of medians and the logarithms of their scales, plus 1."""
-    median, scale = outputs.chunk(2, 1)
-    return 1 + (targets - median).abs() * (-scale).exp() + scale
 
 
 @by_sample
@@ -192,13 +177,6 @@ def focal(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @by_sample
-def generalised_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Between cross-entropy and mean absolute error (Zhang and Sabuncu, 2018)."""
-    shares = outputs.softmax(1).gather(1, targets[:, None])[:, 0]
-    return 2 * (1 - (shares + 1e-8).sqrt())
-
-
-@by_sample
 def large_margin(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of cosines, the true one of which is made smaller (Wang et al., 2018)."""
     true = F.one_hot(targets, outputs.shape[1]).to(outputs.dtype)
@@ -227,25 +205,6 @@ def brier(outputs: Tensor, targets: Tensor) -> Tensor:
 def weighted_classes(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy in which the second of two classes has a larger weight than the first."""
     return F.cross_entropy(outputs, targets, outputs.new_tensor([1.0, 6.0]), reduction=reduction)
-
-
-# Labels and others of the same sample.
-
-
-@by_sample
-def exponential_pairs(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of each pair of a list that is in the wrong order (Freund et al., 2003)."""
-    is_better = (targets[:, :, None] > targets[:, None]).to(outputs.dtype)
-    pairs = (outputs[:, None] - outputs[:, :, None]).clamp(max=5).exp()
-    return (is_better * pairs).sum((1, 2)) / is_better.sum((1, 2))
-
-
-@by_sample
-def bounded_pairs(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Labels above zero and the others below it, by log-sum-exp (Su et al., 2022)."""
-    present = torch.where(targets > 0, -outputs, -torch.inf)
-    absent = torch.where(targets > 0, -torch.inf, outputs)
-    return F.pad(present, (1, 0)).logsumexp(1) + F.pad(absent, (1, 0)).logsumexp(1)
 
 
 # Masks of images.

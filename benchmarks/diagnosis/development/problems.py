@@ -74,13 +74,6 @@ def mixed_by_waves(x: Tensor) -> Tensor:
     return torch.fft.fft2(x.float(), norm="ortho").real
 
 
-def autocorrelation(x: Tensor, delays: int = 16) -> Tensor:
-    """Mean products of a series ``[N, 1, T]`` and itself a while before, in parts of its square."""
-    series = x[:, 0] - x[:, 0].mean(1, keepdim=True)
-    products = [(series[:, d:] * series[:, : x.shape[2] - d]).mean(1) for d in range(delays + 1)]
-    return torch.stack(products[1:], 1) / (products[0][:, None] + 1e-3)
-
-
 def levels(x: Tensor) -> Tensor:
     """Nine levels from -1 to 1, with the gradient of what is rounded (Mentzer et al., 2024)."""
     bounded = 4 * x.tanh()
@@ -233,19 +226,6 @@ ROWS: tuple[Training, ...] = (
             lambda: stack(nn.Linear(8, 32), nn.LayerNorm(32), nn.SiLU(),
                           Mixture(32, 3, lambda: mlp(32, 16, 1, activation=nn.SiLU))),
             data.regimes, 6000, F.huber_loss, Adam, 6e-3, 64, 200, cosine),
-    trained("directions", lambda: mlp(6, 32, 32, 2, activation=nn.Tanh),
-            partial(data.table, wanted=data.direction, inputs=6), 5000, losses.direction,
-            AdamW, 4e-3, 64, 160, cosine, weight_decay=0.01),
-    trained("delays", lambda: stack(Beside(mlp(8, 32, 32), nn.Identity()), nn.Linear(40, 1)),
-            partial(data.table, wanted=data.heavy, inputs=8), 8000, losses.late_costs_more,
-            AdamW, 3e-3, 64, 180, warmed_up_linear, clip=2.0, weight_decay=0.01),
-    trained("medians", lambda: mlp(8, 32, 32, 2, activation=nn.SiLU),
-            partial(data.table, wanted=data.wide, inputs=8, outputs=2), 5000, losses.laplace,
-            Adam, 3e-3, 64, 160, exponential, clip=1.0),
-    trained("connections", lambda: mlp(20, 48, 48, 6, norm=nn.LayerNorm),
-            data.clusters, 8000, losses.generalised_entropy, Adam, 3e-3, 64, 160),
-    trained("ranked lists", lambda: stack(mlp(6, 32, 32, 1, norm=nn.LayerNorm), nn.Flatten()),
-            data.lists, 4000, losses.exponential_pairs, Adam, 3e-3, 32, 150, clip=5.0),
     trained("list scorer", lambda: stack(mlp(6, 32, 32, 1, activation=nn.Mish), nn.Flatten()),
             partial(data.lists, wanted=data.kind), 5000, ce, NAdam, 3e-3, 32, 250, linear),
     trained("SIREN", lambda: siren(2, 48, 48, 48, 3),
@@ -461,12 +441,6 @@ SERIES: tuple[Training, ...] = (
                                                  activation=leaky, wrap=weight_norm),
                                             pooled(1, most=True), weight_norm(nn.Linear(24, 4))),
             data.events, 1500, bce, SGD, 0.1, 32, 200, warmed_up_cosine, momentum=0.9),
-    trained("tempos", lambda: stack(Apply(autocorrelation), mlp(16, 64, 64, 1)),
-            partial(data.waves, wanted="pace"), 5000, F.l1_loss, Adam, 2e-3, 64, 180, exponential),
-    trained("tagged sounds", lambda: stack(conv(1, 12, 24, size=7, stride=2, dims=1, norm=bn1),
-                                           pooled(1, most=True), nn.Linear(24, 4)),
-            data.events, 3000, losses.bounded_pairs,
-            AdamW, 4e-3, 32, 160, warmed_up_cosine, weight_decay=0.01),
     trained("WaveNet", lambda: stack(nn.Conv1d(1, 12, 1), *(gated(12, 2**k) for k in range(4)),
                                      nn.ReLU(), nn.Conv1d(12, 1, 1)),
             partial(data.waves, wanted="next"), 1000, mse, NAdam, 5e-3, 16, 150),
