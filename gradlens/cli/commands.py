@@ -6,16 +6,17 @@ import argparse
 import sys
 import warnings
 import webbrowser
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from gradlens.cli.diagnosis_text import Diagnosis, as_json, as_text
-from gradlens.cli.export import DESTINATIONS, check_layers
-from gradlens.cli.samples_text import (
+from gradlens.cli.diagnosis_text import (
+    Diagnosis,
+    as_json,
+    as_text,
     samples_json,
     samples_text,
     spike_text,
@@ -38,6 +39,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.rules import RULES
 from gradlens.diagnosis.samples import rank
 from gradlens.history.history import History
+from gradlens.history.lines import number_lines
 from gradlens.instruments import Options
 from gradlens.instruments.axes import TextFigure
 from gradlens.instruments.style import PAPER
@@ -49,7 +51,9 @@ from gradlens.plotting.loading import load_run
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import up_to
 from gradlens.plotting.screen import Screen
-from gradlens.sinks.publisher import publish
+from gradlens.sinks import CSV, MLflow, Sink, TensorBoard, WandB
+from gradlens.sinks.publisher import is_inside, publish
+from gradlens.sinks.sink import library
 from gradlens.spelling import near
 
 
@@ -310,3 +314,63 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     one.__name__.removeprefix("_"): one for one in (*_COMMANDS, _report, _serve)
 }
 """By the name on the command line; each returns the exit code."""
+
+
+# Where a run is exported to -------------------------------------------------------------------
+
+Open = Callable[..., AbstractContextManager[Sink]]
+"""Makes a context with a sink for a run's file, a place if there is one, and a sink's options."""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """What a run is exported to: its ``place`` on the command line, and whether it needs one."""
+
+    open: Open
+    place: str
+    needs_place: bool
+
+
+@contextmanager
+def _tensorboard(run: Path, place: str, **options: Any) -> Iterator[Sink]:
+    if any(Path(place).glob("*tfevents*")):
+        raise FileExistsError(f"{place} has a run already, which is kept: choose another folder")
+    yield TensorBoard(place, **options)
+
+
+@contextmanager
+def _csv(run: Path, place: str, **options: Any) -> Iterator[Sink]:
+    yield CSV(place, **options)
+
+
+@contextmanager
+def _wandb(run: Path, place: str | None = None, **options: Any) -> Iterator[Sink]:
+    with library("wandb", "wandb").init(project=place, name=run.stem) as live:
+        yield WandB(live, **options)
+
+
+@contextmanager
+def _mlflow(run: Path, place: str | None = None, **options: Any) -> Iterator[Sink]:
+    mlflow = library("mlflow", "mlflow")
+    if place is not None:
+        mlflow.set_experiment(place)
+    with mlflow.start_run(run_name=run.stem):
+        yield MLflow(**options)
+
+
+DESTINATIONS = {
+    "tensorboard": Destination(_tensorboard, "DIR", True),
+    "csv": Destination(_csv, "FILE", True),
+    "wandb": Destination(_wandb, "PROJECT", False),
+    "mlflow": Destination(_mlflow, "EXPERIMENT", False),
+}
+"""By the name on the command line."""
+
+
+def check_layers(history: History, layers: Sequence[str]) -> None:
+    """``ValueError`` names a layer or parameter of which a run has no numbers."""
+    places = {place for name in history.names for place in number_lines(history[name])}
+    known = {word for place in places for word in place.split("/") if word}
+    for layer in layers:
+        if not any(is_inside(name, layer) for name in known):
+            raise ValueError(f"the run has no numbers of {layer!r}{near(layer, known)}")

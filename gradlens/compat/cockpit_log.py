@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gradlens.history.history import History
-from gradlens.history.json_lines import Value, parsed
-from gradlens.history.plain_data import from_plain
+from gradlens.history.json_lines import Value, from_plain, parsed
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View

@@ -37,9 +37,8 @@ from gradlens.curvature.fisher import (
     FisherOperator,
     GradCovarianceOperator,
 )
-from gradlens.curvature.hessian import GGNOperator, HessianOperator
+from gradlens.curvature.hessian import GGNOperator, HessianOperator, JacobianOperator
 from gradlens.curvature.inverse import InverseOperator, Solution
-from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, SumOverData
 from gradlens.curvature.network_over_data import BatchOutputs
 from gradlens.curvature.operator import CurvatureOperator, SymmetricMatrix

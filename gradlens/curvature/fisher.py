@@ -18,11 +18,11 @@ from gradlens.curvature.factors import drawing
 from gradlens.curvature.hessian import (
     LINEAR_IN_OUTPUTS,
     GGNOperator,
+    JacobianOperator,
     check_loss,
     check_outputs,
     check_rows,
 )
-from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossOperator, LossOverData, OfBatch
 from gradlens.curvature.operator import Seed
 from gradlens.gradients.per_sample_gradients import check_loss_reduction

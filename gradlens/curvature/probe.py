@@ -11,7 +11,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.curvature.curvature import Curvature, LossCurvature
+from gradlens.curvature.curvature import Curvature, LossCurvature, NetworkOutputs, returned_outputs
 from gradlens.curvature.diagonals import DiagonalKind, LossDiagonal, LossTraces, summed_traces
 from gradlens.curvature.directions import Directions
 from gradlens.curvature.loss_over_data import (
@@ -21,7 +21,6 @@ from gradlens.curvature.loss_over_data import (
     OfBatch,
     SumOverData,
 )
-from gradlens.curvature.network_outputs import NetworkOutputs, returned_outputs
 from gradlens.curvature.network_over_data import Split, as_pair, check_data
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.gradients.per_sample_gradients import check_loss_reduction

@@ -16,9 +16,16 @@ import numpy as np
 from gradlens.history.coverage import Coverage, few
 from gradlens.history.finding import Finding
 from gradlens.history.html import count, in_short, table
-from gradlens.history.json_lines import Value, encoded, stored_record, to_line, unmarked, value_of
+from gradlens.history.json_lines import (
+    Value,
+    encoded,
+    from_plain,
+    stored_record,
+    to_line,
+    unmarked,
+    value_of,
+)
 from gradlens.history.lines import durations, frame, line, number_lines
-from gradlens.history.plain_data import from_plain
 from gradlens.history.records import (
     FORMAT,
     KINDS,

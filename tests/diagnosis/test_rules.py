@@ -13,8 +13,7 @@ from gradlens.diagnosis.rules import RULES
 from gradlens.history.coverage import Coverage
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
-from gradlens.history.json_lines import encoded, value_of
-from gradlens.history.plain_data import from_plain
+from gradlens.history.json_lines import encoded, from_plain, value_of
 from gradlens.history.setup import Layer, ParameterGroup
 from gradlens.history.spikes import Origin, Spike, Suspect
 from tests.diagnosis.runs import (

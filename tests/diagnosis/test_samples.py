@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import gradlens
 from gradlens import Cockpit, History, quantities
-from gradlens.cli.samples_text import samples_text
+from gradlens.cli.diagnosis_text import samples_text
 from gradlens.diagnosis.samples import have_losses, rank
 from gradlens.history.records import Samples
 from gradlens.instruments.scales import number_label

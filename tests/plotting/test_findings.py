@@ -20,7 +20,7 @@ from gradlens import Cockpit, CockpitPlotter, History, diagnose
 from gradlens.cli.main import main
 from gradlens.cli.summary_text import as_json, render
 from gradlens.history.finding import Finding
-from gradlens.history.plain_data import from_plain
+from gradlens.history.json_lines import from_plain
 from gradlens.history.records import LeftOutWarning, Note
 from gradlens.history.undefined import Undefined
 from gradlens.instruments.style import PAPER
