@@ -89,36 +89,26 @@ def passed_outputs(passed: Any) -> NetworkOutputs:
     return NetworkOutputs(passed, "info['outputs']")
 
 
-LossCall: TypeAlias = tuple[LossModule, Sequence[Any]]
-"""A loss module that was called, and its inputs, still in the graph."""
+def outputs_of_extended(loss: Tensor, model: nn.Module | None) -> NetworkOutputs | None:
+    """The one tensor that loss modules behind a loss were called with and that needs a gradient.
 
-
-def calls_of_losses(loss: Tensor, model: nn.Module | None) -> list[LossCall]:
-    """The calls of loss modules behind a loss; none unless BackPACK has extended the modules.
-
-    BackPACK stores the latest call on each. Nothing leads from the graph to the module, so that it
-    is looked for among all objects.
+    ``None`` unless BackPACK has extended the modules, on which it stores the latest call: nothing
+    leads from the graph to the module, so that it is looked for among all objects. ``None`` for
+    ``NLLLoss``, too, which is linear in its input, so that the matrix would be zero. Raises
+    ``UnavailableError`` if there is no such tensor, or more than one.
     """
     check_loss(loss)
     if not (model is None or extended_by_backpack(model)):
-        return []
+        return None
     graph = Graph(loss)
     every = (each for each in gc.get_objects() if issubclass(type(each), LossModule))
     outputs = [(each, vars(each).get("output")) for each in every]
-    return [
-        (module, [v for k, v in vars(module).items() if k.startswith("input") and k[5:].isdigit()])
-        for module, output in outputs
-        if isinstance(output, Tensor) and graph.number_of(output) >= 0
-    ]
-
-
-def outputs_of_calls(calls: Sequence[LossCall]) -> NetworkOutputs:
-    """The one tensor that extended loss modules were called with and that needs a gradient.
-
-    Raises ``UnavailableError`` if there is none, or more than one.
-    """
-    tensors = [x for _, inputs in calls for x in inputs if isinstance(x, Tensor)]
-    found = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
+    called = [m for m, out in outputs if isinstance(out, Tensor) and graph.number_of(out) >= 0]
+    if not called or any(isinstance(module, nn.NLLLoss) for module in called):
+        return None
+    stored = [each for module in called for each in vars(module).items()]
+    inputs = [x for name, x in stored if name.startswith("input") and name[5:].isdigit()]
+    found = {id(x): x for x in inputs if isinstance(x, Tensor) and x.requires_grad}
     if not found:
         raise UnavailableError(NO_OUTPUTS)
     if len(found) > 1:
@@ -127,8 +117,8 @@ def outputs_of_calls(calls: Sequence[LossCall]) -> NetworkOutputs:
             "Gauss-Newton matrix takes one: compute the loss from one tensor (torch.cat them "
             f"before, and cut it into pieces), and {_PASS}"
         )
-    (outputs,) = found.values()
-    return NetworkOutputs(outputs, "the loss module's input")
+    (tensor,) = found.values()
+    return NetworkOutputs(tensor, "the loss module's input")
 
 
 def returned_outputs(
@@ -140,11 +130,12 @@ def returned_outputs(
     Raises ``UnavailableError`` if there is none.
     """
     edges = {_edge(tensor): tensor for tensor in returned if tensor.dim()}
-    reached = {edge: t for edge, t in edges.items() if edge != _edge(loss) and _reaches(loss, edge)}
+    behind = _behind(loss) - {_edge(loss)}
+    reached = {edge: tensor for edge, tensor in edges.items() if edge in behind}
     if not reached:
         raise UnavailableError(NO_OUTPUTS)
     last = [t for t in reached.values() if not _bypassing(loss, t, parameters)]
-    last = [t for t in last if all(t is u or not _reaches(u, _edge(t)) for u in last)]
+    last = [t for t in last if all(t is u or _edge(t) not in _behind(u) for u in last)]
     if len(last) == 1 or len(reached) == 1:
         (tensor,) = last or reached.values()
         return NetworkOutputs(tensor, "the model's output")
@@ -183,11 +174,6 @@ def _bypassing(
     behind = _behind(loss, _edge(outputs))
     leaves = {id(node.variable) for node, _ in behind if kind(node) == LEAF}
     return tuple(name for name, parameter in parameters.items() if id(parameter) in leaves)
-
-
-def _reaches(tensor: Tensor, edge: _Edge) -> bool:
-    """Whether a tensor was computed from what flows along an edge, or is that."""
-    return edge in _behind(tensor)
 
 
 def _behind(tensor: Tensor, stop: _Edge | None = None) -> set[_Edge]:
@@ -366,11 +352,8 @@ class LossCurvature(Curvature):
             return self.find_outputs()
         if self.outputs is not None:
             return passed_outputs(self.outputs)
-        calls = calls_of_losses(self.loss, self.model)
-        # NLLLoss is linear in its input, with which the matrix would be zero.
-        if calls and not any(isinstance(module, nn.NLLLoss) for module, _ in calls):
-            return outputs_of_calls(calls)
-        return returned_outputs(self.loss, self.returned, self.parameters)
+        of_extended = outputs_of_extended(self.loss, self.model)
+        return of_extended or returned_outputs(self.loss, self.returned, self.parameters)
 
     @cached_property
     def batch(self) -> Batch:
