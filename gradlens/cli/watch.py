@@ -99,48 +99,33 @@ def watch(
     and says so on ``stream``, by default stderr. ``ValueError`` if a file is no run and doesn't
     change.
     """
-    runs = [_WatchedRun(path, display, sys.stderr if stream is None else stream) for path in paths]
+    runs, news = {path: GrowingRun(path) for path in paths}, dict.fromkeys(paths, "")
     is_open = True
     while is_open:
         started = time.monotonic()
-        for run in runs:
-            run.show_changes()
+        for path, run in runs.items():
+            with warnings.catch_warnings(record=True) as caught:
+                awaited = run.look()
+                found = _show(display, path, run.history) if awaited == "" else awaited
+            found = found or "; ".join(str(each.message) for each in caught)
+            if found and found != news[path]:
+                print(f"gradlens: {found}", file=stream or sys.stderr, flush=True)
+                news[path] = found
         # A long run takes long to show: no more than half of the time.
         is_open = display.wait(max(interval, time.monotonic() - started))
 
 
-class _WatchedRun:
-    """A run's file, which may grow, and what was seen of it."""
-
-    def __init__(self, path: Path, display: Display, stream: TextIO) -> None:
-        self._path = path
-        self._display = display
-        self._stream = stream
-        self._run = GrowingRun(path)
-        self._news = ""
-
-    def show_changes(self) -> None:
-        """Show the run if its file has changed; print what it waits for, once."""
-        with warnings.catch_warnings(record=True) as caught:
-            awaited = self._run.look()
-            news = self._show(self._run.history) if awaited == "" else awaited
-        news = news or "; ".join(str(each.message) for each in caught)
-        if news and news != self._news:
-            print(f"gradlens: {news}", file=self._stream, flush=True)
-            self._news = news
-
-    def _show(self, history: History) -> str:
-        """Show the run if that is possible, and say otherwise what is missing."""
-        lacks = self._display.lacks(history)
-        if lacks:
-            return f"waiting for something to draw in {self._path}: {lacks}"
-        try:
-            self._display.show(self._path, history)
-        except OSError:  # of the image, or of the terminal
-            raise
-        except Exception as error:
-            return f"{self._path} can't be shown ({type(error).__name__}: {error})"
-        return ""
+def _show(display: Display, path: Path, history: History) -> str:
+    """Show a run if that is possible, and say otherwise what is missing."""
+    if lacks := display.lacks(history):
+        return f"waiting for something to draw in {path}: {lacks}"
+    try:
+        display.show(path, history)
+    except OSError:  # of the image, or of the terminal
+        raise
+    except Exception as error:
+        return f"{path} can't be shown ({type(error).__name__}: {error})"
+    return ""
 
 
 # In a terminal ------------------------------------------------------------------------------
