@@ -30,23 +30,23 @@ from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
 from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
-from gradlens.stateful import State, Stateful
+from gradlens.stateful import State
 
 FIRST = "there is no step before to compare with"
 
 
-class Consecutive:
-    """The tensors of the step tracked before, by name, and those of the present step.
+class ComparesSteps:
+    """A quantity that compares tensors of each step with those of the step tracked before.
 
     It takes as much memory as the tensors of one step, and of two while a step is computed.
     """
 
-    def __init__(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
         self._before: dict[str, Tensor] = {}
         self._now: dict[str, Tensor] = {}
 
     def end_step(self) -> None:
-        """Make the tensors of the present step those of the step before."""
         self._before, self._now = self._now, {}
 
     def before(self, name: str, tensor: Tensor) -> Tensor | Undefined:
@@ -72,28 +72,10 @@ class Consecutive:
 
     def correlations(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         """Cosines of the angles between tensors and those of the step before, as ``before``."""
-        pairs: dict[str, tuple[Tensor, Tensor]] = {}
-        unknown: dict[str, float] = {}
-        for name, tensor in tensors.items():
-            before = self.before(name, tensor)
-            if isinstance(before, Undefined):
-                unknown[name] = before
-            else:
-                pairs[name] = (before, tensor)
+        found = {name: self.before(name, tensor) for name, tensor in tensors.items()}
+        unknown: dict[str, float] = {n: o for n, o in found.items() if isinstance(o, Undefined)}
+        pairs = {n: (o, tensors[n]) for n, o in found.items() if isinstance(o, Tensor)}
         return unknown | dict(zip(pairs, cosines([*pairs.values()]), strict=True))
-
-
-class ComparesSteps:
-    """A quantity that compares tensors of each step with those of the step tracked before."""
-
-    keeps: Stateful | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
-        self.steps = self.keeps = Consecutive()
-
-    def end_step(self) -> None:
-        self.steps.end_step()
 
 
 def cosines(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
@@ -133,7 +115,7 @@ class _Geometry(ComparesSteps):
         for (name, tensor), size in zip(tensors.items(), norms([*parts.values()]), strict=True):
             root = max(tensor.numel(), 1) ** 0.5
             found[name] = {"rms": size / root} if self.normalize else {"norm": size}
-        correlations = self.steps.correlations(parts) if self.correlation else {}
+        correlations = self.correlations(parts) if self.correlation else {}
         for name, correlation in correlations.items():
             found[name]["correlation"] = correlation
         return found
@@ -240,5 +222,5 @@ class WeightSignFlips(ComparesSteps, ParameterQuantity):
         if parameter.is_complex():
             return Undefined("complex numbers have no sign")
         signs = parameter.detach().sign().nan_to_num_().to(torch.int8)
-        before = self.steps.before(name, signs)
+        before = self.before(name, signs)
         return before if isinstance(before, Undefined) else whole((before * signs < 0).sum())

@@ -6,8 +6,8 @@ import atexit
 import math
 import string
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -61,23 +61,26 @@ class Publisher:
         read: Contents = {}
         for name, value in values.items():
             read |= self._contents(step, name, value, sources.get(name), parameters)
-        for outlet in [*self._outlets]:
-            with self._containing(outlet):
-                outlet.record(step, read)
+        self._each(lambda outlet: outlet.record(step, read))
 
     def note(self, step: int, text: str) -> None:
         """Pass on a note."""
-        for outlet in [*self._outlets]:
-            with self._containing(outlet):
-                outlet.sink.note(step, text)
+        self._each(lambda outlet: outlet.sink.note(step, text))
 
     def close(self) -> None:
         """Close the sinks; none of them gets anything from then on."""
         atexit.unregister(self._at_exit)
-        outlets, self._outlets = self._outlets, []
-        for outlet in outlets:
-            with self._containing(outlet):
-                outlet.sink.close()
+        self._each(lambda outlet: outlet.sink.close())
+        self._outlets = []
+
+    def _each(self, call: Callable[[_Outlet], None]) -> None:
+        """Call a function with each sink; one that fails is left out from then on."""
+        for outlet in [*self._outlets]:
+            try:
+                call(outlet)
+            except Exception as error:
+                self._outlets = [other for other in self._outlets if other is not outlet]
+                self._report(f"the sink {type(outlet.sink).__name__}", error)
 
     def _contents(
         self, step: int, name: str, found: Any, source: Source | None, parameters: Mapping[str, Any]
@@ -103,14 +106,6 @@ class Publisher:
         contents: Contents = {(name, layer, ""): one for layer, one in histograms.items()}
         numbers = {(name, *at): _number(step, line) for at, line in lines.items()}
         return {at: number for at, number in numbers.items() if number is not None} | contents
-
-    @contextmanager
-    def _containing(self, outlet: _Outlet) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._outlets = [other for other in self._outlets if other is not outlet]
-            self._report(f"the sink {type(outlet.sink).__name__}", error)
 
 
 def publish(history: History, sinks: Sequence[Sink], report: Report) -> None:
