@@ -36,7 +36,7 @@ from gradlens.instruments.histograms import (
     LayerJointHistogramsInstrument,
 )
 from gradlens.instruments.instrument import Instrument, Options
-from gradlens.instruments.layer_lines import (
+from gradlens.instruments.layers import (
     ActivationInstrument,
     AggregateInstrument,
     CorrelationsInstrument,
@@ -45,12 +45,12 @@ from gradlens.instruments.layer_lines import (
     GradNormInstrument,
     LayerConditionsInstrument,
     LayerLinesInstrument,
+    LayerMapInstrument,
     LayerRanksInstrument,
     LayerStableRanksInstrument,
     ParametersInstrument,
     UpdateSizeInstrument,
 )
-from gradlens.instruments.layer_map import LayerMapInstrument
 from gradlens.instruments.numbers import (
     AccuracyInstrument,
     BatchSizeInstrument,

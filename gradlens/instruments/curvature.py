@@ -13,7 +13,7 @@ from gradlens.history.lines import Line, field_line, line, rows
 from gradlens.history.series import Series
 from gradlens.history.setup import threshold_at, threshold_formula
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layer_lines import COVARIANCES
+from gradlens.instruments.layers import COVARIANCES
 from gradlens.instruments.panel import Curve, Grid, Lines, Shape, Shapes, readout
 from gradlens.instruments.scales import (
     Ruler,

@@ -345,14 +345,8 @@ def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
 def at_height(ax: Axes, steps: Floats, height: Floats | float, color: Color, **look: Any) -> Artist:
     """Marks at steps, or a line, at a height from 0 on the base line to 1 on the upper edge."""
     usual: dict[str, Any] = {"linestyle": "-", "marker": "o", "markeredgewidth": 0, "zorder": 4}
-    (artist,) = ax.plot(
-        steps,
-        np.broadcast_to(height, steps.shape),
-        transform=ax.get_xaxis_transform(),
-        color=color,
-        clip_on=False,
-        **usual | look,
-    )
+    usual |= {"transform": ax.get_xaxis_transform(), "color": color, "clip_on": False}
+    (artist,) = ax.plot(steps, np.broadcast_to(height, steps.shape), **usual | look)
     return artist
 
 

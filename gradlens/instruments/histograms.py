@@ -12,7 +12,7 @@ from gradlens.history.history import History
 from gradlens.history.lines import line
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layer_map import row_labels
+from gradlens.instruments.layers import row_labels
 from gradlens.instruments.panel import Curve, Grid, Lines, Picture, Shape, Shapes
 from gradlens.instruments.scales import Ruler, number_label, padded
 from gradlens.instruments.series import ordered

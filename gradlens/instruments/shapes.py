@@ -206,14 +206,9 @@ def _mesh(ax: Axes, edges: Floats, found: LayerTable, shown: Map) -> QuadMesh:
         # Zero isn't on a logarithmic scale, and has the colour of what is below it.
         values = np.where(values == 0, low / 2, np.maximum(values, low))
     mesh = ax.pcolormesh(
-        edges,
-        np.arange(len(found.names) + 1),
-        np.ma.masked_invalid(values),
-        norm=norm,
-        cmap=COLORMAPS[shown.colors].with_extremes(under=FAINT),
-        rasterized=True,
-        zorder=2,
-    )
+        edges, np.arange(len(found.names) + 1), np.ma.masked_invalid(values), norm=norm,
+        cmap=COLORMAPS[shown.colors].with_extremes(under=FAINT), rasterized=True, zorder=2,
+    )  # fmt: skip
     modules = [name.rpartition(".")[0] for name in found.names]
     for row in range(1, len(modules)) if len(modules) <= SEPARATED else ():
         if modules[row] != modules[row - 1]:

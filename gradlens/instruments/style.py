@@ -291,15 +291,9 @@ def written(
     ax: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **look: Any
 ) -> Text:
     """A muted text at a place in fractions of an axis, and so many points from there."""
-    return ax.annotate(
-        text,
-        place,
-        xycoords="axes fraction",
-        xytext=offset,
-        textcoords="offset points",
-        annotation_clip=False,
-        **{"color": MUTED} | look,
-    )
+    usual: dict[str, Any] = {"color": MUTED, "annotation_clip": False}
+    usual |= {"xycoords": "axes fraction", "textcoords": "offset points"}
+    return ax.annotate(text, place, xytext=offset, **usual | look)
 
 
 def message(ax: Axes, text: str) -> Text:
@@ -339,15 +333,10 @@ def key(ax: Axes, entries: Sequence[Entry], width: float | None = None) -> Artis
     if len(labels) < len(entries):
         parts.append(TextArea(f"+{len(entries) - len(labels)}", **texts))
     above = ScaledTranslation(0, points(KEY_GAP - 2) / 72, figure_of(ax).dpi_scale_trans)
-    box = AnchoredOffsetbox(
-        loc="lower left",
-        child=HPacker(children=parts, pad=0, sep=3, align="baseline"),
-        pad=0,
-        borderpad=0,
-        frameon=False,
-        bbox_to_anchor=(0, 1),
-        bbox_transform=ax.transAxes + above,
-    )
+    line = HPacker(children=parts, pad=0, sep=3, align="baseline")
+    look: dict[str, Any] = {"loc": "lower left", "pad": 0, "borderpad": 0, "frameon": False}
+    at: dict[str, Any] = {"bbox_to_anchor": (0, 1), "bbox_transform": ax.transAxes + above}
+    box = AnchoredOffsetbox(child=line, **look, **at)
     box.set_clip_on(False)
     return ax.add_artist(box)
 

@@ -45,7 +45,6 @@ from gradlens.instruments.style import (
     wrapped,
 )
 from gradlens.plotting.dark import darken
-from gradlens.plotting.findings import main_findings, others
 from gradlens.plotting.layout import (
     HEADER,
     HEADING,
@@ -57,6 +56,7 @@ from gradlens.plotting.layout import (
     arrange,
     width_of,
 )
+from gradlens.plotting.summary import main_findings, others
 
 EMPTY = (8.0, 4.0)
 """Inches across and up of a figure without panels."""
@@ -323,27 +323,16 @@ def _mark(ax: Axes, findings: Sequence[Finding], last: float) -> None:
     places = width * (places[2:] - places[0]) / (places[1] - places[0])
     shifts = apart(places, points(APART), width) - places
     for (number, finding), shift in zip(numbered, shifts, strict=True):
-        line = Line2D(
-            [finding.step, finding.step],
-            [0, 1],
-            transform=ax.get_xaxis_transform(),
-            color=colour(finding),
-            linewidth=0.8,
-            linestyle="-" if finding.is_alarm else "--",
-            alpha=0.75,
-            zorder=3.5,
-        )
-        # Unlike add_line, this leaves the range of the values as it is.
-        ax.add_artist(line)
+        # Unlike add_line, add_artist leaves the range of the values as it is.
+        at: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "zorder": 3.5}
+        look: dict[str, Any] = {"alpha": 0.75, "linewidth": 0.8, "color": colour(finding)}
+        look["linestyle"] = "-" if finding.is_alarm else "--"
+        x = [finding.step, finding.step]
+        ax.add_artist(Line2D(x, [0, 1], **look, **at))
         ax.annotate(
-            str(number),
-            (finding.step, 1),
-            xycoords=ax.get_xaxis_transform(),
-            xytext=(shift, -4.0),
-            textcoords="offset points",
-            annotation_clip=False,
-            **_badge(finding),
-        )
+            str(number), (finding.step, 1), xycoords=ax.get_xaxis_transform(), xytext=(shift, -4.0),
+            textcoords="offset points", annotation_clip=False, **_badge(finding),
+        )  # fmt: skip
 
 
 def colour(finding: Finding) -> str:

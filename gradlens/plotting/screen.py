@@ -18,12 +18,12 @@ from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument, Options
 from gradlens.instruments.instrument import step_axis
-from gradlens.instruments.layer_lines import drawable
+from gradlens.instruments.layers import drawable
 from gradlens.instruments.panel import Lines, Panel
 from gradlens.instruments.scales import StepAxis, number_label
-from gradlens.plotting.findings import findings_of
 from gradlens.plotting.layout import WIDEST, FigureSize, Look, columns
 from gradlens.plotting.rendering import Words, cannot_be_drawn, draw, draw_empty
+from gradlens.plotting.summary import findings_of
 from gradlens.spelling import near
 
 EPOCHS = "epoch_count"

@@ -1,21 +1,60 @@
-"""A run in a table: the latest values, where they are heading, and their extremes."""
+"""What there is to say of a run: what is wrong with it, and its latest values in a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gradlens.diagnosis.diagnose import diagnose
 from gradlens.history.coverage import CoverageTable
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
-from gradlens.history.records import Source
+from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.scalars import Scalar
 from gradlens.instruments.series import layout, row_lines
-from gradlens.plotting.findings import findings_of
+
+MOST = 5
+"""So many findings are shown in a figure and in a summary."""
+
+
+def findings_of(history: History) -> tuple[Finding, ...]:
+    """What is wrong with a run, ordered by cause.
+
+    If the run can't be diagnosed, nothing, with a ``LeftOutWarning``: the values of a run may be
+    anything.
+    """
+    try:
+        # Of numbers that are too large to be compared, nothing follows.
+        with np.errstate(all="ignore"):
+            return tuple(diagnose(history))
+    except Exception as error:
+        text = f"the run can't be diagnosed ({type(error).__name__}: {error})"
+        warnings.warn(text, LeftOutWarning, stacklevel=2)
+        return ()
+
+
+def main_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The first of those that no other one explains; alarms come before notices."""
+    return tuple(finding for finding in findings if not finding.explained_by)[:MOST]
+
+
+def others(findings: Sequence[Finding], run: str = "RUN") -> str:
+    """How many findings there are besides the main ones, and how to see them."""
+    main = main_findings(findings)
+    rest = [finding for finding in findings if finding not in main]
+    if not rest:
+        return ""
+    follow = "that follows" if len(rest) == 1 else "that follow"
+    word = follow if all(finding.explained_by for finding in rest) else "more"
+    return f"and {len(rest)} {word}: gradlens diagnose {run}"
+
+
+# The table ------------------------------------------------------------------------------------
 
 RECENT = 0.2
 """Share of a series whose median is compared with that of the same share before it."""

@@ -28,9 +28,9 @@ from gradlens.instruments import BUILT_IN, Instrument
 from gradlens.instruments.panel import Lines, Map, Picture, Shapes
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.plotting.comparison import Number, numbers, run_colors
-from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.screen import nothing
+from gradlens.plotting.summary import findings_of, main_findings
 from gradlens.report.content import Card, cards
 from gradlens.report.figures import IN_DARK, LIGHT, Shared, draw, in_dark, update, variables
 from gradlens.report.plots import Plot, plots

@@ -27,7 +27,7 @@ from gradlens.instruments.series import (
     trend,
 )
 from gradlens.instruments.style import ALARM, BLUE, MUTED, Color
-from gradlens.plotting.findings import main_findings
+from gradlens.plotting.summary import main_findings
 from gradlens.report.content import UNKNOWN, Card, Gaps
 
 Columns = Mapping[str, Any]

@@ -26,7 +26,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import series, style
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layer_lines import drawable
+from gradlens.instruments.layers import drawable
 from gradlens.instruments.scales import NumberLabels, Scale, StepAxis, fit, log_ticks, number_label
 from tests.cases import layer_records
 from tests.cases.layer_records import layer_record

@@ -19,7 +19,7 @@ from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import Drawing, LayerMapInstrument
-from gradlens.instruments.layer_map import DECADES, colour_norm
+from gradlens.instruments.layers import DECADES, colour_norm
 from gradlens.instruments.scales import Scale, StepAxis
 from gradlens.instruments.series import columns, layout, short_names, table
 from gradlens.instruments.shapes import COLUMNS

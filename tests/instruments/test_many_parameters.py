@@ -15,7 +15,7 @@ from gradlens.history.records import Source
 from gradlens.history.setup import Layer, Setup
 from gradlens.history.view import View
 from gradlens.instruments.instrument import Normalisation, Options
-from gradlens.instruments.layer_map import normalised, row_labels
+from gradlens.instruments.layers import normalised, row_labels
 from gradlens.instruments.panel import MOST_LINES
 from gradlens.instruments.scales import within_reach
 from gradlens.instruments.series import LayerTable

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
-import gradlens.plotting.findings as findings_module
+import gradlens.plotting.summary as findings_module
 from gradlens import Cockpit, CockpitPlotter, History, diagnose
 from gradlens.cli.main import main
 from gradlens.cli.summary_text import as_json, render
@@ -25,10 +25,9 @@ from gradlens.history.records import LeftOutWarning, Note
 from gradlens.history.undefined import Undefined
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.animation import frames
-from gradlens.plotting.findings import findings_of, main_findings, others
 from gradlens.plotting.rendering import APART, apart
 from gradlens.plotting.screen import Screen
-from gradlens.plotting.summary import summarize
+from gradlens.plotting.summary import findings_of, main_findings, others, summarize
 from gradlens.sinks.publisher import publish
 from tests.diagnosis.runs import SETUP, STEPS, layer_columns, run
 from tests.sinks.cases import Kept
