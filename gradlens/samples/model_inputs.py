@@ -79,6 +79,8 @@ class ModelInputs:
             if read is not None:
                 names = reshaped(read.names, (prod(rows),), tuple(rows))
                 found[number, 0] = replace(read, names=names)
+            elif kind.repeats and whole in map(graph.shape, graph.descend((number, 0))):
+                continue  # a parameter's own entries, maybe times a constant
             elif kind.data and number in reading_data and rows.count(self.samples) == 1:
                 by_order[number, 0] = _along(whole, range(self.samples), rows.index(self.samples))
         if not found and self.is_one_axis and not self.in_turn:

@@ -31,7 +31,7 @@ from gradlens.samples.labels import (
     only,
     replaced,
 )
-from gradlens.samples.model_inputs import Named
+from gradlens.samples.model_inputs import Named, counting_axes
 from gradlens.samples.passages import Passages
 
 
@@ -139,10 +139,14 @@ class Names:
     def _rows_are_kept(self, edge: Edge, places: Labels) -> bool:
         """Whether no rows are selected on the way to a tensor that has as many, or reordered.
 
-        Where inputs are recognised, the names of reordered rows are known.
+        Where inputs are recognised, the names of reordered rows are known, and those along another
+        axis of as many entries.
         """
         places_at, waiting = {edge: places}, [edge]
         for above in each_once(waiting):
+            lengths = counting_axes(self._graph.shape(above))
+            if not self.are_exact and lengths.count(places.size) > 1 < places.size:
+                return False
             edges = enumerate(self._graph.children[above[0]])
             below = {n: e for n, e in edges if e is not None and not self._alone[e[0]]}
             kept = [self._kept_from(above, places_at[above], n, e) for n, e in below.items()]

@@ -223,3 +223,29 @@ def test_a_batch_that_a_layer_gets_transposed() -> None:
     with gradlens.per_sample_gradients(model) as gradients:
         single(model(torch.randn(N, N)), torch.arange(N) % C).mean().backward()
     assert not gradients
+
+
+class Members(nn.Module):
+    """N networks, whose outputs for N samples come ``[network, sample]``."""
+
+    def __init__(self, scaled: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(N, D, H))
+        self.bias = nn.Parameter(torch.randn(N, 1, H))
+        self.head = nn.Parameter(torch.randn(N, H, 1))
+        self.scaled = scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scaled:
+            columns = (self.weight[:, :, 0] @ x.T).unsqueeze(-1) + 0.5 * self.bias
+        else:
+            columns = x @ self.weight + self.bias
+        return (columns.tanh() @ self.head).squeeze(-1)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_as_many_networks_are_no_samples(scaled: bool) -> None:
+    model = Members(scaled)
+    with gradlens.per_sample_gradients(model) as gradients:
+        (model(torch.randn(N, D)) - torch.randn(N)).square().mean(1).sum().backward()
+    assert not gradients
