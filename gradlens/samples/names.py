@@ -10,7 +10,7 @@ row. The labels that start at the loss decide that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from math import prod
 
 import numpy as np
@@ -144,9 +144,6 @@ class Names:
         """
         places_at, waiting = {edge: places}, [edge]
         for above in each_once(waiting):
-            lengths = counting_axes(self._graph.shape(above))
-            if not self.are_exact and lengths.count(places.size) > 1 < places.size:
-                return False
             edges = enumerate(self._graph.children[above[0]])
             below = {n: e for n, e in edges if e is not None and not self._alone[e[0]]}
             kept = [self._kept_from(above, places_at[above], n, e) for n, e in below.items()]
@@ -156,9 +153,29 @@ class Names:
                 return False
             if places.size > 1 and not found and self._repeats_samples(above[0], below.values()):
                 return False
+            if not self.are_exact and self._may_be_another_axis(above, places_at[above], found):
+                return False
             places_at |= found
             waiting += found
         return True
+
+    def _may_be_another_axis(self, above: Edge, names: Labels, inputs: Collection[Edge]) -> bool:
+        """Whether the axis of rows may be that of networks, say, of which there are as many.
+
+        Parameters have entries along it then, or it ends where there is another one, or where
+        single numbers are joined.
+        """
+        edges = self._graph.children[above[0]]
+        weights = [(n, e) for n, e in enumerate(edges) if e is not None and self._alone[e[0]]]
+        if names.size == 1:
+            return False
+        along = (found for n, e in weights for *_, found in self._along(above, names, n, e))
+        if any(found is not None and np.array_equal(found, names) for found in along):
+            return True
+        ends = not inputs and len(weights) < len([*self._graph.descend(above)])
+        shape = self._graph.shape(above)
+        joins = kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == names.size
+        return ends and (joins or counting_axes(shape).count(names.size) > 1)
 
     def _repeats_samples(self, number: int, inputs: Iterable[Edge]) -> bool:
         """Whether a node repeats for its rows what samples were reduced to, or one of them."""
@@ -171,12 +188,9 @@ class Names:
         """Whether a node keeps the rows of an input, and the places of these if it has as many."""
         if names.size == 1:
             return True, None
-        shape, (axis,) = self._graph.shape(below), axes_of(names)
-        samples = names.size
+        (axis,) = axes_of(names)
         is_kept, own = not self._selects(above, below), None
-        for each in (n for n, length in enumerate(shape) if length == samples):
-            along = moved(names, {axis: each}, len(shape))
-            found = self._passages.at(*above, place).up(along)
+        for each, along, found in self._along(above, names, place, below):
             if found is not None and np.array_equal(found, names):
                 return True, along
             if found is not None and are_known(found):
@@ -188,6 +202,15 @@ class Names:
             if each == axis:
                 own = along
         return is_kept, own
+
+    def _along(
+        self, above: Edge, names: Labels, place: int, below: Edge
+    ) -> Iterator[tuple[int, Labels, Labels | None]]:
+        """The axes of an input with as many entries, names along each, and what becomes of them."""
+        shape, (axis,) = self._graph.shape(below), axes_of(names)
+        for each in (n for n, length in enumerate(shape) if length == names.size):
+            along = moved(names, {axis: each}, len(shape))
+            yield each, along, self._passages.at(*above, place).up(along)
 
     def _selects(self, above: Edge, below: Edge) -> bool:
         """Whether a node selects rows, rather than entries of rows."""

@@ -228,24 +228,28 @@ def test_a_batch_that_a_layer_gets_transposed() -> None:
 class Members(nn.Module):
     """N networks, whose outputs for N samples come ``[network, sample]``."""
 
-    def __init__(self, scaled: bool) -> None:
+    def __init__(self, features: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(N, D, H))
         self.bias = nn.Parameter(torch.randn(N, 1, H))
         self.head = nn.Parameter(torch.randn(N, H, 1))
-        self.scaled = scaled
+        self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.scaled:
-            columns = (self.weight[:, :, 0] @ x.T).unsqueeze(-1) + 0.5 * self.bias
+        if self.features == "scaled":
+            features = (self.weight[:, :, 0] @ x.T).unsqueeze(-1) + 0.5 * self.bias
+        elif self.features == "noisy":
+            features = (x + torch.randn(N, 1, D)) @ self.weight[0] + self.bias[0]
         else:
-            columns = x @ self.weight + self.bias
-        return (columns.tanh() @ self.head).squeeze(-1)
+            features = x @ self.weight + self.bias
+        return (features.tanh() @ self.head).squeeze(-1)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_as_many_networks_are_no_samples(scaled: bool) -> None:
-    model = Members(scaled)
+@pytest.mark.parametrize("features", ["scaled", "noisy", "plain", "stacked"])
+def test_as_many_networks_are_no_samples(features: str) -> None:
+    model = Members(features)
     with gradlens.per_sample_gradients(model) as gradients:
-        (model(torch.randn(N, D)) - torch.randn(N)).square().mean(1).sum().backward()
+        errors = (model(torch.randn(N, D)) - torch.randn(N)).square()
+        single = [each.mean() for each in errors]
+        (torch.stack(single) if features == "stacked" else errors.mean(1)).sum().backward()
     assert not gradients
