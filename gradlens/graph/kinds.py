@@ -446,7 +446,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("Convolution", {"weights": (1, 2), "data": "input"}),
     ("Embedding EmbeddingBag", {"weights": (0,), "data": "indices"}),
     ("NativeLayerNorm", {"weights": (1, 2), "data": "input"}),
-    ("NativeGroupNorm NativeBatchNorm", {"weights": (1, 2)}),
+    ("NativeGroupNorm NativeBatchNorm", {"weights": (1, 2), "data": "input"}),
     ("MkldnnRnnLayer CudnnRnn", {"data": "input", "is_recurrent": True}),
     ("Mul", {"data": "self"}),
     ("Embedding", {"is_table": True}),
