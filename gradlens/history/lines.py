@@ -128,7 +128,7 @@ def _element_lines(series: Series) -> dict[str, Line]:
     """Each element of a series of arrays of one axis; none for other values."""
     if np.ndarray not in series.kinds:
         return {}
-    usable = [one if _is_numeric(one) and np.ndim(one) == 1 else None for one in series.values()]
+    usable = [one if is_numeric(one) and np.ndim(one) == 1 else None for one in series.values()]
     table = rows(usable).T
     return {str(n): Line(series.steps, one, series.reason) for n, one in enumerate(table)}
 
@@ -171,7 +171,7 @@ def rms(array: Any) -> float:
 
 def quantiles(value: Any, shares: Sequence[float]) -> Floats:
     """Quantiles ``[S]`` of an array's finite elements; NaN without any."""
-    elements = np.asarray(value, dtype=np.float64) if _is_numeric(value) else np.array([])
+    elements = np.asarray(value, dtype=np.float64) if is_numeric(value) else np.array([])
     elements = elements[np.isfinite(elements)]
     if not elements.size:
         return np.full(len(shares), np.nan)
@@ -179,7 +179,8 @@ def quantiles(value: Any, shares: Sequence[float]) -> Floats:
     return found
 
 
-def _is_numeric(value: Any) -> bool:
+def is_numeric(value: Any) -> bool:
+    """Whether it is an array or a list of numbers."""
     if isinstance(value, (list, tuple)):
         return all(isinstance(element, (int, float)) for element in value)
     return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 
 from gradlens.history.history import History
 from gradlens.history.lines import (
-    PLAIN,
     Floats,
     Line,
     field_line,
+    is_numeric,
     line,
     lines,
     quantile_lines,
@@ -323,8 +323,7 @@ class GenericInstrument(Instrument):
                 return Lines(layers=shown, scale=view.yscale)
             colors = categorical_colors(len(shown))
             return Lines(tuple(map(Curve, shown, shown.values(), colors)), scale=view.yscale)
-        values: Iterable[Any] = () if records.kinds <= PLAIN else records.values()
-        if any(isinstance(one, (list, tuple)) or np.ndim(one) for one in values):
+        if records.kinds & {np.ndarray, list}:
             low, q1, middle, q3, high = quantile_lines(records, SHARES)
             curve = Curve("median", middle, spreads=((low, high), (q1, q3)))
             return Lines((curve,), scale=view.yscale, words="median, middle half, and all elements")
@@ -335,15 +334,8 @@ def drawable(records: Series) -> bool:
     """Whether there is a way to draw a series: numbers, arrays, or dicts of these."""
     values = records.values()
     parts = (one.values() if isinstance(one, Mapping) else (one,) for one in values)
-    return any(_is_known(one) for found in parts for one in found)
-
-
-def _is_known(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return bool(value) and all(isinstance(part, (int, float)) for part in value)
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biuf"
-    return isinstance(value, (int, float, np.number))
+    every = [one for found in parts for one in found]
+    return any(isinstance(one, (int, float)) or (is_numeric(one) and len(one)) for one in every)
 
 
 # Maps of layers × steps -----------------------------------------------------------------------
