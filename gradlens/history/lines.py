@@ -27,16 +27,24 @@ class Line:
     """One number per step: ``steps`` ``[K]`` ascending and ``values`` ``[K]``.
 
     ``reason`` is why the latest value that isn't a number has none; empty if it isn't known.
+    ``explained`` ``[K]`` says of which values a reason is known, without it that of the latest.
     """
 
     steps: Floats
     values: Floats
     reason: str = ""
+    explained: NDArray[np.bool_] | None = None
 
     @property
     def finite(self) -> NDArray[np.bool_]:
         """``[K]``, where there is a number to draw."""
         return np.isfinite(self.values)
+
+    @property
+    def unexplained(self) -> NDArray[np.bool_]:
+        """``[K]``, where there is no number to draw, and no reason is known."""
+        known = bool(self.reason) if self.explained is None else self.explained
+        return ~self.finite & ~np.broadcast_to(known, self.values.shape)
 
     @property
     def latest(self) -> float:
@@ -46,7 +54,7 @@ class Line:
 
 def line(series: Series) -> Line:
     """A series of numbers; other values become NaN."""
-    return Line(series.steps, series.numbers(), series.reason)
+    return Line(series.steps, series.numbers(), series.reason, series.explained)
 
 
 def line_through(steps: Floats, values: Sequence[Any]) -> Line:

@@ -377,10 +377,14 @@ class Series(Mapping[int, Value]):
     @property
     def reason(self) -> str:
         """The reason of the last value that has one; empty if none has."""
-        reasons = [form.reason for form in self._forms]
-        form = self._table[:, 0]
-        last = np.flatnonzero(np.array(list(map(bool, reasons)))[form])[-1:]
-        return reasons[form[last[0]]] if last.size else ""
+        last = np.flatnonzero(self.explained)[-1:]
+        return self._forms[self._table[last[0], 0]].reason if last.size else ""
+
+    @property
+    def explained(self) -> NDArray[np.bool_]:
+        """``[K]``, where a value has a reason."""
+        found: NDArray[np.bool_] = np.array([bool(form.reason) for form in self._forms])
+        return found[self._table[:, 0]]
 
     def _used(self) -> list[Form]:
         """The forms of the values, by their first appearance."""

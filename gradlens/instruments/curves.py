@@ -323,11 +323,13 @@ def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
     reason is known. Lines that are always ∞ are shown as one line along the upper edge.
     """
     infinite = [line.steps[np.isposinf(line.values)] for line in lines if not always_infinite(line)]
-    others = [(line.reason, line.steps[~line.finite & ~np.isposinf(line.values)]) for line in lines]
+    others = [(line, ~line.finite & ~np.isposinf(line.values)) for line in lines]
+    unknown = [line.steps[where & line.unexplained] for line, where in others]
+    known = [line.steps[where & ~line.unexplained] for line, where in others]
     artists: Artists = {}
     for name, found, height, color in (
-        ("missing", [steps for reason, steps in others if not reason], 0.0, ALARM),
-        ("missing for a reason", [steps for reason, steps in others if reason], 0.0, MUTED),
+        ("missing", unknown, 0.0, ALARM),
+        ("missing for a reason", known, 0.0, MUTED),
         ("infinite", infinite, 1.0, MUTED),
     ):
         if any(one.size for one in found):

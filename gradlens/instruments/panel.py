@@ -331,7 +331,7 @@ def readout(line: Line, name: str = "") -> Readout:
     last = line.steps[line.finite]
     if last.size and not line.finite[-1]:
         text += f" since step {line.steps[line.steps > last[-1]][0]:,.0f}"
-    return text, not line.finite[-1] and not line.reason
+    return text, bool(line.unexplained[-1])
 
 
 def any_finite(lines: Sequence[Line]) -> bool:

@@ -717,6 +717,14 @@ def test_generic_leaves_out_what_it_cannot_draw(value: Any) -> None:
     assert not drawable({0: value})
 
 
+def test_a_missing_value_is_an_alarm_unless_its_own_reason_is_known() -> None:
+    history = recorded("Mine", {0: 1.0, 1: math.nan, 2: 2.0, 3: Undefined("why"), 4: 3.0})
+    artists = instruments.GenericInstrument(("Mine",)).plot(history).artists
+    marked = {name: artists[name] for name in ("missing", "missing for a reason")}
+    assert all(isinstance(one, Line2D) for one in marked.values())
+    assert [[*one.get_xdata()] for one in marked.values()] == [[1.0], [3.0]]  # type: ignore[attr-defined]
+
+
 # Arrays -------------------------------------------------------------------------------------
 
 
