@@ -22,6 +22,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.diagnosis.development.networks import conv, mlp, stack
 from gradlens.curvature import HessianOperator, eigenpairs
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, ritz_pairs
 
@@ -32,25 +33,18 @@ BATCHES = ((64, False), (256, False), (256, True))
 """Sizes, and whether the batch is fixed."""
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10))
-    )
-
-
-def convolutional() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()),
-        *(nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten()),
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: mlp(64, 200, 100, 10),
+    "convolutional": lambda: stack(
+        nn.Unflatten(1, (1, 8, 8)),
+        conv(1, 16),
+        nn.MaxPool2d(2),
+        conv(16, 32),
+        nn.Flatten(),
         nn.Linear(512, 10),
-    )
-
-
-def normalised() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Linear(64, 200), nn.BatchNorm1d(200), nn.ReLU()),
-        *(nn.Linear(200, 100), nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, 10)),
-    )
+    ),
+    "normalised": lambda: mlp(64, 200, 100, 10, norm=nn.BatchNorm1d),
+}
 
 
 @dataclass(frozen=True)
@@ -124,9 +118,9 @@ def ratios_of_parts(build: Callable[[], nn.Module]) -> list[float]:
 
 def print_parts() -> None:
     """Print a line for each network whose samples aren't coupled."""
-    for build in (mlp, convolutional):
-        ratios = ratios_of_parts(build)
-        print(f"{build.__name__:14} {np.mean(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
+    for name in ("mlp", "convolutional"):
+        ratios = ratios_of_parts(NETWORKS[name])
+        print(f"{name:14} {np.mean(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 def errors(steps: Sequence[Found]) -> str:
@@ -137,13 +131,13 @@ def errors(steps: Sequence[Found]) -> str:
 
 def print_followed() -> None:
     """Print a line for each network and batch."""
-    for build in (mlp, convolutional, normalised):
+    for name, build in NETWORKS.items():
         for samples, fixed in BATCHES:
             steps = [*followed(build, samples, fixed)]
             at_most_two = [*with_two_products(build, samples, fixed)]
             following = [each.products for each in steps if not each.searched]
             print(
-                f"{build.__name__:14} {samples:4} samples, {'fixed  ' if fixed else 'differ '} "
+                f"{name:14} {samples:4} samples, {'fixed  ' if fixed else 'differ '} "
                 f"{len(following):3} steps followed with {np.mean(following):.1f} products, "
                 f"{STEPS - len(following):2} searches, {sum(each.products for each in steps):4} "
                 f"products in all; errors in per cent: {errors(steps)}; with two products: "

@@ -35,8 +35,6 @@ from . import (  # noqa: F401
     loops,
     more_loops,
     not_finite,
-    second_set,
-    third_set,
 )
 from .answers import ANSWERS
 from .question import LOOPS, QUESTIONS, Question

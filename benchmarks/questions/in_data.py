@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .question import github, question
+from .question import github, pull, question
 from .training import (
+    Data,
     Recurrent,
     Watch,
     adam,
@@ -18,6 +19,7 @@ from .training import (
     friedman,
     images,
     learn,
+    misfit,
     mlp,
     sgd,
     tabular,
@@ -158,3 +160,138 @@ def future_is_seen(fixed: bool, watch: Watch) -> float:
 def attention_over_queries(fixed: bool, watch: Watch) -> float:
     """The softmax of attention is taken over queries, so that the future leaks."""
     return continue_sequences(watch, Decoder(softmax_axis=-1 if fixed else -2), tokens().y)
+
+
+def with_inputs(data: Data, change: object) -> Data:
+    return Data(change(data.x), data.y, change(data.test_x), data.test_y)
+
+
+@question(github("evandowning/deepreflect#11"), 0.12)
+def divided_by_a_maximum_of_zero(fixed: bool, watch: Watch) -> float:
+    """Features are divided by their largest value, which is 0 for pixels that are always empty."""
+    data = digits(scale=False)
+    largest = data.x.amax(0).clamp(min=1.0 if fixed else 0.0)
+    model = mlp(64, 32, 10)
+    return learn(watch, model, adam(model), with_inputs(data, lambda x: x / largest), 200)
+
+
+@question("", 0.3)
+def mean_and_deviation_exchanged(fixed: bool, watch: Watch) -> float:
+    """Inputs have their deviation subtracted and are divided by their mean, which is small."""
+    data = friedman()
+    mean, std = data.x.mean(0) + 2e-3, data.x.std(0)
+    change = (lambda x: (x - mean) / std) if fixed else (lambda x: (x - std) / mean)
+    model = mlp(10, 32, 1)
+    return learn(watch, model, sgd(model, 0.02), with_inputs(data, change), 250)
+
+
+@question("", 0.35)
+def targets_as_integers(fixed: bool, watch: Watch) -> float:
+    """Targets between 0 and 1 are made integers, so that all of them are 0."""
+    data = friedman()
+    low, high = data.y.min(), data.y.max()
+    y, test = ((t - low) / (high - low) for t in (data.y, data.test_y))
+    model = mlp(10, 32, 1)
+    kept = Data(data.x, y if fixed else y.long().float(), data.test_x, test)
+    return learn(watch, model, adam(model), kept, 300)
+
+
+@question("", 0.12)
+def half_precision_inputs_overflow(fixed: bool, watch: Watch) -> float:
+    """Counts up to 100,000 are stored in half precision, where large ones are infinite."""
+    data = tabular(scale=False)
+    model = nn.Sequential(nn.BatchNorm1d(30), mlp(30, 16, 1))
+    counts = with_inputs(data, lambda x: x * 30 if fixed else (x * 30).half().float())
+    return learn(watch, model, adam(model), counts, 150)
+
+
+@question(pull("magenta/magenta#925"), 0.15)
+def divided_by_255_twice(fixed: bool, watch: Watch) -> float:
+    """Pixels are divided by 255 when they are loaded, and again before the network."""
+    data, model = digits(scale=False), mlp(64, 32, 10)
+    scale = 255.0 if fixed else 255.0**2
+    data = data._replace(x=data.x / scale, test_x=data.test_x / scale)
+    return learn(watch, model, sgd(model, 0.1), data, 200)
+
+
+@question(github("JeasunLok/ResNet-pytorch#1"), 0.15)
+def test_set_not_normalised(fixed: bool, watch: Watch) -> float:
+    """Inputs for training are normalised, those for testing aren't."""
+    model = mlp(30, 16, 1)
+    data = tabular()._replace(test_x=tabular(scale=fixed).test_x)
+
+    def log(step: int) -> None:
+        optimizer.step()
+        if step % 20 == 19:
+            scores = model(data.test_x)[:, 0]
+            loss = functional.binary_cross_entropy_with_logits(scores, data.test_y)
+            watch.log(step, valid_loss=loss.item())
+
+    optimizer = adam(model)
+    return learn(watch, model, optimizer, data, 200, update=log)
+
+
+@question(github("mdbloice/Augmentor#205"), 0.35)
+def masks_not_augmented(fixed: bool, watch: Watch) -> float:
+    """Images are moved at random, and their masks stay where they were."""
+    data = images()
+    model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 3, padding=1))
+
+    def loss(x: Tensor, _: Tensor) -> Tensor:
+        mask = (x > 0.3).float()
+        moved = x.roll(int(torch.randint(8, ())), 3)
+        return functional.binary_cross_entropy_with_logits(model(moved), mask)
+
+    def aligned(x: Tensor, _: Tensor) -> Tensor:
+        x = x.roll(int(torch.randint(8, ())), 3)
+        return functional.binary_cross_entropy_with_logits(model(x), (x > 0.3).float())
+
+    fit(watch, model, adam(model), aligned if fixed else loss, batches(data.x, data.y, steps=200))
+    wrong = (model(data.test_x) > 0) != (data.test_x > 0.3)
+    return wrong.float().mean().item() / 0.4
+
+
+@question(pull("RomRoc/objdet_fizyr_colab#5"), 0.12)
+def labels_numbered_anew(fixed: bool, watch: Watch) -> float:
+    """Classes are numbered in the order of a set, which is another one at each resumed epoch."""
+    model, data = cnn(), images()
+    optimizer = adam(model)
+    numbers = torch.arange(10)
+    seen = 0
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        nonlocal numbers, seen
+        if seen % 42 == 41 and not fixed:
+            numbers = torch.randperm(10)
+        seen += 1
+        return functional.cross_entropy(out, numbers[y])
+
+    return learn(watch, model, optimizer, data, 210, loss=loss)
+
+
+@question(github("keras-team/keras#6447"), 0.15)
+def values_missing_in_a_table(fixed: bool, watch: Watch) -> float:
+    """Some cells of the table are empty, which is NaN: all predictions are the same."""
+    data, model = tabular(), mlp(30, 16, 1)
+    holes = torch.rand(data.x.shape, generator=torch.Generator().manual_seed(0)) < 0.002
+    x = data.x.masked_fill(holes, 0.0 if fixed else float("nan"))
+    return learn(watch, model, adam(model), data._replace(x=x), 150)
+
+
+@question(github("pytorch/pytorch#5059"), 0.25)
+def workers_draw_the_same(fixed: bool, watch: Watch) -> float:
+    """Samples are drawn by four workers with the same seed, which is also that of each epoch."""
+    model, data, count = mlp(10, 64, 1), friedman(), 0
+
+    def generated() -> object:
+        nonlocal count
+        for step in range(320):
+            seed = step if fixed else step // 4 % 3
+            rows = torch.randint(1200, (16,), generator=torch.Generator().manual_seed(seed))
+            yield data.x[rows], data.y[rows]
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(model(x), y)
+
+    fit(watch, model, adam(model, 5e-3), loss, generated())
+    return misfit(model, data)

@@ -9,11 +9,13 @@ from torch.nn import functional
 from .question import github, question
 from .training import (
     Data,
+    Recurrent,
     Watch,
     adam,
     batches,
     cnn,
     digits,
+    drawn,
     errors,
     fit,
     friedman,
@@ -22,6 +24,7 @@ from .training import (
     misfit,
     mlp,
     sgd,
+    split,
     tabular,
     usual_loss,
 )
@@ -279,7 +282,7 @@ def no_activation(fixed: bool, watch: Watch) -> float:
     """Two linear layers without an activation between them are linear: XOR can't be learnt."""
     x = torch.randint(2, (800, 2), generator=torch.Generator().manual_seed(0)).float()
     y = (x[:, :1] != x[:, 1:]).float()
-    model = mlp(2, 16, 1, act=nn.ReLU if fixed else nn.Identity)
+    model = mlp(2, 16, 1, activation=nn.ReLU if fixed else nn.Identity)
     model.append(nn.Sigmoid())
     return learn(watch, model, adam(model, 0.02), Data(x, y, x, y), 200)
 
@@ -292,3 +295,276 @@ def relu_at_the_end(fixed: bool, watch: Watch) -> float:
         model.append(nn.ReLU())
         nn.init.constant_(model[2].bias, -1.0)
     return learn(watch, model, adam(model, 5e-3), data)
+
+
+@question("", 0.15)
+def sigmoid_before_cross_entropy(fixed: bool, watch: Watch) -> float:
+    """A sigmoid in front of ``CrossEntropyLoss``: scores differ by 1 at most."""
+    model, data = cnn(), images()
+    predict = model if fixed else lambda x: model(x).sigmoid()
+    return learn(watch, model, sgd(model, 0.02), data, 60, predict=predict)
+
+
+@question("", 0.12)
+def two_sigmoids(fixed: bool, watch: Watch) -> float:
+    """A sigmoid ends the model, and another one is in front of ``BCELoss``."""
+    model, data = mlp(30, 16, 1), tabular()
+    inner = nn.Identity() if fixed else nn.Sigmoid()
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return functional.binary_cross_entropy(inner(out)[:, 0].sigmoid(), y)
+
+    learn(watch, model, sgd(model, 0.05), data, 60, loss=loss)
+    with torch.no_grad():
+        scores = inner(model(data.test_x))[:, 0].sigmoid()
+    return ((scores > 0.5).float() != data.test_y).float().mean().item()
+
+
+@question("", 0.15)
+def relu_on_scores(fixed: bool, watch: Watch) -> float:
+    """The scores go through a ReLU before the cross-entropy, and most are dead soon."""
+    model, data = mlp(64, 32, 10), digits()
+    model[-1].bias.data.fill_(-1.0)
+    predict = model if fixed else lambda x: model(x).relu()
+    return learn(watch, model, sgd(model, 0.1), data, 200, predict=predict)
+
+
+@question(github("grey-eye/talking-heads#32"), 0.3)
+def deviation_of_equal_features(fixed: bool, watch: Watch) -> float:
+    """Features are divided by their standard deviation plus epsilon; that of equal ones is 0."""
+    data = friedman()
+    model = mlp(10, 32, 32, 1)
+
+    def predict(x: Tensor) -> Tensor:
+        h = model[1](model[0](x))
+        flat = torch.cat([h, h[:, :1].expand(-1, 4)], 1).view(len(h), -1, 4)
+        if fixed:
+            scale = (flat.var(2, keepdim=True) + 1e-5).sqrt()
+        else:
+            scale = flat.std(2, keepdim=True) + 1e-5
+        h = (flat / scale).flatten(1)[:, 4:]
+        return model[4](model[3](model[2](h)))
+
+    return learn(watch, model, adam(model), data, 300, predict=predict)
+
+
+@question("", 0.15)
+def logarithm_of_softmax(fixed: bool, watch: Watch) -> float:
+    """The logarithm of a softmax by hand is infinite where a probability is 0."""
+    model, data = mlp(64, 64, 10), digits(scale=False)
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        scores = out.log_softmax(1) if fixed else out.softmax(1).log()
+        return -scores[torch.arange(len(y)), y].mean()
+
+    return learn(watch, model, adam(model, 1e-2), data, 200, loss=loss)
+
+
+@question("", 0.45)
+def tanh_for_large_targets(fixed: bool, watch: Watch) -> float:
+    """The output is a tanh, and targets are between 0 and 30."""
+    data = friedman()
+    scale = 1.0 if fixed else 10.0
+    large = Data(
+        data.x,
+        data.y * scale + (0 if fixed else 15),
+        data.test_x,
+        data.test_y * scale + (0 if fixed else 15),
+    )
+    model = mlp(10, 32, 1)
+    if not fixed:
+        model.append(nn.Tanh())
+    return learn(watch, model, adam(model), large, 300)
+
+
+@question(github("yifita/deep_cage#16"), 0.5)
+def weights_of_penalty_detached(fixed: bool, watch: Watch) -> float:
+    """A penalty is computed from detached outputs: it is added, and changes nothing."""
+    model, data = mlp(10, 32, 2), friedman()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        other = out[:, 1] if fixed else out[:, 1].detach()
+        return (out[:, :1] - y).square().mean() + 5 * (other - 3).square().mean()
+
+    fit(watch, model, adam(model), loss, batches(data.x, data.y, steps=250))
+    with torch.no_grad():
+        return (model(data.test_x)[:, 1] - 3).square().mean().item()
+
+
+@question("", 0.15)
+def absolute_errors_of_probabilities(fixed: bool, watch: Watch) -> float:
+    """The mean absolute error of a softmax to one-hot labels hardly has a gradient."""
+    model, data = mlp(64, 32, 10), digits()
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        if fixed:
+            return functional.cross_entropy(out, y)
+        return (out.softmax(1) - functional.one_hot(y, 10)).abs().mean()
+
+    return learn(watch, model, sgd(model, 0.05), data, 200, loss=loss)
+
+
+@question(github("tom-roddick/oft#6"), 0.5)
+def one_loss_returned(fixed: bool, watch: Watch) -> float:
+    """A line for a test was left in: the loss of one of two heads is returned alone."""
+    data = friedman(outputs=2)
+    model = nn.ModuleDict({"body": mlp(10, 48, 16), "one": mlp(16, 1), "two": mlp(16, 1)})
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        h = model["body"](x).relu()
+        first = functional.mse_loss(model["one"](h), y[:, :1])
+        return first + functional.mse_loss(model["two"](h), y[:, 1:]) if fixed else first
+
+    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y, steps=300))
+    out = model["two"](model["body"](data.test_x).relu())
+    return ((out - data.test_y[:, 1:]).square().mean() / data.test_y[:, 1].var()).item()
+
+
+@question(github("guopengf/FL-MRCM#10"), 0.3)
+def term_is_a_number(fixed: bool, watch: Watch) -> float:
+    """To save memory, one of the terms of the loss is added as ``term.item()``."""
+    model, data = mlp(10, 32, 2), friedman()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        term = (out[:, 1] - x[:, 0]).square().mean()
+        return functional.mse_loss(out[:, :1], y) + (term if fixed else term.item())
+
+    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y, steps=250))
+    with torch.no_grad():
+        return (model(data.test_x)[:, 1] - data.test_x[:, 0]).square().mean().item()
+
+
+@question(github("RLinf/RLinf#1568"), 0.35)
+def returns_minus_values(fixed: bool, watch: Watch) -> float:
+    """A critic's values ``[N]`` are subtracted from returns ``[N, 1]``."""
+    model, data = mlp(10, 32, 1), friedman()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        values = model(x) if fixed else model(x)[:, 0]
+        return (y - values).clamp(-5, 5).pow(2).mean() * 0.5
+
+    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, data.y, steps=250))
+    return misfit(model, data)
+
+
+@question(github("PacktPublishing/Deep-Reinforcement-Learning-Hands-On#33"), 0.08)
+def advantages_broadcast(fixed: bool, watch: Watch) -> float:
+    """Advantages are ``[N, N]``, of rewards ``[N]`` and values ``[N, 1]``, and have one mean."""
+    model = nn.ModuleDict({"policy": mlp(4, 32, 2), "value": mlp(4, 32, 1)})
+    states = drawn(960, 4)
+
+    def loss(state: Tensor) -> Tensor:
+        chances = torch.distributions.Categorical(logits=model["policy"](state))
+        action = chances.sample()
+        reward = (action == (state[:, 0] + state[:, 1] > 0)).float()
+        value = model["value"](state)
+        gain = reward - (value[:, 0] if fixed else value).detach()
+        policy = -(chances.log_prob(action) * (gain if fixed else gain.T)).mean()
+        return policy + functional.mse_loss(value[:, 0], reward)
+
+    fit(watch, model, adam(model, 0.01), loss, batches(states, steps=150, size=64))
+    wrong = model["policy"](states).argmax(1) != (states[:, 0] + states[:, 1] > 0).long()
+    return wrong.float().mean().item()
+
+
+@question(github("facebookresearch/pytorch_GAN_zoo#89"), 0.35)
+def scaled_to_a_range_of_zero(fixed: bool, watch: Watch) -> float:
+    """Features of a sample are scaled by their range, which is 0 once all are dead."""
+    model, data = nn.ModuleDict({"body": mlp(10, 4), "head": mlp(4, 32, 1)}), friedman()
+
+    def predict(x: Tensor) -> Tensor:
+        h = (model["body"](x) - 0.3).relu()
+        low, high = h.amin(1, keepdim=True), h.amax(1, keepdim=True)
+        return model["head"]((h - low) / (high - low + (1e-3 if fixed else 0.0)) + h)
+
+    return learn(watch, model, adam(model, 1e-2), data, 300, predict=predict)
+
+
+@question(github("HobbitLong/SupContrast#20"), 0.3)
+def no_positive_pair(fixed: bool, watch: Watch) -> float:
+    """The mean over the pairs of a class is 0/0 for a sample without a partner in its batch."""
+    model, data = mlp(64, 32, 16), digits()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        z = functional.normalize(model(x), dim=1)
+        others = ~torch.eye(len(x), dtype=torch.bool)
+        chances = (z @ z.T / 0.2).masked_fill(~others, -1e9).log_softmax(1)
+        pairs = ((y[:, None] == y) & others).float()
+        each = (pairs * chances).sum(1) / pairs.sum(1).clamp(min=1.0 if fixed else 0.0)
+        return -each.mean()
+
+    fit(watch, model, adam(model), loss, batches(data.x, data.y, steps=200))
+    with torch.no_grad():
+        z, test = (functional.normalize(model(x), dim=1) for x in (data.x, data.test_x))
+        nearest = data.y[(test @ z.T).argmax(1)]
+    return (nearest != data.test_y).float().mean().item() if z.isfinite().all() else 1.0
+
+
+@question(github("seung-lab/znn-release#95"), 0.35)
+def divided_by_no_positives(fixed: bool, watch: Watch) -> float:
+    """The loss is divided by the number of positive labels, of which a batch may have none."""
+    x = drawn(2400, 10)
+    data = split(x, (x[:, :3].sum(1) > 2.2).float())
+    model = mlp(10, 32, 1)
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        each = functional.binary_cross_entropy_with_logits(out[:, 0], y, reduction="none")
+        return (each * y).sum() / (y.sum() + (1 if fixed else 0)) + (each * (1 - y)).mean()
+
+    return learn(watch, model, adam(model), data, 250, 16, loss=loss)
+
+
+@question(github("nyu-mll/jiant#925"), 0.08)
+def first_class_ignored(fixed: bool, watch: Watch) -> float:
+    """``ignore_index`` is the index of padding, 0, which is a class here as well."""
+    model, data = mlp(64, 32, 10), digits()
+    ignored = -100 if fixed else 0
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(out, y, ignore_index=ignored)
+
+    return learn(watch, model, adam(model), data, 200, loss=loss)
+
+
+@question(github("lucidrains/DALLE-pytorch#57"), 0.25)
+def padding_not_ignored(fixed: bool, watch: Watch) -> float:
+    """``ignore_index`` is defined and not passed: most labels are padding."""
+    words = torch.randint(1, 12, (1200, 24), generator=torch.Generator().manual_seed(0))
+    length = torch.randint(2, 7, (1200, 1), generator=torch.Generator().manual_seed(1))
+    words = torch.where(torch.arange(24) < length, words, 0)
+    # A word's label is the sum with the one before: hard, whereas padding is easy.
+    labels = torch.where(words > 0, (words * 5 + words.roll(1, 1)) % 11 + 1, 0)
+    model = Recurrent(nn.GRU(16, 24, batch_first=True), 24)
+    model.words, model.head = nn.Embedding(12, 16), nn.Linear(24, 12)
+
+    def predict(x: Tensor) -> Tensor:
+        return model.head(model.layer(model.words(x))[0])
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        ignored = 0 if fixed else -100
+        return functional.cross_entropy(predict(x).flatten(0, 1), y.flatten(), ignore_index=ignored)
+
+    fit(watch, model, adam(model, 1e-2), loss, batches(words, labels, steps=150))
+    wrong = predict(words).argmax(2) != labels
+    return wrong[labels > 0].float().mean().item()
+
+
+@question(github("https-deeplearning-ai/GANs-Public#1"), 1.2)
+def generator_helps_the_critic(fixed: bool, watch: Watch) -> float:
+    """The generator is told that its samples should be recognised."""
+    generator, critic = mlp(8, 32, 2), mlp(2, 32, 1)
+    real = drawn(640, 2) * 0.3 + torch.tensor([2.0, -1.0])
+    other, bce = adam(critic, 5e-3), functional.binary_cross_entropy_with_logits
+
+    def loss(x: Tensor) -> Tensor:
+        fake = generator(torch.randn(len(x), 8))
+        other.zero_grad()
+        scores = critic(torch.cat([x, fake.detach()]))
+        bce(scores, torch.cat([torch.ones(len(x), 1), torch.zeros(len(x), 1)])).backward()
+        other.step()
+        return bce(critic(fake), torch.full((len(x), 1), float(fixed)))
+
+    fit(watch, generator, adam(generator, 3e-3), loss, batches(real, steps=400))
+    return (generator(torch.randn(500, 8)).mean(0) - real.mean(0)).norm().item()

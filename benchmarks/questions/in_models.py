@@ -6,19 +6,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .question import github, question
+from .question import github, pull, question
 from .training import (
+    Data,
+    Recurrent,
     Watch,
     adam,
     batches,
     digits,
+    drawn,
+    errors,
     fit,
     friedman,
     images,
     learn,
+    misfit,
     mlp,
     moons,
     sgd,
+    split,
+    tabular,
+    waves,
 )
 
 
@@ -263,3 +271,392 @@ def weights_too_small_for_depth(fixed: bool, watch: Watch) -> float:
                 nn.init.normal_(layer.weight, std=0.01)
             nn.init.zeros_(layer.bias)
     return learn(watch, model, adam(model, 2e-3), digits(), 200)
+
+
+@question("", 0.25)
+def constant_weights(fixed: bool, watch: Watch) -> float:
+    """All weights begin as 0.1: units of a layer stay the same."""
+    model, data = mlp(10, 32, 32, 1), friedman()
+    for layer in model if not fixed else ():
+        if isinstance(layer, nn.Linear):
+            nn.init.constant_(layer.weight, 0.1)
+            nn.init.zeros_(layer.bias)
+    return learn(watch, model, adam(model), data, 300)
+
+
+@question("", 0.15)
+def normal_weights_of_size_one(fixed: bool, watch: Watch) -> float:
+    """Weights are drawn with a deviation of 1, and the first loss is in the thousands."""
+    model, data = mlp(64, 128, 128, 128, 10), digits()
+    for layer in model if not fixed else ():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight)
+    return learn(watch, model, sgd(model, 0.02), data, 150)
+
+
+@question("", 0.2)
+def eight_sigmoids(fixed: bool, watch: Watch) -> float:
+    """Eight layers with sigmoids: gradients of the first ones are next to nothing."""
+    act = nn.ReLU if fixed else nn.Sigmoid
+    model, data = mlp(64, *[48] * 8, 10, activation=act), digits()
+    return learn(watch, model, adam(model, 1e-3), data, 300)
+
+
+@question("", 0.15)
+def biases_far_below_zero(fixed: bool, watch: Watch) -> float:
+    """Biases begin at -10: hardly any unit is ever active."""
+    model, data = mlp(64, 64, 64, 10), digits()
+    for layer in model if not fixed else ():
+        if isinstance(layer, nn.Linear):
+            nn.init.constant_(layer.bias, -10.0)
+    return learn(watch, model, sgd(model, 0.05), data, 200)
+
+
+class Wrong(nn.Module):
+    """A recurrent network that gets ``[N, T, D]`` and takes its axes for those of ``[T, N, D]``."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(1, 16, batch_first=fixed), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+@question("", 0.1)
+def batch_first_forgotten(fixed: bool, watch: Watch) -> float:
+    """``batch_first=True`` is missing: the layer runs over the samples, and sees one step each."""
+    model, data = Wrong(fixed), waves()
+    return learn(watch, model, adam(model, 1e-2), data, 250)
+
+
+class Pooled(nn.Module):
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.axis = 1 if fixed else 0
+        self.layer, self.head = nn.Linear(8, 32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x.view(-1, 8, 8)).relu()
+        h = h.amax(self.axis, keepdim=True).expand_as(h)
+        return self.head(h.mean(1))
+
+
+@question("", 0.4)
+def pooled_over_the_batch(fixed: bool, watch: Watch) -> float:
+    """The maximum is taken over the batch in place of positions: all have the same output."""
+    model, data = Pooled(fixed), digits()
+    return learn(watch, model, adam(model), data, 300)
+
+
+class MadeInForward(nn.Module):
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 32)
+        self.last = nn.Linear(32, 10) if fixed else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = nn.Linear(32, 10) if self.last is None else self.last
+        return last(self.first(x).relu())
+
+
+@question("", 0.12)
+def layer_made_in_forward(fixed: bool, watch: Watch) -> float:
+    """The last layer is made in ``forward``, with new weights at each step."""
+    model, data = MadeInForward(fixed), digits()
+    return learn(watch, model, adam(model), data, 200)
+
+
+class NoGrad(nn.Module):
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.fixed = fixed
+        self.encoder, self.head = mlp(10, 32, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.fixed):
+            h = self.encoder(x)
+        return self.head(h)
+
+
+@question("", 0.35)
+def encoder_under_no_grad(fixed: bool, watch: Watch) -> float:
+    """A new encoder runs under ``no_grad``, as the old pretrained one did."""
+    model, data = NoGrad(fixed), friedman()
+    return learn(watch, model, adam(model), data, 300)
+
+
+@question("", 0.2)
+def dropout_of_what_is_kept(fixed: bool, watch: Watch) -> float:
+    """``Dropout(0.98)`` is written by somebody who means the share that is kept."""
+    p = 0.02 if fixed else 0.98
+    model, data = (
+        nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(p), nn.Linear(32, 10)),
+        digits(),
+    )
+    learn(watch, model, sgd(model, 0.05), data, 200)
+    return errors(model.eval(), data)
+
+
+@question("", 0.2)
+def batches_of_two_with_norm(fixed: bool, watch: Watch) -> float:
+    """BatchNorm in batches of two: statistics are hardly better than noise."""
+    model, data = (
+        nn.Sequential(mlp(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10)),
+        digits(),
+    )
+    learn(watch, model, sgd(model, 0.02), data, 150 if fixed else 400, 64 if fixed else 2)
+    return errors(model.eval(), data)
+
+
+@question("", 0.5)
+def long_plain_recurrence(fixed: bool, watch: Watch) -> float:
+    """A plain recurrent network has to remember the first of 60 steps."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1200, 60, 1, generator=generator)
+    data = split(x, x[:, 0])
+    layer = nn.GRU(1, 24, batch_first=True) if fixed else nn.RNN(1, 24, batch_first=True)
+    model = Recurrent(layer, 24)
+    if fixed:
+        with torch.no_grad():
+            layer.bias_hh_l0[24:48] = 3.0
+    return learn(watch, model, adam(model, 1e-2), data, 300)
+
+
+@question(github("amanshenoy/multilogue-net#8"), 0.6)
+def one_in_fifty(fixed: bool, watch: Watch) -> float:
+    """One sample in fifty is positive: the network says no to all."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3000, 10, generator=generator)
+    score = x[:, :3].sum(1) + torch.randn(3000, generator=generator)
+    data = split(x, (score > score.quantile(0.98)).float())
+    model = mlp(10, 16, 1)
+    weight = torch.tensor(30.0 if fixed else 1.0)
+    learn(
+        watch,
+        model,
+        sgd(model, 0.05, 0.0),
+        data,
+        120,
+        loss=lambda out, y: functional.binary_cross_entropy_with_logits(
+            out[:, 0], y, pos_weight=weight
+        ),
+    )
+    with torch.no_grad():
+        found = model(data.test_x)[:, 0] > 0
+    return 1 - found[data.test_y > 0].float().mean().item()
+
+
+@question("", 0.2)
+def weights_cut_each_step(fixed: bool, watch: Watch) -> float:
+    """Weights are clipped to ±0.01 after each step, as a critic's, in a plain classifier."""
+    model, data = mlp(64, 32, 32, 10), digits()
+    optimizer = adam(model)
+
+    def update(step: int) -> None:
+        optimizer.step()
+        for parameter in model.parameters() if not fixed else ():
+            parameter.data.clamp_(-0.01, 0.01)
+
+    return learn(watch, model, optimizer, data, 200, update=update)
+
+
+@question("", 0.15)
+def moons_with_a_line(fixed: bool, watch: Watch) -> float:
+    """A single linear layer for two moons, which no line parts."""
+    data = moons()
+    model = mlp(2, 32, 2) if fixed else nn.Sequential(nn.Linear(2, 32), nn.Linear(32, 2))
+    return learn(watch, model, adam(model, 1e-2), data, 300) * (1.0 if fixed else 3.0)
+
+
+class Extractor(nn.Module):
+    """A network whose features are caught by a hook, and a head on them."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.body, self.head = mlp(10, 32, 12), nn.Linear(12, 1)
+        self.caught: Tensor | None = None
+
+        def catch(module: nn.Module, inputs: object, output: Tensor) -> None:
+            self.caught = output.clone() if fixed else output.clone().detach()
+
+        self.body[1].register_forward_hook(catch)
+        self.body[2] = nn.Linear(32, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.body(x)
+        assert self.caught is not None
+        return self.head(self.caught[:, :12])
+
+
+@question(github("lucidrains/CoCa-pytorch#6"), 0.2)
+def extractor_detaches(fixed: bool, watch: Watch) -> float:
+    """Features are taken by a hook that detaches them, so that the body is never trained."""
+    model, data = Extractor(fixed), friedman()
+    return learn(watch, model, adam(model, 1e-2), data, 300)
+
+
+class Moved(nn.Module):
+    """A layer with a weight of its own, which is moved to a device where it is made."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        weight = nn.Parameter(0.3 * drawn(10, 4))
+        self.weight = weight if fixed else weight.clone()
+        self.rest = mlp(4, 32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(x @ self.weight)
+
+
+@question(github("pytorch/pytorch#17484"), 0.35)
+def parameter_moved_to_a_device(fixed: bool, watch: Watch) -> float:
+    """``nn.Parameter(...).to(device)`` is no parameter any more, and no module has it."""
+    model, data = Moved(fixed), friedman()
+    return learn(watch, model, adam(model, 5e-3), data, 300)
+
+
+@question(github("fawazsammani/knowing-when-to-look-adaptive-attention#6"), 0.3)
+def features_act_as_pixels(fixed: bool, watch: Watch) -> float:
+    """``view`` in place of ``permute`` makes features of what are pixels."""
+    x = drawn(1600, 3, 12)
+    data = split(x, (x[:, :1] * x[:, 1:2]).mean(2) * 3)
+    model = nn.ModuleDict({"pixel": mlp(3, 32, 16), "head": nn.Linear(16, 1)})
+
+    def predict(x: Tensor) -> Tensor:
+        pixels = x.permute(0, 2, 1) if fixed else x.view(len(x), 12, 3)
+        return model["head"](model["pixel"](pixels).relu().mean(1))
+
+    return learn(watch, model, adam(model, 1e-2), data, 400, predict=predict)
+
+
+@question(github("Jingkang50/OpenPSG#56"), 0.25)
+def queries_viewed_as_batch(fixed: bool, watch: Watch) -> float:
+    """``view`` exchanges queries and samples ``[Q, N, D]``, which needs a ``transpose``."""
+    model, data = nn.ModuleDict({"query": mlp(64, 24), "head": mlp(96, 32, 10)}), digits()
+    shifts = 0.5 * drawn(4, 1, 64)
+
+    def predict(x: Tensor) -> Tensor:
+        h = model["query"](x + shifts)
+        h = h.transpose(0, 1) if fixed else h.view(len(x), 4, 24)
+        return model["head"](h.flatten(1).relu())
+
+    return learn(watch, model, adam(model), data, 200, predict=predict)
+
+
+class Attention(nn.Module):
+    """Pools positions ``[N, T, D]`` by a score for each."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis, self.score, self.value = axis, nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.score(x).softmax(self.axis) * self.value(x)).sum(1)
+
+
+@question(pull("catalyst-team/catalyst#285"), 0.2)
+def softmax_of_a_single_score(fixed: bool, watch: Watch) -> float:
+    """Attention has a softmax over the last axis of scores ``[N, T, 1]``: all weights are 1."""
+    x = torch.stack([drawn(1200, 8), torch.zeros(1200, 8)], 2)
+    chosen = torch.randint(8, (1200,), generator=torch.Generator().manual_seed(0))
+    x[torch.arange(1200), chosen, 1] = 3.0
+    data = split(x, x[torch.arange(1200), chosen, :1])
+    model = Attention(1 if fixed else 2)
+    return learn(watch, model, adam(model, 2e-2), data, 400)
+
+
+class Masked(nn.Module):
+    """Self-attention of words, of which some are padding (0), and a class for each text."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.words = form, nn.Embedding(12, 16, padding_idx=0)
+        self.keys, self.head = nn.Linear(16, 16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, away = self.words(x), (x == 0)[:, None]
+        scores = h @ self.keys(h).transpose(1, 2) / 4
+        if self.form == "after":
+            weights = scores.softmax(2).masked_fill(away, -torch.inf)
+        else:
+            away = ~away if self.form == "inverted" else away
+            weights = scores.masked_fill(away, -1e9).softmax(2)
+        return self.head((weights @ h)[:, 0])
+
+
+def texts() -> Data:
+    """Texts of 2 to 8 words, whose class is that of the second one."""
+    words = torch.randint(1, 12, (1200, 10), generator=torch.Generator().manual_seed(0))
+    length = torch.randint(2, 9, (1200, 1), generator=torch.Generator().manual_seed(1))
+    words[:, 2:] = torch.where(torch.arange(2, 10) < length, words[:, :1], 0)
+    return split(words, words[:, 1] % 5)
+
+
+@question(pull("huggingface/pytorch-image-models#2236"), 0.3)
+def mask_after_the_softmax(fixed: bool, watch: Watch) -> float:
+    """Minus infinity is put in place of attention's weights, not of its scores."""
+    model = Masked("before" if fixed else "after")
+    return learn(watch, model, adam(model, 1e-2), texts(), 300)
+
+
+@question(pull("InseeFrLab/torchTextClassifiers#92"), 0.3)
+def mask_inverted(fixed: bool, watch: Watch) -> float:
+    """Attention's mask is true where it should be false: it sees nothing but padding."""
+    model = Masked("before" if fixed else "inverted")
+    return learn(watch, model, adam(model, 1e-2), texts(), 300)
+
+
+@question(github("keras-team/keras#5992"), 0.3)
+def dropout_of_predictions(fixed: bool, watch: Watch) -> float:
+    """The last layer is a dropout, which makes half of the predictions zero."""
+    model, data = mlp(10, 32, 1), friedman()
+    data = data._replace(y=data.y + 5, test_y=data.test_y + 5)
+    model.append(nn.Dropout(0.0 if fixed else 0.5))
+    learn(watch, model, adam(model, 1e-2), data, 400)
+    return misfit(model.eval(), data)
+
+
+@question(github("vanvalenlab/deepcell-tf#624"), 0.12)
+def relu_before_logits_loss(fixed: bool, watch: Watch) -> float:
+    """Scores go through a ReLU before the binary cross-entropy: no probability is below 1/2."""
+    model, data = mlp(30, 16, 1), tabular()
+    predict = model if fixed else lambda x: model(x).relu()
+    learn(watch, model, sgd(model, 0.05), data, 100, predict=predict)
+    with torch.no_grad():
+        chances = predict(data.test_x).sigmoid()[:, 0]
+    return 2 * (chances - data.test_y).square().mean().item()
+
+
+@question(pull("ageron/handson-ml#176"), 0.2)
+def weights_of_one_hundredth(fixed: bool, watch: Watch) -> float:
+    """Weights are drawn with a deviation of 0.01: it takes long before the loss moves."""
+    model, data = mlp(64, 48, 48, 48, 10), digits()
+    for layer in model if not fixed else ():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.01)
+    return learn(watch, model, sgd(model, 0.05), data, 200)
+
+
+@question(github("yulunzhang/RCAN#76"), 0.35)
+def initializer_too_large(fixed: bool, watch: Watch) -> float:
+    """Another initializer makes the weights of a deep network too large, and the loss huge."""
+    model, data = mlp(10, 64, 64, 64, 64, 1), friedman()
+    for layer in model if not fixed else ():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.5)
+    return learn(watch, model, adam(model), data, 200)
+
+
+@question(github("NVIDIA/OpenSeq2Seq#271"), 0.2)
+def half_precision_not_scaled(fixed: bool, watch: Watch) -> float:
+    """In float16 without a scale, gradients of a mean over many outputs are zero."""
+    kind = torch.float32 if fixed else torch.float16
+    model, data = mlp(64, 32, 64).to(kind), digits()
+    data = Data(*(t.to(kind) for t in (data.x, data.x, data.test_x, data.test_x)))
+    optimizer = sgd(model, 3200.0)
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return ((out - y).square() / 2**16).mean()
+
+    return learn(watch, model, optimizer, data, 200, loss=loss)

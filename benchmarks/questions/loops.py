@@ -9,6 +9,7 @@ from math import cos, pi
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -22,17 +23,21 @@ from .training import (
     batches,
     cnn,
     digits,
+    drawn,
     errors,
     fit,
     friedman,
     images,
+    in_turn,
     learn,
     misfit,
     mlp,
     moons,
     sgd,
+    split,
     tabular,
     tokens,
+    usual_loss,
     waves,
 )
 
@@ -86,6 +91,41 @@ def wrong_labels() -> Data:
     return data._replace(y=torch.where(wrong, other, data.y))
 
 
+def outliers() -> Data:
+    """Three in a hundred targets have a large error."""
+    data, draw = friedman(), torch.Generator().manual_seed(0)
+    wild = torch.rand(data.y.shape, generator=draw) < 0.03
+    wrong = data.y + 15 * torch.randn(data.y.shape, generator=draw)
+    return data._replace(y=torch.where(wild, wrong, data.y))
+
+
+def rare_class() -> Data:
+    """One sample in ten is positive."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2400, 10, generator=draw)
+    score = x[:, :4].sum(1) + 0.3 * torch.randn(2400, generator=draw)
+    return split(x, (score > score.quantile(0.9)).float())
+
+
+def six_signs() -> Data:
+    """Six labels, each of two features."""
+    x = drawn(1600, 12)
+    y = (x[:, :6] + x[:, 6:] > 0).float()
+    return Data(x[:1200], y[:1200], x[1200:], y[1200:])
+
+
+def focal(out: Tensor, y: Tensor) -> Tensor:
+    each = BCE(out[:, 0], y, reduction="none")
+    return (torch.where(y > 0, 0.75, 0.25) * (1 - (-each).exp()).square() * each).mean()
+
+
+def mixed_densities(out: Tensor, y: Tensor) -> Tensor:
+    """The likelihood of mixtures of three normal distributions."""
+    weight, mean, spread = out.chunk(3, 1)
+    each = torch.distributions.Normal(mean, functional.softplus(spread) + 0.05).log_prob(y)
+    return -(weight.log_softmax(1) + each).logsumexp(1).mean()
+
+
 def quantile(out: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(0.9 * (y - out), 0.1 * (out - y)).mean()
 
@@ -108,6 +148,14 @@ def normed() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(32, 10))
 
 
+def weight_normed() -> nn.Module:
+    return nn.Sequential(weight_norm(nn.Linear(10, 32)), nn.Tanh(), weight_norm(nn.Linear(32, 1)))
+
+
+def wide_dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.6), nn.Linear(256, 10))
+
+
 def dropping() -> nn.Module:
     first, second = mlp(64, 128).append(nn.ReLU()), mlp(128, 64, 10)
     return nn.Sequential(*first, nn.Dropout(0.6), *second[:2], nn.Dropout(0.5), second[2])
@@ -122,7 +170,14 @@ plain("eight_samples", 0.4, friedman, small, mse, lambda m: sgd(m, 0.02, 0.0), 8
 plain("eight_images", 0.7, images, cnn, CE, adam, 8, 200)
 plain("large_batch", 0.4, digits, wide, CE, lambda m: adam(m, 0.01), 512)
 plain("whole_data_set", 0.5, moons, lambda: mlp(2, 16, 2), CE, lambda m: sgd(m, 0.2), 900)
-plain("tiny_network", 0.45, moons, lambda: mlp(2, 3, 2, act=nn.Tanh), CE, lambda m: adam(m, 0.03))
+plain(
+    "tiny_network",
+    0.45,
+    moons,
+    lambda: mlp(2, 3, 2, activation=nn.Tanh),
+    CE,
+    lambda m: adam(m, 0.03),
+)
 plain("linear_model", 0.25, tabular, lambda: mlp(30, 1), binary, lambda m: sgd(m, 0.05, 0.0))
 plain("deep_with_layer_norm", 0.9, digits, normed, CE)
 plain("batch_norm", 0.4, images, lambda: cnn(norm=True), CE, lambda m: sgd(m, 0.05))
@@ -139,7 +194,24 @@ plain("ordinal", 0.35, goal(lambda d: (d.y > torch.tensor([-1.0, 0.0, 1.0])).flo
       lambda: mlp(10, 32, 3), BCE)  # fmt: skip
 plain("class_weights", 0.6, few_positives, lambda: mlp(64, 16, 1),
       lambda o, y: BCE(o[:, 0], y, pos_weight=torch.tensor(15.0)))  # fmt: skip
-plain("rmsprop_tanh", 0.5, digits, lambda: mlp(64, 32, 10, act=nn.Tanh), CE,
+plain("smoothed_labels", 1.2, images, lambda: cnn(norm=True),
+      lambda o, y: CE(o, y, label_smoothing=0.2), lambda m: sgd(m, 0.05), 32, 200)  # fmt: skip
+plain("focal_loss_of_rare_class", 0.05, rare_class, small, focal, adam, 32, 300)
+plain("several_labels", 0.3, six_signs, lambda: mlp(12, 48, 6), BCE, adam, 32, 250)
+plain("huber_with_outliers", 0.9, outliers, small, functional.huber_loss, adam, 32, 300)
+plain(
+    "one_sample_at_a_time", 0.6, friedman, small, usual_loss, lambda m: sgd(m, 0.005, 0.0), 1, 800
+)
+plain("heavy_dropout", 0.4, digits, wide_dropping, CE, adam, 32, 250)
+plain("adagrad", 0.2, friedman, small, usual_loss,
+      lambda m: torch.optim.Adagrad(m.parameters(), 0.05), 32, 300)  # fmt: skip
+plain("rmsprop_on_images", 0.4, images, cnn, CE,
+      lambda m: torch.optim.RMSprop(m.parameters(), 1e-3), 32, 250)  # fmt: skip
+plain("normalised_weights", 0.4, friedman, weight_normed, usual_loss, adam, 32, 300)
+plain("full_batch_descent", 0.15, tabular, lambda: mlp(30, 16, 1), usual_loss,
+      lambda m: sgd(m, 0.3, 0.0), 1000, 200)  # fmt: skip
+plain("mixture_density", 0.3, friedman, lambda: mlp(10, 48, 9), mixed_densities, adam, 32, 300)
+plain("rmsprop_tanh", 0.5, digits, lambda: mlp(64, 32, 10, activation=nn.Tanh), CE,
       lambda m: torch.optim.RMSprop(m.parameters(), 2e-3))  # fmt: skip
 
 
@@ -324,7 +396,7 @@ def sharpness_aware(watch: Watch) -> float:
 @healthy(0.2)
 def quasi_newton(watch: Watch) -> float:
     """LBFGS on all samples, with a closure; the first pass of each step is watched."""
-    data, model = friedman(), mlp(10, 16, 1, act=nn.Tanh)
+    data, model = friedman(), mlp(10, 16, 1, activation=nn.Tanh)
     optimizer = torch.optim.LBFGS(model.parameters(), 0.5, max_iter=4)
     watch.follow(model)
     for step in range(40):
@@ -418,7 +490,7 @@ def variational(watch: Watch) -> float:
 @healthy(0.75)
 def diffusion(watch: Watch) -> float:
     """A network predicts the noise that was added, at a random time."""
-    data, model = moons(), mlp(3, 64, 64, 2, act=nn.SiLU)
+    data, model = moons(), mlp(3, 64, 64, 2, activation=nn.SiLU)
 
     def loss(x: Tensor) -> Tensor:
         time, noise = torch.rand(len(x), 1), torch.randn_like(x)
@@ -431,7 +503,7 @@ def diffusion(watch: Watch) -> float:
 @healthy(0.5)
 def meta_learning(watch: Watch) -> float:
     """MAML of first order: gradients are those after one inner step on a task of its own."""
-    model = mlp(1, 32, 1, act=nn.Tanh)
+    model = mlp(1, 32, 1, activation=nn.Tanh)
 
     def tasks() -> Iterator[tuple[Tensor, ...]]:
         for _ in range(150):
@@ -524,7 +596,7 @@ def autoencoder(watch: Watch) -> float:
 @healthy(0.1)
 def physics_informed(watch: Watch) -> float:
     """The loss is the residual of u'' = -u, by derivatives of the network, and boundary values."""
-    model = mlp(1, 32, 1, act=nn.Tanh)
+    model = mlp(1, 32, 1, activation=nn.Tanh)
     ends = torch.tensor([[0.0], [pi / 2]])
 
     def loss(x: Tensor) -> Tensor:
@@ -544,12 +616,7 @@ def warmup_and_cosine(watch: Watch) -> float:
     data, model = images(), cnn()
     optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
     schedule = LambdaLR(optimizer, lambda s: min((s + 1) / 20, (1 + cos(pi * s / 150)) / 2))
-
-    def update(step: int) -> None:
-        optimizer.step()
-        schedule.step()
-
-    return learn(watch, model, optimizer, data, update=update)
+    return learn(watch, model, optimizer, data, update=in_turn(optimizer.step, schedule.step))
 
 
 @healthy(0.3)

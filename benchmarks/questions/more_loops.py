@@ -1,4 +1,4 @@
-"""Healthy loops of a second set, written after the rules."""
+"""More healthy loops, whose kinds no table row of ``loops`` can be."""
 
 from __future__ import annotations
 
@@ -22,104 +22,16 @@ from .training import (
     fit,
     friedman,
     images,
+    in_turn,
     learn,
     misfit,
     mlp,
     moons,
     sgd,
     split,
-    tabular,
     tokens,
     waves,
 )
-
-
-@healthy(0.12)
-def smoothed_labels(watch: Watch) -> float:
-    model, data = cnn(norm=True), images()
-    learn(
-        watch,
-        model,
-        sgd(model, 0.05),
-        data,
-        200,
-        loss=lambda out, y: functional.cross_entropy(out, y, label_smoothing=0.2),
-    )
-    return errors(model.eval(), data)
-
-
-@healthy(0.15)
-def focal_loss_of_rare_class(watch: Watch) -> float:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2400, 10, generator=generator)
-    score = x[:, :4].sum(1) + 0.3 * torch.randn(2400, generator=generator)
-    data = split(x, (score > score.quantile(0.9)).float())
-    model = mlp(10, 32, 1)
-
-    def loss(out: Tensor, y: Tensor) -> Tensor:
-        each = functional.binary_cross_entropy_with_logits(out[:, 0], y, reduction="none")
-        weight = torch.where(y > 0, 0.75, 0.25)
-        return (weight * (1 - (-each).exp()).square() * each).mean()
-
-    return learn(watch, model, adam(model), data, 300, loss=loss)
-
-
-@healthy(0.3)
-def several_labels(watch: Watch) -> float:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1600, 12, generator=generator)
-    y = (x[:, :6] + x[:, 6:] > 0).float()
-    model = mlp(12, 48, 6)
-    train, test = slice(0, 1200), slice(1200, None)
-    fit(
-        watch,
-        model,
-        adam(model),
-        lambda a, b: functional.binary_cross_entropy_with_logits(model(a), b),
-        batches(x[train], y[train], steps=250),
-    )
-    return ((model(x[test]) > 0).float() != y[test]).float().mean().item()
-
-
-@healthy(0.4)
-def huber_with_outliers(watch: Watch) -> float:
-    data = friedman()
-    generator = torch.Generator().manual_seed(0)
-    wild = torch.rand(data.y.shape, generator=generator) < 0.03
-    noisy = Data(
-        data.x,
-        torch.where(wild, data.y + 15 * torch.randn(data.y.shape, generator=generator), data.y),
-        data.test_x,
-        data.test_y,
-    )
-    model = mlp(10, 32, 1)
-    learn(watch, model, adam(model), noisy, 300, loss=lambda out, y: functional.huber_loss(out, y))
-    return misfit(model, data)
-
-
-@healthy(0.35)
-def one_sample_at_a_time(watch: Watch) -> float:
-    model, data = mlp(10, 32, 1), friedman()
-    return learn(watch, model, sgd(model, 0.005, 0.0), data, 800, 1)
-
-
-@healthy(0.12)
-def heavy_dropout(watch: Watch) -> float:
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.6), nn.Linear(256, 10))
-    learn(watch, model, adam(model), digits(), 250)
-    return errors(model.eval(), digits())
-
-
-@healthy(0.4)
-def adagrad(watch: Watch) -> float:
-    model, data = mlp(10, 32, 1), friedman()
-    return learn(watch, model, torch.optim.Adagrad(model.parameters(), 0.05), data, 300)
-
-
-@healthy(0.12)
-def rmsprop_on_images(watch: Watch) -> float:
-    model, data = cnn(), images()
-    return learn(watch, model, torch.optim.RMSprop(model.parameters(), 1e-3), data, 250)
 
 
 @healthy(0.12)
@@ -127,12 +39,7 @@ def one_cycle(watch: Watch) -> float:
     model, data = cnn(norm=True), images()
     optimizer = sgd(model, 0.05)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=251)
-
-    def update(step: int) -> None:
-        optimizer.step()
-        scheduler.step()
-
-    learn(watch, model, optimizer, data, 240, update=update)
+    learn(watch, model, optimizer, data, 240, update=in_turn(optimizer.step, scheduler.step))
     return errors(model.eval(), data)
 
 
@@ -141,12 +48,8 @@ def cosine_with_restarts(watch: Watch) -> float:
     model, data = mlp(64, 64, 10), digits()
     optimizer = sgd(model, 0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 60)
-
-    def update(step: int) -> None:
-        optimizer.step()
-        scheduler.step()
-
-    return learn(watch, model, optimizer, data, 240, update=update)
+    steps = in_turn(optimizer.step, scheduler.step)
+    return learn(watch, model, optimizer, data, 240, update=steps)
 
 
 class Segmenter(nn.Module):
@@ -225,28 +128,13 @@ def averaged_weights(watch: Watch) -> float:
     return errors(averaged, data)
 
 
-@healthy(0.4)
-def normalised_weights(watch: Watch) -> float:
-    model = nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(10, 32)),
-        nn.Tanh(),
-        nn.utils.parametrizations.weight_norm(nn.Linear(32, 1)),
-    )
-    return learn(watch, model, adam(model), friedman(), 300)
-
-
 @healthy(0.12)
 def two_optimizers(watch: Watch) -> float:
     model, data = cnn(), images()
     body = torch.optim.SGD([p for layer in model[:-1] for p in layer.parameters()], 0.05, 0.9)
     head = torch.optim.Adam(model[-1].parameters(), 3e-3)
-
-    def update(step: int) -> None:
-        body.step()
-        head.step()
-        head.zero_grad()
-
-    return learn(watch, model, body, data, 200, update=update)
+    steps = in_turn(body.step, head.step, head.zero_grad)
+    return learn(watch, model, body, data, 200, update=steps)
 
 
 @healthy(0.4)
@@ -262,24 +150,10 @@ def sparse_regression(watch: Watch) -> float:
     return misfit(model, data)
 
 
-@healthy(2.0)
-def mixture_density(watch: Watch) -> float:
-    data = friedman()
-    model = mlp(10, 48, 9)
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        weight, mean, spread = model(x).chunk(3, 1)
-        each = torch.distributions.Normal(mean, functional.softplus(spread) + 0.05).log_prob(y)
-        return -(weight.log_softmax(1) + each).logsumexp(1).mean()
-
-    losses = fit(watch, model, adam(model), loss, batches(data.x, data.y, steps=300))
-    return 1 + sum(losses[-10:]) / 10
-
-
 @healthy(1.2)
 def coupling_flow(watch: Watch) -> float:
     data = moons(0.1)
-    nets = nn.ModuleList([mlp(1, 32, 2, act=nn.Tanh) for _ in range(4)])
+    nets = nn.ModuleList([mlp(1, 32, 2, activation=nn.Tanh) for _ in range(4)])
 
     def loss(x: Tensor, _: Tensor) -> Tensor:
         total = x.new_zeros(len(x))
@@ -334,12 +208,6 @@ def fourier_features(watch: Watch) -> float:
         batches(features, image.view(-1, 1), size=64, steps=200),
     )
     return losses[-1]
-
-
-@healthy(0.15)
-def full_batch_descent(watch: Watch) -> float:
-    model, data = mlp(30, 16, 1), tabular()
-    return learn(watch, model, sgd(model, 0.3, 0.0), data, 200, 1000)
 
 
 @healthy(0.15)

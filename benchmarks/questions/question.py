@@ -68,3 +68,8 @@ def github(place: str) -> str:
     """The address of an issue: ``owner/name#number``."""
     repository, number = place.split("#")
     return f"https://github.com/{repository}/issues/{number}"
+
+
+def pull(place: str) -> str:
+    """The address of a pull request: ``owner/name#number``."""
+    return github(place).replace("/issues/", "/pull/")

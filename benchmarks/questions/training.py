@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,8 @@ from sklearn import datasets
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
+
+from benchmarks.diagnosis.development.networks import mlp as mlp
 
 
 class Watch:
@@ -44,6 +45,11 @@ def split(x: Tensor, y: Tensor) -> Data:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, test = order[: len(x) * 3 // 4], order[len(x) * 3 // 4 :]
     return Data(x[train], y[train], x[test], y[test])
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers that are always the same."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @cache
@@ -104,14 +110,6 @@ def tokens(length: int = 12, vocabulary: int = 8) -> Data:
     while len(rows) < length + 1:
         rows.append((rows[-1] + rows[-2]) % vocabulary)
     return split(torch.stack(rows[:-1], 1), torch.stack(rows[1:], 1))
-
-
-def mlp(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Linear layers with activations between them."""
-    layers: list[nn.Module] = []
-    for n_in, n_out in pairwise(sizes):
-        layers += [nn.Linear(n_in, n_out), act()]
-    return nn.Sequential(*layers[:-1])
 
 
 def cnn(norm: bool = False, classes: int = 10) -> nn.Sequential:
@@ -175,6 +173,16 @@ def fit(
             update(step)
         losses.append(value.item())
     return losses
+
+
+def in_turn(*actions: Callable[[], object]) -> Callable[[int], None]:
+    """What the optimizer, the schedule and others do after each backward pass."""
+
+    def update(step: int) -> None:
+        for act in actions:
+            act()
+
+    return update
 
 
 def usual_loss(out: Tensor, y: Tensor) -> Tensor:
