@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch.func import functional_call, grad, vmap
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """``(inputs, labels)`` to squared norms ``[N]``; gradients are left on the parameters."""
+
+
+Peer = Callable[[nn.Module], Step]
 
 
 def plain(model: nn.Module) -> Step:
@@ -23,40 +27,26 @@ def plain(model: nn.Module) -> Step:
     return step
 
 
-def backpack_norms(model: nn.Module) -> Step:
-    """BackPACK's ``BatchL2Grad``."""
-    from backpack import backpack, extend
-    from backpack.extensions import BatchL2Grad
+def by_backpack(extension: str, squared_norms: Callable[[Any], Tensor]) -> Peer:
+    """An extension of BackPACK, and what it leaves on a parameter as squared norms ``[N]``."""
 
-    model, loss_function = extend(model), extend(nn.CrossEntropyLoss())
+    def of(model: nn.Module) -> Step:
+        from backpack import backpack, extend, extensions
 
-    def step(inputs: Tensor, labels: Tensor) -> Tensor:
-        with backpack(BatchL2Grad()):
-            loss_function(model(inputs), labels).backward()
-        norms = torch.stack([p.batch_l2 for p in model.parameters()]).sum(0) * len(inputs) ** 2
-        for parameter in model.parameters():
-            del parameter.batch_l2
-        return norms
+        model, loss_function = extend(model), extend(nn.CrossEntropyLoss())
+        extended = getattr(extensions, extension)()
 
-    return step
+        def step(inputs: Tensor, labels: Tensor) -> Tensor:
+            with backpack(extended):
+                loss_function(model(inputs), labels).backward()
+            found = torch.stack([squared_norms(parameter) for parameter in model.parameters()])
+            for parameter in model.parameters():
+                delattr(parameter, extended.savefield)
+            return found.sum(0) * len(inputs) ** 2
 
+        return step
 
-def backpack_gradients(model: nn.Module) -> Step:
-    """BackPACK's ``BatchGrad``: all per-sample gradients."""
-    from backpack import backpack, extend
-    from backpack.extensions import BatchGrad
-
-    model, loss_function = extend(model), extend(nn.CrossEntropyLoss())
-
-    def step(inputs: Tensor, labels: Tensor) -> Tensor:
-        with backpack(BatchGrad()):
-            loss_function(model(inputs), labels).backward()
-        norms = torch.stack([p.grad_batch.flatten(1).square().sum(1) for p in model.parameters()])
-        for parameter in model.parameters():
-            del parameter.grad_batch
-        return norms.sum(0) * len(inputs) ** 2
-
-    return step
+    return of
 
 
 def opacus_gradients(model: nn.Module) -> Step:
@@ -127,9 +117,11 @@ def loop(model: nn.Module) -> Step:
     return step
 
 
-PEERS: dict[str, Callable[[nn.Module], Step]] = {
-    "BackPACK BatchL2Grad": backpack_norms,
-    "BackPACK BatchGrad": backpack_gradients,
+PEERS: dict[str, Peer] = {
+    "BackPACK BatchL2Grad": by_backpack("BatchL2Grad", lambda p: p.batch_l2),
+    "BackPACK BatchGrad": by_backpack(
+        "BatchGrad", lambda p: p.grad_batch.flatten(1).square().sum(1)
+    ),
     "opacus GradSampleModule": opacus_gradients,
     "opacus ghost norms": opacus_ghost,
     "torch.func vmap": vmapped,

@@ -170,14 +170,8 @@ plain("eight_samples", 0.4, friedman, small, mse, lambda m: sgd(m, 0.02, 0.0), 8
 plain("eight_images", 0.7, images, cnn, CE, adam, 8, 200)
 plain("large_batch", 0.4, digits, wide, CE, lambda m: adam(m, 0.01), 512)
 plain("whole_data_set", 0.5, moons, lambda: mlp(2, 16, 2), CE, lambda m: sgd(m, 0.2), 900)
-plain(
-    "tiny_network",
-    0.45,
-    moons,
-    lambda: mlp(2, 3, 2, activation=nn.Tanh),
-    CE,
-    lambda m: adam(m, 0.03),
-)
+plain("tiny_network", 0.45, moons, lambda: mlp(2, 3, 2, activation=nn.Tanh), CE,
+      lambda m: adam(m, 0.03))  # fmt: skip
 plain("linear_model", 0.25, tabular, lambda: mlp(30, 1), binary, lambda m: sgd(m, 0.05, 0.0))
 plain("deep_with_layer_norm", 0.9, digits, normed, CE)
 plain("batch_norm", 0.4, images, lambda: cnn(norm=True), CE, lambda m: sgd(m, 0.05))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from benchmarks.diagnosis.development.networks import mlp as mlp
+from benchmarks.diagnosis.development.networks import mlp as mlp  # for all modules
 
 
 class Watch:

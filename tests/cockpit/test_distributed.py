@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from gradlens.cockpit.checkpoint import CONTINUED
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import GradHist1d, GradHist2d, Loss, MeanGSNR, NormTest
 from gradlens.reductions import SquaredNorms, SumOfSquares
-from tests.cases.processes import free_port, run_processes
+from tests.cases.processes import free_port, join_group, run_processes
 from tests.cases.records import assert_same_records, unnamed
 from tests.cockpit.test_training_loops import data, network, noise_by_part, tracked
 
@@ -127,16 +126,9 @@ CASES = {
 }
 
 
-def start(rank: int, processes: int, port: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
-    distributed.init_process_group("gloo", rank=rank, world_size=processes, timeout=limit)
-
-
 def worker(rank: int, processes: int, port: int, folder: Path) -> None:
     warnings.simplefilter("error")
-    start(rank, processes, port)
+    join_group(rank, processes, port)
     try:
         for name, case in CASES.items():
             if len(SHARES[case.shares]) == processes:
@@ -263,7 +255,7 @@ class FailingReduction(SquaredNorms):
 
 def failing(rank: int, port: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
-    start(rank, 2, port)
+    join_group(rank, 2, port)
     model, (x, y) = network(), data()
     parallel = nn.parallel.DistributedDataParallel(model)
     part = SHARES["equal"][rank]
@@ -354,7 +346,7 @@ class SumsOfSquares(Norms):
 
 
 def counting(rank: int, port: int, folder: Path) -> None:
-    start(rank, 2, port)
+    join_group(rank, 2, port)
     found = sent_bytes()
     if rank:
         (folder / "sent.json").write_text(json.dumps(found))

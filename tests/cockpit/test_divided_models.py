@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
 import time
@@ -33,7 +32,7 @@ from gradlens.quantities import (
     UpdateSize,
 )
 from gradlens.schedules import linear
-from tests.cases.processes import free_port, run_processes
+from tests.cases.processes import free_port, join_group, run_processes
 from tests.cases.records import assert_same_records
 
 pytestmark = pytest.mark.slow
@@ -305,16 +304,9 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
 }
 
 
-def start(rank: int, port: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    timeout = datetime.timedelta(seconds=60)
-    distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timeout)
-
-
 def worker(rank: int, port: int, folder: Path) -> None:
-    start(rank, port)
+    join_group(rank, 2, port)
+    warnings.simplefilter("ignore")
     for name, scenario in SCENARIOS.items():
         text = "as expected"
         try:
@@ -339,7 +331,8 @@ def test_two_processes(name: str, outcomes: Path) -> None:
 
 
 def dying(rank: int, port: int) -> None:
-    start(rank, port)
+    join_group(rank, 2, port)
+    warnings.simplefilter("ignore")
 
     def seen(step: int, outputs: Tensor) -> None:
         if rank == 1 and step == 1:

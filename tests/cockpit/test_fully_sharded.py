@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from gradlens.quantities import (
     UpdateGeometry,
     WeightSignFlips,
 )
-from tests.cases.processes import free_port, run_processes
+from tests.cases.processes import free_port, join_group, run_processes
 from tests.cases.records import assert_same_records
 from tests.cockpit.test_training_loops import tracked
 
@@ -212,12 +211,10 @@ def quantities() -> list[Any]:
 
 
 def worker(rank: int, port: int, folder: Path, names: Sequence[str]) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "gradlens")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+    join_group(rank, PROCESSES, port)
     try:
         for name in names:
             tracked_weights = train(rank, CASES[name], folder / name, True)
