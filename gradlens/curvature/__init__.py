@@ -39,9 +39,8 @@ from gradlens.curvature.fisher import (
 )
 from gradlens.curvature.hessian import GGNOperator, HessianOperator, JacobianOperator
 from gradlens.curvature.inverse import InverseOperator, Solution
-from gradlens.curvature.loss_over_data import BatchLoss, LossOverData, SumOverData
-from gradlens.curvature.network_over_data import BatchOutputs
 from gradlens.curvature.operator import CurvatureOperator, SymmetricMatrix
+from gradlens.curvature.over_data import BatchLoss, BatchOutputs, LossOverData, SumOverData
 from gradlens.curvature.probe import Probe
 
 # Matrices of losses.

@@ -23,8 +23,8 @@ from gradlens.curvature.hessian import (
     check_outputs,
     check_rows,
 )
-from gradlens.curvature.loss_over_data import BatchLoss, LossOperator, LossOverData, OfBatch
 from gradlens.curvature.operator import Seed
+from gradlens.curvature.over_data import BatchLoss, LossOperator, LossOverData, OfBatch
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.unavailable import UnavailableError

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
-from gradlens.curvature.loss_over_data import BatchLoss, LossOperator, LossOverData, OfBatch
-from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
 from gradlens.curvature.operator import (
     ParameterOperator,
     consecutive_slices,
@@ -20,6 +18,16 @@ from gradlens.curvature.operator import (
     normal_like,
     placed,
     shaped,
+)
+from gradlens.curvature.over_data import (
+    BatchLoss,
+    BatchOutputs,
+    LossOperator,
+    LossOverData,
+    NetworkOverData,
+    OfBatch,
+    Split,
+    as_pair,
 )
 from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError

@@ -14,15 +14,17 @@ from torch.optim import Optimizer
 from gradlens.curvature.curvature import Curvature, LossCurvature, NetworkOutputs, returned_outputs
 from gradlens.curvature.diagonals import DiagonalKind, LossDiagonal, LossTraces, summed_traces
 from gradlens.curvature.directions import Directions
-from gradlens.curvature.loss_over_data import (
+from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.over_data import (
     BatchLoss,
     LossFunction,
     LossOverData,
     OfBatch,
+    Split,
     SumOverData,
+    as_pair,
+    check_data,
 )
-from gradlens.curvature.network_over_data import Split, as_pair, check_data
-from gradlens.curvature.operator import CurvatureOperator
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.model_calls import tensors_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.hessian import HessianOperator
-from gradlens.curvature.loss_over_data import LossOverData, SumOverData
+from gradlens.curvature.over_data import LossOverData, SumOverData
 from gradlens.curvature.probe import Probe
 from gradlens.graph.undisturbed import training_kept
 from gradlens.history.lines import Floats

@@ -27,13 +27,13 @@ from gradlens.quantities.gradient_noise import (
     NormTest,
     OrthoTest,
 )
-from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.quantities.layer_statistics import (
+from gradlens.quantities.layer_quantity import (
     DeadNeurons,
     GradientActivation,
     InputMean,
     InputNorm,
     InputStd,
+    LayerQuantity,
     MeanTID,
     OutputActivation,
     OutputNorm,

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.numerics.host import on_host
-from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.quantities.step import Step, all_explained
-from gradlens.signals.reductions import SignalReduction
-from gradlens.signals.selection import Selection, Selectors, select, selection
+from gradlens.numerics.shards import whole
+from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
+from gradlens.quantities.quantity import SingleStepQuantity, select_for
+from gradlens.quantities.step import EMPTY, NO_ELEMENTS, NO_FEATURES, Step, all_explained
+from gradlens.signals.predicates import is_activation, is_affine, is_batch_norm
+from gradlens.signals.reductions import (
+    Active,
+    FeatureCounts,
+    FeatureMoments,
+    Maxima,
+    Moments,
+    Norms,
+    SignalReduction,
+    Size,
+)
+from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.signals.signal import Request, Signal
 
 
@@ -92,14 +107,263 @@ class LayerQuantity(SingleStepQuantity):
         """Called when all layers of a step have values; by default, do nothing."""
 
 
-def select_for(quantity: str, model: nn.Module | None, layers: Selection) -> dict[str, nn.Module]:
-    """As ``select``; ``ValueError`` names the quantity, also if there is no model."""
-    if model is None:
-        raise ValueError(
-            f"{quantity} selects layers: pass the model, as in Cockpit(model, ...), instead of "
-            "its parameters"
-        )
-    try:
-        return select(model, layers)
-    except ValueError as error:
-        raise ValueError(f"{quantity}: {error}") from None
+# Norms, means and active units ----------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class OutputNorm(LayerQuantity):
+    """Mean over samples of ‖outₙ‖₂ for each layer, over all features and positions.
+
+    With ``normalize``, it is the mean over samples of the root mean square of their elements.
+    """
+
+    signal = Signal.OUTPUT
+    reduction = Size()
+    view = View("Output norm", group="layers", yscale="log", label="‖output‖")
+
+    normalize: bool = False
+    # Norms don't depend on which axis is that of the features.
+    channel_last: bool | None = field(default=None, init=False, repr=False)
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: Norms) -> Any:
+        if not reduced.count:
+            return Undefined(EMPTY)
+        return (reduced.sample_rms if self.normalize else reduced.sample_norms) / reduced.count
+
+
+class InputNorm(LayerQuantity):
+    """‖x‖₂ of each layer's whole input, all samples together."""
+
+    signal = Signal.INPUT
+    reduction = Size()
+    view = View("Input norm", group="layers", yscale="log", label="‖input‖")
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: Norms) -> Tensor:
+        return reduced.norm
+
+
+NO_RUNNING_STATISTICS = "the layer keeps no running mean and variance"
+
+
+@dataclass(eq=False)
+class _InputMoment(LayerQuantity, ABC):
+    signal = Signal.INPUT
+    reduction = Moments()
+
+    by_feature: bool = False
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: FeatureMoments) -> Any:
+        if not reduced.count:
+            return Undefined(EMPTY)
+        return self._moment(reduced) if reduced.mean.numel() else Undefined(NO_FEATURES)
+
+    @abstractmethod
+    def _moment(self, reduced: FeatureMoments) -> Tensor: ...
+
+
+class InputMean(_InputMoment):
+    """Mean of each layer's input over all elements, or ``by_feature`` of each feature, ``[F]``."""
+
+    view = View("Input mean", group="layers", yscale="symlog", label="mean")
+
+    def _moment(self, reduced: FeatureMoments) -> Tensor:
+        return reduced.mean if self.by_feature else reduced.mean.mean()
+
+
+class InputStd(_InputMoment):
+    """Standard deviation of each layer's input over all elements, or ``by_feature``, ``[F]``.
+
+    It is the population's: the sum of squares is divided by the number of elements.
+    """
+
+    view = View("Input standard deviation", group="layers", yscale="log", label="std")
+
+    def _moment(self, reduced: FeatureMoments) -> Tensor:
+        if self.by_feature:
+            return reduced.variance.sqrt()
+        return (reduced.variance.mean() + reduced.mean.var(correction=0)).sqrt()
+
+
+class _Discrepancy(LayerQuantity, ABC):
+    signal = Signal.INPUT
+    reduction = Moments()
+    default_layers = Selection((is_batch_norm,))
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: FeatureMoments) -> Any:
+        running = _running_statistics(module)
+        if isinstance(running, Undefined):
+            return running
+        if not reduced.count:
+            return Undefined(EMPTY)
+        mean, deviation = running
+        if mean.shape != reduced.mean.shape:
+            return Undefined(
+                f"the input has {reduced.mean.numel()} features and the running mean "
+                f"{mean.numel()}: set channel_last"
+            )
+        size = torch.linalg.vector_norm(deviation)
+        return torch.linalg.vector_norm(self._difference(reduced, mean, deviation)) / size
+
+    @abstractmethod
+    def _difference(self, reduced: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor: ...
+
+
+def _running_statistics(module: nn.Module) -> tuple[Tensor, Tensor] | Undefined:
+    """Running mean and standard deviation ``[C]`` of a layer, in float64 on the host."""
+    buffers = dict(module.named_buffers(recurse=False))
+    if "running_mean" not in buffers or "running_var" not in buffers:
+        return Undefined(NO_RUNNING_STATISTICS)
+    mean, variance = (buffers[name].cpu().double() for name in ("running_mean", "running_var"))
+    if not bool(mean.isfinite().all() and variance.isfinite().all()):
+        return Undefined("the running mean or variance has NaN or Inf")
+    if not bool(variance.any()):
+        return Undefined("the running variance is zero")
+    return mean, variance.sqrt()
+
+
+class MeanTID(_Discrepancy):
+    """Training inference discrepancy ‖μ_B − μ‖₂/‖σ‖₂ of the mean of each batch normalisation.
+
+    Wang et al., 2022, arXiv:2210.05153: μ_B ``[C]`` is the batch's mean; μ and σ are the running
+    mean and standard deviation, which are used in evaluation, after the step's forward pass. For
+    the mean over steps of the paper, use ``gradlens.Aggregate``.
+    """
+
+    view = View("Mean TID", group="layers", yscale="log", label="‖μ_B − μ‖/‖σ‖")
+
+    def _difference(self, reduced: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor:
+        return reduced.mean - mean
+
+
+class VarTID(_Discrepancy):
+    """Training inference discrepancy ‖σ_B − σ‖₂/‖σ‖₂ of the standard deviation, as ``MeanTID``.
+
+    σ_B² is the batch's population variance, with which the layer normalises.
+    """
+
+    view = View("Variance TID", group="layers", yscale="log", label="‖σ_B − σ‖/‖σ‖")
+
+    def _difference(self, reduced: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor:
+        return reduced.variance.sqrt() - deviation
+
+
+NO_OUTPUT = "the batch is empty, or all of its outputs are -inf"
+
+
+@dataclass(eq=False)
+class OutputActivation(LayerQuantity):
+    """Share of active outputs and of dead units of each layer, by default of activations.
+
+    A unit is a feature, or a channel of a convolution; an output is active if its absolute value
+    is above ``threshold``. A unit's rate is the share of samples and positions at which it is
+    active. For each layer, ``"active"`` is the mean rate, ``"dead"`` the share of units whose rate
+    is zero, ``"least"`` the smallest rate, and ``"least_unit"`` the index of its unit. With
+    ``units``, ``"dead_units"`` are the indices of all units whose rate is zero. A record also has
+    the means of the first two over layers, and ``"worst"``, the largest share of dead units in any
+    layer.
+    """
+
+    signal = Signal.OUTPUT
+    default_layers = Selection((is_activation,))
+    view = View("Active and dead units", group="layers", label="share")
+
+    threshold: float = 1e-8  # as in monitorch
+    _: KW_ONLY
+    units: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reduction = Active(self.threshold)
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: FeatureCounts) -> Any:
+        if not reduced.count:
+            return Undefined(EMPTY)
+        if not reduced.active.numel():
+            return Undefined(NO_FEATURES)
+        rates = reduced.active / reduced.count
+        found = activation(rates)
+        if not self.units or isinstance(found, float):
+            return found
+        return found | {"dead_units": on_host(rates == 0).nonzero()[:, 0].numpy()}
+
+    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
+        return over_parts(layers)
+
+
+def activation(rates: Tensor) -> dict[str, float] | float:
+    """Statistics of units that are active at these ``rates`` ``[F]``, in float64."""
+    rates = on_host(rates)
+    if bool(rates.isnan().any()):
+        return math.nan
+    least, unit = rates.min(0)
+    return {
+        "active": float(rates.mean()),
+        "dead": float((rates == 0).double().mean()),
+        "least": float(least),
+        "least_unit": int(unit),
+    }
+
+
+def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
+    """Statistics over all layers, or all parameters, that have values."""
+    known = [part for part in parts.values() if isinstance(part, Mapping)]
+    if not known:
+        return {}
+    dead = [float(part["dead"]) for part in known]
+    return {
+        "active": sum(float(part["active"]) for part in known) / len(known),
+        "dead": sum(dead) / len(dead),
+        "worst": max(dead),
+    }
+
+
+@dataclass(eq=False)
+class DeadNeurons(LayerQuantity):
+    """Share of each layer's features whose outputs are all ≤ ``threshold``, by default all ≤ 0.
+
+    It is meant for layers in front of a ReLU, whose output is zero for such a feature.
+    """
+
+    signal = Signal.OUTPUT
+    reduction = Maxima()
+    default_layers = Selection((is_affine,))
+    view = View("Dead neurons", group="layers", label="share of features")
+
+    threshold: float = 0.0
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: Tensor) -> float:
+        if bool((reduced == -math.inf).all()):
+            return Undefined(NO_OUTPUT if reduced.numel() else NO_FEATURES)
+        if bool(reduced.isnan().any()):
+            return math.nan
+        return float((reduced <= self.threshold).double().mean())
+
+
+@dataclass(eq=False)
+class GradientActivation(ParameterQuantity):
+    """Share of nonzero elements in each parameter's gradient, and of units whose gradient is zero.
+
+    A unit is a row of the parameter, along its first axis: an output feature or channel. Values
+    are those of ``OutputActivation``; an element is nonzero if its absolute value is above
+    ``threshold``.
+    """
+
+    part = "gradient of"
+    view = View("Gradient activation", group="layers", label="share")
+
+    threshold: float = 1e-8  # as in monitorch
+
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
+        gradient = gradient_of(parameter, step)
+        if isinstance(gradient, Undefined):
+            return gradient
+        if not gradient.numel():
+            return Undefined(NO_ELEMENTS)
+        rows = gradient.reshape(len(gradient), -1) if gradient.dim() else gradient.reshape(1, 1)
+        rates = (rows.abs() > self.threshold).double().mean(1)
+        # NaNs are filled in afterwards: torch would look for a rule of a DTensor's in each call.
+        rates, has_nan = whole(torch.stack([rates, rows.isnan().any(1).double()]))
+        return activation(rates.masked_fill(has_nan > 0, torch.nan))
+
+    def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return over_parts(parameters)

@@ -17,8 +17,7 @@ from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
 from gradlens.numerics.precision import double
 from gradlens.numerics.shards import is_distributed
-from gradlens.quantities.layer_quantity import select_for
-from gradlens.quantities.quantity import Quantity, SingleStepQuantity
+from gradlens.quantities.quantity import Quantity, SingleStepQuantity, select_for
 from gradlens.quantities.step import NO_ELEMENTS, NOT_CONVERGED, REMOVED, Step, all_explained
 from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.spelling import near

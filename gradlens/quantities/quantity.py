@@ -20,6 +20,7 @@ from gradlens.quantities.step import Measure, Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
+from gradlens.signals.selection import Selection, select
 from gradlens.signals.signal import Request
 from gradlens.stateful import State, Stateful
 
@@ -350,3 +351,19 @@ class TwoPointQuantity(Quantity):
     @final
     def at_next_step(self, start: Step, update: Update, end: Step, earlier: Any) -> Any:
         return self.compute(start, update, end)
+
+
+# Choosing layers ------------------------------------------------------------------------------
+
+
+def select_for(quantity: str, model: nn.Module | None, layers: Selection) -> dict[str, nn.Module]:
+    """As ``select``; ``ValueError`` names the quantity, also if there is no model."""
+    if model is None:
+        raise ValueError(
+            f"{quantity} selects layers: pass the model, as in Cockpit(model, ...), instead of "
+            "its parameters"
+        )
+    try:
+        return select(model, layers)
+    except ValueError as error:
+        raise ValueError(f"{quantity}: {error}") from None
