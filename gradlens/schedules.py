@@ -110,13 +110,10 @@ def _decision(found: Any) -> bool:
     )
 
 
-def decided_once(schedule: Schedule) -> Schedule:
-    """The same schedule, which is called once for each of the last ``KEPT_DECISIONS`` steps."""
-    return _DecidedOnce(schedule)
-
-
 def checked(schedule: Any, owner: str) -> Schedule:
-    """As ``decided_once``, of a function or of a number K for every K steps.
+    """The schedule of a function, or of a number K for every K steps.
+
+    A function is called once for each of the last ``KEPT_DECISIONS`` steps.
 
     ``TypeError`` names the owner if it is neither, and ``ValueError`` if K is less than one.
     """
@@ -134,7 +131,7 @@ def checked(schedule: Any, owner: str) -> Schedule:
             f"{owner}: track_schedule=linear makes schedules and is none itself: call it, as in "
             "gradlens.schedules.linear(10)"
         )
-    return decided_once(schedule)
+    return _DecidedOnce(schedule)
 
 
 def _takes_a_step(schedule: object) -> bool:

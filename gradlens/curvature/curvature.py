@@ -73,11 +73,6 @@ class NetworkOutputs:
     origin: Literal["info['outputs']", "the loss module's input", "the model's output"]
     remedy: str = _PASS
 
-    @property
-    def passed(self) -> bool:
-        """Whether the user has chosen them."""
-        return self.origin == "info['outputs']"
-
 
 def passed_outputs(passed: Any) -> NetworkOutputs:
     """The outputs that the user has passed; ``UnavailableError`` unless they are one tensor."""
@@ -154,7 +149,7 @@ def note_on_bypass(
     names = _bypassing(loss, outputs.tensor, parameters)
     if not names:
         return ""
-    if not outputs.passed:
+    if outputs.origin != "info['outputs']":  # which the user has chosen
         rest = ", or this one to leave the rest out" if outputs.remedy == _PASS else ""
         raise UnavailableError(
             f"the loss depends on {few(names)} in other ways than through {outputs.origin}, so "
