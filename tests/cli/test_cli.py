@@ -80,7 +80,6 @@ WRONG = (
     "summary",
     "summary a --json --csv",
     "watch a --text -o b.png",
-    "watch a --text --layers",
     "compare",
     "compare a",
     "autopsy",
