@@ -377,7 +377,10 @@ class Evidence:
             )
             if place == index and np.isfinite(number)
         ]
-        names = [str(each.name) for each in self.suspects(step) if each.index == index]
+        spike = self.history.spikes.get(step)
+        is_whole = spike is not None and not spike.part  # else places are those in a micro-batch
+        suspects = self.suspects(step) if is_whole else ()
+        names = [str(each.name) for each in suspects if each.index == index]
         return (*own, *names, f"{int(index)} of the batch")[:1]
 
     # Layers and parameters ---------------------------------------------------------------------

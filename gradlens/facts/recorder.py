@@ -200,6 +200,7 @@ class FactRecorder(Observer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
+        self._present, self._complete, self._goes_on = None, [], False
         self._steps = state["steps"]
         self._labels = Counter(state["labels"])
 

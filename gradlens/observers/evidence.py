@@ -203,11 +203,16 @@ def first_place(graph: Graph, names: Mapping[int, str], samples: int) -> Place |
             at = number if name in _RESULTS else _source(graph, number)
             at = _made(graph, at)
             has_rows = tensor.dim() > 0 and len(tensor) == samples
-            name = _place(graph, at, names, _cause(graph, at))
+            name = _place(graph, at, names, _pole(graph, at)[0])
             bad = bad_rows(tensor) if has_rows else None
             return Place(name, bad, at, _is_given(graph, at))
-    poles = ((n, why) for n in inner if (why := _cause(graph, n)))
-    return next((Place(_place(graph, n, names, why), None, n) for n, why in poles), None)
+    for number in inner:
+        why, where = _pole(graph, number)
+        if where is not None:
+            has_rows = where.dim() > 0 and len(where) == samples
+            bad = where.reshape(samples, -1).any(1) if has_rows else None
+            return Place(_place(graph, number, names, why), bad, number)
+    return None
 
 
 def _made(graph: Graph, number: int) -> int:
@@ -244,17 +249,17 @@ def _is_of_nothing(graph: Graph, number: int) -> bool:
     return is_mean and weights is not None and not bool(weights)
 
 
-def _cause(graph: Graph, number: int) -> str:
-    """What an operation has been applied to where it has no finite value, in words."""
+def _pole(graph: Graph, number: int) -> tuple[str, Tensor | None]:
+    """What an operation was applied to where it has no finite value, in words, and where."""
     kind, tensors = plain_name(graph.kinds[number]), dict(saved_by_name(graph.nodes[number]))
     of = tensors.get("other" if kind == "Div" else "self")
     if of is None or not of.is_floating_point() or kind not in ("Div", "Log", "Log2", "Log10"):
-        return ""
+        return "", None
     if kind != "Div" and bool((of < 0).any()):
-        return " of a negative number"
+        return " of a negative number", of < 0
     if not bool((of == 0).any()):
-        return ""
-    return " by 0" if kind == "Div" else " of 0"
+        return "", None
+    return " by 0" if kind == "Div" else " of 0", of == 0
 
 
 def steep_places(graph: Graph, names: Mapping[int, str]) -> list[str]:

@@ -430,8 +430,8 @@ PASS_LOSSES = (
 PASS_OTHER = f"pass N as batch_size=... to the context if it is another number, else {PASS_LOSSES}"
 NO_CALLS = (
     "no recorded call of the model has led to this loss, so that the number of samples isn't known "
-    "(calls are recorded after gradlens.extend, but not those of compiled models or inside "
-    "torch.func's transforms): " + PASS
+    "(calls are recorded after gradlens.extend or inside the context, but not those of compiled "
+    "models or in torch.func's transforms): run the forward pass there, or " + PASS
 )
 NO_ROWS = (
     "the model was called without a tensor that has a row for each sample, so that their number "
@@ -471,5 +471,5 @@ EITHER_AXIS = (
 SEVERAL = (
     "the model was called {count} times, with {rows} rows each, and the loss neither has all of "
     "these in one tensor nor combines those of each call, so that they may be parts of the batch "
-    "or the same samples: " + PASS
+    f"or the same samples: {PASS}, or {PASS_LOSSES}"
 )

@@ -82,8 +82,16 @@ def nan_target(step: int, model: nn.Module) -> Tensor:
 
 def log_of_zero(step: int, model: nn.Module) -> Tensor:
     inputs, labels = batch()
-    shares = model(inputs).softmax(1) * (0.0 if step == AT else 1.0)
+    shares = model(inputs).softmax(1)
+    if step == AT:
+        shares = shares * (torch.arange(SAMPLES) != 7)[:, None]
     return functional.cross_entropy(model(inputs), labels) + 0.1 * -(shares.log()).mean()
+
+
+def division_by_zero(step: int, model: nn.Module) -> Tensor:
+    inputs, _ = batch()
+    variances = (inputs[:, 1].square() + 1) * (torch.arange(SAMPLES) != (7 if step == AT else -1))
+    return ((model(inputs)[:, 0] - inputs[:, 0]).square() / variances).mean()
 
 
 def empty_mask(step: int, model: nn.Module) -> Tensor:
@@ -106,6 +114,8 @@ def root_of_zero(step: int, model: nn.Module) -> Tensor:
         (nan_target, "nonfinite_target", str(SAMPLES * AT + 7)),
         (log_of_zero, "nonfinite_loss", "Log of 0"),
         (log_of_zero, "nonfinite_loss", "term 2 of 2"),
+        (log_of_zero, "nonfinite_loss", str(SAMPLES * AT + 7)),
+        (division_by_zero, "nonfinite_loss", str(SAMPLES * AT + 7)),
         (empty_mask, "nonfinite_loss", "Mean of no elements"),
         (empty_mask, "nonfinite_loss", "term 1 of 2"),
         (root_of_zero, "nonfinite_gradient", "Sqrt"),
@@ -147,13 +157,13 @@ def test_a_micro_batch_is_counted_from_one_and_the_first_culprit_stays() -> None
             inputs, labels = batch()
             inputs[5, 1] += math.nan if (step, part) == (AT, 2) else 0
             loss = functional.cross_entropy(model(inputs), labels) / 4
-            info = {"ids": [*range(100 * part, 100 * part + SAMPLES)]}
+            info = {"ids": [f"sample {100 * part + n}" for n in range(SAMPLES)]}
             with cockpit(step, loss=loss, loss_scale=1 / 4, accumulating=part < 3, info=info):
                 loss.backward()
         optimizer.zero_grad()
     spike = cockpit.history.spikes[AT]
-    assert (spike.origin, spike.part, [each.id for each in spike.suspects]) == ("input", 3, [205])
-    assert diagnose(cockpit)[0].samples == ("205",)
+    assert (spike.origin, spike.part, spike.suspects[0].id) == ("input", 3, "sample 205")
+    assert diagnose(cockpit)[0].samples == ("sample 205",)
     cockpit.close()
 
 

@@ -268,6 +268,20 @@ def run(steps: range, path: Path | None, state: Mapping[str, Any] | None = None)
     return cockpit, model, opt
 
 
+def test_what_has_not_been_written_yet_belongs_to_steps_that_a_state_ends() -> None:
+    cockpit, model, opt = run(range(30), None)
+    state = cockpit.state_dict()
+    for step in (*range(30, 33), 30):
+        if step == 30:
+            cockpit.load_state_dict(state)
+        x, y = batch(step)
+        opt.zero_grad()
+        tracked_backward(cockpit, step, functional.cross_entropy(model(x), y), optimizer=opt)
+        opt.step()
+    cockpit.close()
+    assert [*cockpit.history.facts["steps"]] == [*range(31)]
+
+
 def test_a_file_has_the_same_facts(tmp_path: Path) -> None:
     cockpit, _, _ = run(range(30), tmp_path / "run.jsonl")
     cockpit.close()

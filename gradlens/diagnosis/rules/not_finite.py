@@ -26,8 +26,11 @@ def inputs(evidence: Evidence) -> Iterator[Sign]:
         above("steps with such samples", (bad > 0).sum(), 0),
     )
     step = int(evidence.steps[place])
+    spike = evidence.history.spikes.get(step)
     samples = evidence.sample(step, evidence.column("bad_row")[place])
-    where = _part(evidence.history.spikes.get(step))
+    if spike is not None and spike.origin == "input":
+        samples = tuple(map(str, autopsy(spike).samples))
+    where = _part(spike)
     # A model may know what is missing, and replace it.
     does_harm = not evidence.loss.finite[
         np.isin(evidence.loss.steps, evidence.steps[bad > 0])

@@ -100,16 +100,16 @@ def _of_jump(evidence: Evidence, jump: Jump, count: int) -> Sign:
         above("share of one sample in the batch's gradients or loss", jump.share, MOST),
         above("steps with such a jump", count, 0),
     )
-    by_gradient = [float(each.index) for each in evidence.suspects(jump.step)]
+    by_gradient = tuple(str(each.name) for each in evidence.suspects(jump.step)[:1])
     by_loss = evidence.column("loss_largest")[evidence.steps == jump.step].tolist()
     has_loss = shares_of_loss(evidence)[jump.place] > MOST
-    sample = next(iter(by_loss if has_loss else [*by_gradient, *by_loss]), math.nan)
+    of_loss = evidence.sample(jump.step, next(iter(by_loss), math.nan))
     return Sign(
         jump.step,
         numbers,
         "very likely",
         is_high,
-        samples=evidence.sample(jump.step, sample),
+        samples=of_loss if has_loss else by_gradient or of_loss,
         title="The loss of one sample is far above that of all others",
     )
 
