@@ -158,6 +158,8 @@ AT_ONCE: dict[str, Program] = {
     "a setting in the place of verbose": lambda _: Cockpit(
         net(), [quantities_.HessEigenvalues(schedules_.linear(2), 5)]
     ),
+    "a quantity as a rule": lambda _: cockpit_of(net(), diagnose=[quantities.Loss()]),
+    "an option as a text": lambda _: cockpit_of(net(), facts="no"),
     "a misspelt preset of a cockpit": lambda _: cockpit_of(net(), "econmy"),
     "a writer as a sink": lambda _: cockpit_of(net(), sinks=[object()]),
     "a library's name as sinks": lambda _: cockpit_of(net(), sinks="wandb"),

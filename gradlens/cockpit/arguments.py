@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 
 from gradlens.cockpit.aggregation import Aggregate
 from gradlens.curvature.probe import Probe
+from gradlens.diagnosis.rule import Rule
+from gradlens.diagnosis.rules import RULES
 from gradlens.gradients.per_sample_gradients import losses_of_samples
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.hooks import takes_hooks
@@ -115,6 +117,21 @@ def check_max_bytes(max_bytes: Any) -> None:
         raise ValueError(
             f"max_bytes={_short(max_bytes)}: pass a number of bytes, such as 64 * 2**20, or 0"
         )
+
+
+def check_switches(**given: Any) -> None:
+    """``TypeError`` for what is neither True nor False."""
+    for name, value in given.items():
+        _of_kind(value, bool, f"{name}=", "bool", "True or False")
+
+
+def checked_rules(diagnose: Any) -> tuple[Rule, ...]:
+    """The rules that a run is diagnosed by while it goes on, none of them if it isn't."""
+    if isinstance(diagnose, bool):
+        return tuple(RULES) if diagnose else ()
+    listed = diagnose if isinstance(diagnose, (list, tuple)) else [diagnose]
+    instead = "True, False, or a list of rules, as in [*gradlens.diagnosis.rules.RULES, mine]"
+    return tuple(_of_kind(each, Rule, "diagnose=", "rule", instead) for each in listed)
 
 
 def checked_sinks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from gradlens.cockpit.arguments import (
     check_loss_function,
     check_max_bytes,
     check_probes,
+    check_switches,
     check_together,
     checked_info,
     checked_quantities,
+    checked_rules,
     checked_sinks,
     step_number,
     trainable_parameters,
@@ -37,6 +39,7 @@ from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
 from gradlens.diagnosis.diagnose import diagnose
+from gradlens.diagnosis.rule import Rule
 from gradlens.facts.recorder import FactRecorder
 from gradlens.gradients.gradients import Setting, replicas_of
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
@@ -104,6 +107,7 @@ class Cockpit:
         ``gradlens.diagnose`` finds what is wrong, and warn of gradients that aren't set to zero.
     ``diagnose``
         Look for faults while training runs. Each one is a warning, once, and is stored in the run.
+        Pass rules to use others, as in ``[*gradlens.diagnosis.rules.RULES, mine]``.
     ``autopsy``
         Read the loss at each step, and find the samples and layers that cause a jump
         (``History.spikes``). By default, this is done on the CPU, and on other devices only with
@@ -128,10 +132,12 @@ class Cockpit:
         strict: bool = False,
         max_bytes: int = MAX_BYTES,
         facts: bool = True,
-        diagnose: bool = False,
+        diagnose: bool | Sequence[Rule] = False,
         autopsy: bool | None = None,
     ) -> None:
         check_max_bytes(max_bytes)
+        check_switches(resume=resume, strict=strict, facts=facts, autopsy=autopsy or False)
+        rules = checked_rules(diagnose)
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
         check_loss_function(loss_function, loss_reduction)
@@ -167,7 +173,7 @@ class Cockpit:
         self._files = OwnFiles()
         boundary = Boundary(self._run.note_now, strict)
         alone = processes.count == 1 and not processes_apart(setting)
-        wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
+        wants_autopsy = (bool(rules) or device.type == "cpu") if autopsy is None else autopsy
         forward_passes = ForwardPasses(
             model=self.model,
             wrapped=wrapped,
@@ -180,7 +186,7 @@ class Cockpit:
         observers: list[Observer] = [
             *([FactRecorder(setting, self._run)] if facts else []),
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
-            *([Diagnosing(self._run)] if diagnose else []),
+            *([Diagnosing(self._run, rules)] if rules else []),
             SampleLog(setting, self._run),
         ]
         self._tracking = Tracking(

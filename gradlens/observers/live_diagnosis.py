@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gradlens.diagnosis.live import LiveDiagnosis
+from gradlens.diagnosis.rule import Rule
 from gradlens.history.finding import Finding
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 
@@ -14,9 +15,9 @@ class Diagnosing(Observer):
 
     work = "diagnosing the run"
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, rules: Sequence[Rule]) -> None:
         self._records = records
-        self._diagnosis = LiveDiagnosis(records.history)
+        self._diagnosis = LiveDiagnosis(records.history, rules)
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Record what the step has added."""

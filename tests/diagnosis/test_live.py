@@ -126,3 +126,15 @@ def test_nothing_is_found_in_the_first_tenth_of_a_healthy_run() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not train("")
+
+
+def test_a_cockpit_takes_rules_of_others() -> None:
+    mine = Rule("mine", "Mine", lambda evidence: [Sign(0, ())], "None.")
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [], diagnose=[mine])
+    loss = model(torch.randn(4, 3)).square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    with pytest.warns(GradlensWarning, match="Mine"):
+        cockpit.close()
+    assert [each.fault for each in cockpit.history.findings] == ["mine"]
