@@ -31,7 +31,7 @@ from gradlens.samples.labels import (
     only,
     replaced,
 )
-from gradlens.samples.model_inputs import Named, counting_axes
+from gradlens.samples.model_inputs import Named
 from gradlens.samples.passages import Passages
 
 
@@ -162,8 +162,8 @@ class Names:
     def _may_be_another_axis(self, above: Edge, names: Labels, inputs: Collection[Edge]) -> bool:
         """Whether the axis of rows may be that of networks, say, of which there are as many.
 
-        Parameters have entries along it then, or it ends where there is another one, or where
-        single numbers are joined.
+        Parameters have entries along it then, or it ends beside another one, or where single
+        numbers are joined.
         """
         edges = self._graph.children[above[0]]
         weights = [(n, e) for n, e in enumerate(edges) if e is not None and self._alone[e[0]]]
@@ -175,7 +175,7 @@ class Names:
         ends = not inputs and len(weights) < len([*self._graph.descend(above)])
         shape = self._graph.shape(above)
         joins = kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == names.size
-        return ends and (joins or counting_axes(shape).count(names.size) > 1)
+        return ends and (joins or shape[:2].count(names.size) > 1)
 
     def _repeats_samples(self, number: int, inputs: Iterable[Edge]) -> bool:
         """Whether a node repeats for its rows what samples were reduced to, or one of them."""

@@ -240,12 +240,15 @@ class Members(nn.Module):
             features = (self.weight[:, :, 0] @ x.T).unsqueeze(-1) + 0.5 * self.bias
         elif self.features == "noisy":
             features = (x + torch.randn(N, 1, D)) @ self.weight[0] + self.bias[0]
+        elif self.features == "folded":
+            features = (x + torch.randn(N, 1, D)).flatten(0, 1) @ self.weight[0]
+            return (features.tanh() @ self.head[0]).view(N, N)
         else:
             features = x @ self.weight + self.bias
         return (features.tanh() @ self.head).squeeze(-1)
 
 
-@pytest.mark.parametrize("features", ["scaled", "noisy", "plain", "stacked"])
+@pytest.mark.parametrize("features", ["scaled", "noisy", "folded", "plain", "stacked"])
 def test_as_many_networks_are_no_samples(features: str) -> None:
     model = Members(features)
     with gradlens.per_sample_gradients(model) as gradients:
