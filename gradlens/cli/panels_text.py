@@ -32,7 +32,7 @@ def sparkline(line: Line, width: int, log: bool = False) -> str:
     """
     width = min(width, line.steps.size)
     steps, values = line.steps[line.finite], line.values[line.finite]
-    if not values.size:
+    if not values.size or width < 1:
         return " " * width
     values = np.log(values) if log and values.min() > 0 else values / (np.abs(values).max() or 1)
     places = (steps - line.steps[0]) / ((line.steps[-1] - line.steps[0]) or 1) * (width - 1)
@@ -102,12 +102,8 @@ def _rows(content: Content, room: int) -> Iterator[Row]:
             for name, part in content.parts.items():
                 rows = [(drawn, value) for _, drawn, value in _rows(part, room)]
                 # Of each small panel, the row that shows most.
-                yield name, *max(rows, key=_signs, default=("", ""))
-
-
-def _signs(row: tuple[str, str]) -> int:
-    """How many characters of a row aren't blank."""
-    return len(row[0].replace(" ", ""))
+                most = max(rows, key=lambda row: len(row[0].replace(" ", "")), default=("", ""))
+                yield name, *most
 
 
 def _shades(labels: Sequence[str], values: Floats, norm: Normalize) -> Iterator[Row]:

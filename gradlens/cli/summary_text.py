@@ -90,7 +90,8 @@ def _table(rows: Sequence[Row], width: int) -> list[str]:
     room, shown = rooms[place], CHOICES[place]
     name = min(room + len(TREND_GAP), longest)
     spark = min(room - name, SPARK[1]) if room - name >= SPARK[0] else 0
-    trends = ["trend", *(_trend(row, spark) for row in rows)]
+    lines_of = [(row.scalar.line, row.scalar.view.yscale == "log") for row in rows]
+    trends = ["trend", *(sparkline(line, spark, log) for line, log in lines_of)]
     notes = ["", *(_undefined(row) for row in rows)]
     lines = []
     for head, trend, line, note in zip(("series", *names), trends, cells, notes, strict=True):
@@ -103,10 +104,6 @@ def _table(rows: Sequence[Row], width: int) -> list[str]:
         lines.append("".join([start, values[0], *drawn, *values[1:]]))
         lines += wrapped(note, width, "    ")
     return lines
-
-
-def _trend(row: Row, width: int) -> str:
-    return sparkline(row.scalar.line, width, row.scalar.view.yscale == "log") if width else ""
 
 
 def _noise(ranking: NoiseRanking, width: int) -> list[str]:
