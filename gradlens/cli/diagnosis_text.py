@@ -248,6 +248,8 @@ def _height(spike: Spike) -> str:
         return f"{loss}. Whether it was back isn't known."
     if spike.back == NEVER:
         return f"{loss}. It was not back."
+    if spike.back == 0:
+        return f"{loss}. It was back in the next micro-batch."
     return f"{loss}. It was back after {spike.back} step{'' if spike.back == 1 else 's'}."
 
 

@@ -336,7 +336,7 @@ def _place(graph: Graph, number: int, names: Mapping[int, str], why: str = "") -
     kind = plain_name(graph.kinds[number]) + why
     before = sorted(graph.below([number]) - {number}, reverse=True)
     layer = next((n for each in before for n in _own_names(graph, each, names)), "")
-    return f"{kind} behind {layer_of(layer)}" if layer else kind
+    return f"{kind} behind layer {layer_of(layer)}" if layer else kind
 
 
 def _own_names(graph: Graph, number: int, names: Mapping[int, str]) -> Iterator[str]:
