@@ -491,6 +491,20 @@ def test_merged_parts_are_the_joined_batch(sizes: list[int], seed: int) -> None:
     assert_same_parts(found, expected)
 
 
+@pytest.mark.parametrize("factor", [-2.0, 0.5])
+@pytest.mark.parametrize("name", [n for n, each in MERGED.items() if each.degree is not None])
+def test_values_are_scaled_as_gradients_are(name: str, factor: float) -> None:
+    torch.manual_seed(0)
+    rows, parameter = torch.randn(5, 2, 3).double(), torch.zeros(2, 3).double()
+    one, other = (
+        MERGED[name].reduce(ParameterGradients("w", parameter, Dense(each)))
+        for each in (rows, factor * rows)
+    )
+    found = leaves_of(MERGED[name].scaled(one, factor))
+    for a, b in zip(found, leaves_of(other), strict=True):
+        torch.testing.assert_close(torch.as_tensor(a).double(), torch.as_tensor(b).double())
+
+
 def test_every_reduction_says_how_parts_are_joined() -> None:
     together = {reductions.Gram, reductions.CentredGram}
     for kind in KINDS:
