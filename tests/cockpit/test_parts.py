@@ -459,8 +459,9 @@ def part_of(rows: Tensor, weight: float) -> BatchPart:
 def leaves_of(value: Any) -> list[Any]:
     if isinstance(value, Tensor | float | int):
         return [value]
-    if isinstance(value, dict):
-        return [leaf for part in value.values() for leaf in leaves_of(part)]
+    if isinstance(value, dict | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        return [leaf for part in parts for leaf in leaves_of(part)]
     return [leaf for part in vars(value).values() for leaf in leaves_of(part)]
 
 
