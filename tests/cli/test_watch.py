@@ -191,6 +191,7 @@ def test_the_image_is_always_whole(tmp_path: Path) -> None:
         """The file, until the run has been written and drawn."""
 
         def __init__(self) -> None:
+            super().__init__()
             self.file = FileDisplay(image, Screen("A run"))
             self.steps = 0
 
