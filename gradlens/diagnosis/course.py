@@ -56,6 +56,15 @@ def update_ratio(evidence: Evidence) -> float:
     return median(found.values[found.steps > (found.steps[:1].sum() + SETTLING - 1)])
 
 
+def moves_far(evidence: Evidence) -> bool:
+    """Whether an update is large, so that a rise may be the learning rate's; or none is known.
+
+    Measured 0.08 and more where the rate makes the loss rise, and at most 0.05 where outliers do,
+    or what the loss compares with, such as a codebook that is trained as well.
+    """
+    return not 0 < largest(evidence.update_ratio.values) <= LARGE_UPDATE
+
+
 def is_high(evidence: Evidence) -> bool:
     """Whether there are signs of a learning rate that is too high for this loss."""
     highest, update = rise(evidence), update_ratio(evidence)
@@ -64,13 +73,19 @@ def is_high(evidence: Evidence) -> bool:
     )
 
 
+LAGS = 1, 4
+"""Steps between which losses are compared: those of episodes or phases go up and down slowly."""
+
+
 def noise(values: Floats) -> float:
-    """How far neighbouring values are apart: a robust standard deviation of their logarithms.
+    """How far apart values are, but for a trend: a robust standard deviation of their logarithms.
 
     0 if there are none. That of a loss says how much those of two batches differ.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = median(np.abs(np.diff(np.log(values))))
+        logs = np.log(values)
+        changes = [logs[lag:] - logs[:-lag] for lag in LAGS]
+        found = largest([median(np.abs(each - median(each))) for each in changes])
     return NORMAL * found / math.sqrt(2) if math.isfinite(found) else 0.0
 
 
@@ -79,12 +94,12 @@ APART = 2.0
 
 
 def spread(evidence: Evidence) -> float:
-    """By what factor the loss of a batch differs from another one's late in a run, and often more.
+    """By what factor the loss of a batch differs from another one's, and often more.
 
     Those of single samples, or of batches that are tasks of their own, rise so far by chance.
     """
-    late = evidence.loss.values[evidence.is_late(evidence.loss.steps)]
-    return float(np.exp(APART * noise(late)))
+    later = evidence.loss.values[len(evidence.loss.values) // 2 :]  # after it has blown up, if so
+    return float(np.exp(APART * noise(later)))
 
 
 # Jumps -----------------------------------------------------------------------------------------
@@ -143,15 +158,15 @@ def jumps_of_one_sample(evidence: Evidence) -> tuple[Jump, ...]:
 
 def _jumps_among(evidence: Evidence, holds: Truths) -> tuple[Jump, ...]:
     values = evidence.loss.values
-    places = np.flatnonzero(holds & evidence.loss.finite & ~_of_the_rest(evidence))
-    if not places.size or len(places) > max(MOST_JUMPS * len(values), 1):
-        return ()
+    known = holds & evidence.loss.finite & ~_of_the_rest(evidence)
     factor = float(np.exp(SPREADS * noise(values)))
+    places = [int(n) for n in np.flatnonzero(known) if _is_jump(values, int(n), factor)]
+    if len(places) > max(MOST_JUMPS * len(values), 1):
+        return ()
     return tuple(
         Jump(place, int(evidence.loss.steps[place]), values[place] / evidence.start,
              largest_share(evidence, place))
-        for place in map(int, places)
-        if _is_jump(values, place, factor)
+        for place in places
     )  # fmt: skip
 
 

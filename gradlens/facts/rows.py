@@ -50,9 +50,10 @@ def rows_of(call: ModelCall) -> Rows | None:
     present = [each.reference() for each in call.inputs]
     tensors = [t for t in present if t is not None and t.numel() and not t.is_complex()]
     # A real vector may be a single sample.
-    real = [each for each in tensors if each.is_floating_point() and each.dim() > 1]
-    whole = [each for each in tensors if not each.is_floating_point()]
-    rows = next(iter(real or whole), None)
+    matrices = [t for t in tensors if t.dim() > 1 or not t.is_floating_point()]
+    # What has another number of rows than the first one is a state, a mask or a graph.
+    alike = [t for t in matrices if len(t) == len(matrices[0])]
+    rows = next((t for t in alike if t.is_floating_point()), next(iter(alike), None))
     return None if rows is None else row_numbers(rows)
 
 

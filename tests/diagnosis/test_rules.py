@@ -285,8 +285,8 @@ FAULTY: dict[str, list[History]] = {
     ],
     "samples_duplicated": [run(changed(S, distinct_rows=d)) for d in (1.0, 4.0, 14.0)],
     "class_imbalance": [
-        run(layers=labels(900.0, *[100.0] * 9)),
-        run(layers=labels(2000.0, *[20.0] * 9)),
+        run(changed(S, loss=STUCK), labels(900.0, *[100.0] * 9)),
+        run(changed(S, loss=STUCK), labels(2000.0, *[20.0] * 9)),
         run(layers=dense_labels(most=0.99)),
     ],
     "padding_in_loss": [run(layers=dense_labels(padding=share)) for share in (0.2, 0.9)],
@@ -344,11 +344,11 @@ FAULTY: dict[str, list[History]] = {
         for zeros in (0.3, 1.0)
     ],
     "dead_units": [
-        run(layers={**L, "dead/2": np.full(ROWS, 0.75)}),
+        run(changed(S, loss=S["loss"] + 0.5), {**L, "dead/2": np.full(ROWS, 0.75)}),
         run(changed(S, loss=STUCK), {**L, "dead/2": np.full(ROWS, 1.0)}),
         run(changed(S, loss=STUCK), DYING),
     ],
-    "saturated_units": [run(layers=TANH)],
+    "saturated_units": [run(changed(S, loss=S["loss"] + 0.5), TANH)],
     "expert_unused": [
         *(experts(0.01, 0.02, size, 0.01) for size in (0.0, 1e-8)),
         experts(0.01, 0.02, AT_LAST * 1e-4, 0.01),
@@ -356,7 +356,7 @@ FAULTY: dict[str, list[History]] = {
         experts(0.01, 1e-8, 0.0, 0.0, 0.02),
     ],
     "lr_too_high": [
-        run(changed(S, loss=RISE)),
+        run(changed(S, loss=RISE), L | by_weight_update(0.2)),
         run(changed(S, loss=np.where(np.arange(STEPS) > 60, np.nan, np.minimum(RISE, 5.0)))),
         run(
             changed(S, loss=STUCK),
@@ -367,11 +367,17 @@ FAULTY: dict[str, list[History]] = {
         ),
     ],
     "lr_edge": [
-        run(changed(S, loss=np.where(np.arange(STEPS) % 9 == 8, 6.0, S["loss"]))),
+        run(
+            changed(S, loss=np.where(np.arange(STEPS) % 9 == 8, 6.0, S["loss"])),
+            L | by_weight_update(0.005),
+        ),
         run(changed(S, loss=STUCK), by_weight("update_rms", *[0.005] * 3)),
         run(changed(S, loss=at(2, 6.0)), first_updates(growth=3.0)),
         run(changed(S, grad_norm=at(1, 1e-4)), first_updates(growth=1.0, size=2.0)),
-        run(changed(S, loss=np.where(abs(np.arange(STEPS) - 2) < 2, 6.0, S["loss"]))),
+        run(
+            changed(S, loss=np.where(abs(np.arange(STEPS) - 2) < 2, 6.0, S["loss"])),
+            L | by_weight_update(0.005),
+        ),
         valid(2, 8, 5, 9, 4, layers=L | by_weight_update(0.005)),
     ],
     "lr_too_low": [
@@ -466,7 +472,13 @@ NOTICED: dict[str, list[History]] = {
     "input_offset": [run(changed(S, input_mean=30.0), setup=replace(SETUP, input_normalised=True))],
     "clipping_always": [run(changed(S, grad_norm_at_step=0.005), setup=adam())],
     "class_imbalance": [
-        run(layers=labels(900.0, *[100.0] * 9), setup=replace(SETUP, loss_weighted=True)),
+        run(layers=labels(900.0, *[100.0] * 9)),
+        run(
+            changed(S, loss=S["loss"] + 1.5),
+            labels(900.0, *[100.0] * 9),
+            setup=replace(SETUP, loss_weighted=True),
+        ),
+        run(layers=labels(900.0)),
         run(layers=labels(900.0), setup=replace(SETUP, loss="BinaryCrossEntropyBackward")),
     ],
     "loss_sum": [run(changed(S, loss=32 * S["loss"]), setup=SUM)],

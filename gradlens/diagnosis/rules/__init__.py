@@ -7,30 +7,21 @@ from typing import Any
 from gradlens.diagnosis.rule import Rule
 from gradlens.diagnosis.rules import (
     batch_size,
-    clipping_always,
-    expert_unused,
     inactive_units,
     initial_weights,
     inputs,
-    label_noise,
-    labels_random,
-    lr_edge,
-    lr_too_high,
-    lr_too_low,
+    learning_rate,
     not_finite,
+    of_gradients,
     of_labels,
+    of_learning,
     of_loss,
     of_optimizer,
     of_samples,
     of_setup,
     order,
     outliers,
-    overfitting,
-    precision_underflow,
-    target_scale,
     unchanged,
-    unregistered_layers,
-    vanishing_gradients,
 )
 
 _MODULES: tuple[Any, ...] = (
@@ -40,31 +31,20 @@ _MODULES: tuple[Any, ...] = (
     order,
     of_labels,
     initial_weights,
-    target_scale,
     outliers,
     # the network, the loss and the loop
-    unregistered_layers,
     of_setup,
     of_loss,
     of_optimizer,
     batch_size,
-    precision_underflow,
-    clipping_always,
     # what training leads to
     inactive_units,
     unchanged,
-    lr_too_high,
-    lr_edge,
-    vanishing_gradients,
-    expert_unused,
+    learning_rate,
+    of_gradients,
     of_samples,
-    lr_too_low,
-    label_noise,
-    overfitting,
-    labels_random,
+    of_learning,
 )
 
-RULES: tuple[Rule, ...] = tuple(
-    rule for module in _MODULES for rule in getattr(module, "RULES", None) or (module.RULE,)
-)
+RULES: tuple[Rule, ...] = tuple(rule for module in _MODULES for rule in module.RULES)
 """All rules, so that causes come before what they cause."""

@@ -31,8 +31,10 @@ RECORDS = 3
 BY_CHANCE = 0.75
 """Of a layer of n units, so much over √n more than half are dead by chance: 1.5 standard
 deviations, where each unit is dead with a probability of a half."""
-LEARNT = 0.5
-"""The late loss over that without learning, of a network that learns in spite of them."""
+LEARNT, LEARNT_WELL = 0.5, 0.25
+"""The late loss over that without learning, of a network that learns in spite of them: without any
+unit of a layer, which isn't on the way of all signals then; and without most of them, so that it is
+a notice."""
 SMALLEST = 8
 """Samples of a batch: in smaller ones, a healthy unit is often zero for all of them."""
 
@@ -54,12 +56,12 @@ def inactive(evidence: Evidence, kind: str, words: str, limit: float) -> Iterato
         for name, shares in found.values.items()
         if min(start[name], median(shares[:RECORDS])) > limit
         if kind != "dead" or start[name] > _by_chance(evidence, name)
-        # If a network learns without any unit of a layer, it isn't on the way of all signals.
         if start[name] < 1 or not evidence.progress < LEARNT
     )
     if early:
         numbers = (above(words, largest([start[n] for n in early]), limit),)
-        yield Sign(int(found.steps[0]), numbers, "very likely", where=early)
+        is_alarm = not evidence.progress < LEARNT_WELL
+        yield Sign(int(found.steps[0]), numbers, "very likely", is_alarm, early)
     late = tuple(
         n for n in found.values if n not in early and median(found.values[n][-RECORDS:]) > limit
     )

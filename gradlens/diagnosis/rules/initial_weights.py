@@ -118,7 +118,7 @@ def explodes(evidence: Evidence) -> Iterator[Sign]:
     loss = evidence.first_loss / evidence.chance
     saturated = _saturated(evidence)
     is_good = not evidence.typical("input_rms") > GOOD_INPUTS
-    is_classified = evidence.typical("classes") > 1 and not largest([*found.values()]) < USUAL
+    is_classified = evidence.typical("classes") > 1 and largest([*found.values()]) > USUAL
     if loss < PRETRAINED or not (where or (is_good and is_classified and loss > LOSS)):
         return
     numbers = [above("rms(W) x root of fan-in", largest([*found.values()]), GAIN)] if where else []

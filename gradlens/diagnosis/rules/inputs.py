@@ -42,53 +42,48 @@ def constant(evidence: Evidence) -> Iterator[Sign]:
 
 
 LEARNT = 0.25
-"""The late loss over that by chance, of a network that learns in spite of its inputs."""
+"""The late loss over that without learning, of a network that learns in spite of its inputs."""
 HARMLESS = "This is harmless, since the model begins with a normalisation."
 
 
-def beyond(
-    evidence: Evidence, name: str, values: Floats, limit: float, certain: float
-) -> Iterator[Sign]:
-    """A sign if the median over steps of a number ``[K]`` of the inputs is above its ``limit``.
-
-    Up to ``certain``, it is a notice unless training is unstable, learns nothing, or has saturated
-    units. So it is where training goes well, and in any case where the model begins with a
-    normalisation.
-    """
-    found = median(values)
-    if evidence.setup.input_kind == "integers" or not found > limit:
-        return
-    is_normalised = evidence.setup.input_normalised
-    does_harm = is_high(evidence) or is_stuck(evidence) or any(saturated(evidence))
-    has_learnt = evidence.late_loss < LEARNT * evidence.chance
-    yield Sign(
-        int(evidence.steps[np.isfinite(values)][0]),
-        (above(name, found, limit),),
-        is_alarm=(found > certain or does_harm) and not (is_normalised or has_learnt),
-        advice=HARMLESS if is_normalised else "",
-    )
-
-
-FAR, FARTHEST = 3.5, 6.0
+FAR = 3.5, 6.0
 """The mean over the standard deviation: measured at most 3.1 in healthy runs (inputs in 0 to 1),
 and 30 in faulty ones. In between, it is a notice unless training is unstable or learns nothing."""
-
-
-def offset(evidence: Evidence) -> Iterator[Sign]:
-    offsets = ratio(np.abs(evidence.column("input_mean")), evidence.column("input_std"))
-    yield from beyond(
-        evidence, "mean of the inputs over their standard deviation", offsets, FAR, FARTHEST
-    )
-
-
-LARGE, LARGEST = 5.0, 20.0
+LARGE = 5.0, 20.0
 """The rms of the inputs: measured 0.3 to 1 in healthy runs, and 110 to 140 in faulty ones. In
 between, it is a notice unless training is unstable or learns nothing."""
 
 
+def offset(evidence: Evidence) -> Iterator[Sign]:
+    offsets = ratio(np.abs(evidence.column("input_mean")), evidence.column("input_std"))
+    yield from _beyond(evidence, "mean of the inputs over their standard deviation", offsets, FAR)
+
+
 def scale(evidence: Evidence) -> Iterator[Sign]:
-    yield from beyond(
-        evidence, "root mean square of the inputs", evidence.column("input_rms"), LARGE, LARGEST
+    sizes = evidence.column("input_rms")
+    yield from _beyond(evidence, "root mean square of the inputs", sizes, LARGE)
+
+
+def _beyond(
+    evidence: Evidence, name: str, values: Floats, limits: tuple[float, float]
+) -> Iterator[Sign]:
+    """A sign if the median over steps of a number ``[K]`` of the inputs is above the first limit.
+
+    Up to the second one, it is a notice unless training is unstable, learns nothing, or has
+    saturated units. So it is in any case where the network learns nevertheless, or begins with a
+    normalisation.
+    """
+    (limit, certain), is_normalised = limits, evidence.setup.input_normalised
+    found = median(values)
+    if evidence.setup.input_kind == "integers" or not found > limit:
+        return
+    does_harm = is_high(evidence) or is_stuck(evidence) or any(saturated(evidence))
+    is_harmless = is_normalised or evidence.progress < LEARNT
+    yield Sign(
+        int(evidence.steps[np.isfinite(values)][0]),
+        (above(name, found, limit),),
+        is_alarm=(found > certain or does_harm) and not is_harmless,
+        advice=HARMLESS if is_normalised else "",
     )
 
 

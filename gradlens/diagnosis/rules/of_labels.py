@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gradlens.diagnosis.course import LONG_ENOUGH
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import DENSE_LABELS, LABELS
-from gradlens.diagnosis.numbers import median
+from gradlens.diagnosis.numbers import finite, median
 from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.history.finding import Measured
 
 PADDING = 0.1
 """Share of the labels that are padding."""
@@ -30,36 +32,40 @@ in faulty ones."""
 FEWEST, FEWEST_PER_CLASS = 300, 20
 """Labels: counts of fewer labels differ too much at random. Classes that were never seen don't
 count: networks may have more outputs than the data have classes."""
-
-
 DENSE = 0.97
 """Share of the most frequent class among the labels of pixels or words."""
-LEARNT = 0.8
-"""The late loss over the entropy of such labels: a constant prediction has 1, at least if there are
-two classes. Below, it is a notice."""
+LEARNT = 0.9
+"""The late loss over the entropy of the labels, which is the loss of a constant prediction: below,
+the network tells samples apart in spite of the imbalance, and it is a notice."""
 
 
 def imbalance(evidence: Evidence) -> Iterator[Sign]:
     counts = evidence.labels
+    seen = float(counts.sum())
     if not counts.size:
         yield from _of_dense_labels(evidence)
-        return
-    seen = float(counts.sum())
-    if seen < max(FEWEST, FEWEST_PER_CLASS * len(counts)):
-        return
-    others = {1: 0.0, 2: float(counts[-1])}.get(len(counts), float(np.median(counts)))
-    found = float(counts[0]) / max(others, 1.0)
-    if found > TIMES:
-        name = "labels of the most frequent class, over those of the median one"
-        is_weighted, is_single = evidence.setup.loss_weighted, len(counts) == 1
-        is_generator = is_single and evidence.setup.loss.startswith("BinaryCrossEntropy")
-        yield Sign(
-            _first_step(evidence),
-            (above(name, found, TIMES),),
-            is_alarm=not (is_generator if is_single else is_weighted),
-            title="All labels are of one class" if is_single else "",
-            advice=GENERATOR if is_generator else WEIGHTED if is_weighted else "",
-        )
+    elif seen >= max(FEWEST, FEWEST_PER_CLASS * len(counts)):
+        # Of two classes, the median one is the other.
+        others = [0.0] if len(counts) == 1 else counts[1:] if len(counts) == 2 else counts
+        found = float(counts[0]) / max(float(np.median(others)), 1.0)
+        if found > TIMES:
+            name = "labels of the most frequent class, over those of the median one"
+            yield _sign(evidence, _first_step(evidence), above(name, found, TIMES))
+
+
+def _sign(evidence: Evidence, step: int, number: Measured) -> Sign:
+    if len(evidence.labels) == 1:
+        return Sign(step, (number,), is_alarm=False, title=ONE_CLASS, advice=PLACES)
+    has_learnt = _has_learnt(evidence, evidence.label_entropy)
+    is_early = evidence.length < 2 * LONG_ENOUGH  # what rare labels depend on is learnt late
+    is_alarm = not (evidence.setup.loss_weighted or has_learnt or is_early)
+    return Sign(step, (number,), is_alarm=is_alarm)
+
+
+def _has_learnt(evidence: Evidence, entropy: float) -> bool:
+    """Whether the loss is lower than that of a constant prediction, on average over late steps."""
+    late = evidence.loss.values[evidence.is_late(evidence.loss.steps)]
+    return bool(finite(late).mean() < LEARNT * entropy)
 
 
 def _of_dense_labels(evidence: Evidence) -> Iterator[Sign]:
@@ -68,20 +74,16 @@ def _of_dense_labels(evidence: Evidence) -> Iterator[Sign]:
     if share > DENSE:
         numbers = (above("share of the most frequent class", share, DENSE),)
         entropy = -share * math.log(share) - (1 - share) * math.log1p(-share) if share < 1 else 0.0
-        is_alarm = not evidence.late_loss < LEARNT * entropy
+        is_alarm = not _has_learnt(evidence, entropy)
         yield Sign(int(found.steps[0]), numbers, "very likely", is_alarm, title=OF_DENSE_LABELS)
 
 
 OF_DENSE_LABELS = "One class has most pixels or words"
-
-
-GENERATOR = (
-    "This is as it should be for the generator of an adversarial pair. A classifier needs labels "
-    "of both classes."
-)
-WEIGHTED = (
-    "The loss has weights already. Judge by a measure other than accuracy: a constant prediction "
-    "is right most of the time."
+ONE_CLASS = "All labels are of one class"
+PLACES = (
+    "Look at where labels come from: a classifier needs those of all classes. For the generator of "
+    "an adversarial pair, and where the label is the place of a positive among negatives, this is "
+    "as it should be."
 )
 
 
@@ -107,8 +109,9 @@ RULES = (
         title="One class has most of the labels",
         needs=(LABELS,),
         find=imbalance,
-        advice="Weight the loss by class, resample, or judge by a measure other than accuracy: a "
-        "constant prediction is right most of the time.",
+        advice="Judge by a measure other than accuracy: a constant prediction is right most of the "
+        "time. Weights of classes in the loss, or resampling, give the rare ones more influence.",
         others=("data_order",),
+        explains=("constant_output", "labels_random"),
     ),
 )

@@ -132,30 +132,33 @@ network that learns in spite of it may be meant to, above all with normalisation
 of weights is irrelevant."""
 
 
+COUPLED = ("Adam", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta")
+"""Classes that add the decay to the gradient before they scale it."""
+OUTWEIGHS = 1.0
+"""The decay of a weight over its gradient, of such an optimizer: above, it decides the updates."""
+
+
 def decay_is_high(evidence: Evidence) -> Iterator[Sign]:
     decay, rate = evidence.option("weight_decay"), largest(evidence.column("lr"))
-    if not decay > 0 or not rate > 0:
-        return
-    momentum = evidence.option("momentum")
-    memory = (1 - (momentum if momentum > 0 else 0)) / (rate * decay)
-    weights = evidence.by_name("weight_rms")
-    if evidence.length < 2 or not len(weights.steps) or not evidence.trained:
+    weights, gradients = evidence.by_name("weight_rms"), evidence.by_name("gradient_rms")
+    if not decay > 0 or not rate > 0 or evidence.length < 2 or not evidence.trained:
         return
     sizes = weights.matrix(evidence.trained)
     course = np.exp(np.nan_to_num(np.log(ratio(sizes, sizes[:, :1]))).mean(axis=0))
-    if memory < MEMORY * evidence.length and course[-1] < SHRUNK:
+    momentum = evidence.option("momentum")
+    memory = (1 - (momentum if momentum > 0 else 0)) / (rate * decay)
+    is_strong = memory < MEMORY * evidence.length
+    number = below("steps that decay remembers", memory, MEMORY * evidence.length)
+    if evidence.setup.optimizer in COUPLED and np.array_equal(weights.steps, gradients.steps):
+        pull = decay * median(ratio(sizes, gradients.matrix(evidence.trained)))
+        is_strong = pull > OUTWEIGHS
+        number = above("decay of a weight, over its gradient", pull, OUTWEIGHS)
+    place = first(course < SHRUNK)
+    if is_strong and place is not None and course[-1] < SHRUNK:
         learnt = LEARNT if evidence.is_normalised else LEARNT_WELL
-        place = first(course < SHRUNK)
-        assert place is not None
-        yield Sign(
-            int(weights.steps[place]),
-            (
-                below("steps that decay remembers", memory, MEMORY * evidence.length),
-                below("size of the weights, over that at the start", course[-1], SHRUNK),
-            ),
-            "very likely",
-            is_alarm=not evidence.progress < learnt,
-        )
+        size = below("size of the weights, over that at the start", course[-1], SHRUNK)
+        is_alarm = not evidence.progress < learnt
+        yield Sign(int(weights.steps[place]), (number, size), "very likely", is_alarm)
 
 
 HIGHEST = 0.98

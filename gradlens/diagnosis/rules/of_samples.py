@@ -21,7 +21,7 @@ UNCERTAIN = "more than one agrees"
 
 
 def mixed(evidence: Evidence) -> Iterator[Sign]:
-    """Samples that meet in the network, aside from normalisations over the batch."""
+    """Samples that meet on their way to the loss, aside from normalisations over the batch."""
     found = evidence.history.latest("coverage")
     if found is None or found.coupled:
         return
@@ -71,7 +71,7 @@ def constant(evidence: Evidence) -> Iterator[Sign]:
 RULES = (
     Rule(
         fault="samples_mixed",
-        title="Samples of the batch are mixed in the network",
+        title="Samples of the batch meet on their way to the loss",
         needs=(COVERAGE,),
         find=mixed,
         advice="Look at permute, view, reshape and transpose: reshape(n, -1) after a permute mixes "

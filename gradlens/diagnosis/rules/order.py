@@ -112,8 +112,15 @@ def _by_inputs(evidence: Evidence) -> Iterator[Sign]:
             (below("rank ratio of the batches' mean inputs", found, limit),),
             "consistent with",
             is_alarm,
-            title="Inputs change gradually from batch to batch: the data aren't shuffled",
+            title="Inputs change gradually from batch to batch",
+            advice="" if is_alarm else ONE_PASS,
         )
+
+
+ONE_PASS = (
+    "Shuffle the training data: DataLoader(..., shuffle=True). Of a buffer that is filled while "
+    "training, a curriculum, or inputs that are made by what is trained, nothing is wrong."
+)
 
 
 def rank_ratio(values: Floats) -> float:

@@ -1,0 +1,292 @@
+"""A learning rate at which training diverges, is barely stable, or learns nothing in its time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.course import (
+    LARGE_UPDATE,
+    LONG_ENOUGH,
+    PERSISTENT,
+    SMALL_RISE,
+    STUCK,
+    calm,
+    is_stuck,
+    moves_far,
+    rise,
+    spread,
+    update_ratio,
+)
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import LOSS, UPDATE_SIZES
+from gradlens.diagnosis.numbers import finite, first, largest, median, ratio, share, smallest
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
+from gradlens.diagnosis.rules.of_gradients import begins_small
+from gradlens.history.finding import Measured
+from gradlens.history.lines import Floats
+
+# Too high -------------------------------------------------------------------------------------
+
+TOP, HIGH, SHARE, FEWEST = 5.0, 3.0, 0.03, 3
+"""The loss over that at the start: its peak, and what it is at 3 % of the steps and at three steps.
+The peak was measured to be 1 to 1.8 in healthy runs, and 8 to 700 in faulty ones."""
+GROWTH = 20.0
+"""The size of weights over that at the start: measured 1 to 9 in healthy runs, and 46 and more in
+faulty ones."""
+UPDATE = 0.1
+"""‖update‖/‖θ‖. It says nothing by itself: after the loss has blown up, weights are huge."""
+SEEN, LATEST = 1.5, 20
+"""A rise over the start that can be seen, and in how many of the steps before a loss that isn't
+finite."""
+OVERWRITES = 1.0
+"""‖update‖/‖θ‖ of a weight that consists mostly of the update afterwards."""
+
+
+def too_high(evidence: Evidence) -> Iterator[Sign]:
+    numbers = signs_of_divergence(evidence)
+    if numbers:
+        step = evidence.first_rise(SEEN, HIGH)
+        start = int(evidence.loss.steps[0])
+        yield Sign(start if step is None else step, numbers, "very likely")
+
+
+def signs_of_divergence(evidence: Evidence) -> tuple[Measured, ...]:
+    """The numbers that show it; none if nothing does."""
+    losses = evidence.level / (evidence.start * spread(evidence))
+    found = []
+    with np.errstate(invalid="ignore"):
+        high = losses > HIGH
+        peak = largest(losses)
+    is_lasting = high.sum() >= FEWEST * evidence.width and share(high) >= SHARE
+    if peak > TOP and is_lasting and moves_far(evidence):
+        found.append(above("loss at its peak, over that at the start", peak, TOP))
+    if evidence.ends_badly and _grows_before_the_end(evidence):
+        found.append(
+            above("steps at which the loss is not finite", (~evidence.loss.finite).sum(), 0)
+        )
+    is_bad = _grows_before_the_end if evidence.ends_badly else is_stuck
+    if is_bad(evidence):
+        sizes = evidence.by_name("weight_rms").matrix(evidence.trained)
+        growth = median(ratio(sizes[:, -1:], sizes[:, :1]))
+        update = update_ratio(evidence)
+        if growth > GROWTH:
+            found.append(above("size of the weights, over that at the start", growth, GROWTH))
+        if update > UPDATE:
+            found.append(above("size of updates, over that of weights", update, UPDATE))
+    return tuple(found)
+
+
+def _grows_before_the_end(evidence: Evidence) -> bool:
+    """Whether the loss or the weights have blown up before the loss was no number any more.
+
+    Without that, the NaN has another origin, such as a sample or a logarithm.
+    """
+    place = first(~evidence.loss.finite) or 0
+    with np.errstate(invalid="ignore"):
+        rises = bool((evidence.level[max(place - LATEST, 0) : place] > SEEN * evidence.start).any())
+    updates, weights = evidence.by_name("update_rms"), evidence.by_name("weight_rms")
+    names = tuple(name for name in evidence.trained if name in updates.values)
+    before = updates.steps < evidence.loss.steps[place]
+    if not names or updates.steps.shape != weights.steps.shape or not before.any():
+        return rises
+    ours, theirs = (each.matrix(names)[:, before] for each in (updates, weights))
+    with np.errstate(invalid="ignore"):  # an update of weights to infinity is infinite
+        return rises or bool((ours > OVERWRITES * theirs).any())
+
+
+# At the edge ----------------------------------------------------------------------------------
+
+PERSISTS, PEAK = 1.5, 2.2
+"""The loss over that at the start: what it is at three steps, and its peak."""
+EARLY, FIRST_STEPS = 1.7, 20
+"""The loss over that at the start, exceeded by three of the first steps: measured at most 1.5 in
+healthy runs."""
+ANY_UPDATE = 0.3
+"""‖update‖/‖θ‖ at any step, of a run that has a peak of the loss besides, and either learns nothing
+or has outgrown its first weights: measured at most 0.1 with other faults. (Those of healthy runs of
+RMSprop and Adagrad are up to 0.6, too.)"""
+OUTGROWN = 2.0
+"""The size of the weights over that at the start, after the first steps at most: what the network
+began with is the smaller part of them, so that its initialisation is lost. It counts if the loss
+has a peak in these steps: measured up to 2.1 in healthy runs, without any peak, and 2.5 and more
+with one where Adam's rate is too high."""
+COLLAPSE = 1e-3
+"""The smallest gradient norm of the three steps after a first update that overwrites the weights,
+over that before: a gradient that is so much smaller means that units are saturated, or the
+probabilities that a loss is computed from."""
+SHARPNESS, OFTEN = 1.2, 0.5
+"""The sharpness over its threshold, and at what share of its records. By itself, it is no fault:
+measured 2.2 (SGD) and up to 11 (Adam) in healthy runs."""
+
+
+def at_the_edge(evidence: Evidence) -> Iterator[Sign]:
+    if signs_of_divergence(evidence) or any(begins_small(evidence)):
+        return
+    numbers = [*_rises(evidence)]
+    if numbers:
+        updates, start = evidence.update_ratio, int(evidence.loss.steps[0])
+        risen = evidence.first_rise(SMALL_RISE, min(numbers[0].limit, PEAK))
+        with np.errstate(invalid="ignore"):
+            large = updates.steps[updates.values > ANY_UPDATE].astype(int).tolist()
+        step = min([*large[:1], start if risen is None else risen])
+        yield Sign(step, (*numbers, *_sharp(evidence)), "very likely")
+
+
+def _rises(evidence: Evidence) -> Iterator[Measured]:
+    by_chance, update = spread(evidence), update_ratio(evidence)
+    highest, peak = (each / by_chance for each in (rise(evidence), _peak(evidence)))
+    early = _early(evidence)
+    is_sharp = any(_sharp(evidence))
+    most = largest(evidence.update_ratio.values)
+    early_peak = np.fmax(peak, largest(early) / evidence.start)
+    is_lost = is_stuck(evidence) or _growth_at_first(evidence) > OUTGROWN
+    if highest > SMALL_RISE and (update > LARGE_UPDATE or is_sharp):
+        yield above("loss over that at the start, at three steps", highest, SMALL_RISE)
+    elif peak > PEAK and moves_far(evidence) and (
+        highest > PERSISTS or rise(evidence, early) > EARLY
+    ):  # fmt: skip
+        yield above("loss at its peak, over that at the start", peak, PEAK)
+    elif _validation_rise(evidence) > PERSISTS and update > LARGE_UPDATE:
+        name = "validation loss over the first one, at three validations"
+        yield above(name, _validation_rise(evidence), PERSISTS)
+    elif is_stuck(evidence) and evidence.progress > STUCK and update > LARGE_UPDATE:
+        yield above("late loss, over that without learning", evidence.progress, STUCK)
+    elif most > ANY_UPDATE and early_peak > PERSISTS and is_lost:
+        yield above("loss at its peak, over that at the start", early_peak, PERSISTS)
+        yield above("size of the largest update, over that of weights", most, ANY_UPDATE)
+    elif _collapse(evidence) < COLLAPSE:
+        name = "gradient after a first update that overwrites the weights, over that before"
+        yield below(name, _collapse(evidence), COLLAPSE)
+    else:
+        return
+    if update > LARGE_UPDATE:
+        yield above("size of updates, over that of weights", update, LARGE_UPDATE)
+
+
+def _peak(evidence: Evidence) -> float:
+    """The highest loss over that at the start, without jumps."""
+    return largest(calm(evidence)) / evidence.start
+
+
+def _early(evidence: Evidence) -> Floats:
+    """The losses of the first steps."""
+    steps = evidence.loss.steps
+    return evidence.level[steps <= steps[:1].sum() + FIRST_STEPS]
+
+
+def _validation_rise(evidence: Evidence) -> float:
+    """The validation loss over the first one, exceeded by three of them; NaN if it isn't known.
+
+    Running statistics of normalisations are those of past weights: where updates are large, they
+    don't fit, and the validation loss rises before that of training does.
+    """
+    losses = finite(evidence.valid_loss.values)
+    return float(np.sort(losses)[-PERSISTENT] / losses[0]) if len(losses) > PERSISTENT else math.nan
+
+
+def _growth_at_first(evidence: Evidence) -> float:
+    """The size of the weights after the first steps over that before; NaN if it isn't known."""
+    sizes = evidence.by_name("weight_rms")
+    table = sizes.matrix(evidence.trained)
+    table = table[:, sizes.steps <= sizes.steps[:1].sum() + FIRST_STEPS]
+    return median(ratio(table[:, -1:], table[:, :1]))
+
+
+def _collapse(evidence: Evidence) -> float:
+    """The smallest gradient after the first update over that before, if it overwrites weights."""
+    updates, norms = evidence.update_ratio, evidence.column("grad_norm")[: 1 + PERSISTENT]
+    first_update = largest(updates.values[updates.steps == evidence.steps[:1].sum()])
+    if not first_update > OVERWRITES or not norms[:1].sum() > 0:
+        return math.nan
+    return smallest(norms[1:]) / float(norms[0])
+
+
+def _sharp(evidence: Evidence) -> Iterator[Measured]:
+    ratios = evidence.part("Stability", "ratio")
+    known = ratios.finite
+    if known.sum() >= PERSISTENT and share(ratios.values > SHARPNESS, known) > OFTEN:
+        yield above("sharpness over its threshold", largest(ratios.values), SHARPNESS)
+
+
+# Too low --------------------------------------------------------------------------------------
+
+TINY = 5e-4
+"""‖update‖/‖θ‖: measured 1e-3 and more in healthy runs, and at most 3e-4 in faulty ones."""
+WARM_UP = 1.5
+"""The latest learning rates over the earlier ones: a rate that still grows isn't judged."""
+DEAD, RECORDS = 0.5, 3
+"""Share of a ReLU's units that are dead at the last records, so that gradients vanish."""
+ENOUGH, LOWERED = 5e-3, 0.1
+"""The first updates over the weights, of a rate that isn't low; and the latest rate over the
+highest, of a schedule."""
+PRETRAINED = 0.5
+"""The first loss over chance: a network that was trained before is tuned by small steps."""
+
+
+def too_low(evidence: Evidence) -> Iterator[Sign]:
+    found = median(evidence.update_ratio.values)
+    if evidence.length < LONG_ENOUGH or not 0 < found < TINY or _has_another_cause(evidence):
+        return
+    losses = evidence.loss.values
+    falls = evidence.late_loss < STUCK * median(losses[: -(-len(losses) // 8)])
+    if evidence.progress > STUCK and not evidence.ends_badly and not falls:
+        numbers = (
+            below("size of updates, over that of weights", found, TINY),
+            above("late loss, over that without learning", evidence.progress, STUCK),
+        )
+        yield Sign(int(evidence.loss.steps[0]) + LONG_ENOUGH - 1, numbers, "very likely")
+
+
+def _has_another_cause(evidence: Evidence) -> bool:
+    """Whether updates are tiny for another reason: units that died, or a rate that was higher.
+
+    A network that large updates have broken at the start is worse off with still larger ones. A
+    rate that grows isn't judged, nor one with which a trained network is tuned.
+    """
+    dead = [median(shares[-RECORDS:]) for shares in evidence.by_name("dead").values.values()]
+    every, updates = evidence.column("lr"), finite(evidence.update_ratio.values)
+    rates, half = finite(every), len(every) // 2
+    return (
+        bool(signs_of_divergence(evidence))
+        or evidence.first_loss < PRETRAINED * evidence.chance
+        or largest(every[half:]) > WARM_UP * median(every[: half + 1])
+        or largest(dead) > DEAD
+        or bool(rates.size and rates[-1] < LOWERED * rates.max())
+        or largest(updates[:RECORDS]) > ENOUGH
+        or largest(evidence.level[:FIRST_STEPS]) > SMALL_RISE * evidence.start
+    )
+
+
+RULES = (
+    Rule(
+        fault="lr_too_high",
+        title="The learning rate is too high: training diverges",
+        needs=(LOSS,),
+        find=too_high,
+        advice="Divide the learning rate by 10.",
+        others=("loss_sum", "momentum_high", "exploding_gradients"),
+        explains=("weight_decay_high", "overfitting", *INSTABILITY, *NO_PROGRESS),
+    ),
+    Rule(
+        fault="lr_edge",
+        title="The learning rate is at the edge of stability, or above it",
+        needs=(LOSS,),
+        find=at_the_edge,
+        advice="Divide the learning rate by 3.",
+        others=("momentum_high", "zero_grad_missing", "batch_too_small"),
+        explains=("overfitting", *INSTABILITY, *NO_PROGRESS),
+        sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
+    ),
+    Rule(
+        fault="lr_too_low",
+        title="The learning rate is too low: updates are tiny and nothing is learnt",
+        needs=(LOSS, UPDATE_SIZES),
+        find=too_low,
+        advice="Multiply the learning rate by 10, and again until the loss falls.",
+        others=("vanishing_gradients", "adam_epsilon", "clipping_always"),
+        explains=("labels_random",),
+    ),
+)

@@ -1,0 +1,277 @@
+"""What is learnt of the labels: what contradicts some of them, too much, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import CHANCE, LOSS, SINGLE_LOSSES, VALIDATION
+from gradlens.diagnosis.numbers import finite, largest, median, smooth
+from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.samples import have_losses, scores
+from gradlens.history.lines import Floats
+
+# Wrong labels ---------------------------------------------------------------------------------
+
+CERTAIN, FEW, MOST = 0.05, 0.025, 0.3
+"""Share of samples whose loss is more than 2 log C: measured at most 0.028 in healthy runs, where
+samples are hard, and 0.029 to 0.06 where 5 to 20 % of the labels are wrong. Below the first of
+these, it is a notice, unless validation is another sign."""
+REMAINS = 0.8
+"""The same over that of the quarter before: hard samples become fewer while a network learns, and
+wrong labels don't. Otherwise, it is a notice."""
+MEDIAN, CLEAR = 0.5, 0.35
+"""The median sample's loss over that by chance: the network has learnt the others. Above the second
+of these, labels may be random by nature, as clicks are (measured 0.45), and it is a notice unless
+validation is another sign."""
+UNCLEAR = 0.8
+"""The same of a network that has learnt less, which wrong labels keep it from: measured 0.57 to 0.7
+where 10 and 20 % are wrong. Samples whose loss stays above chance and validation must be signs."""
+VALIDATED = 0.8
+"""The validation loss over the training loss, both late, where the labels that are validated with
+have been checked: measured 0.4 to 0.8 with wrong labels among those that are trained on. It is 1.1
+in healthy runs with hard samples in both, and as low as with wrong labels where few are hard."""
+AS_HIGH = 0.95
+"""The same ratio above which validation has as many such samples: labels are wrong there as well,
+or random by nature, or samples are hard. It is a notice (measured 1.06 to 1.09 in healthy runs
+where an eighth of the labels are random), as it is without validation, since a network that is too
+small has as many."""
+PERSISTENT, ENOUGH = 0.033, 0.045
+"""Share of samples whose loss is above chance at the latest visit and on average, which is needed
+besides: measured at most 0.023 in healthy runs with such a validation loss, and 0.047 and more
+where 5 % of the labels are wrong (0.06, 0.09 and 0.18 of 5, 10 and 20 %). Above the second one,
+the share above 2 log C isn't needed. Where ids aren't known, it stands in for this one."""
+EASY = 40
+"""A run that is shorter hasn't learnt what is easy."""
+NAMED = 10
+"""Samples that are named, where their ids are known: those with the highest losses."""
+
+
+def contradicting(evidence: Evidence) -> Iterator[Sign]:
+    late = evidence.is_late(evidence.steps)
+    over = finite(evidence.column("loss_over")[late])
+    usual = median(evidence.column("loss_median")[late]) / evidence.chance
+    found = float(over.mean()) if over.size else math.nan
+    persistent, validated = _persistent(evidence), _validated(evidence)
+    is_known = not math.isnan(persistent)
+    many = persistent if is_known else found
+    is_lower = validated < VALIDATED and PERSISTENT < many <= MOST
+    is_enough = is_known and is_lower and many > ENOUGH
+    limit = UNCLEAR if is_enough else MEDIAN
+    if evidence.length < EASY or not usual < limit or not (is_enough or FEW <= found <= MOST):
+        return
+    lasts = found >= REMAINS * _before(evidence)
+    is_certain = found >= CERTAIN and lasts and usual < CLEAR and validated <= AS_HIGH
+    numbers = [below("loss of the median sample, over that by chance", usual, limit)]
+    if found >= FEW:
+        least = CERTAIN if is_certain else FEW
+        numbers.append(above("share of samples whose loss is above 2 log C", found, least))
+    if is_lower:
+        if is_known:
+            name = "share of samples whose loss stays above that by chance"
+            numbers.append(above(name, many, PERSISTENT))
+        numbers.append(below("validation loss, over the training loss", validated, VALIDATED))
+    share = f"About {100 * many:.0f} %" if is_known else f"At least {int(100 * found)} %"
+    yield Sign(
+        int(evidence.steps[late][0]),
+        tuple(numbers),
+        "consistent with",
+        is_certain or is_lower,
+        samples=_worst(evidence),
+        title=f"{share} of the labels contradict what the network has learnt",
+    )
+
+
+def _validated(evidence: Evidence) -> float:
+    """The loss of samples that aren't trained on over that of the others; NaN if it isn't known."""
+    train, valid = evidence.loss, evidence.valid_loss
+    start = train.steps[evidence.is_late(train.steps)][:1].sum()
+    means = [finite(each.values[each.steps >= start]) for each in (valid, train)]
+    return means[0].mean() / means[1].mean() if means[0].size and means[1].size else math.nan
+
+
+def _persistent(evidence: Evidence) -> float:
+    """The share of samples whose loss stays above chance; NaN where ids aren't known."""
+    samples = evidence.history.samples
+    if samples is None or not (samples.visits > 1).any():
+        return math.nan
+    lowest = np.minimum(samples.last_loss, samples.mean_loss)[samples.visits > 1]
+    return float((lowest > evidence.chance).mean())
+
+
+def _before(evidence: Evidence) -> float:
+    """The share of samples in the third quarter of the run; 0 if it isn't known."""
+    steps = evidence.steps
+    quarter = (evidence.length + 3) // 4
+    third = ~evidence.is_late(steps) & (steps >= steps[0] + 2 * quarter)
+    shares = finite(evidence.column("loss_over")[third])
+    return float(shares.mean()) if shares.size else 0.0
+
+
+def _worst(evidence: Evidence) -> tuple[str, ...]:
+    """The ids of the samples whose losses are the furthest above those of their batches."""
+    samples = evidence.history.samples
+    if samples is None or not have_losses(samples):
+        return ()
+    order = np.argsort(-scores(samples), kind="stable")[:NAMED]
+    return tuple(str(samples.ids[place]) for place in order)
+
+
+# Too much -------------------------------------------------------------------------------------
+
+TIMES, CLEARLY = 1.1, 1.15
+"""The latest validation losses over the lowest one: measured at most 1.06 in healthy runs that are
+far below it in training. Up to the larger limit, it is a notice."""
+RISE, LASTING_RISE = 0.05, 0.025
+"""The same rise, over the loss by chance: measured up to 0.06, once 0.18, in healthy runs, and 0.03
+to 0.11 in faulty ones. The smaller one is enough if the rise lasts."""
+LASTS = 5
+"""Validations in the last quarter of the run, all of them above the first limit, of such a rise."""
+GAP = 2.0
+"""The validation loss over the training loss, each over what it was at the first validation: a loss
+that is a sum may be validated as a mean."""
+EVALUATIONS = 2
+"""Consecutive validations at the end, which must all be high."""
+
+
+def overfits(evidence: Evidence) -> Iterator[Sign]:
+    valid = evidence.valid_loss
+    values, steps = valid.values[valid.finite], valid.steps[valid.finite]
+    if len(values) <= EVALUATIONS:
+        return
+    place = int(values.argmin())
+    lowest, latest = float(values[place]), float(values[-EVALUATIONS:].min())
+    train = evidence.loss
+    present = evidence.present_loss
+    before = finite(train.values[train.steps <= max(steps[0], train.steps[0])])[-10:]
+    gap = (latest / values[0]) / (present / median(before))
+    around = (train.steps >= steps[max(place - 1, 0)]) & (train.steps <= steps[place])
+    falls = present < median(train.values[around])
+    reference = evidence.chance if np.isfinite(evidence.chance) else values[0]
+    rise = (LASTING_RISE if _lasts(evidence, TIMES * lowest) else RISE) * reference
+    rises = latest > TIMES * lowest > 0 and latest - lowest > rise
+    if rises and place < len(values) - EVALUATIONS and gap > GAP and falls:
+        is_alarm = latest > CLEARLY * lowest
+        limit = CLEARLY if is_alarm else TIMES
+        numbers = (
+            above("validation loss, over its minimum", latest / lowest, limit),
+            above("validation loss, over the training loss, both over their start", gap, GAP),
+        )
+        yield Sign(int(steps[place]), numbers, "very likely", is_alarm)
+
+
+def _lasts(evidence: Evidence, limit: float) -> bool:
+    """Whether many validations, all of those late in the run, are above a limit."""
+    late = evidence.valid_loss.values[evidence.is_late(evidence.valid_loss.steps)]
+    return len(finite(late)) >= LASTS and bool((finite(late) > limit).all())
+
+
+# Nothing --------------------------------------------------------------------------------------
+
+LATE, EVER = 0.97, 0.95
+"""The loss over that by chance, at the end and ever: measured at most 0.96 in healthy runs, and
+0.98 to 1.01 in faulty ones."""
+HIGHEST = 1.3
+"""Above this, it isn't the labels that keep the loss high."""
+STEPS = 100
+"""A run that is shorter may be before the end of a plateau."""
+PARTS = 8
+"""The loss is looked at in so many parts of the run, since that of single batches varies."""
+AS_FIRST, AS_EARLY = 0.78, 0.955
+"""Where the loss by chance isn't known: the late loss over the first one, and over that of the
+second eighth of the run, the same of the validation loss. Measured at most 0.57 and 0.91 in healthy
+runs but one (0.8 and 0.95), and 0.8 to 1 and 0.96 to 1 where 80 % and more of the targets are
+random, so that less than a fifth of what can be learnt is learnt."""
+FALLS = 0.93
+"""Where it is known: the late loss over that in the middle of the run. A loss that still falls, of
+a network that began far above chance, is no sign."""
+
+
+def random(evidence: Evidence) -> Iterator[Sign]:
+    if evidence.length < STEPS or evidence.ends_badly or largest(evidence.column("lr")) == 0:
+        return
+    is_known = np.isfinite(evidence.chance)
+    yield from _by_chance(evidence) if is_known else _by_the_first_loss(evidence)
+
+
+def _by_the_first_loss(evidence: Evidence) -> Iterator[Sign]:
+    """Of a loss whose value by chance isn't known; it must be positive to be compared."""
+    course, valid = _course(evidence.loss.values), _course(evidence.valid_loss.values)
+    if len(course) < PARTS or not min(evidence.first_loss, *course) > 0:
+        return
+    late, early = evidence.late_loss / evidence.first_loss, evidence.late_loss / course[1]
+    validated = valid[-1] / valid[1] if len(valid) > 1 else math.nan
+    if HIGHEST > late > AS_FIRST and early > AS_EARLY and not validated < AS_EARLY:
+        numbers = [
+            above("late loss, over the first one", late, AS_FIRST),
+            above("late loss, over that of the second eighth of the run", early, AS_EARLY),
+        ]
+        if math.isfinite(validated):
+            numbers.append(above("the same of the validation loss", validated, AS_EARLY))
+        yield Sign(
+            int(evidence.loss.steps[0]) + STEPS - 1,
+            tuple(numbers),
+            "consistent with",
+            is_alarm=math.isfinite(validated),
+            title="Next to nothing is learnt: the loss hardly falls after the first steps",
+        )
+
+
+def _course(losses: Floats) -> Floats:
+    """Medians of the parts of a run."""
+    return smooth(losses, -(-len(losses) // PARTS))
+
+
+def _by_chance(evidence: Evidence) -> Iterator[Sign]:
+    """Of a loss that has come down to chance, and no further."""
+    course = _course(evidence.loss.values / evidence.chance)
+    late = evidence.late_loss / evidence.chance
+    with np.errstate(invalid="ignore"):
+        still_falls = course[-1] < FALLS * course[len(course) // 2]
+        if LATE <= late < HIGHEST and (course > EVER).all() and not still_falls:
+            numbers = (
+                above("late loss, over that by chance", late, LATE),
+                above(
+                    "lowest loss in any eighth of the run, over that by chance", course.min(), EVER
+                ),
+            )
+            yield Sign(int(evidence.loss.steps[0]) + STEPS - 1, numbers, "consistent with")
+
+
+RULES = (
+    Rule(
+        fault="label_noise",
+        title="Some labels contradict what the network has learnt",
+        needs=(CHANCE, SINGLE_LOSSES),
+        find=contradicting,
+        advice="Look at the samples with the highest losses, which are named if the context gets "
+        'info={"ids": ...}. Their labels are wrong, or by nature random, as clicks and opinions '
+        "are, or these samples are hard.",
+        others=("outlier_sample", "overfitting"),
+    ),
+    Rule(
+        fault="overfitting",
+        title="The validation loss rises while the training loss falls",
+        needs=(LOSS, VALIDATION),
+        find=overfits,
+        advice="Stop at the step of the minimum, which is the step of this finding; or use more "
+        "data, augmentation, weight decay or dropout.",
+        others=("label_noise",),
+    ),
+    Rule(
+        fault="labels_random",
+        title="Nothing is learnt: the loss stays at that of a guess",
+        needs=(LOSS,),
+        find=random,
+        advice="Look at pairs of inputs and labels. Train on ten samples: if the network can't "
+        "learn them by heart, the fault is in the network, the loss or the learning rate; if it "
+        "can, labels and inputs have nothing to do with each other, or the task has a plateau at "
+        "its start.",
+        others=("lr_too_low", "vanishing_gradients", "input_constant"),
+        explains=("dead_units",),
+        sources=("Zhang et al. (2017), arXiv:1611.03530: networks fit random labels",),
+    ),
+)
