@@ -288,7 +288,7 @@ def loss_rows(
 
     edges = loss_edges(graph, alone, evidence.shapes, are_rows)
     if not edges:
-        raise UnavailableError("the loss isn't computed from any rows of samples")
+        raise UnavailableError(NO_LOSS_ROWS)
     labels = {edge: found[edge] for edge in edges}
     named = {edge: each for edge, each in labels.items() if are_known(each)}
     meeting = meeting_edges(graph, named) if samples > 1 else []
@@ -428,6 +428,10 @@ PASS_LOSSES = (
     "individual_losses=... to the context"
 )
 PASS_OTHER = f"pass N as batch_size=... to the context if it is another number, else {PASS_LOSSES}"
+NO_LOSS_ROWS = (
+    "the loss is computed from parameters alone, or from single numbers, of which it can't be "
+    "followed whether each belongs to one sample: " + PASS_LOSSES
+)
 NO_CALLS = (
     "no recorded call of the model has led to this loss, so that the number of samples isn't known "
     "(calls are recorded after gradlens.extend or inside the context, but not those of compiled "
