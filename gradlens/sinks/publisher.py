@@ -61,21 +61,22 @@ class Publisher:
         read: Contents = {}
         for name, value in values.items():
             read |= self._contents(step, name, value, sources.get(name), parameters)
-        self._each(lambda outlet: outlet.record(step, read))
+        self._each(self._outlets, lambda outlet: outlet.record(step, read))
 
     def note(self, step: int, text: str) -> None:
         """Pass on a note."""
-        self._each(lambda outlet: outlet.sink.note(step, text))
+        self._each(self._outlets, lambda outlet: outlet.sink.note(step, text))
 
     def close(self) -> None:
         """Close the sinks; none of them gets anything from then on."""
         atexit.unregister(self._at_exit)
-        self._each(lambda outlet: outlet.sink.close())
-        self._outlets = []
+        # First of all without sinks, which a note on a failure doesn't go to.
+        outlets, self._outlets = self._outlets, []
+        self._each(outlets, lambda outlet: outlet.sink.close())
 
-    def _each(self, call: Callable[[_Outlet], None]) -> None:
+    def _each(self, outlets: Sequence[_Outlet], call: Callable[[_Outlet], None]) -> None:
         """Call a function with each sink; one that fails is left out from then on."""
-        for outlet in [*self._outlets]:
+        for outlet in outlets:
             try:
                 call(outlet)
             except Exception as error:
