@@ -163,7 +163,7 @@ class Names:
         """Whether the axis of rows may be that of networks, say, of which there are as many.
 
         Parameters have entries along it then, or it ends beside another one, or where single
-        numbers are joined.
+        numbers are joined, although no data comes in.
         """
         edges = self._graph.children[above[0]]
         weights = [(n, e) for n, e in enumerate(edges) if e is not None and self._alone[e[0]]]
@@ -172,7 +172,7 @@ class Names:
         along = (found for n, e in weights for *_, found in self._along(above, names, n, e))
         if any(found is not None and np.array_equal(found, names) for found in along):
             return True
-        ends = not inputs and len(weights) < len([*self._graph.descend(above)])
+        ends = not inputs and None not in edges and len(weights) < len(edges)
         shape = self._graph.shape(above)
         joins = kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == names.size
         return ends and (joins or shape[:2].count(names.size) > 1)
