@@ -441,3 +441,25 @@ def test_a_closure_may_run_the_last_micro_batch() -> None:
         optimizer.step(lambda: backward(step, accumulating=False))  # noqa: B023
     cockpit.close()
     assert not cockpit.history.notes
+
+
+def test_a_state_is_no_batch() -> None:
+    """Of tokens and the state of a recurrent layer, which is real, the tokens have the samples."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = nn.Embedding(9, 4), nn.GRU(4, 3, batch_first=True)
+
+        def forward(self, tokens: Tensor, state: Tensor) -> Tensor:
+            found: Tensor = self.layer(self.table(tokens), state)[0]
+            return found
+
+    model = Tagger()
+    cockpit = Cockpit(model, [])
+    loss = model(torch.randint(9, (5, 7)), torch.zeros(1, 5, 3)).square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    cockpit.close()
+    assert cockpit.history.facts["steps"].column("samples").numbers().tolist() == [5]
+    assert cockpit.history.setups[0].input_kind == "integers"
