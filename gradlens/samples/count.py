@@ -280,8 +280,9 @@ def loss_rows(
     def are_rows(edge: Edge) -> bool:
         shape = graph.shape(edge)
         own = only(0, len(shape)) if samples == 1 else names.at(edge)
-        places = _by_place(shape, reading) if inputs.is_one_axis else None
-        if not are_known(own) and places is not None and names.may_be_in_order(edge, places):
+        is_open = inputs.is_one_axis and not are_known(own)
+        places = _by_place(shape, reading) if is_open else None
+        if places is not None and names.may_be_in_order(edge, places, reading.is_given):
             own = places
         found[edge] = own if are_known(own) else only(UNREADABLE, len(shape))
         return are_known(own)

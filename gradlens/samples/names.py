@@ -31,7 +31,7 @@ from gradlens.samples.labels import (
     only,
     replaced,
 )
-from gradlens.samples.model_inputs import Named
+from gradlens.samples.model_inputs import Named, counting_axes
 from gradlens.samples.passages import Passages
 
 
@@ -76,7 +76,10 @@ class Names:
         names = self.at(edge)
         # Rows may have no names since samples meet behind them; the labels at known rows tell.
         may_meet = self.are_exact and names.max() < 0 and not self.are_shuffled and names.ndim > 1
-        if self.may_be_in_order(edge, places) or (may_meet and self._rows_are_kept(edge, places)):
+        axes = counting_axes(self._graph.shape(edge), is_real=False)
+        is_one = axes.count(places.size) < 2
+        is_kept = self.may_be_in_order(edge, places, is_one)
+        if is_kept or (may_meet and self._rows_are_kept(edge, places, is_one)):
             self._names[edge] = places
             self.by_order = True
         elif not self.are_exact and are_known(names) and differ(names, places):
@@ -124,19 +127,21 @@ class Names:
         """Whether rows of several names come together at an edge, or behind it."""
         return any(bool((names == MIXED).any()) for names in self.behind(edge))
 
-    def may_be_in_order(self, edge: Edge, places: Labels) -> bool:
+    def may_be_in_order(self, edge: Edge, places: Labels, are_samples: bool) -> bool:
         """Whether rows without known names may have those of their places.
 
-        The number of rows that were selected may be N by chance.
+        The number of rows that were selected may be N by chance. Rows ``are_samples`` even if other
+        axes had N entries before: those that the model has returned along the only axis that has,
+        or if the user says what N is.
         """
         names = self.at(edge)
         if self.are_shuffled or names.max() >= 0:
             return False
         if names.min() != UNREADABLE and self.are_behind(edge):
             return False
-        return self._rows_are_kept(edge, places)
+        return self._rows_are_kept(edge, places, are_samples)
 
-    def _rows_are_kept(self, edge: Edge, places: Labels) -> bool:
+    def _rows_are_kept(self, edge: Edge, places: Labels, are_samples: bool) -> bool:
         """Whether no rows are selected on the way to a tensor that has as many, or reordered.
 
         Where inputs are recognised, the names of reordered rows are known, and those along another
@@ -144,8 +149,10 @@ class Names:
         """
         places_at, waiting = {edge: places}, [edge]
         for above in each_once(waiting):
-            edges = enumerate(self._graph.children[above[0]])
-            below = {n: e for n, e in edges if e is not None and not self._alone[e[0]]}
+            weights = kind_of(self._graph.kinds[above[0]]).weights
+            is_weight = {place for place in weights if 0 not in weights}
+            inputs = {n: e for n, e in self._inputs(above) if n not in is_weight}
+            below = {n: e for n, e in inputs.items() if not self._alone[e[0]]}
             kept = [self._kept_from(above, places_at[above], n, e) for n, e in below.items()]
             pairs = zip(below.values(), (own for _, own in kept), strict=True)
             found = {each: own for each, own in pairs if own is not None}
@@ -153,29 +160,38 @@ class Names:
                 return False
             if places.size > 1 and not found and self._repeats_samples(above[0], below.values()):
                 return False
-            if not self.are_exact and self._may_be_another_axis(above, places_at[above], found):
-                return False
+            names = places_at[above]
+            if not self.are_exact and names.size > 1:
+                if self._are_of_parameters(above, names):
+                    return False
+                if not are_samples and self._may_be_another_axis(above, found, names.size):
+                    return False
             places_at |= found
             waiting += found
         return True
 
-    def _may_be_another_axis(self, above: Edge, names: Labels, inputs: Collection[Edge]) -> bool:
-        """Whether the axis of rows may be that of networks, say, of which there are as many.
-
-        Parameters have entries along it then, or it ends beside another one, or where single
-        numbers are joined, although no data comes in.
-        """
-        edges = self._graph.children[above[0]]
-        weights = [(n, e) for n, e in enumerate(edges) if e is not None and self._alone[e[0]]]
-        if names.size == 1:
-            return False
+    def _are_of_parameters(self, above: Edge, names: Labels) -> bool:
+        """Whether parameters have entries along the axis of rows, as networks in front have."""
+        weights = ((n, e) for n, e in self._inputs(above) if self._alone[e[0]])
         along = (found for n, e in weights for *_, found in self._along(above, names, n, e))
-        if any(found is not None and np.array_equal(found, names) for found in along):
-            return True
-        ends = not inputs and None not in edges and len(weights) < len(edges)
+        return any(found is not None and np.array_equal(found, names) for found in along)
+
+    def _may_be_another_axis(self, above: Edge, inputs: Collection[Edge], samples: int) -> bool:
+        """Whether the axis of rows may be one of N other things, which rows were folded with.
+
+        It ends beside another axis of N entries then, or where single numbers are joined, although
+        no data comes in.
+        """
+        ends = not inputs and None not in self._graph.children[above[0]]
+        is_computed = not all(self._alone[edge[0]] for _, edge in self._inputs(above))
         shape = self._graph.shape(above)
-        joins = kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == names.size
-        return ends and (joins or shape[:2].count(names.size) > 1)
+        joins = kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == samples
+        return ends and is_computed and (joins or shape[:2].count(samples) > 1)
+
+    def _inputs(self, above: Edge) -> list[tuple[int, Edge]]:
+        """The inputs of a node that need a gradient, with their places."""
+        edges = enumerate(self._graph.children[above[0]])
+        return [(place, edge) for place, edge in edges if edge is not None]
 
     def _repeats_samples(self, number: int, inputs: Iterable[Edge]) -> bool:
         """Whether a node repeats for its rows what samples were reduced to, or one of them."""
@@ -193,13 +209,14 @@ class Names:
         for each, along, found in self._along(above, names, place, below):
             if found is not None and np.array_equal(found, names):
                 return True, along
-            if found is not None and are_known(found):
+            is_known = found is not None and are_known(found)
+            if found is not None and is_known:
                 is_one = found.size == 1 and each == axis
                 is_repeated = is_one and kind_of(self._graph.kinds[above[0]]).selects
                 if axes_of(found) == axes_of(names) or is_repeated:
                     self.may_be_reordered = True
                     return is_kept and self.are_exact, along
-            if each == axis:
+            if each == axis and not is_known:
                 own = along
         return is_kept, own
 

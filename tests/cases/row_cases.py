@@ -519,6 +519,8 @@ COUNTED = {
         ),
         lambda: (randn(N, D), randn(N, 2, C)),
         of_matched,
+        refused=("",),
+        reason="can't be followed which sample",
     ),
     "two calls on one sample, batch size passed": RowCase(
         mlp, lambda: (randn(1, D), randn(1, D)), two_calls, samples=1, batch_size=1
@@ -544,7 +546,7 @@ COUNTED = {
         samples=3,
         batch_size=3,
         refused=("",),
-        reason="samples meet between it and the loss",
+        reason="two axes have 3 entries",
     ),
     "positions in one list, the last ones' loss": RowCase(
         linears(attending),
