@@ -18,7 +18,7 @@ from gradlens.cockpit.aggregation import Aggregate
 from gradlens.curvature.probe import Probe
 from gradlens.diagnosis.rule import Rule
 from gradlens.diagnosis.rules import RULES
-from gradlens.gradients.per_sample_gradients import losses_of_samples
+from gradlens.gradients.per_sample_gradients import checked_losses
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.hooks import takes_hooks
 from gradlens.graph.loss import LossReduction
@@ -310,7 +310,7 @@ _CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
     "loss_scale": _loss_scale,
     "optimizer": _optimizer,
     "batch_size": operator.index,
-    "individual_losses": losses_of_samples,
+    "individual_losses": checked_losses,
     "ids": _ids,
     "scaler": None,
     "outputs": None,

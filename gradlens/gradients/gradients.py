@@ -325,11 +325,13 @@ def evidence_of(
     ``unsharded`` are what the graph has for sharded parameters, by the ``id`` of these.
     """
     losses: Tensor | None = info.get("individual_losses")
-    has_axis = losses is not None and losses.dim() > 0
+    count = len(losses) if losses is not None and losses.dim() else None
+    # A matrix, such as that of words, doesn't say which of its axes counts the samples.
+    is_vector = losses is not None and losses.numel() == count
     return BatchEvidence(
         info.get("batch_size"),
-        len(losses) if losses is not None and has_axis else None,
-        graph.edge_of(losses) if losses is not None and has_axis else None,
+        count,
+        graph.edge_of(losses) if losses is not None and is_vector else None,
         tuple(call.shapes for call in calls),
         _has_positions_first(graph, model, unsharded),
     )

@@ -64,11 +64,10 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
                 sharding=sharding,
                 replicas=replicas_of(model),
             )
-        losses = individual_losses
         self._info = {
             "loss": loss,
             "batch_size": batch_size,
-            "individual_losses": None if losses is None else losses_of_samples(losses),
+            "individual_losses": checked_losses(individual_losses),
         }
         self._operators: dict[str, GradientOperator] = {}
         self._gradients: Gradients | None = None
@@ -190,15 +189,18 @@ UNSEEN = (
 )
 
 
-def losses_of_samples(given: Any) -> Tensor:
-    """Losses as a tensor; ``TypeError`` for a list of those that the loss was computed from."""
+def checked_losses(given: Any) -> Tensor | None:
+    """Losses as a tensor, if there are any.
+
+    ``TypeError`` for a list of those that the loss was computed from, which isn't in its graph.
+    """
     listed = given if isinstance(given, (list, tuple)) else ()
     if any(isinstance(each, Tensor) and each.requires_grad for each in listed):
         raise TypeError(
             f"individual_losses is a {type(given).__name__} of tensors: make one tensor of them, "
             "losses = torch.stack(losses), and compute the loss from that, as in losses.mean()"
         )
-    return torch.as_tensor(given)
+    return None if given is None else torch.as_tensor(given)
 
 
 def check_loss_reduction(loss_reduction: str) -> None:

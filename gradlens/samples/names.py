@@ -150,9 +150,9 @@ class Names:
         places_at, waiting = {edge: places}, [edge]
         for above in each_once(waiting):
             weights = kind_of(self._graph.kinds[above[0]]).weights
-            is_weight = {place for place in weights if 0 not in weights}
-            inputs = {n: e for n, e in self._inputs(above) if n not in is_weight}
-            below = {n: e for n, e in inputs.items() if not self._alone[e[0]]}
+            of_layer = () if 0 in weights else weights  # whose rows are those of the first input
+            inputs = ((n, e) for n, e in self._inputs(above) if n not in of_layer)
+            below = {n: e for n, e in inputs if not self._alone[e[0]]}
             kept = [self._kept_from(above, places_at[above], n, e) for n, e in below.items()]
             pairs = zip(below.values(), (own for _, own in kept), strict=True)
             found = {each: own for each, own in pairs if own is not None}

@@ -137,8 +137,8 @@ class _LossGraph:
         inputs, losses = self.model_inputs(reading), self.evidence.losses_at
         known = inputs.named(self.graph, self.alone, self.reading_data)
         if losses is not None:  # which say more than what is only likely
-            is_certain = inputs.is_one_axis
-            known = {edge: n for edge, n in known.items() if is_certain and not n.by_order}
+            certain = known.items() if inputs.is_one_axis else ()
+            known = {edge: named for edge, named in certain if not named.by_order}
             axes = len(self.graph.shape(losses))
             known[losses] = Named(counted(range(reading.samples), 0, axes))
         if rows is not None:

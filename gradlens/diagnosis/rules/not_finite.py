@@ -27,9 +27,8 @@ def inputs(evidence: Evidence) -> Iterator[Sign]:
     )
     step = int(evidence.steps[place])
     spike = evidence.history.spikes.get(step)
-    is_origin = spike is not None and spike.origin == "input"
-    samples = tuple(map(str, autopsy(spike).samples)) if spike is not None and is_origin else ()
-    samples = samples or evidence.sample(step, evidence.column("bad_row")[place])
+    named = autopsy(spike).samples if spike is not None and spike.origin == "input" else ()
+    samples = tuple(map(str, named)) or evidence.sample(step, evidence.column("bad_row")[place])
     where = _part(spike)
     # A model may know what is missing, and replace it.
     does_harm = not evidence.loss.finite[
