@@ -4,6 +4,7 @@
 ``cells`` runs the cells of a page in ``both_grounds``.
 """
 
+import gc
 import pickle
 import runpy
 import sys
@@ -62,9 +63,12 @@ def is_white(figure: Figure) -> bool:
 
 def draw_dark(figure: Figure, target: Any, options: dict[str, Any]) -> None:
     """Draw a figure on a dark ground; the script may go on drawing on it."""
-    # A copy with a manager would be one more figure of pyplot.
+    # A copy with a manager would be one more figure of pyplot. While garbage is collected, dead
+    # parents leave the dictionaries of transforms that are being copied.
+    gc.disable()
     with mock.patch.object(figure.canvas, "manager", None):
         copy = pickle.loads(pickle.dumps(figure))
+    gc.enable()
     darken(copy)
     copy.savefig(target, **options | {"facecolor": copy.get_facecolor(), "edgecolor": "auto"})
 
