@@ -11,6 +11,7 @@ row. The labels that start at the loss decide that.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -273,14 +274,12 @@ class Names:
             if prod(shape) == 1 and not (are_known(names) and are_known(whole)):
                 return only(UNREADABLE if is_unknown else NO_SAMPLE, len(shape))
             (unknown if is_unknown else named)[place] = names
-        found = only(NO_SAMPLE, len(shape))
-        for names in named.values():
-            found = combined(found, names)
+        every = [*named.values()]
         for place, names in unknown.items():
             named_by = [each for each in named if not are_none(named[each])]
             if not any(self._covers(number, output, each, place) for each in named_by):
-                found = combined(found, names)
-        return found
+                every.append(names)
+        return reduce(combined, every) if every else only(NO_SAMPLE, len(shape))
 
     def _covers(self, number: int, output: int, place: int, other: int) -> bool:
         """Whether an input has the rows of another one itself, and isn't repeated for them."""

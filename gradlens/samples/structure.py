@@ -128,17 +128,20 @@ class Structure:
         return tuple([n for axis, n in enumerate(shape) if axis not in labelled.features])
 
     def labels(self, edge: Edge) -> Labels:
-        """Labels of the elements at an edge; ``NO_SAMPLE`` of those that no source depends on."""
+        """Labels of the elements at an edge; ``NO_SAMPLE`` of those that no source depends on.
+
+        What is computed from parameters alone is of all samples, and isn't looked at.
+        """
         if edge in self._labels:
             return self._labels[edge]
-        return only(NO_SAMPLE, len(self.graph.shape(edge)))
+        return only(UNREADABLE if self._alone[edge[0]] else NO_SAMPLE, len(self.graph.shape(edge)))
 
     def _follow(self, node: int, output: int) -> None:
         """Follow labels down to a node's inputs. All ways to its output are known."""
         self._labels[node, output] = without_gaps(self._labels[node, output], self.samples)
         if self.graph.kinds[node] != LEAF:
             for place, edge in enumerate(self.graph.children[node]):
-                if edge is not None:
+                if edge is not None and not self._alone[edge[0]]:
                     self._merge(edge, self._below(node, output, place, edge))
 
     def _merge(self, edge: Edge, labels: Labels) -> None:
@@ -154,7 +157,7 @@ class Structure:
         if self.samples == 1:
             return only(0, dims)
         found = self._passages.at(node, output, place).down(labels)
-        if found is None and not self._alone[edge[0]]:
+        if found is None:
             found = self._by_numbers(node, output)[place]
             if (node, output) in self._asked and node not in self.refused:
                 self._read.add(edge)
