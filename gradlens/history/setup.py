@@ -88,17 +88,15 @@ class Setup:
 # The curvature above which the optimizer diverges on a quadratic -----------------------------
 
 
-def descent_threshold(
-    rate: float, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False
-) -> float:
-    """The threshold of gradient descent: (2+2β)/η with momentum β, over 1+2β with Nesterov's.
+def passed_by_momentum(momentum: float, dampening: float = 0.0, nesterov: bool = False) -> float:
+    """The share of a gradient of alternating sign that SGD's momentum lets pass.
 
-    Dampening d makes a step of η one of (1−d)η. ∞ for a step of zero. Source: Cohen et al. (2021,
+    The threshold of gradient descent with rate η is 2/η over this share: (2+2β)/η with momentum β,
+    over 1+2β with Nesterov's, and over 1−d with dampening d. Source: Cohen et al. (2021,
     arXiv:2103.00065), Section 2 and Appendix B.
     """
-    rate *= 1 - (dampening if momentum else 0.0)
-    threshold = (2 + 2 * momentum) / rate if rate else math.inf
-    return threshold / (1 + 2 * momentum) if nesterov else threshold
+    share = (1 - (dampening if momentum else 0.0)) / (1 + momentum)
+    return share * (1 + 2 * momentum) if nesterov else share
 
 
 def threshold_at(setup: Setup, rate: float) -> float:
@@ -115,7 +113,8 @@ def threshold_at(setup: Setup, rate: float) -> float:
     if options.get("weight_decay") or options.get("maximize"):
         return math.nan
     momentum, dampening = options.get("momentum", 0.0), options.get("dampening", 0.0)
-    return descent_threshold(rate, momentum, dampening, bool(options.get("nesterov")))
+    passed = passed_by_momentum(momentum, dampening, bool(options.get("nesterov")))
+    return 2 / (rate * passed) if passed else math.inf
 
 
 def threshold_formula(setup: Setup) -> str:

@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
 from gradlens.history.coverage import few
-from gradlens.history.setup import descent_threshold
+from gradlens.history.setup import passed_by_momentum
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE
@@ -190,19 +188,22 @@ def plain_sgd_learning_rate(optimizer: Optimizer | None) -> float:
 class Stability(GradientCurvatureQuantity):
     """Sharpness, and the threshold above which the optimizer is unstable on a quadratic.
 
-    For gradient descent with learning rate η, ``"sharpness"`` is the Hessian's largest eigenvalue
-    and ``"threshold"`` is 2/η; with momentum β it is (2+2β)/η, with Nesterov's (2+2β)/(η(1+2β)),
-    η being the learning rate times one minus the dampening (Cohen et al., 2021, arXiv:2103.00065).
-    For Adam, sharpness is the largest eigenvalue of P⁻¹H with Adam's preconditioner P, and the
-    threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022, arXiv:2207.14484). ``"ratio"`` is sharpness
-    over threshold: above 1, the step is unstable. Where groups have other learning rates, η is the
-    largest one, and the curvature of a parameter is multiplied by its own rate over η. Decoupled
-    weight decay λ multiplies it by 1/(1 − ηλ/2), and coupled one is added to it. H is the Hessian
-    of the mean loss. A step of η on
+    ``"sharpness"`` is the largest eigenvalue of the Hessian H of the mean loss, or of P⁻¹H if the
+    optimizer divides gradients by P. ``"threshold"`` is 2/η for gradient descent with learning rate
+    η, and with momentum β it is (2+2β)/η, over 1+2β with Nesterov's and over 1−d with dampening d
+    (Cohen et al., 2021, arXiv:2103.00065). For Adam it is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022,
+    arXiv:2207.14484), for RMSprop that of momentum, and for Adagrad 2/η. Decoupled weight decay λ,
+    as AdamW's, replaces 2 by 2 − ηλ, and coupled one is added to the diagonal of H. ``"ratio"`` is
+    sharpness over threshold: on a quadratic, the step is unstable if and only if it is above 1.
+    Where parameter groups have different settings, the threshold is the lowest one, and the
+    curvature of a parameter is multiplied by the lowest threshold over its own.
+
+    A step of η on
     a sum loss is equal to a step of Nη on the mean loss, so that η is multiplied by N, or P divided
     by N. The same holds for any other factor of the loss on which backward is called. If it isn't a
-    multiple of the loss, for example because of a regulariser, values are NaN. For Adam, they are
-    also NaN before its first step. ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
+    multiple of the loss, for example because of a regulariser, values are NaN. Where there is a P,
+    they are also NaN before the optimizer's first step. Of other optimizers no threshold is known.
+    ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
 
     With a probe, ``on``, H is the Hessian of its mean loss. The threshold is that of the
     optimizer's step on the step's own loss, so that ``loss`` is still needed, and for a sum loss
@@ -230,9 +231,8 @@ class Stability(GradientCurvatureQuantity):
             raise UnavailableError(SUM_OVER_PARTS)
         factor = curvature.loss_factor if self.on is None else 1
         limit = stability_limit(curvature.optimizer, curvature.parameters, factor)
-        matrix: LinearOperator | CurvatureOperator = curvature.hessian
-        if limit.scaling is not None or limit.decay is not None:
-            matrix = _of_optimizer(curvature.hessian, limit)
+        is_plain = not limit.scaling and not limit.decay
+        matrix = curvature.hessian if is_plain else _OfStep(curvature.hessian, limit)
         found = self._eigenpairs(matrix, curvature.seed)
         value = float(found.values[0]) if found.converged else Undefined(found.reason)
         return value, limit
@@ -240,7 +240,7 @@ class Stability(GradientCurvatureQuantity):
     def compute(self, step: Step, earlier: tuple[float, StabilityLimit]) -> dict[str, float]:
         (sharpness, limit), weight = earlier, self._weight(step)
         threshold = limit.threshold
-        if limit.decay is not None and weight != 1:
+        if limit.decay and weight != 1:
             raise UnavailableError(WITH_DECAY)
         if not limit.is_preconditioned:
             threshold /= weight
@@ -266,15 +266,16 @@ class Stability(GradientCurvatureQuantity):
 class StabilityLimit:
     """A step is stable if the largest eigenvalue of S(H + Λ)S is below ``threshold``.
 
-    ``scaling`` is the diagonal ``[D]`` of S, ``None`` if that is the identity; ``decay`` is the
-    diagonal of Λ, the weight decay that the optimizer adds to gradients, ``None`` without any. If S
-    ``is_preconditioned``, a factor of the loss is one of sharpness, and else one of the rate.
+    ``scaling`` is the diagonal of S, one tensor for each parameter, of its shape or a scalar; it is
+    empty if S is the identity. ``decay`` is that of Λ, the weight decay that the optimizer adds to
+    the gradient of each parameter; it is empty without any. If S ``is_preconditioned``, a factor of
+    the loss is one of sharpness, and else one of the rate.
     """
 
     threshold: float
     is_preconditioned: bool = False
-    scaling: Tensor | None = None
-    decay: Tensor | None = None
+    scaling: tuple[Tensor, ...] = ()
+    decay: tuple[float, ...] = ()
 
 
 SUM_OVER_PARTS = (
@@ -299,8 +300,15 @@ DECAY_ALONE = (
     "weight decay alone is unstable, since its product with the learning rate is 2 or more: lower "
     "one of them"
 )
-COMMON = ("momentum", "dampening", "nesterov", "betas", "eps")
-"""Settings that are the same in all groups where a threshold is known."""
+MOMENTUM_ALONE = "momentum of 1 or more is unstable with any learning rate: lower it"
+MAXIMISING = "maximising is never stable on a quadratic with a minimum"
+NO_MOMENTS = "{kind} has no moments of gradients to divide by before its first step: {names}"
+NOT_POSITIVE = "what {kind} divides gradients by is zero, NaN or Inf somewhere in {names}"
+UNKNOWN = (
+    "no threshold is known for {kind}: there is one for SGD, Adam, AdamW, RMSprop and Adagrad, "
+    "whose steps are linear as long as what they divide by stays as it is"
+)
+LINEAR = (SGD, Adam, AdamW, RMSprop, Adagrad)
 
 
 def stability_limit(
@@ -308,81 +316,119 @@ def stability_limit(
 ) -> StabilityLimit:
     """The limit at the optimizer's next step, which is on ``loss_factor`` times the mean loss.
 
-    For a coordinate with curvature h, rate η, preconditioner p and decoupled decay λ, Adam's
-    recursion has the characteristic polynomial z² − (1 − ηλ + β₁ − (1−β₁)ηh/p)z + β₁(1 − ηλ).
-    A root leaves the unit circle, at −1, where ηh/(p(2 − ηλ)) exceeds (1+β₁)/(1−β₁).
-    ``UnavailableError`` where no limit is known.
+    The threshold is the least limit of all parameters, and S² is the threshold over each one's own
+    limit, and over what its gradient is divided by. ``UnavailableError`` where no limit is known.
     """
+    kind = type(optimizer)
     problem = why_not_held(optimizer, parameters)
+    if not problem and kind not in LINEAR:
+        problem = UNKNOWN.format(kind=kind.__name__)
+    if not problem and any(map(_maximises, optimizer.param_groups)):
+        problem = MAXIMISING
     if problem:
         raise UnavailableError(problem)
-    first, *others = optimizer.param_groups
-    for key in COMMON:
-        if any(other.get(key) != first.get(key) for other in others):
-            raise UnavailableError(
-                f"parameter groups with different {key} have no common threshold"
-            )
-    if any(group.get("maximize") for group in optimizer.param_groups):
-        raise UnavailableError("maximising is never stable on a quadratic with a minimum")
-    rate = max(float(group["lr"]) for group in optimizer.param_groups)
-    if type(optimizer) is SGD:
-        momentum, dampening = float(first["momentum"]), float(first["dampening"])
-        of_loss = descent_threshold(rate, momentum, dampening, bool(first["nesterov"]))
-        threshold = of_loss / loss_factor
-    elif type(optimizer) in (Adam, AdamW) and not first["amsgrad"]:
-        momentum = first["betas"][0]
-        threshold = descent_threshold(rate, momentum) / (1 - momentum)
-    else:
-        name = type(optimizer).__name__
-        raise UnavailableError(f"no threshold is known for {name} as it is set up")
-    scalings, decays = [], []
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    for parameter in parameters.values():
-        group = groups[id(parameter)]
-        own, decay = float(group["lr"]), float(group["weight_decay"])
-        is_decoupled = type(optimizer) is AdamW or bool(group.get("decoupled_weight_decay"))
-        if is_decoupled and own * decay >= 2:
-            raise UnavailableError(DECAY_ALONE)
-        share = (own / rate if rate else 1.0) / (1 - own * decay / 2 if is_decoupled else 1.0)
-        of_gradient = 0.0 if is_decoupled else decay / loss_factor
-        inverse = _preconditioner(optimizer, group, parameter, loss_factor)
-        scalings.append((share / inverse).sqrt().flatten())
-        decays.append(torch.full_like(inverse, of_gradient).flatten())
-    scaling, all_decays = torch.cat(scalings), torch.cat(decays)
-    return StabilityLimit(
-        threshold,
-        type(optimizer) is not SGD,
-        None if bool((scaling == 1).all()) else scaling,
-        all_decays if bool(all_decays.any()) else None,
+    chosen = {name: groups[id(p)] for name, p in parameters.items()}
+    limits = {name: _limit(group) for name, group in chosen.items()}
+    threshold = min(limits.values())
+    shares = [threshold / limit if threshold < math.inf else 1.0 for limit in limits.values()]
+    added = tuple(
+        0.0 if group.get("decoupled_weight_decay") else float(group["weight_decay"]) / loss_factor
+        for group in chosen.values()
     )
+    decay = added if any(added) else ()
+    if kind is SGD:
+        factors = tuple(torch.tensor(math.sqrt(share), device="cpu") for share in shares)
+        is_plain = all(share == 1 for share in shares)
+        return StabilityLimit(threshold / loss_factor, False, () if is_plain else factors, decay)
+    divisors = _divisors(optimizer, parameters, chosen)
+    scaling = tuple(
+        (share * loss_factor / divisor).sqrt()
+        for share, divisor in zip(shares, divisors, strict=True)
+    )
+    return StabilityLimit(threshold, True, scaling, decay)
 
 
-def _preconditioner(
-    optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor, loss_factor: float
-) -> Tensor:
-    """By what the optimizer divides a gradient, over ``loss_factor`` for Adam."""
-    if type(optimizer) is SGD:
-        return torch.ones_like(parameter, dtype=torch.float64)
-    state = optimizer.state.get(parameter, {})
-    if "exp_avg_sq" not in state:
-        raise UnavailableError("Adam has no second moments before its first step")
-    (first, second), steps = group["betas"], float(state["step"])
-    root = (state["exp_avg_sq"].double() / (1 - second**steps)).sqrt() + group["eps"]
-    return (1 - first**steps) * root / loss_factor
+def _maximises(group: Mapping[str, Any]) -> bool:
+    """Whether a step goes up; with dampening above 1, momentum is of negative gradients."""
+    return bool(group.get("maximize")) or float(group.get("dampening", 0.0)) > 1
 
 
-def _of_optimizer(hessian: CurvatureOperator, limit: StabilityLimit) -> LinearOperator:
+def _limit(group: Mapping[str, Any]) -> float:
+    """The curvature above which a single coordinate diverges, if its gradient isn't divided.
+
+    It is (2 − ηλ)/(ηa) with the learning rate η, decoupled decay λ, and the share a of a gradient
+    of alternating sign that passes the momentum. ``docs/quantities.rst`` has the proof.
+    """
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    shrinks = rate * decay if group.get("decoupled_weight_decay") else 0.0
+    if shrinks >= 2:
+        raise UnavailableError(DECAY_ALONE)
+    momentum = float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
+    if momentum >= 1:
+        raise UnavailableError(MOMENTUM_ALONE)
+    dampening, nesterov = float(group.get("dampening", 0.0)), bool(group.get("nesterov"))
+    passed = passed_by_momentum(momentum, dampening, nesterov)
+    if "betas" in group:  # an average of gradients instead of a sum
+        passed *= 1 - momentum
+    return (2 - shrinks) / (rate * passed) if rate * passed else math.inf
+
+
+def _divisors(
+    optimizer: Optimizer, parameters: Mapping[str, Tensor], groups: Mapping[str, Mapping[str, Any]]
+) -> list[Tensor]:
+    """What each parameter's gradient is divided by, as at the last step, with its corrections."""
+    name_of = type(optimizer).__name__
+    states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
+    counts = on_host({name: state.get("step", 0) for name, state in states.items()})
+    if lacking := [name for name, count in counts.items() if not count]:
+        raise UnavailableError(NO_MOMENTS.format(kind=name_of, names=few(lacking)))
+    found = {
+        name: _divisor(groups[name], state, float(counts[name])) for name, state in states.items()
+    }
+    fine = on_host([((each > 0) & (each < torch.inf)).all() for each in found.values()])
+    if wrong := [name for name, one in zip(found, fine, strict=True) if not one]:
+        raise UnavailableError(NOT_POSITIVE.format(kind=name_of, names=few(wrong)))
+    return [*found.values()]
+
+
+def _divisor(group: Mapping[str, Any], state: Mapping[str, Any], count: float) -> Tensor:
+    """That of one parameter after ``count`` steps."""
+    if "lr_decay" in group:  # Adagrad's
+        return (_full(state["sum"]).sqrt() + group["eps"]) * (1 + (count - 1) * group["lr_decay"])
+    if "alpha" in group:  # RMSprop's
+        moments = _full(state["square_avg"])
+        if group["centered"]:
+            moments = moments - _full(state["grad_avg"]).square()
+        return moments.sqrt() + group["eps"]
+    (first, second), largest = map(float, group["betas"]), bool(group.get("amsgrad"))
+    moments = _full(state["max_exp_avg_sq" if largest else "exp_avg_sq"])
+    root = (moments / (1 - second**count)).sqrt() + group["eps"]
+    return root * (1 - first**count)
+
+
+def _full(moments: Tensor) -> Tensor:
+    """In float32, if moments are kept in less."""
+    return moments.float() if moments.dtype in (torch.float16, torch.bfloat16) else moments
+
+
+class _OfStep(CurvatureOperator):
     """S(H + Λ)S."""
-    scaling, decay = (
-        None if diagonal is None else diagonal.cpu().numpy()
-        for diagonal in (limit.scaling, limit.decay)
-    )
 
-    def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        scaled = vector.reshape(-1) if scaling is None else scaling * vector.reshape(-1)
-        found = hessian.matvec(scaled)
-        if decay is not None:
-            found = found + decay * scaled
-        return np.asarray(found if scaling is None else scaling * found, dtype=np.float64)
+    def __init__(self, hessian: CurvatureOperator, limit: StabilityLimit) -> None:
+        super().__init__(hessian.parameters, 1.0)
+        self.hessian, self.limit = hessian, limit
 
-    return LinearOperator(hessian.shape, matvec=product, dtype=np.dtype(np.float64))
+    def _product(self, vectors: list[Tensor]) -> list[Tensor]:
+        scaled = self._scaled(vectors)
+        found = self.hessian.product(scaled)
+        if self.limit.decay:
+            terms = zip(found, scaled, self.limit.decay, strict=True)
+            found = [part.to_dense() + decay * own for part, own, decay in terms]
+        return self._scaled(found)
+
+    def _scaled(self, vectors: list[Tensor]) -> list[Tensor]:
+        scaling = self.limit.scaling
+        if not scaling:
+            return vectors
+        return [part.to_dense() * own for part, own in zip(vectors, scaling, strict=True)]

@@ -191,82 +191,8 @@ def test_adamw_has_a_threshold_by_default() -> None:
         tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
     found = cockpit.history["Stability"][1]
-    assert found["threshold"] == pytest.approx(3.8 / (0.1 * 1e-3))
+    assert found["threshold"] == pytest.approx((2 - 1e-3 * 0.01) * 1.9 / (0.1 * 1e-3))
     assert 0 < found["ratio"] < 1
-
-
-SETTINGS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
-    "SGD": (SGD, {}),
-    "momentum": (SGD, {"momentum": 0.9}),
-    "Nesterov": (SGD, {"momentum": 0.8, "nesterov": True}),
-    "dampening": (SGD, {"momentum": 0.5, "dampening": 0.3}),
-    "Adam": (Adam, {"betas": (0.9, 1 - 1e-12)}),
-    "AdamW": (AdamW, {"betas": (0.8, 1 - 1e-12)}),
-}
-"""With a second moment that stays as it is."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("seed", range(6))
-def test_a_quadratic_with_decay_and_rates_of_groups_diverges_above_the_limit(
-    name: str, seed: int
-) -> None:
-    kind, options = SETTINGS[name]
-    torch.manual_seed(seed)
-    root = torch.randn(5, 5, dtype=torch.float64)
-    hessian = root @ root.T + 0.05 * torch.eye(5)
-    # Small gradients don't change the second moment.
-    x, y = (nn.Parameter(1e-6 * torch.randn(n, dtype=torch.float64)) for n in (2, 3))
-    rates, decays = 0.02 * torch.rand(2) + 0.01, torch.rand(2) * (seed % 3)
-    groups = [
-        {"params": [p], "lr": rate.item(), "weight_decay": decay.item()}
-        for p, rate, decay in zip((x, y), rates, decays, strict=True)
-    ]
-    optimizer = kind(groups, **options)
-    if name.startswith("Adam"):
-        for p in (x, y):
-            moment = 1e-6 * (torch.rand_like(p) + 0.5) ** 2
-            first, step = torch.zeros_like(p), torch.tensor(1e6)
-            optimizer.state[p] = {"step": step, "exp_avg": first, "exp_avg_sq": moment}
-    target = 0.9 if seed % 2 else 1.1
-    for _ in range(30):  # the rates at which sharpness is this part of the threshold
-        limit = quantities.optimizer.stability_limit(optimizer, {"x": x, "y": y})
-        scaling = torch.ones(5) if limit.scaling is None else limit.scaling
-        decay = torch.zeros(5) if limit.decay is None else limit.decay
-        matrix = scaling[:, None] * (hessian + torch.diag(decay)) * scaling
-        ratio = torch.linalg.eigvalsh(matrix)[-1].item() / limit.threshold
-        for group in optimizer.param_groups:
-            group["lr"] *= target / ratio
-            group["weight_decay"] = min(group["weight_decay"], 1.5 / group["lr"])
-    assert ratio == pytest.approx(target, rel=1e-3)
-    largest = 0.0  # larger ones would change the second moment, which ends the divergence
-    for _ in range(300):
-        both = torch.cat([x, y])
-        largest = max(largest, both.norm().item())
-        optimizer.zero_grad()
-        (both @ hessian @ both / 2).backward()
-        optimizer.step()
-    assert (largest > 1e-3) == (target > 1)
-
-
-@pytest.mark.parametrize(
-    ("build", "reason"),
-    [
-        (lambda p: AdamW(p, lr=0.1), "before its first step"),
-        (lambda p: AdamW(p, lr=0.1, weight_decay=30.0), "weight decay alone"),
-        (lambda p: Adam(p, lr=0.1, amsgrad=True), "no threshold is known for Adam"),
-        (lambda p: torch.optim.Adagrad(p), "no threshold is known for Adagrad"),
-        (lambda p: SGD(p, lr=0.1, maximize=True), "maximising"),
-        (lambda p: SGD([{"params": [q], "momentum": 0.1 * i} for i, q in enumerate(p)]), "groups"),
-    ],
-)
-def test_optimizers_without_a_threshold(build: Callable[[Any], Optimizer], reason: str) -> None:
-    model = nn.Linear(3, 2)
-    optimizer = build(model.parameters())
-    cockpit = Cockpit(model, [quantities.Stability()])
-    tracked_backward(cockpit, 0, model(torch.randn(4, 3)).square().mean(), optimizer=optimizer)
-    assert reason in cockpit.history["Stability"][0].reason
 
 
 MULTIPLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
