@@ -355,6 +355,11 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def next_sequence_number() -> int:
+    """The ``sequence_number`` of the node that this thread makes next; nothing public says it."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
 # Backward passes --------------------------------------------------------------------------------
 
 NO_BACKWARD_PASS = -1

@@ -257,7 +257,7 @@ class ForwardPasses:
             quantity
             for quantity in self._quantities
             if (requests := quantity.layer_requests.values())
-            and not any(request.signal.needs_backward for request in requests)
+            and not any(request.signal.needs_graph for request in requests)
         ]
         if self._capture is None or not able:
             raise ValueError(NOTHING_TO_RECORD)

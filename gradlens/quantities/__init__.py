@@ -28,6 +28,8 @@ from gradlens.quantities.gradient_noise import (
     OrthoTest,
 )
 from gradlens.quantities.layer_quantity import (
+    AttentionEntropy,
+    AttentionLogits,
     DeadNeurons,
     GradientActivation,
     InputMean,
@@ -65,8 +67,9 @@ __all__ += ["OrthoTest", "Parameters", "Time", "UpdateSize"]
 __all__ += ["DirectionalDerivatives", "HessEigenvalues", "HessMaxEV", "HessTrace"]
 __all__ += ["SpectralDensity", "Stability", "TICDiag", "TICTrace"]
 # Of layers and single parameters.
-__all__ += ["ConditionNumber", "DeadNeurons", "GradientActivation", "GradientGeometry"]
-__all__ += ["InputCovariance", "InputGradientGeometry", "InputMean", "InputNorm", "InputStd"]
+__all__ += ["AttentionEntropy", "AttentionLogits", "ConditionNumber", "DeadNeurons"]
+__all__ += ["GradientActivation", "GradientGeometry", "InputCovariance", "InputGradientGeometry"]
+__all__ += ["InputMean", "InputNorm", "InputStd"]
 __all__ += ["MeanTID", "OutputActivation", "OutputGradientCovariance", "OutputGradientGeometry"]
 __all__ += ["OutputNorm", "ParameterNorm", "RankMe", "UpdateGeometry", "VarTID", "WeightSignFlips"]
 # What quantities derive from.

@@ -18,7 +18,8 @@ from gradlens.numerics.shards import whole
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
 from gradlens.quantities.quantity import SingleStepQuantity, select_for
 from gradlens.quantities.step import EMPTY, NO_ELEMENTS, NO_FEATURES, Step, all_explained
-from gradlens.signals.predicates import is_activation, is_affine, is_batch_norm
+from gradlens.signals.attention import NO_KEYS, NO_SCORES, Attention, AttentionRows
+from gradlens.signals.predicates import computes_attention, is_activation, is_affine, is_batch_norm
 from gradlens.signals.reductions import (
     Active,
     FeatureCounts,
@@ -337,6 +338,58 @@ class DeadNeurons(LayerQuantity):
         if bool(reduced.isnan().any()):
             return math.nan
         return float((reduced <= self.threshold).double().mean())
+
+
+@dataclass(eq=False)
+class _Attention(LayerQuantity, ABC):
+    signal = Signal.ATTENTION
+    reduction = Attention()
+    default_layers = Selection((computes_attention,), leaf=False)
+    channel_last: bool | None = field(default=None, init=False, repr=False)
+
+    _: KW_ONLY
+    by_head: bool = False
+
+
+@dataclass(eq=False)
+class AttentionLogits(_Attention):
+    """Largest score of each layer's attention over all queries, or ``by_head``, ``[H]``.
+
+    A score is the scaled product of a query and a key that masks let it see, without biases that
+    are added. Scores of 50 and more, which grow from step to step, come before a training that
+    diverges (Dehghani et al., 2023, arXiv:2302.05442, Figure 1). By default, layers are the
+    innermost modules whose class is called attention, in any spelling. Read are
+    ``scaled_dot_product_attention`` and a softmax of batched products, ``[N, H, T, S]``; other
+    attention has a NaN with the reason.
+    """
+
+    view = View("Attention logits", group="layers", yscale="symlog", label="largest score")
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: AttentionRows) -> Any:
+        if reduced.largest is None:
+            return Undefined(NO_SCORES)
+        found = reduced.largest if self.by_head else reduced.largest.amax()
+        return (
+            found if bool((found > -math.inf).any() | found.isnan().any()) else Undefined(NO_KEYS)
+        )
+
+
+class AttentionEntropy(_Attention):
+    """Mean entropy of each layer's weights of attention, in nats, or of each head, ``[H]``.
+
+    It is ln S if all S keys have the same weight, and near zero if each query looks at one key, as
+    in trainings that became unstable (Zhai et al., 2023, arXiv:2303.06296). Layers are chosen, and
+    attention is read, as by ``AttentionLogits``.
+    """
+
+    view = View("Attention entropy", group="layers", label="nats")
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: AttentionRows) -> Any:
+        if not bool(reduced.rows.any()):
+            return Undefined(NO_KEYS)
+        if self.by_head:
+            return reduced.entropies / reduced.rows
+        return reduced.entropies.sum() / reduced.rows.sum()
 
 
 @dataclass(eq=False)

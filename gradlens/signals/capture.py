@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.graph.model_calls import made_by
+from gradlens.signals.attention import read_attention
 from gradlens.signals.axes import find_axes
 from gradlens.signals.recorded_calls import (
     Made,
@@ -24,12 +25,13 @@ from gradlens.signals.recorded_calls import (
     needs_sample_axis,
     signals_of,
 )
-from gradlens.signals.signal import LayerSignals, Request, first_tensor
+from gradlens.signals.signal import LayerSignals, Request, Signal, first_tensor
 from gradlens.torch_private import (
     add_hook,
     backward_pass_id,
     has_numbers,
     in_backward_pass,
+    next_sequence_number,
     unseen,
 )
 
@@ -105,7 +107,8 @@ class SignalCapture(HookOwner):
         kind = SignalCapture
         yield add_hook(model.register_forward_pre_hook, hook(kind._before_model), prepend=True)
         for layer, module in self.modules.items():
-            if any(request.signal.of_input for request in wanted[layer]):
+            signals = {request.signal for request in wanted[layer]}
+            if Signal.ATTENTION in signals or any(each.of_input for each in signals):
                 before = hook(kind._before_layer, layer=layer)
                 yield add_hook(module.register_forward_pre_hook, before, with_kwargs=True)
             yield add_hook(module.register_forward_hook, hook(kind._after_layer, layer=layer))
@@ -257,6 +260,7 @@ class SignalCapture(HookOwner):
         """A layer is about to be called, and may change its inputs in place."""
         if layer in self._wanted and self._may_count():
             call = self._new_call(layer)
+            call.first_node = next_sequence_number()
             self._recording.open.setdefault(layer, []).append(call)
             self._record(call, first_tensor((args, kwargs)), of_input=True)
 
@@ -299,7 +303,9 @@ class SignalCapture(HookOwner):
         if tensor is None or not has_numbers(tensor):
             return
         for request in requests:
-            if not request.signal.needs_backward:
+            if request.signal is Signal.ATTENTION:
+                self._read_attention(call, request, tensor)
+            elif not request.signal.needs_backward:
                 self._reduce(call, request, tensor)
         if not self._recording.is_evaluation:
             self._record_on_backward(call, tensor, requests, of_input)
@@ -337,6 +343,10 @@ class SignalCapture(HookOwner):
                 gradient = (gradient.float() if half else gradient) / self._scale
         for request in requests:
             self._reduce(call, request, gradient)
+
+    def _read_attention(self, call: RecordedCall, request: Request, output: Tensor) -> None:
+        with torch.no_grad(), torch.autocast(output.device.type, enabled=False):
+            call.add(request, read_attention(output, call.first_node))
 
     def _reduce(self, call: RecordedCall, request: Request, tensor: Tensor) -> None:
         axes = self._axes[call.layer]

@@ -75,6 +75,17 @@ def is_attention(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention)
 
 
+def computes_attention(module: nn.Module) -> bool:
+    """Whether its class is called attention, and that of no module inside of it is."""
+    inside = [each for each in module.modules() if _is_called_attention(each)]
+    return inside == [module]
+
+
+def _is_called_attention(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    return "attention" in name or "attn" in name
+
+
 def is_embedding(module: nn.Module) -> bool:
     """Whether it looks up vectors by index."""
     return isinstance(module, (nn.Embedding, nn.EmbeddingBag))

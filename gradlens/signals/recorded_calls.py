@@ -69,7 +69,8 @@ class RecordedCall:
     ``lengths`` are those of the output's axes that may count samples, of which the layer itself
     defines one if ``axis_known``; if there are two, ``by_axis`` has what depends on them for each,
     and ``axis`` is the one that counts samples in the layers next to it. ``made`` says which node
-    has made the output. ``is_over``: the call was discarded, and counts no more.
+    has made the output, and the call has made the nodes from the sequence number ``first_node`` on.
+    ``is_over``: the call was discarded, and counts no more.
     """
 
     layer: str
@@ -83,6 +84,7 @@ class RecordedCall:
     axis: int = 0
     by_axis: dict[Request, tuple[Any, Any]] = field(default_factory=dict)
     made: Made | None = None
+    first_node: int = 0
     is_over: bool = False
 
     def add(self, request: Request, value: Any) -> None:

@@ -15,12 +15,13 @@ from gradlens.signals.reductions import SignalReduction
 
 
 class Signal(Enum):
-    """The inputs and outputs of a layer, and the gradients at them."""
+    """The inputs and outputs of a layer, the gradients at them, and the attention inside of it."""
 
     INPUT = "input"
     OUTPUT = "output"
     OUTPUT_GRADIENT = "gradient at the output"
     INPUT_GRADIENT = "gradient at the input"
+    ATTENTION = "attention"
 
     @property
     def of_input(self) -> bool:
@@ -31,6 +32,11 @@ class Signal(Enum):
     def needs_backward(self) -> bool:
         """Whether it exists only once the backward pass has reached the layer."""
         return self in (Signal.OUTPUT_GRADIENT, Signal.INPUT_GRADIENT)
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether it exists only in forward passes of which autograd keeps the graph."""
+        return self.needs_backward or self is Signal.ATTENTION
 
 
 @dataclass(frozen=True)

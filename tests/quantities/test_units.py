@@ -105,7 +105,8 @@ LAWS: dict[str, Law] = {
         "UpdateSize", "WeightSignFlips",
     )
 }  # fmt: skip
-WITHOUT_LAW = {"Time", "Phase"}
+WITHOUT_LAW = {"Time", "Phase", "AttentionEntropy", "AttentionLogits"}
+"""Time has no units of the loss, and the network has no attention."""
 
 
 def network(normalised: bool) -> nn.Module:

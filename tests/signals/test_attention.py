@@ -1,0 +1,235 @@
+"""Scores and weights of attention against a plain float64 formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gradlens import Cockpit
+from gradlens.history.history import History
+from gradlens.history.undefined import Undefined
+from gradlens.quantities import AttentionEntropy, AttentionLogits
+
+N, T, D, H = 8, 5, 8, 2
+SEEN = torch.ones(T, T, dtype=torch.bool).tril()
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.mT / math.sqrt(q.shape[-1])
+
+
+def einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    found = torch.einsum("nhtc,nhsc->nhts", q, k) * q.shape[-1] ** -0.5
+    found = torch.where(SEEN, found, torch.finfo(found.dtype).min)
+    return torch.einsum("nhts,nhsc->nhtc", F.softmax(found, -1, dtype=torch.float32).to(v), v)
+
+
+ATTEND: dict[str, Attend] = {
+    "causal": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    "mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=SEEN),
+    "dropout": lambda q, k, v: F.scaled_dot_product_attention(
+        q, k, v, attn_mask=SEEN, dropout_p=1e-9
+    ),
+    "by hand": lambda q, k, v: (
+        F.dropout(scores(q, k).masked_fill(~SEEN, -torch.inf).softmax(-1), 1e-9) @ v
+    ),
+    "einsum": einsum,
+    "added mask": lambda q, k, v: (
+        (scores(q, k) + torch.zeros(T, T).masked_fill(~SEEN, -1e9)).softmax(-1) @ v
+    ),
+}
+
+
+class SelfAttention(nn.Module):
+    """Attention that keeps its queries and keys for the reference."""
+
+    def __init__(self, attend: Attend, groups: int = 1) -> None:
+        super().__init__()
+        self.attend, self.groups = attend, groups
+        self.queries = nn.Linear(D, D)
+        self.keys, self.values = nn.Linear(D, D // groups), nn.Linear(D, D // groups)
+        self.out = nn.Linear(D, D)
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = (layer(x) for layer in (self.queries, self.keys, self.values))
+        q, k, v = (each.unflatten(-1, (-1, D // H)).transpose(1, 2) for each in made)
+        self.seen.append((q.detach().double(), k.detach().double()))
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Network(nn.Module):
+    def __init__(self, *attention: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(attention)
+        self.head = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x.mean(1))
+
+
+def reference(layer: SelfAttention) -> tuple[Tensor, Tensor]:
+    """The largest scores and the mean entropies of heads, ``[H]``."""
+    q, k = (torch.cat(each) for each in zip(*layer.seen, strict=True))
+    masked = scores(q, k.repeat_interleave(H // k.shape[1], 1)).masked_fill(~SEEN, -torch.inf)
+    weights = masked.softmax(-1)
+    logs = masked.log_softmax(-1).masked_fill(~SEEN, 0)
+    return masked.amax((0, 2, 3)), -(weights * logs).sum(-1).mean((0, 2))
+
+
+def tracked(model: nn.Module, parts: int = 1, layers: str | None = None) -> History:
+    quantities = [
+        kind(by_head=by_head, layers=layers, name=f"{kind.__name__} {by_head}")
+        for kind in (AttentionLogits, AttentionEntropy)
+        for by_head in (False, True)
+    ]
+    cockpit = Cockpit(model, quantities, facts=False, autopsy=False)
+    generator = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(N, T, D, generator=generator)
+    for number, part in enumerate(x.chunk(parts), start=1):
+        loss = model(part).square().mean() / parts
+        with cockpit(0, loss=loss, accumulating=number < parts):
+            loss.backward()
+    return cockpit.history
+
+
+def layers_of(history: History, name: str) -> dict[str, object]:
+    found: dict[str, object] = history[name][0]["layers"]
+    return found
+
+
+def check(history: History, model: Network, tolerance: float = 1e-5) -> None:
+    for number, layer in enumerate(model.layers):
+        assert isinstance(layer, SelfAttention)
+        largest, entropies = reference(layer)
+        name = f"layers.{number}"
+        expected = {
+            "AttentionLogits True": largest,
+            "AttentionLogits False": largest.amax(),
+            "AttentionEntropy True": entropies,
+            "AttentionEntropy False": entropies.mean(),
+        }
+        for quantity, value in expected.items():
+            found = torch.as_tensor(layers_of(history, quantity)[name]).double()
+            torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("kind", ATTEND)
+def test_scores_and_entropies_are_those_of_the_formula(kind: str, parts: int) -> None:
+    torch.manual_seed(0)
+    model = Network(*(SelfAttention(ATTEND[kind]) for _ in range(2)))
+    check(tracked(model, parts), model)
+
+
+def test_grouped_queries_share_keys() -> None:
+    torch.manual_seed(0)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    model = Network(SelfAttention(attend, groups=2))
+    check(tracked(model), model)
+
+
+def test_scores_are_those_in_front_of_a_cap() -> None:
+    torch.manual_seed(0)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        capped = 50 * torch.tanh(scores(q, k) / 50)
+        return capped.masked_fill(~SEEN, -torch.inf).softmax(-1) @ v
+
+    layer = SelfAttention(attend)
+    found = layers_of(tracked(Network(layer)), "AttentionLogits True")["layers.0"]
+    torch.testing.assert_close(torch.as_tensor(found).double(), reference(layer)[0])
+
+
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_multi_head_attention(needs_weights: bool) -> None:
+    torch.manual_seed(0)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(D, H, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out, self.weights = self.inner(
+                x, x, x, need_weights=needs_weights, average_attn_weights=False
+            )
+            return out
+
+    model = Network(Layer())
+    history = tracked(model)
+    found = layers_of(history, "AttentionEntropy False")
+    assert list(found) == ["layers.0.inner"]
+    if needs_weights:
+        weights = model.layers[0].weights.detach().double()
+        expected = torch.special.entr(weights).sum(-1).mean()
+        torch.testing.assert_close(torch.as_tensor(found["layers.0.inner"]).double(), expected)
+
+
+def test_half_precision_keeps_the_scores_of_its_queries() -> None:
+    torch.manual_seed(0)
+    model = Network(SelfAttention(ATTEND["causal"]))
+    with torch.autocast("cpu", torch.bfloat16):
+        history = tracked(model)
+    check(history, model, tolerance=1e-5)
+
+
+def reason(model: nn.Module, layers: str | None = None) -> str:
+    (found,) = layers_of(tracked(model, layers=layers), "AttentionLogits False").values()
+    assert isinstance(found, Undefined)
+    return found.reason
+
+
+def test_what_cannot_be_read_has_a_reason() -> None:
+    class Additive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(D, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = (x[:, :, None] + x[:, None]).tanh()
+            return self.score(weights)[..., 0].softmax(-1) @ x
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = SelfAttention(ATTEND["causal"])
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return out
+
+    assert "product of queries and keys" in reason(Network(Additive()), "layers.0")
+    assert "no attention" in reason(Network(nn.Linear(D, D)), "layers.0")
+    assert "checkpoint" in reason(Network(Checkpointed()))
+    with pytest.raises(ValueError, match="no layer matches"):
+        AttentionLogits().choose(nn.Linear(2, 2), {})
+
+
+def test_queries_that_see_no_key_do_not_count() -> None:
+    torch.manual_seed(0)
+    seen = SEEN.clone()
+    seen[2] = False
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=1e-9)
+
+    layer = SelfAttention(attend)
+    found = layers_of(tracked(Network(layer)), "AttentionEntropy True")["layers.0"]
+    q, k = layer.seen[0]
+    rows = scores(q, k).masked_fill(~SEEN, -torch.inf).softmax(-1)[:, :, [0, 1, 3, 4]]
+    expected = torch.special.entr(rows).sum(-1).mean((0, 2))
+    torch.testing.assert_close(torch.as_tensor(found).double(), expected)
