@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from gradlens.history.json_lines import encoded, value_of
@@ -23,7 +24,8 @@ class Aggregate:
     It takes the quantity's place in the list that a cockpit is given. ``cockpit.tick_epoch()`` ends
     an epoch. In the record, each number of the quantity's value is replaced by a dict of its
     ``statistics``, with the ``"count"`` of the numbers, and of those that are NaN, if any, as
-    ``"undefined"``. Arrays, lists and indices, such as ``"least_unit"``, are left out. With
+    ``"undefined"``. The mean of a ratio, such as the noise scale, is the ratio of the means of what
+    it is computed from. Arrays, lists and indices, such as ``"least_unit"``, are left out. With
     ``raw``, single values are recorded as well. The series is called ``name``, by default
     "OutputNorm (epoch)" or "OutputNorm (window)".
 
@@ -70,21 +72,43 @@ INDICES = {"least_unit"}
 NO_NUMBER = "there was no number in its values: of lists and arrays, there are no statistics"
 
 
-def statistics_of(values: Sequence[Any], statistics: Sequence[Statistic]) -> dict[str, Any]:
+NO_RATIO = "the mean of {} isn't positive"
+
+
+def statistics_of(
+    values: Sequence[Any],
+    statistics: Sequence[Statistic],
+    ratios: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """A record of the same structure as the values, with statistics in place of the numbers.
 
     A value may be a number in one record and a dict in another. The number's statistics are then
     placed into the dict under the key "", or left out if all were NaN, such as those of a layer
-    whose batch was empty. Without any number, the record is empty.
+    whose batch was empty. Without any number, the record is empty. ``ratios`` have the keys of
+    their numerators and denominators.
     """
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     dicts = [value for value in values if isinstance(value, Mapping)]
     names = dict.fromkeys(name for each in dicts for name in each if name not in INDICES)
     parts = {name: [each[name] for each in dicts if name in each] for name in names}
-    found = {name: part for name, of in parts.items() if (part := statistics_of(of, statistics))}
+    of_parts = {name: statistics_of(of, statistics, ratios) for name, of in parts.items()}
+    found = {name: part for name, part in of_parts.items() if part}
+    for name, of in ratios.items():
+        if "mean" in statistics and found.keys() >= {name, *of}:
+            found[name]["mean"] = _ratio_of_means(dicts, *of)
     if not found:
         return summary(numbers, statistics) if numbers else {}
     return found if all(map(math.isnan, numbers)) else {"": summary(numbers, statistics), **found}
+
+
+def _ratio_of_means(
+    records: Sequence[Mapping[str, Any]], numerator: str, denominator: str
+) -> float:
+    """Of the records that have both, whose own ratios are biased where denominators are small."""
+    every = [[each.get(key, math.nan) for key in (numerator, denominator)] for each in records]
+    known = [pair for pair in every if all(map(math.isfinite, pair))]
+    above, below = (sum(each) for each in zip(*known, strict=True)) if known else (0.0, 0.0)
+    return above / below if below > 0 else Undefined(NO_RATIO.format(denominator))
 
 
 class Aggregation:
@@ -95,7 +119,7 @@ class Aggregation:
         given = tuple(quantities)
         self._aggregates = {a.quantity.name: a for a in given if isinstance(a, Aggregate)}
         self._over = {each.name: each.over for each in self._aggregates.values()}
-        self._statistics = {each.name: each.statistics for each in self._aggregates.values()}
+        self._of_name = {each.name: each for each in self._aggregates.values()}
         self.has_aggregates = bool(self._over)
         self.quantities: tuple[Quantity, ...] = tuple(
             q.quantity if isinstance(q, Aggregate) else q for q in given
@@ -184,5 +208,7 @@ class Aggregation:
 
     def _record(self, name: str) -> dict[str, Any]:
         values = [*self._recorded[name].values()]
-        chosen, nothing = self._statistics.get(name, STATISTICS), [Undefined(NO_NUMBER)]
-        return statistics_of(values, chosen) or summary(nothing * len(values), chosen)
+        aggregate, nothing = self._of_name.get(name), [Undefined(NO_NUMBER)]
+        chosen = STATISTICS if aggregate is None else aggregate.statistics
+        ratios = {} if aggregate is None else aggregate.quantity.ratios
+        return statistics_of(values, chosen, ratios) or summary(nothing * len(values), chosen)

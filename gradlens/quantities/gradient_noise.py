@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
-from typing import Any, Literal, TypeAlias, final, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,6 +161,7 @@ class GradNoiseScale(NoiseQuantity):
     """
 
     reductions = (Deviations(),)
+    ratios: ClassVar[Mapping[str, tuple[str, str]]] = {"value": ("trace", "squared_norm")}
     view = View("Gradient noise scale", group="noise", yscale="log", label="samples")
 
     def value(self, total: SampleDeviations) -> dict[str, float]:

@@ -80,6 +80,8 @@ class Quantity(ABC):
     """Whose loss's curvature ``before_backward`` is given; ``None`` for that of the step's loss."""
     retains_gradients: ClassVar[bool] = False
     """Whether per-sample gradients are kept until the optimizer has stepped."""
+    ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Keys of values that are ratios, with those of their numerators and denominators."""
     view: ClassVar[View] = View("")
     """Title, group and axis with which figures show the quantity."""
     modules: Mapping[str, nn.Module] = field(default_factory=dict, init=False, repr=False)

@@ -51,6 +51,29 @@ def test_a_value_that_is_a_number_once_and_several_otherwise_loses_none() -> Non
     }
 
 
+def test_the_mean_of_a_noise_scale_is_the_ratio_of_means() -> None:
+    """Of the true scale 100, single ratios are too large where the squared norm is small."""
+    random = np.random.default_rng(0)
+    squared_norms = random.normal(1.0, 0.7, 2000)
+    records = [
+        {"value": 100 / n if n > 0 else Undefined("none"), "trace": 100.0, "squared_norm": n}
+        for n in squared_norms
+    ]
+    aggregation = Aggregation([Aggregate(quantities.GradNoiseScale(), statistics=("mean",))])
+    for step, record in enumerate(records):
+        aggregation.take_in(step, {"GradNoiseScale": record})
+    found = aggregation.end_epoch(0)["GradNoiseScale (epoch)"]["value"]
+    assert found["mean"] == pytest.approx(100 / squared_norms.mean())
+    assert found["undefined"] == (squared_norms <= 0).sum()
+
+
+def test_a_ratio_of_layers_without_a_positive_denominator_says_so() -> None:
+    ratios = {"value": ("trace", "squared_norm")}
+    layer = {"value": Undefined("none"), "trace": 2.0, "squared_norm": -1.0}
+    found = statistics_of([{"layers": {"1": layer}}], ("mean",), ratios)["layers"]["1"]["value"]
+    assert "squared_norm isn't positive" in found["mean"].reason
+
+
 @pytest.mark.parametrize("record", [[1.0, 2.0], {"hist": np.ones(3)}, "text", None, {}])
 def test_without_a_number_it_says_why(record: Any) -> None:
     aggregation = Aggregation([Aggregate(quantities.Loss(), statistics=("mean",))])
