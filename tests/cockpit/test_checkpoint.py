@@ -50,7 +50,7 @@ def all_quantities() -> list[Quantity]:
     """One of each class, and one with an option for each state that options lead to."""
     classes = [getattr(quantities, name) for name in quantities.__all__ if name != "Phase"]
     others = (quantities.Time, quantities.CABS, quantities.SpectralDensity)
-    others += (quantities.HessEigenvalues,)
+    others += (quantities.HessEigenvalues, quantities.AttentionEntropy, quantities.AttentionLogits)
     plain = [
         each() for each in classes if not isabstract(each) and each.phases and each not in others
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -217,6 +218,27 @@ def test_what_cannot_be_read_has_a_reason() -> None:
     assert "checkpoint" in reason(Network(Checkpointed()))
     with pytest.raises(ValueError, match="no layer matches"):
         AttentionLogits().choose(nn.Linear(2, 2), {})
+
+
+def test_training_stays_as_it_is() -> None:
+    def trained(cockpit: Cockpit | None, model: nn.Module) -> list[Tensor]:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        torch.manual_seed(1)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.randn(N, T, D)).square().mean()
+            with nullcontext() if cockpit is None else cockpit(step, loss=loss):
+                loss.backward()
+            optimizer.step()
+        return [*model.state_dict().values(), torch.get_rng_state()]
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return Network(*(SelfAttention(ATTEND[kind]) for kind in ("dropout", "by hand")))
+
+    model = network()
+    tracked = trained(Cockpit(model, [AttentionLogits(), AttentionEntropy()]), model)
+    assert all(map(torch.equal, tracked, trained(None, network())))
 
 
 def test_queries_that_see_no_key_do_not_count() -> None:
