@@ -51,7 +51,8 @@ class Axes:
             return tensor.reshape(1, 1, -1) if self.channel_last else tensor.reshape(-1, 1, 1)
         if self.is_single(tensor):
             tensor = tensor.unsqueeze(self.batch)
-        feature = -1 if self.channel_last else 1
+        # Where axis 1 counts the samples, it has no features.
+        feature = 1 if not self.channel_last and self.axis_of(tensor) != 1 else -1
         moved = tensor.movedim((self.axis_of(tensor), feature), (0, -1))
         return moved.reshape(moved.shape[0], math.prod(moved.shape[1:-1]), moved.shape[-1])
 

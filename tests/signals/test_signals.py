@@ -295,6 +295,24 @@ def test_norms_are_of_samples_wherever_these_are(
     assert found == pytest.approx(mean_norm(outputs[0].movedim(axis, 0)))
 
 
+def test_samples_in_the_axis_that_is_assumed_to_have_the_features() -> None:
+    """No layer defines an axis: features are assumed in axis 1, where the samples may be, too."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    inputs = torch.randn(5, 4, 3)
+    cockpit = Cockpit(Scaled(), [OutputNorm()])
+    step(cockpit, 0, inputs)
+    expected = inputs.flatten(1).norm(dim=1).mean().item()
+    assert norms(cockpit.history, 0)["Scaled"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_norms_in_an_evaluation_are_of_the_axis_that_the_last_step_had() -> None:
     model = TurningInside(1)
     cockpit = Cockpit(model, [OutputNorm()])
