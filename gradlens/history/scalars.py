@@ -193,6 +193,10 @@ _COVARIANCE = (
     Part("median trace", read=partial(_typical, ("trace",))),
     Part("median stable rank", read=partial(_typical, ("stable_rank",))),
 )
+_SPECTRUM = (
+    Part("median σ₁", read=partial(_typical, ("norm",))),
+    Part("median stable rank", read=partial(_typical, ("stable_rank",))),
+)
 
 OF_LAYERS: Mapping[str, tuple[Part, ...]] = {
     **dict.fromkeys(("OutputNorm", "InputNorm", "InputMean", "InputStd", "DeadNeurons"), _MEDIAN),
@@ -201,6 +205,7 @@ OF_LAYERS: Mapping[str, tuple[Part, ...]] = {
     **dict.fromkeys(("OutputGradientGeometry", "InputGradientGeometry"), _GEOMETRY),
     **dict.fromkeys(("GradientGeometry", "UpdateGeometry"), _GEOMETRY),
     **dict.fromkeys(("InputCovariance", "OutputGradientCovariance"), _COVARIANCE),
+    **dict.fromkeys(("WeightSpectrum", "UpdateSpectrum"), _SPECTRUM),
     "Aggregate": (Part("mean", "mean"), Part("median", "median")),
 }
 """What is worth telling of records by layer, and of aggregates."""

@@ -38,6 +38,14 @@ def own_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [_summed(t).to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
+def has_whole_rows(tensor: Tensor) -> bool:
+    """Whether each entry along the first axis is in one process, with all that belongs to it."""
+    if not isinstance(tensor, DTensor):
+        return True
+    axes = _divided_axes(tensor)
+    return all(_summed(tensor).placements[axis].is_shard(0) for axis in axes)
+
+
 def has_nonzero(tensor: Tensor) -> bool:
     """Whether this process's part of a tensor has a number other than zero."""
     own = own_part(tensor)

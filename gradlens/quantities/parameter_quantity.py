@@ -181,9 +181,10 @@ class ConditionNumber(ParameterQuantity):
             return Undefined(NOT_CONVERGED)
         largest, smallest = float(values[0]), float(values[-1])
         if not largest:
-            return Undefined("the parameter is zero")
+            return Undefined(ZERO.format(part="parameter"))
         rounding = max(matrix.shape) * torch.finfo(matrix.dtype).eps * largest
         return largest / smallest if smallest > rounding else math.inf
 
 
 DIVIDED = "each process has a part of the matrix alone, and singular values take all of it"
+ZERO = "the {part} is zero"

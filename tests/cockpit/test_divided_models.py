@@ -30,6 +30,8 @@ from gradlens.quantities import (
     ParameterNorm,
     Quantity,
     UpdateSize,
+    UpdateSpectrum,
+    WeightSpectrum,
 )
 from gradlens.schedules import linear
 from tests.cases.processes import free_port, join_group, run_processes
@@ -110,15 +112,28 @@ def curvature(rank: int) -> None:
 
 
 def singular_values(rank: int) -> None:
-    values = trained(sharded(), [ConditionNumber()], half(rank))["ConditionNumber"][0]
+    spectra = [WeightSpectrum, UpdateSpectrum]
+    history = trained(sharded(), [ConditionNumber(), *(kind() for kind in spectra)], half(rank))
+    values = history["ConditionNumber"][0]
     assert "each process has a part" in str(values["parameters"]["0.weight"])
+    alone = trained(network(), [kind() for kind in spectra], data)
+    for kind in spectra:
+        assert_same_records(history[kind.__name__], alone[kind.__name__])
 
 
 def tensor_parallel(rank: int) -> None:
     model = network()
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
-    assert_refused(trained(model, [*quantities(), HessTrace()], data))
+    history = trained(model, [*quantities(), HessTrace(), WeightSpectrum()], data)
+    assert_refused(history)
+    spectra, alone = (
+        each["WeightSpectrum"][0]["parameters"]
+        for each in (history, trained(network(), [WeightSpectrum()], data))
+    )
+    # The first layer is divided by rows, and the second by columns.
+    assert_same_records(spectra["0.weight"], alone["0.weight"])
+    assert "each process has a part" in str(spectra["2.weight"])
 
 
 def tensor_parallel_and_sharded(rank: int) -> None:
