@@ -39,6 +39,7 @@ SCHEDULES: dict[str, schedules.Schedule] = {
 }
 
 OPTIONS: dict[str, tuple[Options, ...]] = {
+    "ActivationOutliers": ((),),
     "CABS": ((),),
     "Alpha": ((),),
     "ConditionNumber": ((),),
@@ -73,6 +74,7 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
     "NormTest": ((),),
     "OrthoTest": ((),),
     "OutputActivation": ((),),
+    "OutputEntropy": ((),),
     "OutputGradientCovariance": ((),),
     "OutputGradientGeometry": ((), (("correlation", False),)),
     "OutputNorm": ((), (("normalize", True),)),
@@ -86,8 +88,10 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
     "Time": ((),),
     "UpdateGeometry": ((), (("normalize", True),)),
     "UpdateSize": ((),),
+    "UpdateSpectrum": ((),),
     "VarTID": ((),),
     "WeightSignFlips": ((),),
+    "WeightSpectrum": ((),),
 }
 """Options that are drawn for each quantity."""
 

@@ -43,11 +43,14 @@ from gradlens.instruments.layers import (
     DistanceInstrument,
     GenericInstrument,
     GradNormInstrument,
+    KurtosisInstrument,
     LayerConditionsInstrument,
     LayerLinesInstrument,
     LayerMapInstrument,
     LayerRanksInstrument,
     LayerStableRanksInstrument,
+    LogitsInstrument,
+    OutputEntropyInstrument,
     ParametersInstrument,
     UpdateSizeInstrument,
 )
@@ -133,7 +136,8 @@ BUILT_IN: tuple[Instrument, ...] = (
     *(SpectralDensityInstrument(), DirectionsInstrument(), OverlapInstrument(), TICInstrument()),
     *(MeanGSNRInstrument(), EarlyStoppingInstrument(), BatchSizeInstrument()),
     *(GradNoiseScaleInstrument(), CovarianceSpectrumInstrument(), CovarianceRanksInstrument()),
-    *(ActivationInstrument(), LayerLinesInstrument(), CorrelationsInstrument()),
+    *(ActivationInstrument(), KurtosisInstrument(), OutputEntropyInstrument(), LogitsInstrument()),
+    *(LayerLinesInstrument(), CorrelationsInstrument()),
     *(LayerStableRanksInstrument(), LayerConditionsInstrument(), AggregateInstrument()),
     *(LayerMapInstrument(), LayerRanksInstrument(), LayerHistogramsInstrument()),
     *(LayerJointHistogramsInstrument(), LayerSpectraInstrument()),
@@ -163,12 +167,14 @@ __all__ += ["CovarianceSpectrumInstrument", "DirectionsInstrument", "DistanceIns
 __all__ += ["EarlyStoppingInstrument", "GenericInstrument", "GradNoiseScaleInstrument"]
 __all__ += ["GradNormInstrument", "GradientTestsInstrument", "HessEigenvaluesInstrument"]
 __all__ += ["HessMaxEVInstrument", "HessTraceInstrument", "Histogram1dInstrument"]
-__all__ += ["Histogram2dInstrument", "LayerConditionsInstrument", "LayerHistogramsInstrument"]
-__all__ += ["LayerJointHistogramsInstrument", "LayerLinesInstrument", "LayerMapInstrument"]
-__all__ += ["LayerRanksInstrument", "LayerSpectraInstrument", "LayerStableRanksInstrument"]
-__all__ += ["LearningRateInstrument", "LossInstrument", "LossesInstrument", "MeanGSNRInstrument"]
-__all__ += ["OverlapInstrument", "ParametersInstrument", "SpectralDensityInstrument"]
-__all__ += ["StabilityInstrument", "TICInstrument", "TimeInstrument", "UpdateSizeInstrument"]
+__all__ += ["Histogram2dInstrument", "KurtosisInstrument", "LayerConditionsInstrument"]
+__all__ += ["LayerHistogramsInstrument", "LayerJointHistogramsInstrument", "LayerLinesInstrument"]
+__all__ += ["LayerMapInstrument", "LayerRanksInstrument", "LayerSpectraInstrument"]
+__all__ += ["LayerStableRanksInstrument", "LearningRateInstrument", "LogitsInstrument"]
+__all__ += ["LossInstrument", "LossesInstrument", "MeanGSNRInstrument"]
+__all__ += ["OutputEntropyInstrument", "OverlapInstrument", "ParametersInstrument"]
+__all__ += ["SpectralDensityInstrument", "StabilityInstrument", "TICInstrument"]
+__all__ += ["TimeInstrument", "UpdateSizeInstrument"]
 
 
 def __dir__() -> list[str]:

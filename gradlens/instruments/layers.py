@@ -26,7 +26,7 @@ from gradlens.history.scalars import scalars_of
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument, Normalisation
 from gradlens.instruments.panel import Curve, Lines, Map, always_infinite, any_finite
-from gradlens.instruments.scales import Scale, log_if_wide
+from gradlens.instruments.scales import Scale, log_if_far, log_if_wide
 from gradlens.instruments.series import (
     LayerTable,
     are_shares,
@@ -75,6 +75,9 @@ GEOMETRIES = (
 )
 
 
+SPECTRA = ("WeightSpectrum", "UpdateSpectrum")
+
+
 class LayerLinesInstrument(Instrument):
     """Size of each layer's inputs, outputs or gradients, or of each parameter or its update.
 
@@ -85,9 +88,10 @@ class LayerLinesInstrument(Instrument):
     kinds: ClassVar[tuple[str, ...]] = (
         *("OutputNorm", "InputNorm", "InputMean", "InputStd", "DeadNeurons", *GEOMETRIES),
         *("ParameterNorm", "ConditionNumber", "WeightSignFlips", "MeanTID", "VarTID", "RankMe"),
+        *("ActivationOutliers", *SPECTRA),
     )
     mapped = True
-    fields: ClassVar[tuple[str, ...]] = ("norm", "rms", "")
+    fields: ClassVar[tuple[str, ...]] = ("norm", "rms", "largest", "")
     limits: ClassVar[tuple[float, float] | None] = None
 
     def content(self, history: History) -> Lines:
@@ -129,9 +133,9 @@ COVARIANCES = ("InputCovariance", "OutputGradientCovariance")
 
 
 class LayerStableRanksInstrument(LayerLinesInstrument):
-    """Stable rank of the covariance of each layer's inputs, or gradients at its outputs."""
+    """Stable rank of each layer's covariance, or of each parameter's weights or their update."""
 
-    kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    kinds: ClassVar[tuple[str, ...]] = (*COVARIANCES, *SPECTRA)
     mapped = False
     aspect = "stable rank"
     label = "rank"
@@ -240,6 +244,68 @@ class ActivationInstrument(Instrument):
             shares=True,
             limits=(-0.02, 1.02),
         )
+
+
+class KurtosisInstrument(Instrument):
+    """Excess kurtosis of each layer's outputs, and the channel of the largest where it is most."""
+
+    kinds = ("ActivationOutliers",)
+    aspect = "excess kurtosis"
+    label = "excess kurtosis"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        found = layer_lines(records, history, ("kurtosis",))
+        scale = log_if_far([one.values for one in found.values()])
+        return Lines(layers=found, scale=scale, latest=(_channel(records), False))
+
+
+def _channel(records: Series) -> str:
+    """The channel of the largest output of the layer that has the most kurtosis in the end."""
+    layers = [*records.column("layers").values()][-1:]
+    every = [one for each in layers if isinstance(each, Mapping) for one in each.values()]
+    known = [one for one in every if isinstance(one, Mapping) and not math.isnan(one["kurtosis"])]
+    top = max(known, key=lambda one: one["kurtosis"], default=None)
+    return f"channel {top['channel']}" if top else ""
+
+
+COLLAPSED = 0.99
+"""Share of the most frequent prediction from which on it is an alarm, if the network is certain.
+
+The entropy over log C is below 1 − ``COLLAPSED`` then; without training, it is close to 1.
+"""
+
+
+class OutputEntropyInstrument(Instrument):
+    """Mean entropy of predictions over that of even ones, and the share of the most frequent."""
+
+    kinds = ("OutputEntropy",)
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        entropy, top = (field_line(records, name) for name in ("entropy", "top_share"))
+        known = top.steps.size and top.finite[-1]
+        collapsed = top.latest >= COLLAPSED and entropy.latest <= 1 - COLLAPSED
+        return Lines(
+            (Curve("entropy over log C", entropy, BLUE), Curve("top class", top, ORANGE)),
+            latest=(f"top class {100 * top.latest:.0f} %" if known else "", bool(collapsed)),
+            shares=True,
+            limits=(-0.02, 1.02),
+        )
+
+
+class LogitsInstrument(Instrument):
+    """Root mean square and largest absolute value of the logits, the median over layers."""
+
+    kinds = ("OutputEntropy",)
+    aspect = "logits"
+    label = "logit"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        rms, largest = (_median(records, history, name) for name in ("rms", "largest"))
+        curves = (Curve("RMS", rms, BLUE), Curve("largest |z|", largest, ORANGE))
+        return Lines(curves, scale="log")
 
 
 class AggregateInstrument(Instrument):

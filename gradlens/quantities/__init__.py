@@ -28,6 +28,7 @@ from gradlens.quantities.gradient_noise import (
     OrthoTest,
 )
 from gradlens.quantities.layer_quantity import (
+    ActivationOutliers,
     AttentionEntropy,
     AttentionLogits,
     DeadNeurons,
@@ -38,6 +39,7 @@ from gradlens.quantities.layer_quantity import (
     LayerQuantity,
     MeanTID,
     OutputActivation,
+    OutputEntropy,
     OutputNorm,
     VarTID,
 )
@@ -57,6 +59,8 @@ from gradlens.quantities.spectra import (
     InputCovariance,
     OutputGradientCovariance,
     RankMe,
+    UpdateSpectrum,
+    WeightSpectrum,
 )
 
 # What a step, or its update, consists of.
@@ -67,11 +71,12 @@ __all__ += ["OrthoTest", "Parameters", "Time", "UpdateSize"]
 __all__ += ["DirectionalDerivatives", "HessEigenvalues", "HessMaxEV", "HessTrace"]
 __all__ += ["SpectralDensity", "Stability", "TICDiag", "TICTrace"]
 # Of layers and single parameters.
-__all__ += ["AttentionEntropy", "AttentionLogits", "ConditionNumber", "DeadNeurons"]
-__all__ += ["GradientActivation", "GradientGeometry", "InputCovariance", "InputGradientGeometry"]
-__all__ += ["InputMean", "InputNorm", "InputStd"]
-__all__ += ["MeanTID", "OutputActivation", "OutputGradientCovariance", "OutputGradientGeometry"]
-__all__ += ["OutputNorm", "ParameterNorm", "RankMe", "UpdateGeometry", "VarTID", "WeightSignFlips"]
+__all__ += ["ActivationOutliers", "AttentionEntropy", "AttentionLogits", "ConditionNumber"]
+__all__ += ["DeadNeurons", "GradientActivation", "GradientGeometry", "InputCovariance"]
+__all__ += ["InputGradientGeometry", "InputMean", "InputNorm", "InputStd", "MeanTID"]
+__all__ += ["OutputActivation", "OutputEntropy", "OutputGradientCovariance"]
+__all__ += ["OutputGradientGeometry", "OutputNorm", "ParameterNorm", "RankMe", "UpdateGeometry"]
+__all__ += ["UpdateSpectrum", "VarTID", "WeightSignFlips", "WeightSpectrum"]
 # What quantities derive from.
 __all__ += ["CurvatureQuantity", "GradientCurvatureQuantity", "LayerQuantity", "NoiseQuantity"]
 __all__ += ["ParameterQuantity", "Phase", "Quantity", "SingleStepQuantity", "TwoPointQuantity"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, final
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.numerics.deviations import ROUNDINGS
 from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import whole
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
@@ -22,16 +23,21 @@ from gradlens.signals.attention import NO_KEYS, NO_SCORES, Attention, AttentionR
 from gradlens.signals.predicates import computes_attention, is_activation, is_affine, is_batch_norm
 from gradlens.signals.reductions import (
     Active,
+    CentralMoments,
+    Distribution,
     FeatureCounts,
     FeatureMoments,
+    Logits,
     Maxima,
     Moments,
     Norms,
+    Predictions,
     SignalReduction,
     Size,
 )
 from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.signals.signal import Request, Signal
+from gradlens.torch_private import LossModule
 
 
 @dataclass(eq=False)
@@ -316,6 +322,105 @@ def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
         "dead": sum(dead) / len(dead),
         "worst": max(dead),
     }
+
+
+NO_OUTPUTS = "the batch is empty, or the layer has no features"
+EQUAL = "all outputs are equal"
+
+
+class ActivationOutliers(LayerQuantity):
+    """Largest absolute value and excess kurtosis of each layer's outputs, over all their elements.
+
+    ``"largest"`` is max |x|, and ``"channel"`` and ``"position"`` are where it is: the index of its
+    feature, and its place among the positions of its sample, such as that of a token, or of a pixel
+    in rows. ``"kurtosis"`` is E(x − μ)⁴/σ⁴ − 3, which is 0 for a normal distribution and large
+    where few of the elements are far from the others; of M elements, it is at most M. A record also
+    has the largest of both over layers.
+    """
+
+    signal = Signal.OUTPUT
+    reduction = CentralMoments()
+    view = View("Activation outliers", group="layers", yscale="log", label="max |x|")
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: Distribution) -> Any:
+        if not reduced.count:
+            return Undefined(NO_OUTPUTS)
+        largest = float(reduced.largest)
+        if not math.isfinite(largest):
+            return math.nan
+        variance, _, fourth = reduced.powers.tolist()
+        # In double precision, which rounds the mean, and with it the deviations of equal elements.
+        rounding = ROUNDINGS * torch.finfo(torch.float64).eps * largest
+        are_equal = math.sqrt(variance) <= rounding
+        return {
+            "largest": largest,
+            "kurtosis": Undefined(EQUAL) if are_equal else fourth / variance**2 - 3,
+            "channel": int(reduced.feature),
+            "position": int(reduced.position),
+        }
+
+    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
+        return largest_of(layers, ("largest", "kurtosis"))
+
+
+def largest_of(layers: Mapping[str, Any], fields: Sequence[str]) -> dict[str, float]:
+    """The largest of each field over layers; NaN with its reason if none has a number."""
+    known = [layer for layer in layers.values() if isinstance(layer, Mapping)]
+    found = {}
+    for name in fields if known else ():
+        values = [layer[name] for layer in known]
+        found[name] = max((v for v in values if not math.isnan(v)), default=values[0])
+    return found
+
+
+class OutputEntropy(LayerQuantity):
+    """Entropy of the classes that a network predicts, share of the most frequent, and logits' size.
+
+    Outputs of a layer, by default of the last one, are the logits of classes; those of one feature
+    are of the second of two classes, whose probability is their sigmoid. ``"entropy"`` is the mean
+    over samples and positions of −Σ pₖ log pₖ in nats, with p = softmax(z), at most log C of C
+    ``"classes"``; ``"top_share"`` is the share of them at which ``"top_class"`` has the largest
+    logit, which is that of most. ``"rms"`` and ``"largest"`` are the root mean square and the
+    largest absolute value of the logits; those that are -inf, of classes that are ruled out, don't
+    count. A record also has the mean over layers of the entropy over log C, and the largest share.
+    All positions count, also those that a loss ignores.
+    """
+
+    signal = Signal.OUTPUT
+    reduction = Logits()
+    default_layers = Selection((-1,))
+    view = View("Output entropy", group="layers", label="share")
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: Predictions) -> Any:
+        if isinstance(module, (LossModule, *PROBABILITIES)):
+            return Undefined(NO_LOGITS.format(kind=type(module).__name__))
+        if not reduced.count:
+            return Undefined(EMPTY)
+        if not len(reduced.predicted):
+            return Undefined(NO_FEATURES)
+        entropy = float(reduced.entropy) / reduced.count
+        if math.isnan(entropy):
+            return math.nan
+        top, at = reduced.predicted.max(0)
+        return {
+            "entropy": entropy,
+            "rms": math.sqrt(float(reduced.squares) / int(reduced.known)),
+            "largest": float(reduced.largest),
+            "top_share": int(top) / reduced.count,
+            "top_class": int(at),
+            "classes": len(reduced.predicted),
+        }
+
+    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
+        known = [layer for layer in layers.values() if isinstance(layer, Mapping)]
+        if not known:
+            return {}
+        shares = [layer["entropy"] / math.log(layer["classes"]) for layer in known]
+        return {"entropy": sum(shares) / len(shares), **largest_of(layers, ("top_share",))}
+
+
+PROBABILITIES = (nn.Softmax, nn.Softmax2d, nn.Softmin, nn.Sigmoid)
+NO_LOGITS = "the outputs of {kind} are no logits: name the layer that has them, as in layers='head'"
 
 
 @dataclass(eq=False)

@@ -221,6 +221,12 @@ HINTS: Mapping[str, str] = {
     "and batches far above it are waste.",
     "CABS": "Healthy: at most about the batch size in use.",
     "EarlyStopping": "Above zero the gradient can't be told from noise, and going on fits noise.",
+    "ActivationOutliers": "Healthy: all layers are of similar size. One that grows by decades, "
+    "with a kurtosis in the hundreds, has a few channels far beyond the others.",
+    "OutputEntropy": "Healthy: both fall as classes are learned. At zero entropy with one class "
+    "for all, predictions have collapsed.",
+    "WeightSpectrum": "Healthy: it grows slowly. If the stable rank falls towards 1, the outputs "
+    "of this matrix are along one direction.",
     "GradCovariance": "Healthy: the trace is shared by many eigenvalues. If the first one is "
     "almost all of it, one kind of samples dominates the direction of training.",
 }

@@ -171,6 +171,139 @@ def _joined(values: Sequence[FeatureMoments]) -> FeatureMoments:
 
 
 @dataclass(frozen=True)
+class Distribution:
+    """Of ``count`` elements: the ``mean`` and, in ``powers`` ``[3]``, those of (x − mean)ᵖ.
+
+    p is 2, 3 and 4. ``largest`` is the largest absolute value, which is that of ``feature`` at
+    ``position`` in one of the samples.
+    """
+
+    mean: Tensor
+    powers: Tensor
+    largest: Tensor
+    position: Tensor
+    feature: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class CentralMoments(SignalReduction[Distribution]):
+    """Central moments of all elements together, up to the fourth, and where the largest is."""
+
+    # Which position a place in the tensor is depends on it; moments don't.
+    by_sample: ClassVar[bool] = True
+
+    def reduce(self, samples: Tensor) -> Distribution:
+        rows = samples.flatten(0, 1)
+        if not rows.numel():
+            none, place = double(rows.new_zeros(())), rows.new_zeros((), dtype=torch.int64)
+            return Distribution(none, none.expand(3), none, place, place, 0)
+        at_once = max(1, PIECE // rows.shape[1])
+        found: list[Distribution] = []
+        for piece in rows.split(at_once):
+            start, values = at_once * len(found), double(piece)
+            mean = values.mean()
+            apart = values - mean
+            squares = apart.square()
+            powers = [squares, apart.mul_(squares), squares.square()]
+            # NaN counts as the largest.
+            place = values.abs().argmax()
+            row, feature = start + place // rows.shape[1], place % rows.shape[1]
+            found.append(
+                Distribution(
+                    mean,
+                    torch.stack([each.mean() for each in powers]),
+                    values.reshape(-1)[place].abs(),
+                    row % samples.shape[1],
+                    feature,
+                    piece.numel(),
+                )
+            )
+        return self.merge(found)
+
+    def merge(self, values: Sequence[Distribution]) -> Distribution:
+        """By the binomials of (x − mean of a part) + (mean of a part − mean) (Pébay, 2008)."""
+        values = [value for value in values if value.count] or values[:1]
+        if len(values) == 1:
+            return values[0]
+        count = sum(value.count for value in values)
+        shares = [value.count / count for value in values]
+        mean = torch.stack([s * v.mean for s, v in zip(shares, values, strict=True)]).sum()
+        powers = [s * _about(v, mean) for s, v in zip(shares, values, strict=True)]
+        largest = torch.stack([value.largest for value in values])
+        places = torch.stack([torch.stack([v.position, v.feature]) for v in values])
+        position, feature = places[largest.argmax()]
+        total = torch.stack(powers).sum(0)
+        return Distribution(mean, total, largest.amax(), position, feature, count)
+
+
+def _about(part: Distribution, mean: Tensor) -> Tensor:
+    """The mean powers ``[3]`` of a part's elements less another mean."""
+    apart = part.mean - mean
+    second, third, fourth = part.powers
+    return torch.stack(
+        [
+            second + apart**2,
+            third + 3 * apart * second + apart**3,
+            fourth + 4 * apart * third + 6 * apart**2 * second + apart**4,
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of logits z ``[count, C]``, of which one column is z₁ of z₀ = 0.
+
+    ``entropy`` is the sum over rows of that of softmax(z), ``squares`` Σz² and ``largest`` max |z|
+    of the ``known`` logits, which aren't -inf. ``predicted`` ``[C]`` counts the largest of rows.
+    """
+
+    entropy: Tensor
+    squares: Tensor
+    largest: Tensor
+    known: Tensor
+    predicted: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class Logits(SignalReduction[Predictions]):
+    """Entropies of the classes that logits predict, how often each is the first, and their size."""
+
+    def reduce(self, samples: Tensor) -> Predictions:
+        rows = samples.flatten(0, 1)
+        count, features = rows.shape
+        entropy = squares = largest = double(rows.new_zeros(()))
+        classes = 2 if features == 1 else features
+        known, predicted = (rows.new_zeros(n, dtype=torch.int64) for n in ((), classes))
+        for piece in rows.split(max(1, PIECE // max(features, 1))) if rows.numel() else ():
+            own = double(piece)
+            logits = torch.cat([torch.zeros_like(own), own], 1) if features == 1 else own
+            entropy = entropy + torch.special.entr(logits.softmax(1)).sum()
+            # Unlike bincount, it doesn't wait for a device.
+            predicted.index_add_(
+                0, logits.argmax(1), torch.ones_like(predicted[:1]).expand(len(own))
+            )
+            sizes = own.masked_fill(own == -torch.inf, 0).abs_()
+            known = known + (own != -torch.inf).sum()
+            largest = torch.maximum(largest, sizes.amax())
+            squares = squares + sizes.square_().sum()
+        return Predictions(entropy, squares, largest, known, predicted, count)
+
+    def merge(self, values: Sequence[Predictions]) -> Predictions | Undefined:
+        if not _alike([value.predicted for value in values]):
+            return Undefined(DIFFERENT_FEATURES)
+        return Predictions(
+            torch.stack([value.entropy for value in values]).sum(),
+            torch.stack([value.squares for value in values]).sum(),
+            torch.stack([value.largest for value in values]).amax(),
+            torch.stack([value.known for value in values]).sum(),
+            torch.stack([value.predicted for value in values]).sum(0),
+            sum(value.count for value in values),
+        )
+
+
+@dataclass(frozen=True)
 class Products:
     """Products of x ``[M, F]``, with M = ``positions``, less a ``centre`` ``[F]``: z = x − c.
 

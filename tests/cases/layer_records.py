@@ -16,6 +16,9 @@ VIEWS: dict[str, View] = {
     "ParameterNorm": View("Parameter norm", group="layers", yscale="log", label="‖θ‖"),
     "UpdateGeometry": View("Update geometry", group="layers", yscale="log"),
     "OutputActivation": View("Active and dead units", group="layers", label="share"),
+    "ActivationOutliers": View("Activation outliers", group="layers", yscale="log"),
+    "OutputEntropy": View("Output entropy", group="layers", label="share"),
+    "WeightSpectrum": View("Weight spectrum", group="layers", yscale="log", label="σ₁"),
     "InputCovariance": View("Input covariance", group="layers", yscale="log"),
     "OutputGradientCovariance": View("Output gradient covariance", group="layers", yscale="log"),
     "Aggregate": View("Output norm (epoch)", group="layers", yscale="log"),
@@ -38,6 +41,13 @@ def layer_record(kind: str, step: int, last: int, names: Mapping[str, Any], rng:
         return {"parameters": parts, "correlation": turn}
     if kind == "OutputActivation":
         return activation({name: 0.3 * time + 0.1 * p for p, name in enumerate(layers[:6])})
+    if kind == "WeightSpectrum":
+        parts = {n: {"norm": s, "residual": 0.0, "stable_rank": 9.0} for n, s in sizes.items()}
+        return {"parameters": {f"{name}.weight": part for name, part in parts.items()}}
+    if kind == "ActivationOutliers":
+        return outliers(sizes, time)
+    if kind == "OutputEntropy":
+        return predictions(layers[-1], 1 - time)
     if kind == "Aggregate":
         return {"layers": {name: statistics(size) for name, size in sizes.items()}}
     return {"layers": {name: covariance(size, rng) for name, size in sizes.items()}}
@@ -55,6 +65,30 @@ def activation(dead: Mapping[str, float]) -> dict[str, Any]:
         "dead": float(np.mean([*dead.values()])),
         "worst": max(dead.values()),
     }
+
+
+def outliers(sizes: Mapping[str, float], time: float) -> dict[str, Any]:
+    """Largest outputs, of which those of one layer grow."""
+    grown = {
+        name: size * 20 ** (time * (place == 1)) for place, (name, size) in enumerate(sizes.items())
+    }
+    layers = {
+        name: {"largest": 4 * size, "kurtosis": size**2 - 1, "channel": 7, "position": 0}
+        for name, size in grown.items()
+    }
+    return {
+        "layers": layers,
+        **{n: max(one[n] for one in layers.values()) for n in ("largest", "kurtosis")},
+    }
+
+
+def predictions(name: str, share: float) -> dict[str, Any]:
+    """A network of ten classes whose predictions become one."""
+    layer = {
+        "entropy": share * math.log(10), "rms": 2.0, "largest": 9.0, "top_share": 1 - 0.9 * share,
+        "top_class": 3, "classes": 10,
+    }  # fmt: skip
+    return {"layers": {name: layer}, "entropy": share, "top_share": 1 - 0.9 * share}
 
 
 def statistics(size: float) -> dict[str, float]:

@@ -18,13 +18,15 @@ from gradlens.instruments import (
     ActivationInstrument,
     AggregateInstrument,
     Drawing,
+    KurtosisInstrument,
     LayerLinesInstrument,
     LayerMapInstrument,
     LayerSpectraInstrument,
+    OutputEntropyInstrument,
 )
 from gradlens.instruments.series import input_to_output, layout, table
 from gradlens.plotting.screen import layer_parts, main_parts
-from tests.cases.layer_records import activation, statistics
+from tests.cases.layer_records import activation, predictions, statistics
 from tests.instruments.test_instruments import realistic, shown_texts
 
 
@@ -168,6 +170,24 @@ def test_aggregates_of_many_layers_are_like_those_of_a_step() -> None:
     assert heights(drawing, "median") == [10.5]
 
 
+def test_the_channel_of_the_layer_with_the_most_kurtosis_is_named() -> None:
+    layers = {"0": {"largest": 9.0, "kurtosis": 0.5, "channel": 1, "position": 0},
+              "1": {"largest": 3.0, "kurtosis": 40.0, "channel": 17, "position": 2},
+              "2": Undefined("why")}  # fmt: skip
+    history = recorded("ActivationOutliers", {0: {"layers": layers}})
+    (panel,) = KurtosisInstrument().panels(history)
+    assert panel.content.readout == ("channel 17", False)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("entropy", "share", "alarm"), [(0.0, 1.0, True), (1.0, 1.0, False)])
+def test_a_network_that_is_certain_of_one_class_has_collapsed(
+    entropy: float, share: float, alarm: bool
+) -> None:
+    record = predictions("2", entropy) | {"top_share": share}
+    (panel,) = OutputEntropyInstrument().panels(recorded("OutputEntropy", {0: record}))
+    assert panel.content.readout == ("top class 100 %", alarm)  # type: ignore[union-attr]
+
+
 def test_layers_are_on_the_second_screen() -> None:
     kinds = ("Loss", "OutputNorm", "OutputActivation", "UpdateGeometry", "InputCovariance")
     history = realistic(20, kinds)
@@ -199,6 +219,12 @@ def test_layers_are_on_the_second_screen() -> None:
             activation({"1": 0.0, "3": 0.5}),
             {"active": 0.45, "dead": 0.25, "worst": 0.5},
         ),
+        (
+            "WeightSpectrum",
+            {"parameters": {"0.weight": {"norm": 3.0, "residual": 0.1, "stable_rank": 2.0}}},
+            {"median σ₁": 3, "median stable rank": 2},
+        ),
+        ("OutputEntropy", predictions("2", 0.5), {"entropy": 0.5, "top_share": 0.55}),
         ("Aggregate", statistics(2.0), {"mean": 2, "median": 2}),
     ],
 )

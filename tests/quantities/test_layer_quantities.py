@@ -176,6 +176,38 @@ def spectrum(data: Array, k: int) -> dict[str, Any]:
     }
 
 
+def distribution(flow: Flow) -> dict[str, Any]:
+    x = flow.output
+    _, position, channel = np.unravel_index(abs(x).argmax(), x.shape)
+    kurtosis = ((x - x.mean()) ** 4).mean() / ((x - x.mean()) ** 2).mean() ** 2 - 3
+    return {"largest": abs(x).max(), "kurtosis": kurtosis, "channel": channel, "position": position}
+
+
+def largest_over(layers: dict[str, Any]) -> dict[str, Any]:
+    return {n: max(layer[n] for layer in layers.values()) for n in ("largest", "kurtosis")}
+
+
+def predictions(flow: Flow) -> dict[str, Any]:
+    z = flow.output.reshape(-1, flow.output.shape[-1])
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    counts = [sum(row.argmax() == k for row in z) for k in range(z.shape[1])]
+    return {
+        "entropy": -(p * np.log(p)).sum() / len(z),
+        "rms": math.sqrt((z**2).mean()),
+        "largest": abs(z).max(),
+        "top_share": max(counts) / len(z),
+        "top_class": counts.index(max(counts)),
+        "classes": z.shape[1],
+    }
+
+
+def over_outputs(layers: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "entropy": np.mean([one["entropy"] / math.log(one["classes"]) for one in layers.values()]),
+        "top_share": max(one["top_share"] for one in layers.values()),
+    }
+
+
 def rank_me(flow: Flow) -> float:
     singular = np.linalg.svd(flow.output.reshape(-1, flow.output.shape[-1]), compute_uv=False)
     shares = singular / singular.sum()
@@ -206,7 +238,7 @@ def gradient_activation(moments: list[Moment], step: int) -> dict[str, Any]:
     return {"parameters": found, **over_all(found)}
 
 
-def of_parameters(formula: Callable[[Array], float], dims: int = 0) -> Reference:
+def of_parameters(formula: Callable[[Array], Any], dims: int = 0) -> Reference:
     def reference(moments: list[Moment], step: int) -> dict[str, Any]:
         chosen = {n: p for n, p in moments[step].parameters.items() if p.ndim >= dims}
         return {"parameters": {name: formula(p) for name, p in chosen.items()}}
@@ -216,6 +248,16 @@ def of_parameters(formula: Callable[[Array], float], dims: int = 0) -> Reference
 
 def condition_number(parameter: Array) -> float:
     return float(np.linalg.cond(parameter.reshape(len(parameter), -1)))
+
+
+def singular_values(matrix: Array) -> dict[str, Any]:
+    found = np.linalg.svd(matrix.reshape(len(matrix), -1), compute_uv=False)
+    return {"norm": found[0], "residual": 0.0, "stable_rank": (found**2).sum() / found[0] ** 2}
+
+
+def of_updates(moments: list[Moment], step: int) -> dict[str, Any]:
+    chosen = {n: u for n, u in moments[step].updates.items() if u.ndim >= 2}
+    return {"parameters": {name: singular_values(update) for name, update in chosen.items()}}
 
 
 def sign_flips(moments: list[Moment], step: int) -> dict[str, Any]:
@@ -271,6 +313,16 @@ REFERENCES: dict[str, tuple[Callable[[], Quantity], Reference]] = {
     ),
     "ConditionNumber": (quantities.ConditionNumber, of_parameters(condition_number, dims=2)),
     "WeightSignFlips": (quantities.WeightSignFlips, sign_flips),
+    "WeightSpectrum": (quantities.WeightSpectrum, of_parameters(singular_values, dims=2)),
+    "UpdateSpectrum": (quantities.UpdateSpectrum, of_updates),
+    "ActivationOutliers": (
+        quantities.ActivationOutliers,
+        by_layer(distribution, summary=largest_over),
+    ),
+    "OutputEntropy": (
+        lambda: quantities.OutputEntropy(layers=gradlens.signals.is_affine),
+        by_layer(predictions, has_matrix, over_outputs),
+    ),
     "InputMean": (quantities.InputMean, by_layer(lambda flow: flow.input.mean())),
     "InputMean, by feature": (
         lambda: quantities.InputMean(by_feature=True),

@@ -99,10 +99,11 @@ LAWS: dict[str, Law] = {
 } | {
     name: invariant(getattr(quantities, name))
     for name in (
-        "Alpha", "CABS", "ConditionNumber", "DeadNeurons", "Distance", "InnerTest",
-        "InputCovariance", "InputMean", "InputNorm", "InputStd", "NormTest", "OrthoTest",
-        "OutputActivation", "OutputNorm", "ParameterNorm", "Parameters", "RankMe", "UpdateGeometry",
-        "UpdateSize", "WeightSignFlips",
+        "ActivationOutliers", "Alpha", "CABS", "ConditionNumber", "DeadNeurons", "Distance",
+        "InnerTest", "InputCovariance", "InputMean", "InputNorm", "InputStd", "NormTest",
+        "OrthoTest", "OutputActivation", "OutputEntropy", "OutputNorm", "ParameterNorm",
+        "Parameters", "RankMe", "UpdateGeometry", "UpdateSize", "UpdateSpectrum",
+        "WeightSignFlips", "WeightSpectrum",
     )
 }  # fmt: skip
 WITHOUT_LAW = {"Time", "Phase", "AttentionEntropy", "AttentionLogits"}
