@@ -198,12 +198,13 @@ class Stability(GradientCurvatureQuantity):
     Where parameter groups have different settings, the threshold is the lowest one, and the
     curvature of a parameter is multiplied by the lowest threshold over its own.
 
-    A step of η on
-    a sum loss is equal to a step of Nη on the mean loss, so that η is multiplied by N, or P divided
-    by N. The same holds for any other factor of the loss on which backward is called. If it isn't a
-    multiple of the loss, for example because of a regulariser, values are NaN. Where there is a P,
-    they are also NaN before the optimizer's first step. Of other optimizers no threshold is known.
-    ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
+    A step of η on a sum loss is equal to a step of Nη on the mean loss, so that η is multiplied by
+    N, or P divided by N. The same holds for any other factor of the loss on which backward is
+    called. If it isn't a multiple of the loss, for example because of a regulariser, values are
+    NaN. Where there is a P, they are also NaN before the optimizer's first step, and elements whose
+    gradients have all been zero aren't counted. Muon and sign
+    methods have no threshold, and of other optimizers none is known. ``tolerance`` and
+    ``max_products`` are those of ``HessMaxEV``.
 
     With a probe, ``on``, H is the Hessian of its mean loss. The threshold is that of the
     optimizer's step on the step's own loss, so that ``loss`` is still needed, and for a sum loss
@@ -266,7 +267,7 @@ class Stability(GradientCurvatureQuantity):
 class StabilityLimit:
     """A step is stable if the largest eigenvalue of S(H + Λ)S is below ``threshold``.
 
-    ``scaling`` is the diagonal of S, one tensor for each parameter, of its shape or a scalar; it is
+    ``scaling`` is the diagonal of S, a tensor of its shape or a number for each parameter; it is
     empty if S is the identity. ``decay`` is that of Λ, the weight decay that the optimizer adds to
     the gradient of each parameter; it is empty without any. If S ``is_preconditioned``, a factor of
     the loss is one of sharpness, and else one of the rate.
@@ -274,7 +275,7 @@ class StabilityLimit:
 
     threshold: float
     is_preconditioned: bool = False
-    scaling: tuple[Tensor, ...] = ()
+    scaling: tuple[Tensor | float, ...] = ()
     decay: tuple[float, ...] = ()
 
 
@@ -303,12 +304,25 @@ DECAY_ALONE = (
 MOMENTUM_ALONE = "momentum of 1 or more is unstable with any learning rate: lower it"
 MAXIMISING = "maximising is never stable on a quadratic with a minimum"
 NO_MOMENTS = "{kind} has no moments of gradients to divide by before its first step: {names}"
-NOT_POSITIVE = "what {kind} divides gradients by is zero, NaN or Inf somewhere in {names}"
+NOT_FINITE_MOMENTS = "what {kind} divides gradients by is NaN or Inf somewhere in {names}"
+NO_GRADIENT_YET = "all gradients that {kind} has had are zero, so that it has nothing to divide by"
 UNKNOWN = (
     "no threshold is known for {kind}: there is one for SGD, Adam, AdamW, RMSprop and Adagrad, "
     "whose steps are linear as long as what they divide by stays as it is"
 )
-LINEAR = (SGD, Adam, AdamW, RMSprop, Adagrad)
+OF_ONE_LENGTH = (
+    "no curvature is too large for {kind}: its steps are as long for small gradients as for large "
+    "ones, so that they can't grow from step to step as those of an unstable optimizer do"
+)
+MOMENTS: Mapping[type[Optimizer], str] = {
+    Adam: "exp_avg_sq",
+    AdamW: "exp_avg_sq",
+    RMSprop: "square_avg",
+    Adagrad: "sum",
+}
+"""The state of which an optimizer divides by the root."""
+WITHOUT_SIZE = ("Muon", "Lion", "SignSGD", "Signum")
+"""Names of optimizers, few of them torch's, whose steps have signs or singular vectors alone."""
 
 
 def stability_limit(
@@ -321,9 +335,10 @@ def stability_limit(
     """
     kind = type(optimizer)
     problem = why_not_held(optimizer, parameters)
-    if not problem and kind not in LINEAR:
-        problem = UNKNOWN.format(kind=kind.__name__)
-    if not problem and any(map(_maximises, optimizer.param_groups)):
+    if kind is not SGD and kind not in MOMENTS:
+        why = OF_ONE_LENGTH if kind.__name__ in WITHOUT_SIZE else UNKNOWN
+        problem = why.format(kind=kind.__name__)
+    elif any(map(_maximises, optimizer.param_groups)):
         problem = MAXIMISING
     if problem:
         raise UnavailableError(problem)
@@ -338,9 +353,8 @@ def stability_limit(
     )
     decay = added if any(added) else ()
     if kind is SGD:
-        factors = tuple(torch.tensor(math.sqrt(share), device="cpu") for share in shares)
-        is_plain = all(share == 1 for share in shares)
-        return StabilityLimit(threshold / loss_factor, False, () if is_plain else factors, decay)
+        factors = () if all(share == 1 for share in shares) else tuple(map(math.sqrt, shares))
+        return StabilityLimit(threshold / loss_factor, False, factors, decay)
     divisors = _divisors(optimizer, parameters, chosen)
     scaling = tuple(
         (share * loss_factor / divisor).sqrt()
@@ -351,7 +365,7 @@ def stability_limit(
 
 def _maximises(group: Mapping[str, Any]) -> bool:
     """Whether a step goes up; with dampening above 1, momentum is of negative gradients."""
-    return bool(group.get("maximize")) or float(group.get("dampening", 0.0)) > 1
+    return bool(group.get("maximize") or (group.get("momentum") and group.get("dampening", 0) > 1))
 
 
 def _limit(group: Mapping[str, Any]) -> float:
@@ -377,19 +391,30 @@ def _limit(group: Mapping[str, Any]) -> float:
 def _divisors(
     optimizer: Optimizer, parameters: Mapping[str, Tensor], groups: Mapping[str, Mapping[str, Any]]
 ) -> list[Tensor]:
-    """What each parameter's gradient is divided by, as at the last step, with its corrections."""
-    name_of = type(optimizer).__name__
+    """What each parameter's gradient is divided by, as at the last step, with its corrections.
+
+    It is ∞ for elements whose gradients have all been zero, such as rows of an embedding that
+    weren't used: what is there won't stay as it is at their first gradient.
+    """
+    kind = type(optimizer)
     states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
     counts = on_host({name: state.get("step", 0) for name, state in states.items()})
     if lacking := [name for name, count in counts.items() if not count]:
-        raise UnavailableError(NO_MOMENTS.format(kind=name_of, names=few(lacking)))
-    found = {
-        name: _divisor(groups[name], state, float(counts[name])) for name, state in states.items()
-    }
-    fine = on_host([((each > 0) & (each < torch.inf)).all() for each in found.values()])
-    if wrong := [name for name, one in zip(found, fine, strict=True) if not one]:
-        raise UnavailableError(NOT_POSITIVE.format(kind=name_of, names=few(wrong)))
-    return [*found.values()]
+        raise UnavailableError(NO_MOMENTS.format(kind=kind.__name__, names=few(lacking)))
+    divisors, facts = [], []
+    for name, state in states.items():
+        group, moments = groups[name], state[MOMENTS[kind]]
+        divisor = _divisor(group, state, float(counts[name]))
+        facts.append(
+            torch.stack([(moments > 0).any(), ((divisor >= 0) & divisor.isfinite()).all()])
+        )
+        divisors.append(divisor.masked_fill(moments == 0, torch.inf))
+    known = [fact.tolist() for fact in on_host(facts)]
+    if wrong := [name for name, (_, fine) in zip(states, known, strict=True) if not fine]:
+        raise UnavailableError(NOT_FINITE_MOMENTS.format(kind=kind.__name__, names=few(wrong)))
+    if not any(used for used, _ in known):
+        raise UnavailableError(NO_GRADIENT_YET.format(kind=kind.__name__))
+    return divisors
 
 
 def _divisor(group: Mapping[str, Any], state: Mapping[str, Any], count: float) -> Tensor:
@@ -401,8 +426,8 @@ def _divisor(group: Mapping[str, Any], state: Mapping[str, Any], count: float) -
         if group["centered"]:
             moments = moments - _full(state["grad_avg"]).square()
         return moments.sqrt() + group["eps"]
-    (first, second), largest = map(float, group["betas"]), bool(group.get("amsgrad"))
-    moments = _full(state["max_exp_avg_sq" if largest else "exp_avg_sq"])
+    first, second = map(float, group["betas"])
+    moments = _full(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
     root = (moments / (1 - second**count)).sqrt() + group["eps"]
     return root * (1 - first**count)
 

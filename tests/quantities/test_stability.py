@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer, RMSprop
 
 from gradlens import Cockpit, quantities
 from gradlens.quantities.optimizer import StabilityLimit, stability_limit
@@ -129,6 +129,7 @@ UNKNOWN: dict[str, tuple[Callable[[Any], Optimizer], str]] = {
     "momentum that is too large": (lambda p: SGD(p, lr=0.1, momentum=1.0), "momentum of 1"),
     "maximising": (lambda p: SGD(p, lr=0.1, maximize=True), "maximising"),
     "dampening above 1": (lambda p: SGD(p, lr=0.1, momentum=0.5, dampening=1.5), "maximising"),
+    "Muon": (lambda p: Muon([next(p)]), "no curvature is too large for Muon"),
     "another optimizer": (lambda p: torch.optim.Rprop(p), "no threshold is known for Rprop"),
 }
 
@@ -143,14 +144,51 @@ def test_optimizers_without_a_threshold(name: str) -> None:
     assert reason in cockpit.history["Stability"][0].reason
 
 
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def adam_after_a_step(model: nn.Module, inputs: Tensor) -> Adam:
+    optimizer = Adam(model.parameters(), eps=0.0)
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_moments_that_nothing_can_be_divided_by(value: float) -> None:
     model = nn.Linear(3, 2)
-    optimizer = Adam(model.parameters(), eps=0.0)
-    cockpit = Cockpit(model, [quantities.Stability()])
-    model(torch.randn(4, 3)).square().mean().backward()
-    optimizer.step()
+    optimizer = adam_after_a_step(model, torch.randn(4, 3))
     optimizer.state[model.bias]["exp_avg_sq"][0] = value
+    cockpit = Cockpit(model, [quantities.Stability()])
     tracked_backward(cockpit, 0, model(torch.randn(4, 3)).square().mean(), optimizer=optimizer)
-    reason = "what Adam divides gradients by is zero, NaN or Inf somewhere in bias"
+    reason = "what Adam divides gradients by is NaN or Inf somewhere in bias"
     assert cockpit.history["Stability"][0].reason == reason
+
+
+def test_elements_without_a_gradient_so_far_are_not_counted() -> None:
+    """As the rows of an embedding that are used for the first time, for which P is only ε."""
+    model = nn.Embedding(3, 2)
+    optimizer = adam_after_a_step(model, torch.tensor([0, 1]))
+    cockpit = Cockpit(model, [quantities.Stability(tolerance=1e-6)])
+    loss = model(torch.tensor([0, 1, 2])).square().sum(1).mean()  # whose Hessian is 2/3
+    tracked_backward(cockpit, 0, loss, optimizer=optimizer)
+    divisor = 0.1 * (optimizer.state[model.weight]["exp_avg_sq"][:2] / 0.001).sqrt().min().item()
+    found = cockpit.history["Stability"][0]
+    assert found["sharpness"] == pytest.approx(2 / 3 / divisor, rel=1e-5)
+    for value in optimizer.state[model.weight].values():
+        value.mul_(0).add_(value.dim() == 0)
+    loss = model(torch.tensor([0, 1])).square().mean()
+    tracked_backward(cockpit, 1, loss, optimizer=optimizer)
+    assert "all gradients that Adam has had are zero" in cockpit.history["Stability"][1].reason
+
+
+@torch.no_grad()
+def test_curvature_of_any_size_is_the_same_to_muon() -> None:
+    """So that it can't be what makes it diverge, unlike what the generalised sharpness says."""
+    root = torch.randn(12, 12)
+    start, found = torch.randn(4, 3), []
+    for factor in (1.0, 2.0**20):
+        weight = nn.Parameter(start.clone())
+        optimizer = Muon([weight], lr=0.1)
+        for _ in range(20):
+            weight.grad = factor * (root @ (root.T @ weight.flatten())).reshape(4, 3)
+            optimizer.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
