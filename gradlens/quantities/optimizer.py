@@ -232,7 +232,7 @@ class Stability(GradientCurvatureQuantity):
             raise UnavailableError(SUM_OVER_PARTS)
         factor = curvature.loss_factor if self.on is None else 1
         limit = stability_limit(curvature.optimizer, curvature.parameters, factor)
-        is_plain = not limit.scaling and not limit.decay
+        is_plain = not limit.scaling and limit.shift is not None
         matrix = curvature.hessian if is_plain else _OfStep(curvature.hessian, limit)
         found = self._eigenpairs(matrix, curvature.seed)
         value = float(found.values[0]) if found.converged else Undefined(found.reason)
@@ -240,15 +240,14 @@ class Stability(GradientCurvatureQuantity):
 
     def compute(self, step: Step, earlier: tuple[float, StabilityLimit]) -> dict[str, float]:
         (sharpness, limit), weight = earlier, self._weight(step)
-        threshold = limit.threshold
-        if limit.decay and weight != 1:
+        if limit.shift is None and weight != 1:
             raise UnavailableError(WITH_DECAY)
-        if not limit.is_preconditioned:
-            threshold /= weight
-        elif not isinstance(sharpness, Undefined):
-            sharpness *= weight
-        ratio = sharpness if isinstance(sharpness, Undefined) else sharpness / threshold
-        return {"sharpness": sharpness, "threshold": threshold, "ratio": ratio}
+        threshold = limit.threshold if limit.is_preconditioned else limit.threshold / weight
+        if isinstance(sharpness, Undefined):
+            return {"sharpness": sharpness, "threshold": threshold, "ratio": sharpness}
+        sharpness *= weight if limit.is_preconditioned else 1
+        sharpness += (limit.shift or 0.0) / weight
+        return {"sharpness": sharpness, "threshold": threshold, "ratio": sharpness / threshold}
 
     def _weight(self, step: Step) -> float:
         """Of what the optimizer minimises, over the loss that the threshold is of."""
@@ -278,6 +277,13 @@ class StabilityLimit:
     scaling: tuple[Tensor | float, ...] = ()
     decay: tuple[float, ...] = ()
 
+    @property
+    def shift(self) -> float | None:
+        """What Λ adds to each eigenvalue of SHS; ``None`` if they change in other ways."""
+        if not self.decay:
+            return 0.0
+        return None if self.scaling or len({*self.decay}) > 1 else self.decay[0]
+
 
 SUM_OVER_PARTS = (
     "the step on a sum loss grows with the number of samples, which isn't known before all "
@@ -294,8 +300,9 @@ NEGATIVE = (
 
 
 WITH_DECAY = (
-    "backward was called on a multiple of the loss, and the optimizer adds weight decay to its "
-    "gradients: pass that multiple to the context"
+    "backward was called on a multiple of the loss or on parts of it, and weight decay is added to "
+    "the gradients of an optimizer that divides them, or has several groups: pass the multiple to "
+    "the context, or use decoupled weight decay"
 )
 DECAY_ALONE = (
     "weight decay alone is unstable, since its product with the learning rate is 2 or more: lower "

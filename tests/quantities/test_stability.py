@@ -192,3 +192,20 @@ def test_curvature_of_any_size_is_the_same_to_muon() -> None:
             optimizer.step()
         found.append(weight.detach())
     assert torch.equal(*found)
+
+
+def test_decay_of_sgd_is_added_whatever_backward_is_called_on() -> None:
+    found = []
+    for factor, decay in ((1.0, 0.0), (1.0, 0.6), (4.0, 0.6)):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = SGD(model.parameters(), lr=0.1, weight_decay=decay)
+        cockpit = Cockpit(model, [quantities.Stability(tolerance=1e-6)])
+        loss = model(torch.randn(4, 3)).square().mean()
+        with cockpit(0, loss=loss, optimizer=optimizer):
+            (factor * loss).backward()
+        found.append(cockpit.history["Stability"][0])
+    plain = found[0]["sharpness"]
+    for (factor, decay), record in zip(((1.0, 0.6), (4.0, 0.6)), found[1:], strict=True):
+        assert record["sharpness"] == pytest.approx(plain + decay / factor, rel=1e-5)
+        assert record["ratio"] == pytest.approx((factor * plain + decay) / 20, rel=1e-5)
