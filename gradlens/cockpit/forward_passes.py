@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -29,11 +29,14 @@ from gradlens.graph.model_calls import (
     take_outputs,
 )
 from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
+from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.parts.assembly import BatchAssembly
+from gradlens.parts.processes import Processes
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.signals.capture import FindAxes, SignalCapture
 from gradlens.signals.recorded_calls import Requests
-from gradlens.signals.signal import LayerSignals, Request
+from gradlens.signals.signal import LayerSignals, Request, merged
 from gradlens.stateful import State
 from gradlens.torch_private import compiled_modules, unseen
 
@@ -241,11 +244,26 @@ class ForwardPasses:
         if self._capture is not None:
             self._capture.begin(self._wanted_at(global_step), scale, find_axes)
 
-    def signals(self, global_step: int) -> LayerSignals:
-        """The signals captured at a step, after its backward pass."""
+    def signals(self, global_step: int, assembly: BatchAssembly) -> LayerSignals:
+        """The signals captured at a step, after its backward pass.
+
+        All processes that track the same must call it at the same steps.
+        """
         if self._capture is None:
             return LayerSignals()
-        return self._capture.finish(global_step, self._wanted_at(global_step))
+        wanted, own, failed = self._wanted_at(global_step), LayerSignals(), None
+        try:
+            own = self._capture.finish(global_step, wanted)
+        except Exception as error:
+            failed = error
+        if not assembly.exchanges_always:
+            # Each takes part whatever it has found, since others would wait for it.
+            with suppress(UnavailableError) if failed else nullcontext():
+                failure = first_line(failed) if failed else ""
+                own = _of_all(own, wanted, assembly.processes, failure)
+        if failed:
+            raise failed
+        return own
 
     @contextmanager
     def evaluation(self, step: Step, name: str) -> Iterator[None]:
@@ -284,6 +302,33 @@ class ForwardPasses:
         self.eager_calls.close()
         if self._model is not None:
             forget_calls(self._model, user=self)
+
+
+def _of_all(
+    own: LayerSignals, wanted: Requests, processes: Processes, failure: str
+) -> LayerSignals:
+    """The signals with those of all processes together, where these are merged.
+
+    Gradients aren't: those of a process are in units of its own loss.
+    """
+    keys = {
+        f"{layer}: {request}": (layer, request)
+        for layer, requests in wanted.items()
+        for request in requests
+        if request.reduction.classes is not None and not request.signal.needs_backward
+    }
+    known = {key: own.values.get(layer, {}).get(request) for key, (layer, request) in keys.items()}
+    found = processes.joined(
+        {key: value for key, value in known.items() if value is not None},
+        lambda key, one, other: merged(keys[key][1], [one, other]),
+        [each for _, request in keys.values() for each in request.reduction.classes or ()],
+        failure,
+    )
+    values = {layer: dict(each) for layer, each in own.values.items()}
+    for key, value in found.items():
+        layer, request = keys[key]
+        values.setdefault(layer, {})[request] = value
+    return replace(own, values=values)
 
 
 def _wanted(quantities: Iterable[Quantity]) -> Requests:

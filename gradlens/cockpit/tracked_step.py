@@ -416,6 +416,7 @@ class TrackedStep:
     def _step_of(self, whole: Whole) -> Step:
         tracking, context, part = self._tracking, self._context, whole.part
         parameters, interval = tracking.setting.parameters, tracking.updates.interval
+        signals = tracking.forward_passes.signals(context.global_step, tracking.assembly)
         untracked, removed = tracking.changed_parameters()
         present = [(name, parameters[name].grad) for name in part.missing]
         return Step(
@@ -428,7 +429,7 @@ class TrackedStep:
             optimizer=context.info.get("optimizer"),
             info=context.info,
             reduced=whole.values,
-            signals=tracking.forward_passes.signals(context.global_step),
+            signals=signals,
             uncovered=_uncovered(part, tracking.frozen),
             failed=whole.failed,
             loss_weight=self._loss_weight(part),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
@@ -15,7 +15,7 @@ from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.exchange import all_gathered, merged_over
 from gradlens.numerics.shards import any_distributed
-from gradlens.numerics.unavailable import first_line
+from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.composed import Grouped, Joined, Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense
@@ -59,6 +59,36 @@ class Processes:
         """The plain values of all processes."""
         return [own] if self._group is None else all_gathered(own, (), CPU, self._group)
 
+    def joined(
+        self,
+        own: Mapping[str, Any],
+        merge: Callable[[str, Any, Any], Any],
+        classes: Sequence[type[Any]],
+        failure: str = "",
+    ) -> Mapping[str, Any]:
+        """Values by keys that mean the same in all processes; ``merge`` makes one of two of a key.
+
+        Tensors of values are on the host. ``UnavailableError`` in all processes if there is a
+        ``failure`` in one of them.
+        """
+        if self._group is None:
+            return own
+        found = merged_over(
+            {FAILURE: failure} if failure else dict(own),
+            lambda one, other: (
+                one
+                | other
+                | {n: merge(n, one[n], other[n]) for n in one.keys() & other.keys() - {FAILURE}}
+            ),
+            lambda error: {FAILURE: first_line(error)},
+            classes,
+            CPU,
+            self._group,
+        )
+        if FAILURE in found:
+            raise UnavailableError(found[FAILURE])
+        return found
+
     def joined_operators(
         self, own: Mapping[str, GradientOperator]
     ) -> Mapping[str, GradientOperator]:
@@ -84,6 +114,9 @@ def _noted(work: str, refuse: Callable[[str], None]) -> Iterator[None]:
 
 
 CPU = torch.device("cpu")
+
+FAILURE = ""
+"""The key of why there are no values."""
 
 OPERATORS = (Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProducts, Summed)
 """What per-sample gradients consist of."""

@@ -29,11 +29,13 @@ class SignalReduction(ABC, Generic[Value]):
 
     Values are tensors, or dataclasses of these. ``small`` values are moved to the host, in
     float64, before they are merged. ``by_sample`` says that the value depends on which axis counts
-    the samples, and which one positions.
+    the samples, and which one positions. Processes that train a model together merge values that
+    consist of tensors and of the ``classes``; where these are ``None``, each has its own samples'.
     """
 
     small: ClassVar[bool] = True
     by_sample: ClassVar[bool] = False
+    classes: ClassVar[Sequence[type[object]] | None] = None
 
     @abstractmethod
     def reduce(self, samples: Tensor) -> Value:
@@ -62,6 +64,7 @@ class Norms:
 class Size(SignalReduction[Norms]):
     """Norms of the whole tensor and of each sample."""
 
+    classes: ClassVar[Sequence[type[object]] | None] = (Norms,)
     by_sample: ClassVar[bool] = True
 
     def reduce(self, samples: Tensor) -> Norms:
@@ -98,6 +101,8 @@ class FeatureCounts:
 class Active(SignalReduction[FeatureCounts]):
     """How often each feature's absolute value is above ``threshold``; NaN if a value is NaN."""
 
+    classes: ClassVar[Sequence[type[object]] | None] = (FeatureCounts,)
+
     threshold: float = 1e-8
 
     def reduce(self, samples: Tensor) -> FeatureCounts:
@@ -115,6 +120,8 @@ class Active(SignalReduction[FeatureCounts]):
 @dataclass(frozen=True)
 class Maxima(SignalReduction[Tensor]):
     """The largest value of each feature, ``[F]``."""
+
+    classes: ClassVar[Sequence[type[object]] | None] = ()
 
     def reduce(self, samples: Tensor) -> Tensor:
         if not samples.shape[0] * samples.shape[1]:
@@ -139,6 +146,8 @@ class FeatureMoments:
 @dataclass(frozen=True)
 class Moments(SignalReduction[FeatureMoments]):
     """Mean and variance of each feature over samples and positions."""
+
+    classes: ClassVar[Sequence[type[object]] | None] = (FeatureMoments,)
 
     def reduce(self, samples: Tensor) -> FeatureMoments:
         if not samples.numel():
@@ -189,6 +198,8 @@ class Distribution:
 @dataclass(frozen=True)
 class CentralMoments(SignalReduction[Distribution]):
     """Central moments of all elements together, up to the fourth, and where the largest is."""
+
+    classes: ClassVar[Sequence[type[object]] | None] = (Distribution,)
 
     # Which position a place in the tensor is depends on it; moments don't.
     by_sample: ClassVar[bool] = True
@@ -269,6 +280,8 @@ class Predictions:
 @dataclass(frozen=True)
 class Logits(SignalReduction[Predictions]):
     """Entropies of the classes that logits predict, how often each is the first, and their size."""
+
+    classes: ClassVar[Sequence[type[object]] | None] = (Predictions,)
 
     def reduce(self, samples: Tensor) -> Predictions:
         rows = samples.flatten(0, 1)

@@ -21,12 +21,20 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import gradlens
 from gradlens.gradients import gradients as gradients_module
 from gradlens.quantities import (
+    ActivationOutliers,
     Alpha,
     ConditionNumber,
+    DeadNeurons,
     GradNorm,
     HessTrace,
+    InputMean,
+    InputNorm,
+    InputStd,
     Loss,
     NormTest,
+    OutputActivation,
+    OutputEntropy,
+    OutputNorm,
     ParameterNorm,
     Quantity,
     UpdateSize,
@@ -35,7 +43,7 @@ from gradlens.quantities import (
 )
 from gradlens.schedules import linear
 from tests.cases.processes import free_port, join_group, run_processes
-from tests.cases.records import assert_same_records
+from tests.cases.records import assert_same_records, unnamed
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +127,61 @@ def singular_values(rank: int) -> None:
     alone = trained(network(), [kind() for kind in spectra], data)
     for kind in spectra:
         assert_same_records(history[kind.__name__], alone[kind.__name__])
+
+
+LAYERS: tuple[type[Quantity], ...] = (
+    OutputNorm, InputNorm, InputMean, InputStd, OutputActivation, DeadNeurons,
+    ActivationOutliers, OutputEntropy,
+)  # fmt: skip
+
+
+def layers_of_all(rank: int) -> None:
+    """Values of layers are those of the samples of both processes, also if one has none."""
+
+    def one_sided(step: int) -> tuple[Tensor, Tensor]:
+        x, y = data(step)
+        return (x, y) if rank == 0 else (x[:0], y[:0])
+
+    for model in (replicated, sharded):
+        for batch in (half(rank), one_sided):
+            reduction = "mean" if batch is not one_sided else "sum"
+            history = trained(model(), [kind() for kind in LAYERS], batch, reduction)
+            alone = trained(network(), [kind() for kind in LAYERS], data, reduction)
+            for kind in LAYERS:
+                found, expected = (each[kind.__name__][0] for each in (history, alone))
+                # Wrapped modules have longer names.
+                assert_same_records(unnamed(found), unnamed(expected))
+
+
+def layers_of_one(rank: int) -> None:
+    """One process tracks layers, and doesn't wait for the other, which doesn't."""
+    chosen = [NormTest()] if rank else [NormTest(), OutputNorm()]
+    history = trained(replicated(), chosen, half(rank))
+    assert rank or [*history["OutputNorm"]] == [*range(STEPS)]
+
+
+def failing_layers(rank: int) -> None:
+    """What can't be reduced in one process is refused in both."""
+    reduction = OutputNorm().reduction
+    model = replicated()
+    cockpit = gradlens.Cockpit(model, [OutputNorm(), GradNorm()])
+    capture = cockpit._tracking.forward_passes._capture  # type: ignore[attr-defined]
+    finish = capture.finish
+
+    def failing(step: int, wanted: Any) -> Any:
+        if rank and step == 1:
+            raise RuntimeError("out of luck")
+        return finish(step, wanted)
+
+    capture.finish = failing
+    for step in range(STEPS):
+        x, y = half(rank)(step)
+        loss = nn.functional.cross_entropy(model(x), y)
+        with cockpit(step, loss=loss):
+            loss.backward()
+    assert reduction.classes
+    for step, value in cockpit.history["OutputNorm"].items():
+        assert ("out of luck" in str(value)) == (step == 1)
 
 
 def tensor_parallel(rank: int) -> None:
@@ -300,6 +363,9 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
     for each in (
         curvature,
         singular_values,
+        layers_of_all,
+        layers_of_one,
+        failing_layers,
         tensor_parallel,
         tensor_parallel_and_sharded,
         flat_parameters,
