@@ -32,6 +32,7 @@ from torch.nn.modules.pooling import (
     _AvgPoolNd,
     _MaxPoolNd,
 )
+from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch, checkpoint
 from torch.utils._device import DeviceContext
@@ -263,6 +264,15 @@ def foreach_sub(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor
     return list(torch._foreach_sub(list(ones), list(others)))
 
 
+def foreach_over_roots(
+    ones: Sequence[Tensor], roots: Sequence[Tensor], floors: Sequence[float | Tensor]
+) -> list[Tensor]:
+    """Each tensor over another one, whose elements count as its floor at least."""
+    numbers: Any = list(floors)
+    divisors = torch._foreach_clamp_min(list(roots), numbers)
+    return list(torch._foreach_div(list(ones), divisors))
+
+
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Kinds of devices whose autocast gradlens switches off."""
 
@@ -421,6 +431,15 @@ def scaler_stages(scaler: torch.amp.GradScaler) -> Mapping[int, Mapping[str, Any
 def unscaled_optimizers(stages: Mapping[int, Mapping[str, Any]]) -> set[int]:
     """The ``id``s of the optimizers whose gradients ``unscale_`` or ``step`` has unscaled."""
     return {number for number, known in stages.items() if known["stage"] is not OptState.READY}
+
+
+def fused_scale(optimizer: Optimizer | None) -> tuple[Tensor | None, Tensor | None]:
+    """The scale that a fused optimizer divides gradients by in its step, and if one is infinite.
+
+    A scaler sets both as attributes for the time of the step, which nothing public tells.
+    """
+    known = {} if optimizer is None else vars(optimizer)
+    return known.get("grad_scale"), known.get("found_inf")
 
 
 # Tensors ----------------------------------------------------------------------------------------

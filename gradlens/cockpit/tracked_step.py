@@ -147,8 +147,10 @@ class TrackedStep:
                 self._run_uncompiled(stack)
             if self._values.before_backward:
                 compute_curvature(tracking, context, self._values)
-            if self._values.waiting and not context.accumulating:
-                parameters = tracking.setting.parameters
+            waiting = () if context.accumulating else self._values.waiting
+            if waiting:
+                copied = any(each.needs_start for each in waiting)
+                parameters = tracking.setting.parameters if copied else {}
                 self._start = {name: p.detach().clone() for name, p in parameters.items()}
             self._enter_contexts(stack)
             self._contexts = stack.pop_all()

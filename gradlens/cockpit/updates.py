@@ -134,6 +134,8 @@ class PendingUpdate:
         self._record = record
         self._boundary = boundary
         self._start: Mapping[str, Tensor] | None = start
+        self._scale = step.gradient_scale
+        self._is_seen = False
         self._batch: Whole | None = None
         if any(each.quantity.retains_gradients for each in waiting):
             self._batch = batch
@@ -146,7 +148,9 @@ class PendingUpdate:
         self._handle: RemovableHandle | None = None
         optimizer = step.optimizer
         # Where several optimizers share the parameters, the update is over at the next step.
-        if optimizer is not None and not not_held(optimizer, step.parameters):
+        self._is_of_all = optimizer is not None and not not_held(optimizer, step.parameters)
+        is_of_some = any(Phase.AFTER_OPTIMIZER in each.quantity.phases for each in waiting)
+        if optimizer is not None and (self._is_of_all or is_of_some):
             self._handle = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     @property
@@ -162,49 +166,91 @@ class PendingUpdate:
     def _stepped(self) -> None:
         if torch.compiler.is_compiling():
             return  # a compiled step, which contains this hook: the update is over at the next step
+        if not self._is_seen:
+            self._is_seen = True
+            with self._boundary.contain("the quantities of an optimizer"), torch.no_grad():
+                self._see()
         if self._start is None:
             self.overtaken = SEVERAL_STEPS
-        self.resolve()
+        if self._is_of_all:
+            self.resolve()
+
+    def _see(self) -> None:
+        """Call the quantities of the optimizer, while it has its gradients."""
+        called = self._of(Phase.AFTER_OPTIMIZER)
+        if not called:
+            return
+        scale, left_out = self._scale.after_step()
+
+        def is_left_out(_: Step) -> Tensor | None:
+            return left_out
+
+        measures = [measure for each in called for measure in each.quantity.measures]
+        measures += [] if left_out is None else [is_left_out]
+        step = replace(self.step, gradient_scale=scale, measures=measures)
+        if left_out is not None and bool(step.measured(is_left_out)):
+            self._refuse(called, UNSEEN)
+        self._call(Phase.AFTER_OPTIMIZER, step)
 
     def resolve(self) -> None:
         """Compute the update from the parameters as they are now, if that isn't done yet."""
         if self._start is None:
             return
+        if not self._is_seen:
+            with self._boundary.contain("the quantities of an optimizer"):
+                self._refuse(self._of(Phase.AFTER_OPTIMIZER), UNSEEN)
+        if not self.waiting:
+            self._start = self._batch = None
+            return
+        is_relative = any(each.quantity.is_relative for each in self.waiting)
         parameters, start, batch = self.step.parameters, self._start, self._batch
         # Frees what the update was found from, such as per-sample gradients.
         self._start = self._batch = None
         with self._boundary.contain("the quantities of an update"), torch.no_grad():
             found = self._boundary.value(
-                "the update of the parameters", _update, parameters, start, batch
+                "the update of the parameters", _update, parameters, start, batch, is_relative
             )
             del start, batch
             # Processes must agree on what they compute, and have only parts of the parameters.
             if self.needs_next_step and not any_distributed(parameters.values()):
                 self._end = sums_of_bits(parameters)
-            self._take(found)
+            if isinstance(found, Undefined):
+                self._refuse(self.waiting, found.reason)
+            else:
+                self._call(Phase.AFTER_UPDATE, self.step, found)
+                if self.waiting:
+                    self.update, self.reduction = found, DirectionDots(found.direction)
 
-    def _take(self, update: Update | Undefined) -> None:
-        """Record the values that are known by the update; the others wait for the next step."""
-        step, values, open_ = self.step, dict[str, Any](), []
+    def _of(self, phase: Phase) -> list[WaitingQuantity]:
+        return [each for each in self.waiting if phase in each.quantity.phases]
+
+    def _call(self, phase: Phase, *known: Any) -> None:
+        """Call the quantities of a phase with what is known, and record what is complete."""
+        values, open_ = dict[str, Any](), []
         for each in self.waiting:
             quantity, value = each.quantity, each.earlier
-            if isinstance(update, Undefined):
-                value = update
-            elif Phase.AFTER_UPDATE in quantity.phases:
-                value = self._boundary.value(
-                    quantity.name, quantity.after_update, step, update, each.earlier
-                )
-            if quantity.phases[-1] is Phase.AT_NEXT_STEP and not isinstance(value, Undefined):
-                open_.append(WaitingQuantity(quantity, value))
-            else:
+            if phase in quantity.phases:
+                method = getattr(quantity, phase.value)
+                value = self._boundary.value(quantity.name, method, *known, each.earlier)
+            if quantity.phases[-1] is phase or isinstance(value, Undefined):
                 values[quantity.name] = self._boundary.value(
-                    quantity.name, recordable, quantity, step.global_step, value
+                    quantity.name, recordable, quantity, self.step.global_step, value
                 )
+            else:
+                open_.append(WaitingQuantity(quantity, value))
         self.waiting = open_
-        work = "recording an update"
-        self._boundary.attempt(work, None, self._record, step.global_step, values)
-        if open_ and isinstance(update, Update):
-            self.update, self.reduction = update, DirectionDots(update.direction)
+        self._take(values)
+
+    def _refuse(self, refused: Sequence[WaitingQuantity], reason: str) -> None:
+        """Record that quantities have no value, and why."""
+        values = {each.quantity.name: Undefined(reason) for each in refused}
+        self.waiting = [each for each in self.waiting if each.quantity.name not in values]
+        self._take(values)
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        if values:
+            number = self.step.global_step
+            self._boundary.attempt("recording an update", None, self._record, number, values)
 
     @torch.no_grad()
     def close(self) -> None:
@@ -244,31 +290,42 @@ class PendingUpdate:
 
 
 def _update(
-    after: Mapping[str, Tensor], start: Mapping[str, Tensor], batch: Whole | None
+    after: Mapping[str, Tensor],
+    start: Mapping[str, Tensor],
+    batch: Whole | None,
+    is_relative: bool,
 ) -> Update:
     """The update from ``start``, in the memory of its copies, and retained gradients along it."""
     retained: Mapping[str, GradientOperator] = {} if batch is None else batch.kept
+    before = _norms(start) if is_relative else ((), None)
     direction = {n: torch.sub(after[n], copy, out=copy) for n, copy in start.items()}
     unchanged = all(each.is_unchanged for each in retained.values())
     operators = retained if unchanged else {}
     # All processes take part in gathering a difference, whatever they have retained.
     gathered = ((name, whole(difference)) for name, difference in direction.items())
     dots = [operators[name].dot(each) for name, each in gathered if name in operators]
-    (names, sizes), dots = on_host(
-        (together(dict(zip(direction, norms([*direction.values()]), strict=True))), dots)
-    )
+    (names, sizes), (_, starts), dots = on_host((_norms(direction), before, dots))
     without = "" if batch is None else batch.not_kept
     return Update(
         direction,
         dict(zip(names, sizes.tolist(), strict=True)),
         torch.stack([each.double() for each in dots]).sum(0) if dots else None,
         without_projections=without if unchanged else OVERWRITTEN,
+        start_norms={} if starts is None else dict(zip(names, starts.tolist(), strict=True)),
     )
+
+
+def _norms(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Tensor]:
+    return together(dict(zip(tensors, norms([*tensors.values()]), strict=True)))
 
 
 NEVER_ENDED = (
     "the next step, {step}, was never completed: an exception has left it, or none of its "
     "micro-batches was the last (accumulating=False)"
+)
+UNSEEN = (
+    "the optimizer's step wasn't seen: a gradient scaler has left it out, or it is a part of "
+    "compiled code, ran inside the context, or wasn't called"
 )
 SEVERAL_STEPS = (
     "the optimizer stepped more than once before the next tracked step: enter the context at every "

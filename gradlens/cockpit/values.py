@@ -32,6 +32,11 @@ class WaitingQuantity:
     quantity: Quantity
     earlier: Any = None
 
+    @property
+    def needs_start(self) -> bool:
+        """Whether the parameters from before the update are needed."""
+        return self.quantity.phases[-1] is not Phase.AFTER_OPTIMIZER
+
 
 class StepValues:
     """Calls the ``active`` quantities of a step in their phases, and keeps what they return.
@@ -134,9 +139,12 @@ class StepValues:
         return [
             WaitingQuantity(quantity, self._earlier.get(quantity.name))
             for quantity in self.computed
-            if quantity.phases[-1] in (Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
-            and quantity.name not in self.recorded
+            if quantity.phases[-1] in LATER and quantity.name not in self.recorded
         ]
+
+
+LATER = (Phase.AFTER_OPTIMIZER, Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
+"""Phases after the context is left."""
 
 
 _FOUND = "individual_losses"

@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.torch_private import scaler_stages, unscaled_optimizers
+from gradlens.torch_private import fused_scale, scaler_stages, unscaled_optimizers
 
 
 class GradientScale:
@@ -35,6 +35,15 @@ class GradientScale:
     def of_backward(self) -> float:
         """The factor of the backward pass, as it is when this is first read."""
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+    def after_step(self) -> tuple[GradientScale, Tensor | None]:
+        """That of gradients right after the optimizer's step, and whether this was left out.
+
+        A fused optimizer divides gradients itself, or leaves them as they are, and its state, if
+        one of them isn't finite. Without such an optimizer, there is no second value.
+        """
+        divisor, left_out = (None, None) if self._scaler is None else fused_scale(self._optimizer)
+        return (self if divisor is None else GradientScale()), left_out
 
     def of(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
         """The factor that ``p.grad`` of each parameter has now.

@@ -34,8 +34,10 @@ class Phase(Enum):
     """When the context is entered: the loss's graph is complete."""
     AFTER_BACKWARD = "after_backward"
     """When the context is left: gradients and reductions are computed."""
+    AFTER_OPTIMIZER = "after_optimizer"
+    """Right after a step of the optimizer that was passed, which still has its gradients."""
     AFTER_UPDATE = "after_update"
-    """When the optimizer has stepped."""
+    """When all parameters are updated: the optimizer has stepped, or the next step begins."""
     AT_NEXT_STEP = "at_next_step"
     """When the context of the next step is left."""
 
@@ -82,6 +84,8 @@ class Quantity(ABC):
     """Whether per-sample gradients are kept until the optimizer has stepped."""
     ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Keys of values that are ratios, with those of their numerators and denominators."""
+    is_relative: ClassVar[bool] = False
+    """Whether ``update.start_norms`` are measured in ``Phase.AFTER_UPDATE``."""
     view: ClassVar[View] = View("")
     """Title, group and axis with which figures show the quantity."""
     modules: Mapping[str, nn.Module] = field(default_factory=dict, init=False, repr=False)
@@ -124,6 +128,14 @@ class Quantity(ABC):
 
     def after_backward(self, step: Step, earlier: Any) -> Any:
         """Compute in ``Phase.AFTER_BACKWARD``, from gradients and reductions."""
+        raise NotImplementedError
+
+    def after_optimizer(self, step: Step, earlier: Any) -> Any:
+        """Compute in ``Phase.AFTER_OPTIMIZER``.
+
+        ``step`` is the one that the optimizer's follows. Its gradients are those that the optimizer
+        has taken, such as clipped ones; its reductions and signals are freed by then.
+        """
         raise NotImplementedError
 
     def after_update(self, step: Step, update: Update, earlier: Any) -> Any:
@@ -316,6 +328,26 @@ class GradientCurvatureQuantity(Quantity):
     @final
     def after_backward(self, step: Step, earlier: Any) -> Any:
         return self.compute(step, earlier)
+
+
+class OptimizerQuantity(Quantity):
+    """A quantity of an optimizer's state, and of the gradients that it has taken.
+
+    It is computed right after the step of the optimizer that is passed to the context. Where that
+    isn't seen, the value is a NaN: a gradient scaler has skipped it, or it is a part of compiled
+    code, or ran inside the context.
+    """
+
+    phases = (Phase.AFTER_OPTIMIZER,)
+    needs: Sequence[Needed] = ("optimizer",)
+
+    @abstractmethod
+    def compute(self, step: Step) -> Any:
+        """The value at the step that the optimizer's follows; its ``measures`` are known then."""
+
+    @final
+    def after_optimizer(self, step: Step, earlier: Any) -> Any:
+        return self.compute(step)
 
 
 class UpdateQuantity(Quantity):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -20,7 +20,8 @@ class Update:
     ⟨gₙ, d⟩ ``[N]`` at the start point, and ``end_projections`` those at the end point with the next
     step's batch, summed over the covered parameters and in float64 on the host. They are ``None``
     unless a quantity retains gradients.
-    ``without_projections`` is a reason why there are none.
+    ``without_projections`` is a reason why there are none. ``start_norms`` are ‖pₙ‖₂, and empty
+    unless a quantity is relative to them.
     """
 
     direction: Mapping[str, Tensor]
@@ -28,6 +29,7 @@ class Update:
     projections: Tensor | None = None
     end_projections: Tensor | None = None
     without_projections: str = ""
+    start_norms: Mapping[str, float] = field(default_factory=dict)
 
     def norm(self) -> float:
         """‖d‖₂ of all parameters together."""

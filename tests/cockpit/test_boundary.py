@@ -61,6 +61,9 @@ class AllPhases(Quantity):
     def after_backward(self, step: Any, earlier: Any) -> Any:
         self._at("after_backward", step.global_step)
 
+    def after_optimizer(self, step: Any, earlier: Any) -> Any:
+        self._at("after_optimizer", step.global_step)
+
     def after_update(self, step: Any, update: Any, earlier: Any) -> Any:
         self._at("after_update", step.global_step)
 
@@ -164,6 +167,7 @@ class OfCurvature(quantities.CurvatureQuantity):
 FAILING = (
     "before_backward",
     "after_backward",
+    "after_optimizer",
     "after_update",
     "at_next_step",
     "recording",

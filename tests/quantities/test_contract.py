@@ -66,6 +66,9 @@ class AllPhases(Quantity):
     def after_backward(self, step: Step, earlier: list[str]) -> list[str]:
         return [*earlier, "after backward"]
 
+    def after_optimizer(self, step: Step, earlier: list[str]) -> list[str]:
+        return [*earlier, "after optimizer"]
+
     def after_update(self, step: Step, update: Update, earlier: list[str]) -> list[str]:
         return [*earlier, f"update {update.projections is not None}"]
 
@@ -111,7 +114,7 @@ def test_options_are_in_the_representation() -> None:
 def test_each_phase_continues_the_one_before() -> None:
     history = train([AllPhases()]).history
     assert history["AllPhases"][0] == [
-        "before backward", "after backward", "update True", "0 to 1"
+        "before backward", "after backward", "after optimizer", "update True", "0 to 1"
     ]  # fmt: skip
     assert list(history["AllPhases"]) == [0, 1]
 
