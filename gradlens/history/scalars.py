@@ -212,7 +212,9 @@ OF_LAYERS: Mapping[str, tuple[Part, ...]] = {
 
 KNOWN: Mapping[str, tuple[Part, ...]] = {
     **OF_LAYERS,
-    **dict.fromkeys(("GradNorm", "Distance", "UpdateSize"), _NORM),
+    **dict.fromkeys(("GradNorm", "ClippedGradNorm", "Distance", "UpdateSize"), _NORM),
+    "OptimizerState": (Part("largest RMS", "largest_rms"), Part("cosine", "cosine")),
+    "RelativeUpdate": (Part("", "value"), Part("RMS", "rms")),
     "Parameters": (Part("norm", read=_norm_of_elements),),
     **dict.fromkeys(("GradHist1d", "GradHist2d"), _CLIPPED),
     "GradCovariance": (Part("trace", "trace"), Part("rank", "effective_rank")),

@@ -1,6 +1,14 @@
 """All quantities, and the classes that quantities derive from."""
 
-from gradlens.quantities.basics import Distance, GradNorm, Loss, Parameters, Time, UpdateSize
+from gradlens.quantities.basics import (
+    ClippedGradNorm,
+    Distance,
+    GradNorm,
+    Loss,
+    Parameters,
+    Time,
+    UpdateSize,
+)
 from gradlens.quantities.curvature_quantities import (
     DirectionalDerivatives,
     HessEigenvalues,
@@ -14,6 +22,7 @@ from gradlens.quantities.geometry import (
     GradientGeometry,
     InputGradientGeometry,
     OutputGradientGeometry,
+    RelativeUpdate,
     UpdateGeometry,
     WeightSignFlips,
 )
@@ -43,11 +52,13 @@ from gradlens.quantities.layer_quantity import (
     OutputNorm,
     VarTID,
 )
+from gradlens.quantities.moments import OptimizerState
 from gradlens.quantities.optimizer import CABS, Alpha, Stability
 from gradlens.quantities.parameter_quantity import ConditionNumber, ParameterNorm, ParameterQuantity
 from gradlens.quantities.quantity import (
     CurvatureQuantity,
     GradientCurvatureQuantity,
+    OptimizerQuantity,
     Phase,
     Quantity,
     SingleStepQuantity,
@@ -64,9 +75,10 @@ from gradlens.quantities.spectra import (
 )
 
 # What a step, or its update, consists of.
-__all__ = ["CABS", "Alpha", "Distance", "EarlyStopping", "GradCovariance", "GradHist1d"]
-__all__ += ["GradHist2d", "GradNoiseScale", "GradNorm", "InnerTest", "Loss", "MeanGSNR", "NormTest"]
-__all__ += ["OrthoTest", "Parameters", "Time", "UpdateSize"]
+__all__ = ["CABS", "Alpha", "ClippedGradNorm", "Distance", "EarlyStopping", "GradCovariance"]
+__all__ += ["GradHist1d", "GradHist2d", "GradNoiseScale", "GradNorm", "InnerTest", "Loss"]
+__all__ += ["MeanGSNR", "NormTest", "OptimizerState", "OrthoTest", "Parameters", "RelativeUpdate"]
+__all__ += ["Time", "UpdateSize"]
 # Of curvature.
 __all__ += ["DirectionalDerivatives", "HessEigenvalues", "HessMaxEV", "HessTrace"]
 __all__ += ["SpectralDensity", "Stability", "TICDiag", "TICTrace"]
@@ -79,8 +91,8 @@ __all__ += ["OutputGradientGeometry", "OutputNorm", "ParameterNorm", "RankMe", "
 __all__ += ["UpdateSpectrum", "VarTID", "WeightSignFlips", "WeightSpectrum"]
 # What quantities derive from.
 __all__ += ["CurvatureQuantity", "GradientCurvatureQuantity", "LayerQuantity", "NoiseQuantity"]
-__all__ += ["ParameterQuantity", "Phase", "Quantity", "SingleStepQuantity", "TwoPointQuantity"]
-__all__ += ["UpdateQuantity"]
+__all__ += ["OptimizerQuantity", "ParameterQuantity", "Phase", "Quantity", "SingleStepQuantity"]
+__all__ += ["TwoPointQuantity", "UpdateQuantity"]
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,13 @@ from gradlens.numerics.host import together
 from gradlens.numerics.norms import distances, norms
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.shards import whole
-from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity
+from gradlens.quantities.quantity import (
+    Needed,
+    Phase,
+    Quantity,
+    SingleStepQuantity,
+    UpdateQuantity,
+)
 from gradlens.quantities.step import REMOVED, Measure, Step, all_explained, explained
 from gradlens.quantities.update import Update
 from gradlens.stateful import State
@@ -72,6 +79,35 @@ class GradNorm(SingleStepQuantity):
     def compute(self, step: Step) -> dict[str, float]:
         names, sizes = step.measured(_norms)
         return all_explained(dict(zip(names, sizes.tolist(), strict=True)), "the gradient of")
+
+
+class ClippedGradNorm(Quantity):
+    """‖p.grad‖₂ of each parameter by name, as the optimizer takes it: after clipping.
+
+    Where the norms are those at the end of the backward pass, which are the values of ``GradNorm``,
+    it is a NaN with this reason.
+    """
+
+    phases = (Phase.AFTER_BACKWARD, Phase.AFTER_OPTIMIZER)
+    needs: Sequence[Needed] = ("optimizer",)
+    measures = (_norms,)
+    view = View("Gradient clipping", group="step size", yscale="log", label="‖∇L‖")
+
+    def after_backward(self, step: Step, earlier: Any) -> dict[str, float]:
+        names, sizes = step.measured(_norms)
+        return dict(zip(names, sizes.tolist(), strict=True))
+
+    def after_optimizer(self, step: Step, earlier: Any) -> dict[str, float] | Undefined:
+        names, sizes = step.measured(_norms)
+        found = dict(zip(names, sizes.tolist(), strict=True))
+        if found.keys() == earlier.keys() and all(map(_equal, found.values(), earlier.values())):
+            return Undefined("not clipped: the optimizer takes the gradient of the backward pass")
+        return all_explained(found, "the gradient of")
+
+
+def _equal(one: float, other: float) -> bool:
+    """Whether two norms are the same up to rounding in single precision, or both NaN."""
+    return math.isclose(one, other, rel_tol=1e-6) or (math.isnan(one) and math.isnan(other))
 
 
 class Distance(SingleStepQuantity):

@@ -24,7 +24,7 @@ from gradlens.quantities.parameter_quantity import (
     real_parts,
 )
 from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import NO_ELEMENTS, Step, explained
 from gradlens.quantities.update import Update
 from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
@@ -207,6 +207,38 @@ class UpdateGeometry(_Geometry, OfParameters, UpdateQuantity):
 
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
         return self.record(self.geometries({n: update.direction[n] for n in self.present(step)}))
+
+
+@dataclass(eq=False)
+class RelativeUpdate(OfParameters, UpdateQuantity):
+    """‖pₙ₊₁ − pₙ‖₂/‖pₙ‖₂ of each parameter and of all together, for any optimizer.
+
+    For each parameter, ``"value"`` is that ratio and ``"rms"`` the root mean square of the elements
+    of pₙ₊₁ − pₙ. A record also has both for all selected parameters together, as entries of its
+    own. Of weights that are zero, such as new biases, the ratio is a NaN with this reason.
+    ``parameters``, ``layers`` and ``exclude`` are those of ``ParameterQuantity``.
+    """
+
+    part = "update of"
+    is_relative = True
+    view = View("Relative update", group="step size", yscale="log", label="‖Δθ‖/‖θ‖")
+
+    def compute(self, step: Step, update: Update) -> dict[str, Any]:
+        names = self.present(step)
+        counts = {name: step.parameters[name].numel() for name in names}
+        moved, start = update.norms, update.start_norms
+        found = {n: _relative(moved[n], start[n], counts[n], "parameter is") for n in names}
+        length, size = (math.hypot(*(each[name] for name in names)) for each in (moved, start))
+        total = _relative(length, size, sum(counts.values()), "parameters are")
+        return {**self.record(found), **explained(total, "the update of a parameter")}
+
+
+def _relative(moved: float, start: float, elements: int, what: str) -> dict[str, float]:
+    """The length of an update over that of what it began at, and its root mean square."""
+    if not elements:
+        return dict.fromkeys(("value", "rms"), Undefined(NO_ELEMENTS))
+    value = moved / start if start else Undefined(f"the {what} zero before the update")
+    return {"value": value, "rms": moved / elements**0.5}
 
 
 class WeightSignFlips(ComparesSteps, ParameterQuantity):

@@ -89,6 +89,7 @@ def everything() -> list[Quantity]:
         quantities.DirectionalDerivatives(k=2),
         *of_layers(),
         *(quantities.MeanTID(), quantities.VarTID()),
+        *(quantities.ClippedGradNorm(), quantities.OptimizerState(), quantities.RelativeUpdate()),
     ]
 
 

@@ -194,6 +194,8 @@ CASES |= {
 WITHOUT_FORMULA = {"Time"}
 IN_UPDATES = {"Alpha", "CABS", "Distance", "EarlyStopping", "UpdateSize"}
 """Tested in test_update_quantities.py."""
+OF_OPTIMIZERS = {"ClippedGradNorm", "OptimizerState", "RelativeUpdate"}
+"""Tested in test_optimizer_state.py."""
 OF_CURVATURE = {
     "DirectionalDerivatives",
     "HessEigenvalues",
@@ -390,7 +392,14 @@ def test_layers_need_the_model() -> None:
 
 def test_every_public_quantity_has_a_reference() -> None:
     here = {type(build()).__name__ for build, _ in CASES.values()}
-    elsewhere = IN_UPDATES | OF_CURVATURE | OF_DIAGONALS | (OF_LAYERS - ABSTRACT) | WITHOUT_FORMULA
+    elsewhere = (
+        IN_UPDATES
+        | OF_OPTIMIZERS
+        | OF_CURVATURE
+        | OF_DIAGONALS
+        | (OF_LAYERS - ABSTRACT)
+        | WITHOUT_FORMULA
+    )
     assert set(quantities.__all__) - ABSTRACT == here | elsewhere
 
 

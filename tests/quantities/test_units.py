@@ -102,12 +102,13 @@ LAWS: dict[str, Law] = {
         "ActivationOutliers", "Alpha", "CABS", "ConditionNumber", "DeadNeurons", "Distance",
         "InnerTest", "InputCovariance", "InputMean", "InputNorm", "InputStd", "NormTest",
         "OrthoTest", "OutputActivation", "OutputEntropy", "OutputNorm", "ParameterNorm",
-        "Parameters", "RankMe", "UpdateGeometry", "UpdateSize", "UpdateSpectrum",
+        "Parameters", "RankMe", "RelativeUpdate", "UpdateGeometry", "UpdateSize", "UpdateSpectrum",
         "WeightSignFlips", "WeightSpectrum",
     )
 }  # fmt: skip
 WITHOUT_LAW = {"Time", "Phase", "AttentionEntropy", "AttentionLogits"}
 """Time has no units of the loss, and the network has no attention."""
+WITHOUT_LAW |= {"ClippedGradNorm", "OptimizerState"}  # of other optimizers: test_optimizer_state.py
 
 
 def network(normalised: bool) -> nn.Module:
