@@ -66,6 +66,13 @@ from gradlens.instruments.numbers import (
     TICInstrument,
     TimeInstrument,
 )
+from gradlens.instruments.optimizer import (
+    ClippingInstrument,
+    GradientOverRootInstrument,
+    MomentCosinesInstrument,
+    MomentsInstrument,
+    RelativeUpdateInstrument,
+)
 from gradlens.instruments.panel import (
     Artists,
     Content,
@@ -130,7 +137,9 @@ from gradlens.instruments.style import (
 BUILT_IN: tuple[Instrument, ...] = (
     *(LossInstrument(), LossesInstrument(), AccuracyInstrument(), LearningRateInstrument()),
     *(TimeInstrument(), ParametersInstrument(), AlphaInstrument(), GradNormInstrument()),
-    *(UpdateSizeInstrument(), DistanceInstrument(), GradientTestsInstrument()),
+    *(ClippingInstrument(), UpdateSizeInstrument(), RelativeUpdateInstrument()),
+    *(MomentsInstrument(), GradientOverRootInstrument(), MomentCosinesInstrument()),
+    *(DistanceInstrument(), GradientTestsInstrument()),
     *(Histogram1dInstrument(), Histogram2dInstrument(), HessMaxEVInstrument()),
     *(StabilityInstrument(), HessEigenvaluesInstrument(), HessTraceInstrument()),
     *(SpectralDensityInstrument(), DirectionsInstrument(), OverlapInstrument(), TICInstrument()),
@@ -162,19 +171,20 @@ __all__ += ["ALARM", "AMBER", "BLUE", "FAINT", "GREEN", "INK", "MUTED", "ORANGE"
 __all__ += ["SKY", "Color", "categorical_colors", "sequence_colors", "tint"]
 # Instruments.
 __all__ += ["AccuracyInstrument", "ActivationInstrument", "AggregateInstrument", "AlphaInstrument"]
-__all__ += ["BatchSizeInstrument", "CorrelationsInstrument", "CovarianceRanksInstrument"]
-__all__ += ["CovarianceSpectrumInstrument", "DirectionsInstrument", "DistanceInstrument"]
-__all__ += ["EarlyStoppingInstrument", "GenericInstrument", "GradNoiseScaleInstrument"]
-__all__ += ["GradNormInstrument", "GradientTestsInstrument", "HessEigenvaluesInstrument"]
-__all__ += ["HessMaxEVInstrument", "HessTraceInstrument", "Histogram1dInstrument"]
-__all__ += ["Histogram2dInstrument", "KurtosisInstrument", "LayerConditionsInstrument"]
-__all__ += ["LayerHistogramsInstrument", "LayerJointHistogramsInstrument", "LayerLinesInstrument"]
-__all__ += ["LayerMapInstrument", "LayerRanksInstrument", "LayerSpectraInstrument"]
-__all__ += ["LayerStableRanksInstrument", "LearningRateInstrument", "LogitsInstrument"]
-__all__ += ["LossInstrument", "LossesInstrument", "MeanGSNRInstrument"]
+__all__ += ["BatchSizeInstrument", "ClippingInstrument", "CorrelationsInstrument"]
+__all__ += ["CovarianceRanksInstrument", "CovarianceSpectrumInstrument", "DirectionsInstrument"]
+__all__ += ["DistanceInstrument", "EarlyStoppingInstrument", "GenericInstrument"]
+__all__ += ["GradNoiseScaleInstrument", "GradNormInstrument", "GradientOverRootInstrument"]
+__all__ += ["GradientTestsInstrument", "HessEigenvaluesInstrument", "HessMaxEVInstrument"]
+__all__ += ["HessTraceInstrument", "Histogram1dInstrument", "Histogram2dInstrument"]
+__all__ += ["KurtosisInstrument", "LayerConditionsInstrument", "LayerHistogramsInstrument"]
+__all__ += ["LayerJointHistogramsInstrument", "LayerLinesInstrument", "LayerMapInstrument"]
+__all__ += ["LayerRanksInstrument", "LayerSpectraInstrument", "LayerStableRanksInstrument"]
+__all__ += ["LearningRateInstrument", "LogitsInstrument", "LossInstrument", "LossesInstrument"]
+__all__ += ["MeanGSNRInstrument", "MomentCosinesInstrument", "MomentsInstrument"]
 __all__ += ["OutputEntropyInstrument", "OverlapInstrument", "ParametersInstrument"]
-__all__ += ["SpectralDensityInstrument", "StabilityInstrument", "TICInstrument"]
-__all__ += ["TimeInstrument", "UpdateSizeInstrument"]
+__all__ += ["RelativeUpdateInstrument", "SpectralDensityInstrument", "StabilityInstrument"]
+__all__ += ["TICInstrument", "TimeInstrument", "UpdateSizeInstrument"]
 
 
 def __dir__() -> list[str]:

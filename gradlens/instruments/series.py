@@ -177,7 +177,7 @@ def lowest_and_highest(lines: Mapping[str, Line]) -> tuple[str, str]:
 
 # Numbers by parameter or layer ---------------------------------------------------------------
 
-FIELDS = ("value", "trace", "norm", "rms", "dead", "largest", "mean", "median")
+FIELDS = ("value", "trace", "norm", "rms", "dead", "largest", "mean", "median", "cosine")
 """Of several numbers for a parameter, the first of these is shown."""
 
 

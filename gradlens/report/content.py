@@ -196,7 +196,12 @@ HINTS: Mapping[str, str] = {
     "Alpha": "−1 is where a step began, 0 the minimum of the fitted parabola, 1 as high as the "
     "start on the other side. Healthy: between −1 and 1.",
     "GradNorm": "It need not fall. Growth by decades means that gradients explode.",
+    "ClippedGradNorm": "The norm that the optimizer takes. A limit that is reached at each step "
+    "sets the length of all steps.",
     "UpdateSize": "Healthy: it follows the schedule of the learning rate.",
+    "RelativeUpdate": "Healthy: about a thousandth after the start. New biases have more.",
+    "OptimizerState": "Healthy: g/√v is about 1. Above 2.3, √v is too small for the gradient, and "
+    "spikes of the loss follow: lower β₂ or the learning rate.",
     "Distance": "Healthy: it grows ever more slowly, about as the logarithm of the step.",
     "NormTest": "Healthy: below 1. Above 1, the noise of the mini-batch is larger than the "
     "gradient: at the end of training a larger batch or a smaller learning rate makes progress.",

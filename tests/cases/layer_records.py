@@ -15,6 +15,7 @@ VIEWS: dict[str, View] = {
     "OutputNorm": View("Output norm", group="layers", yscale="log", label="‖output‖"),
     "ParameterNorm": View("Parameter norm", group="layers", yscale="log", label="‖θ‖"),
     "UpdateGeometry": View("Update geometry", group="layers", yscale="log"),
+    "OptimizerState": View("Optimizer state", group="step size", yscale="log", label="‖m‖, ‖√v‖"),
     "OutputActivation": View("Active and dead units", group="layers", label="share"),
     "ActivationOutliers": View("Activation outliers", group="layers", yscale="log"),
     "OutputEntropy": View("Output entropy", group="layers", label="share"),
@@ -39,6 +40,12 @@ def layer_record(kind: str, step: int, last: int, names: Mapping[str, Any], rng:
         turn = math.cos(3 * time) if step else Undefined("there is no step before")
         parts = {n: {"norm": sizes[n.rpartition(".")[0]], "correlation": turn} for n in names}
         return {"parameters": parts, "correlation": turn}
+    if kind == "OptimizerState":
+        entries = {"m": 0.5 + time, "cosine": math.cos(time), "root_v": 1.0, "rms": 1.2 - time}
+        parts = {
+            n: {k: v + sizes[n.rpartition(".")[0]] / 9 for k, v in entries.items()} for n in names
+        }
+        return {"parameters": parts, "cosine": math.cos(time), "largest_rms": 1.2 - time}
     if kind == "OutputActivation":
         return activation({name: 0.3 * time + 0.1 * p for p, name in enumerate(layers[:6])})
     if kind == "WeightSpectrum":

@@ -1,0 +1,151 @@
+"""What the optimizer makes of gradients: its averages of them, clipping, and relative updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from gradlens.history.history import History
+from gradlens.history.lines import Line, field_line
+from gradlens.history.scalars import scalars_of
+from gradlens.history.series import Series
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.layers import LayerLinesInstrument, layer_lines
+from gradlens.instruments.panel import Curve, Lines, Readout
+from gradlens.instruments.scales import number_label
+from gradlens.instruments.series import short_names
+from gradlens.instruments.style import BLUE, INK, MUTED, ORANGE, PURPLE
+
+SPIKE = 2.3
+"""RMSₜ from which on it counts as a spike in Wortsman et al. (2023, arXiv:2304.13013): those of the
+loss follow within one to eight steps."""
+
+LARGE = 0.3
+"""‖Δp‖/‖p‖ of a matrix from which on it is an alarm, as for the diagnosis of long steps
+(``gradlens/diagnosis/rules/learning_rate.py``)."""
+
+
+class MomentsInstrument(Instrument):
+    """‖m‖ and ‖√v‖ of all parameters together: the averages that the optimizer keeps."""
+
+    kinds = ("OptimizerState",)
+    title = "Optimizer state"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        fields = {"‖m‖": "m", "‖√v‖": "root_v"}
+        found = {name: _total(records, history, field) for name, field in fields.items()}
+        known = {name: one for name, one in found.items() if one.finite.any()}
+        colors = {"‖m‖": BLUE, "‖√v‖": PURPLE}
+        shown = known or {"‖m‖": found["‖m‖"]}
+        curves = tuple(Curve(name, one, colors[name]) for name, one in shown.items())
+        return Lines(curves, scale="log", words=f"{', '.join(shown)} of all parameters")
+
+
+def _total(records: Series, history: History, field: str) -> Line:
+    """The norm over the parameters that have a number; NaN where none has one."""
+    found = [*layer_lines(records, history, (field,)).values()]
+    table = np.array([one.values for one in found])
+    known = np.isfinite(table)
+    sizes = np.linalg.norm(np.where(known, table, 0.0), axis=0)
+    reason = next((one.reason for one in found if one.reason), "")
+    return Line(found[0].steps, np.where(known.any(axis=0), sizes, np.nan), reason)
+
+
+class MomentCosinesInstrument(LayerLinesInstrument):
+    """Cosine of the angle between the gradient and its average, for each parameter."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("OptimizerState",)
+    mapped = False
+    part = "cosine"
+    title = "Gradient and momentum"
+    label = "cosine"
+    fields: ClassVar[tuple[str, ...]] = ("cosine",)
+    limits: ClassVar[tuple[float, float] | None] = (-1.05, 1.05)
+
+    def content(self, history: History) -> Lines:
+        return replace(super().content(history), words="cosine")
+
+
+class GradientOverRootInstrument(Instrument):
+    """RMS of g/√v of each parameter, and the largest: above 2.3 where v is too old."""
+
+    kinds = ("OptimizerState",)
+    part = "largest_rms"
+    title = "Gradient over √v"
+    label = "RMS"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        found = layer_lines(records, history, ("rms",))
+        return Lines(
+            (Curve("largest", field_line(records, "largest_rms"), INK),),
+            found,
+            scale="log",
+            words=f"RMS; above {SPIKE} before spikes",
+            levels=(1.0, SPIKE),
+            latest=_largest_of_matrices(found, history, SPIKE),
+        )
+
+
+def _largest_of_matrices(found: Mapping[str, Line], history: History, alarm: float) -> Readout:
+    """The largest of the latest values, with its name if it is an alarm.
+
+    Of parameters with one axis, few elements scatter widely, and new biases have large updates.
+    """
+    shapes = history.parameters
+    matrices = {n: one for n, one in found.items() if len(shapes.get(n, ())) > 1}
+    latest = {n: one.latest for n, one in matrices.items() if one.steps.size and one.finite[-1]}
+    if not latest:
+        return "", False
+    name = max(latest, key=latest.__getitem__)
+    is_alarm = latest[name] >= alarm
+    called = f" in {short_names([*found])[[*found].index(name)]}" if is_alarm else ""
+    return f"{number_label(latest[name])}{called}", is_alarm
+
+
+class RelativeUpdateInstrument(Instrument):
+    """‖Δp‖/‖p‖ of the whole network, and of each parameter from input to output.
+
+    An alarm names the matrix of which the latest update is ``LARGE``.
+    """
+
+    kinds = ("RelativeUpdate",)
+    title = "Relative update"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        found = layer_lines(records, history, ("value",))
+        latest = _largest_of_matrices(found, history, LARGE)
+        curve = Curve("all", field_line(records, "value"), INK)
+        shown = Lines((curve,), found, scale="log", words=self.view(history).label)
+        return replace(shown, latest=latest) if latest[1] else shown
+
+
+class ClippingInstrument(Instrument):
+    """The gradient norm of the whole network before and after clipping."""
+
+    kinds = ("ClippedGradNorm",)
+    title = "Gradient clipping"
+
+    def content(self, history: History) -> Lines:
+        after = _norm(history, self.names[0])
+        share = f"clipped at {100 * after.finite.mean():.0f} % of steps" if after.steps.size else ""
+        shown: tuple[Curve, ...] = (Curve("after", after, ORANGE),)
+        for name in history.of_kind("GradNorm")[:1]:
+            before = _norm(history, name)
+            known = dict(zip(before.steps, before.values, strict=True))
+            unclipped = np.array([known.get(step, np.nan) for step in after.steps])
+            filled = np.where(after.finite, after.values, unclipped)
+            whole = replace(after, values=filled)
+            shown = (Curve("before", before, MUTED), Curve("after", whole, ORANGE))
+        return Lines(shown, scale="log", latest=(share, False))
+
+
+def _norm(history: History, name: str) -> Line:
+    """The norm over all parameters."""
+    (total,) = scalars_of(name, history[name], history.sources.get(name), history.parameters)
+    return total.line
