@@ -107,6 +107,12 @@ def with_an_outlier() -> Batch:
     return images, labels
 
 
+def at_times_bright() -> Batch:
+    """One batch in fifty is ten times as bright."""
+    images, labels = at_random()
+    return images * (10 if torch.rand(()) < 1 / 50 else 1), labels
+
+
 def mixed_up() -> Batch:
     """Images and labels are drawn separately."""
     return at_random()[0], at_random()[1]
@@ -121,7 +127,8 @@ class Training:
 
     It tracks the quantities of the classes ``tracks``, or all. After each step, the learning rate
     is multiplied by ``decay``. The optimizer doesn't have the first ``missed`` parameters. If it
-    ``looks_back``, each step computes the singular values of all images so far.
+    ``looks_back``, each step computes the singular values of all images so far. With ``beta2``, it
+    trains by Adam. Gradients are clipped to the norm ``clip``.
     """
 
     tracks: str = ""
@@ -133,18 +140,23 @@ class Training:
     decay: float = 1.0
     missed: int = 0
     looks_back: bool = False
+    beta2: float | None = None
+    clip: float | None = None
 
     def run(self) -> gradlens.History:
-        """Train by SGD, and return what was recorded."""
+        """Train, and return what was recorded."""
         torch.manual_seed(0)
         model = self.network()
         loss_function = gradlens.extend(nn.CrossEntropyLoss())
-        optimizer = torch.optim.SGD(
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(
             [*model.parameters()][self.missed :],
             self.learning_rate,
             self.momentum,
             weight_decay=self.weight_decay,
         )
+        if self.beta2 is not None:
+            betas = (0.9, self.beta2)
+            optimizer = torch.optim.Adam(model.parameters(), self.learning_rate, betas)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.decay)
         cockpit = gradlens.Cockpit(model, tracked(self.tracks))
         seen = torch.empty(0, 64)
@@ -161,6 +173,8 @@ class Training:
             loss = loss_function(model(images), labels)
             with cockpit(step, loss=loss, optimizer=optimizer):
                 loss.backward()
+            if self.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), self.clip)
             optimizer.step()
             schedule.step()
         cockpit.close()
@@ -173,6 +187,7 @@ def tracked(names: str) -> list[quantities.Quantity]:
     largest, economy = GradAbsMax(rarely), gradlens.configuration("economy")
     every = [
         *(one for one in economy if not isinstance(one, quantities.GradHist1d)),
+        *(quantities.ClippedGradNorm(), quantities.OptimizerState(), quantities.RelativeUpdate()),
         quantities.GradHist1d(rarely, adapt=largest, keep_individual=True),
         quantities.GradHist2d(rarely, adapt=(largest, ParamAbsMax(rarely)), keep_individual=True),
         quantities.Parameters(),
@@ -225,7 +240,22 @@ TRAININGS = {
     "mixed up": Training("NormTest InnerTest OrthoTest GradNoiseScale TICDiag", batch=mixed_up),
     "outlier": Training("GradCovariance", wide, with_an_outlier, learning_rate=0.003),
     "tiny weights": Training("HessEigenvalues SpectralDensity", of_tiny_weights),
+    "clipped": Training("GradNorm ClippedGradNorm", clip=1.5),
+    "always clipped": Training("GradNorm ClippedGradNorm", clip=0.1),
+    "Adam": Training("OptimizerState RelativeUpdate", learning_rate=0.003, beta2=0.999),
+    "Adam, at times bright": Training(
+        "OptimizerState", batch=at_times_bright, learning_rate=0.003, beta2=0.999
+    ),
+    "Adam, too fast": Training("RelativeUpdate", learning_rate=0.05, beta2=0.999),
 }
+HEALTHY = {
+    "Gradient clipping": "clipped",
+    "Relative update": "Adam",
+    "Optimizer state": "Adam",
+    "Gradient over √v": "Adam",
+    "Gradient and momentum": "Adam",
+}
+"""Trainings without a fault of panels that the usual one has nothing for."""
 
 
 # Pictures ---------------------------------------------------------------------------------
@@ -237,7 +267,10 @@ NARROW = {
     "Learning rate": "schedule",
     "Time per step": "slow",
     "Gradient norm": "vanishing",
+    "Gradient clipping": "always clipped",
     "Update size": "missed",
+    "Relative update": "Adam, too fast",
+    "Gradient over √v": "Adam, at times bright",
     "Distance from the start": "missed",
     "Gradient elements": "vanishing",
     "Joint histogram": "vanishing",
@@ -275,10 +308,11 @@ def main(folder: Path) -> None:
     histories = {name: training.run() for name, training in TRAININGS.items()}
     for width, panels in ((2.7, NARROW), (5.4, WIDE)):
         for title, fault in panels.items():
-            for kind, name in (("healthy", "healthy"), ("sick", fault)):
+            for kind, name in (("healthy", HEALTHY.get(title, "healthy")), ("sick", fault)):
                 draw(histories[name], title, width, folder / f"{file_name(title)}-{kind}.png")
-    title = "Gradient in top directions"  # which no fault is read off
-    draw(histories["healthy"], title, 2.7, folder / f"{file_name(title)}.png")
+    for title in ("Gradient in top directions", "Optimizer state", "Gradient and momentum"):
+        history = histories[HEALTHY.get(title, "healthy")]  # no fault is read off these
+        draw(history, title, 2.7, folder / f"{file_name(title)}.png")
 
 
 def draw(history: gradlens.History, title: str, width: float, path: Path) -> None:
