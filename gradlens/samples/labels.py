@@ -72,6 +72,11 @@ def are_none(labels: Labels) -> bool:
     return labels.item() == NO_SAMPLE if labels.size == 1 else bool((labels == NO_SAMPLE).all())
 
 
+def has_unnamed(labels: Labels) -> bool:
+    """Whether some elements have a sample, or samples, and others none."""
+    return labels.size > 1 and bool((labels == NO_SAMPLE).any())
+
+
 def are_all(labels: Labels, samples: int) -> bool:
     """Whether these name all samples, and maybe something else."""
     return labels.size >= samples and distinct(labels).issuperset(range(samples))

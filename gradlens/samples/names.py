@@ -28,6 +28,7 @@ from gradlens.samples.labels import (
     axes_of,
     combined,
     differ,
+    has_unnamed,
     moved,
     only,
     replaced,
@@ -258,15 +259,17 @@ class Names:
         shape = self._graph.shape((number, output))
         if number in self._reading_data:
             return only(UNREADABLE, len(shape))
+        edges = self._graph.children[number]
+        inputs = {n: e for n, e in enumerate(edges) if e is not None and not self._alone[e[0]]}
+        passages = {place: self._passages.at(number, output, place) for place in inputs}
+        above = {place: passages[place].up(self.at(edge)) for place, edge in inputs.items()}
+        has_rest = len(above) > 1 and any(map(has_unnamed, above.values()))
         named: dict[int, Labels] = {}
         unknown: dict[int, Labels] = {}
-        for place, edge in enumerate(self._graph.children[number]):
-            if edge is None or self._alone[edge[0]]:
-                continue
-            passage = self._passages.at(number, output, place)
-            names = passage.up(self.at(edge))
+        for place, edge in inputs.items():
+            passage, names = passages[place], above[place]
             kind = passage.kind
-            has_data = None in self._graph.children[number] or (kind.repeats and kind.brings_data)
+            has_data = has_rest or None in edges or (kind.repeats and kind.brings_data)
             if has_data and passage.may_join_others(names):
                 names = only(UNREADABLE, len(shape))
             is_unknown = names.min() == UNREADABLE

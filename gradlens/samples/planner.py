@@ -340,7 +340,9 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         names = loss.names(passages, reading, rows)
         rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
-    if by_order and reading.needs_names:
+    # Of two axes that may count samples, either may have as many entries as rows are selected.
+    may_be_chance = loss.evidence.positions_first and names.selects and not reading.is_given
+    if by_order and (reading.needs_names or may_be_chance):
         raise UnavailableError(UNSURE.format(samples=reading.samples))
     planner = _Planner(loss, passages, reading, rows.sources)
     order = planner.order(names)
