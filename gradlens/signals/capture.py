@@ -357,6 +357,6 @@ class SignalCapture(HookOwner):
         with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
             if len(call.lengths) > 1 and needs_sample_axis(request):
                 first, second = (replace(axes, batch=axis).samples(tensor) for axis in (0, 1))
-                call.by_axis[request] = reduce(first), reduce(second)
+                call.by_axis[request] = request.reduction.reduce_either(first, second)
             else:
                 call.add(request, reduce(axes.samples(tensor)))

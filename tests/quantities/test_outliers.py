@@ -162,8 +162,14 @@ def test_values_are_those_of_the_formulas(network: str, bfloat16: bool) -> None:
 
 
 @pytest.mark.parametrize("network", ["MLP", "LSTM", "transformer"])
-def test_micro_batches_have_the_values_of_the_whole(network: str) -> None:
-    together, apart = (tracked(*built(network), parts).history for parts in (1, 4))
+def test_micro_batches_have_the_values_of_the_whole(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = tracked(*built(network), 1).history
+    # Those of micro-batches are also computed piece by piece.
+    monkeypatch.setattr("gradlens.signals.reductions.CACHED", 7)
+    monkeypatch.setattr("gradlens.signals.reductions.PIECE", 7)
+    apart = tracked(*built(network), 4).history
     for kind in TRACKED:
         found, expected = (run[kind.__name__][0] for run in (apart, together))
         assert_same_records(found, expected, rtol=1e-9)
@@ -188,7 +194,10 @@ def one_layer(quantity: Quantity, inputs: Tensor, layer: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e4, -1e7])
-def test_kurtosis_of_outputs_far_from_zero_in_micro_batches(mean: float) -> None:
+def test_kurtosis_of_outputs_far_from_zero_in_micro_batches(
+    mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradlens.signals.reductions.CACHED", 7)
     torch.manual_seed(0)
     inputs = torch.randn(8, 5).double() + mean
     model = nn.Sequential(nn.Linear(5, 5, bias=False)).double()
@@ -206,6 +215,21 @@ def test_a_planted_outlier_is_named() -> None:
     found = one_layer(quantities.ActivationOutliers(channel_last=True), inputs, Same())
     assert (found["channel"], found["position"], found["largest"]) == (11, 7, 300.0)
     assert found["kurtosis"] > 500
+
+
+def test_positions_of_samples_in_axis_1() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"lstm": nn.LSTM(4, 6), "head": nn.Linear(6, CLASSES)}).double()
+    model.forward = lambda x: model["head"](model["lstm"](x)[0])  # type: ignore[method-assign]
+    inputs = torch.randn(7, 5, 4).double()
+    cockpit = Cockpit(model, [quantities.ActivationOutliers()])
+    output = model(inputs)
+    losses = output.square().mean((0, 2))
+    tracked_backward(cockpit, 0, losses.mean(), info={"individual_losses": losses})
+    found = cockpit.history["ActivationOutliers"][0]["layers"]
+    expected = {"lstm": outliers(model["lstm"](inputs)[0].detach().transpose(0, 1)),
+                "head": outliers(output.detach().transpose(0, 1))}  # fmt: skip
+    assert_same_records(found, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
