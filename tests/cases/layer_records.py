@@ -15,6 +15,8 @@ VIEWS: dict[str, View] = {
     "OutputNorm": View("Output norm", group="layers", yscale="log", label="‖output‖"),
     "ParameterNorm": View("Parameter norm", group="layers", yscale="log", label="‖θ‖"),
     "UpdateGeometry": View("Update geometry", group="layers", yscale="log"),
+    "ClippedGradNorm": View("Gradient clipping", group="step size", yscale="log"),
+    "RelativeUpdate": View("Relative update", group="step size", yscale="log", label="‖Δθ‖/‖θ‖"),
     "OptimizerState": View("Optimizer state", group="step size", yscale="log", label="‖m‖, ‖√v‖"),
     "OutputActivation": View("Active and dead units", group="layers", label="share"),
     "ActivationOutliers": View("Activation outliers", group="layers", yscale="log"),
@@ -40,6 +42,11 @@ def layer_record(kind: str, step: int, last: int, names: Mapping[str, Any], rng:
         turn = math.cos(3 * time) if step else Undefined("there is no step before")
         parts = {n: {"norm": sizes[n.rpartition(".")[0]], "correlation": turn} for n in names}
         return {"parameters": parts, "correlation": turn}
+    if kind == "ClippedGradNorm":
+        return {name: sizes[name.rpartition(".")[0]] for name in names}
+    if kind == "RelativeUpdate":
+        parts = {n: {"value": 0.01 * sizes[n.rpartition(".")[0]], "rms": 1e-3} for n in names}
+        return {"parameters": parts, "value": 0.01 * (2 - time), "rms": 1e-3}
     if kind == "OptimizerState":
         entries = {"m": 0.5 + time, "cosine": math.cos(time), "root_v": 1.0, "rms": 1.2 - time}
         parts = {

@@ -52,6 +52,15 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, list[float]]]] = {
     "GradNorm": (({"w": 3.0, "b": 4.0}, {"w": 1.0}), {"GradNorm": [5.0, 1.0]}),
     "Distance": (({"w": 3.0, "b": NAN}, {"w": 1.0}), {"Distance": [NAN, 1.0]}),
     "UpdateSize": ((1.0, 2.0), {"UpdateSize": [1.0, 2.0]}),
+    "ClippedGradNorm": (({"w": 3.0, "b": 4.0},), {"ClippedGradNorm": [5.0]}),
+    "OptimizerState": (
+        ({"parameters": {}, "cosine": 0.5, "largest_rms": 2.0},),
+        {"OptimizerState largest RMS": [2.0], "OptimizerState cosine": [0.5]},
+    ),
+    "RelativeUpdate": (
+        ({"parameters": {}, "value": 0.1, "rms": 2.0},),
+        {"RelativeUpdate": [0.1], "RelativeUpdate RMS": [2.0]},
+    ),
     "Parameters": (
         ({"w": np.array([[1.0, 2.0]]), "b": np.array([2.0])},), {"Parameters norm": [3.0]}
     ),
