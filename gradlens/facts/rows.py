@@ -263,9 +263,12 @@ def predictions(squared: Node) -> Tensor | None:
     if name != "Addmm" or len(kept) != 2 or not saved(node, "alpha") == saved(node, "beta") == 1:
         return None
     bias = node.next_functions[0][0]
-    is_known = bias is not None and kind(bias) == LEAF
-    products = saved(node, "mat1").detach() @ saved(node, "mat2").detach()
-    return bias.variable.detach() + products if is_known else None
+    if bias is None or kind(bias) != LEAF:
+        return None
+    parts = [each.detach() for each in (saved(node, "mat1"), saved(node, "mat2"), bias.variable)]
+    if any(part.numel() and not part.untyped_storage().size() for part in parts):
+        return None  # parameters that fully_shard has freed after their layer
+    return parts[2] + parts[0] @ parts[1]
 
 
 def known_rows(losses: Floats, labels: Floats, ignored: int | None) -> tuple[Floats, Floats]:

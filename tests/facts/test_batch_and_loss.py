@@ -256,6 +256,15 @@ def test_errors_that_are_squared_by_hand(loss: str, last: Callable[[Tensor], Ten
             torch.testing.assert_close(single.losses, expected)
 
 
+def test_outputs_of_parameters_that_are_freed_are_unknown() -> None:
+    """As those that ``fully_shard`` gathers for their layer alone."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    read = read_loss((model(torch.randn(6, 4)) - torch.randn(6, 3)).square().mean(), 6)
+    assert output_columns(read)
+    model[2].weight.untyped_storage().resize_(0)
+    assert output_columns(read) == {}
+
+
 @pytest.mark.parametrize(
     "loss",
     [
