@@ -23,8 +23,10 @@ from gradlens.quantities import (
     GradHist2d,
     GradientActivation,
     GradientGeometry,
+    OptimizerState,
     ParameterNorm,
     Parameters,
+    RelativeUpdate,
     UpdateGeometry,
     WeightSignFlips,
 )
@@ -207,7 +209,7 @@ CASES = {
 def quantities() -> list[Any]:
     by_parameter = [ParameterNorm(), GradientGeometry(), UpdateGeometry(), GradientActivation()]
     companions = [GradHist2d(), EarlyStopping(), Distance(), Parameters(), WeightSignFlips()]
-    return [*tracked(), *by_parameter, *companions]
+    return [*tracked(), *by_parameter, *companions, OptimizerState(), RelativeUpdate()]
 
 
 def worker(rank: int, port: int, folder: Path, names: Sequence[str]) -> None:
