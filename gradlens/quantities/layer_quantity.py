@@ -326,6 +326,10 @@ def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
 
 NO_OUTPUTS = "the batch is empty, or the layer has no features"
 EQUAL = "all outputs are equal"
+OUT_OF_RANGE = "the fourth powers of outputs are beyond the range of double precision"
+MODERATE = 1e70
+"""The largest size of numbers whose fourth powers, and their sums, are in range; so are those of
+the inverse. Numbers in single precision are smaller."""
 
 
 class ActivationOutliers(LayerQuantity):
@@ -348,19 +352,25 @@ class ActivationOutliers(LayerQuantity):
         largest = float(reduced.largest)
         if not math.isfinite(largest):
             return math.nan
-        variance, _, fourth = reduced.powers.tolist()
-        # In double precision, which rounds the mean, and with it the deviations of equal elements.
-        rounding = ROUNDINGS * torch.finfo(torch.float64).eps * largest
-        are_equal = math.sqrt(variance) <= rounding
         return {
             "largest": largest,
-            "kurtosis": Undefined(EQUAL) if are_equal else fourth / variance**2 - 3,
+            "kurtosis": _excess_kurtosis(reduced, largest),
             "channel": int(reduced.feature),
             "position": int(reduced.position),
         }
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
         return largest_of(layers, ("largest", "kurtosis"))
+
+
+def _excess_kurtosis(found: Distribution, largest: float) -> float:
+    variance, _, fourth = found.powers.tolist()
+    # In double precision, which rounds the mean, and with it the deviations of equal elements.
+    if math.sqrt(variance) <= ROUNDINGS * torch.finfo(torch.float64).eps * largest:
+        return Undefined(EQUAL)
+    if largest > MODERATE or variance < MODERATE**-2:
+        return Undefined(OUT_OF_RANGE)
+    return float(fourth / variance**2 - 3)
 
 
 def largest_of(layers: Mapping[str, Any], fields: Sequence[str]) -> dict[str, float]:

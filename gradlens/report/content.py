@@ -232,6 +232,7 @@ HINTS: Mapping[str, str] = {
     "for all, predictions have collapsed.",
     "WeightSpectrum": "Healthy: it grows slowly. If the stable rank falls towards 1, the outputs "
     "of this matrix are along one direction.",
+    "UpdateSpectrum": "Healthy: it follows the schedule of the learning rate.",
     "GradCovariance": "Healthy: the trace is shared by many eigenvalues. If the first one is "
     "almost all of it, one kind of samples dominates the direction of training.",
 }

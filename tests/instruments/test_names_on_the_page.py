@@ -16,7 +16,10 @@ from gradlens.quantities import Quantity
 from tests.instruments.test_instruments import realistic
 
 PAGE = Path(__file__).parents[2] / "docs" / "instruments.rst"
-OF_QUANTITIES = {"Maps of layers × steps", "Active and dead units"}
+OF_QUANTITIES = {
+    *("Maps of layers × steps", "Active and dead units"),
+    *("Activation outliers, output entropy and weight spectrum",),
+}
 """Headings of instruments whose titles are those of their quantities."""
 
 

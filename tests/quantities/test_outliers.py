@@ -238,6 +238,8 @@ def test_positions_of_samples_in_axis_1() -> None:
         (torch.full((3, 4), 1.5), "all outputs are equal"),
         (torch.full((3, 4), 1e7 / 3).double(), "all outputs are equal"),
         (torch.zeros(3, 4), "all outputs are equal"),
+        (1e-80 * torch.arange(12.0).reshape(3, 4).double(), "beyond the range"),
+        (1e160 * torch.arange(12.0).reshape(3, 4).double(), "beyond the range"),
         (torch.zeros(0, 4), "the batch is empty"),
         (torch.full((3, 4), math.inf), "has NaN or Inf"),
         (torch.full((3, 4), math.nan), "has NaN or Inf"),
