@@ -282,7 +282,7 @@ def loss_rows(
         own = only(0, len(shape)) if samples == 1 else names.at(edge)
         is_open = inputs.is_one_axis and not are_known(own)
         places = _by_place(shape, reading) if is_open else None
-        if places is not None and names.may_be_in_order(edge, places, reading.is_given):
+        if places is not None and names.may_be_in_order(edge, places):
             own = places
         found[edge] = own if are_known(own) else only(UNREADABLE, len(shape))
         return are_known(own)

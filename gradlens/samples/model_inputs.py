@@ -35,8 +35,8 @@ class Named:
     """The samples of elements, ``NO_SAMPLE`` where they aren't known.
 
     ``in_order`` says that they are in the order of what the model was called with, and
-    ``by_order`` that they are taken for rows of that only since there are as many. Where they were
-    found by comparing numbers, ``compared`` is how many rows were.
+    ``by_order`` that they are taken for rows of that only since there are as many, and no numbers
+    say otherwise. Where numbers were compared, ``compared`` is how many rows were.
     """
 
     names: Labels
@@ -70,7 +70,7 @@ class ModelInputs:
             edge = _edge(graph, given)
             if edge is not None and not alone[edge[0]] and graph.shape(edge) == given.shape:
                 found[edge] = Named(_along(given.shape, own, self.axis))
-        by_order: dict[Edge, Labels] = {}
+        by_order: dict[Edge, Named] = {}
         for number in first_nodes(graph, alone):
             kind, whole = kind_of(graph.kinds[number]), graph.shape((number, 0))
             features = kind.feature_axes(kind.weights[-1] if kind.weights else 0, len(whole))
@@ -82,10 +82,9 @@ class ModelInputs:
             elif kind.repeats and whole in map(graph.shape, graph.descend((number, 0))):
                 continue  # a parameter's own entries, maybe times a constant
             elif kind.data and number in reading_data and rows.count(self.samples) == 1:
-                by_order[number, 0] = _along(whole, range(self.samples), rows.index(self.samples))
-        if not found and self.is_one_axis and not self.in_turn:
-            found = {edge: Named(names, by_order=True) for edge, names in by_order.items()}
-        return found
+                names = _along(whole, range(self.samples), rows.index(self.samples))
+                by_order[number, 0] = Named(names, by_order=True, compared=prod(rows))
+        return by_order if not found and self.is_one_axis and not self.in_turn else found
 
     def returned(self, graph: Graph, alone: Sequence[bool]) -> dict[Edge, Labels]:
         """What the model has returned, whose rows are taken for those of its inputs."""
@@ -95,7 +94,8 @@ class ModelInputs:
                 edge = (graph.by_sequence_number.get(made, -1), output)
                 shape = graph.shape(edge) if edge[0] >= 0 and not alone[edge[0]] else ()
                 axis = self.axis if _has_rows(shape, own, self.axis) else 0
-                is_one_axis = counting_axes(shape).count(len(own)) < 2 or len(own) == 1
+                axes = counting_axes(shape, is_real=False)
+                is_one_axis = axes.count(len(own)) < 2 or len(own) == 1
                 if _has_rows(shape, own, axis) and is_one_axis:
                     found[edge] = _along(shape, own, axis)
         return found
@@ -109,6 +109,18 @@ class ModelInputs:
             indices is not None and sorted(indices.tolist()) == [*range(samples)]
             for indices, samples in found
             if samples > 1
+        )
+
+    def compares_in_another_order(self, graph: Graph) -> bool:
+        """Whether the loss's targets are what the model was called with, in another order."""
+        nodes = zip(graph.nodes, graph.kinds, strict=True)
+        losses = [node for node, kind in nodes if kind_of(kind).targets]
+        read = [read_saved(each, "target") for each in losses if not why_not_to_read(each)]
+        given = [(each.reference(), len(own)) for each, own in self._of_samples]
+        return any(
+            tensor is not None and target is not None and _are_moved(tensor, target, samples)
+            for tensor, samples in given
+            for target in read
         )
 
     @property
@@ -177,8 +189,13 @@ class ModelInputs:
         return None if named is None else replace(named, compared=rows)
 
     def has(self, graph: Graph, edge: Edge, named: Named) -> bool:
-        """Whether compared rows that a node reads have the same samples in another graph."""
+        """Whether compared rows that a node reads have the same samples in another graph.
+
+        Of those that were taken for samples, numbers must not say anything.
+        """
         read = self._read(graph, edge[0], named.compared)
+        if named.by_order:
+            return read is None
         return read is not None and np.array_equal(read.names.flatten(), named.names.flatten())
 
     def _compared(self, rows: Tensor) -> Named | None:
@@ -230,6 +247,16 @@ class ModelInputs:
         if axes is None:
             return None
         return _written(shape[:axes], own, self.axis)
+
+
+def _are_moved(one: Tensor, other: Tensor, samples: int) -> bool:
+    """Whether two tensors have the same rows along their first axis, in another order."""
+    is_alike = (one.dtype, one.shape) == (other.dtype, other.shape) and len(one) == samples
+    if not is_alike or not _is_comparable(one, samples):
+        return False
+    rows = [each.detach().reshape(samples, -1) for each in (one, other)]
+    before, after = _numbers_of_rows(rows)
+    return not torch.equal(before, after) and torch.equal(before.msort(), after.msort())
 
 
 def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:

@@ -33,7 +33,7 @@ from gradlens.samples.labels import (
     only,
     replaced,
 )
-from gradlens.samples.model_inputs import Named, counting_axes
+from gradlens.samples.model_inputs import Named
 from gradlens.samples.passages import Passages
 
 
@@ -78,10 +78,8 @@ class Names:
         names = self.at(edge)
         # Rows may have no names since samples meet behind them; the labels at known rows tell.
         may_meet = self.are_exact and names.max() < 0 and not self.are_shuffled and names.ndim > 1
-        axes = counting_axes(self._graph.shape(edge), is_real=False)
-        is_one = axes.count(places.size) < 2
-        is_kept = self.may_be_in_order(edge, places, is_one)
-        if is_kept or (may_meet and self._rows_are_kept(edge, places, is_one)):
+        is_kept = self.may_be_in_order(edge, places)
+        if is_kept or (may_meet and self._rows_are_kept(edge, places)):
             self._names[edge] = places
             self.by_order = True
         elif not self.are_exact and are_known(names) and differ(names, places):
@@ -129,21 +127,19 @@ class Names:
         """Whether rows of several names come together at an edge, or behind it."""
         return any(bool((names == MIXED).any()) for names in self.behind(edge))
 
-    def may_be_in_order(self, edge: Edge, places: Labels, are_samples: bool) -> bool:
+    def may_be_in_order(self, edge: Edge, places: Labels) -> bool:
         """Whether rows without known names may have those of their places.
 
-        The number of rows that were selected may be N by chance. Rows ``are_samples`` even if other
-        axes had N entries before: those that the model has returned along the only axis that has,
-        or if the user says what N is.
+        The number of rows that were selected may be N by chance.
         """
         names = self.at(edge)
         if self.are_shuffled or names.max() >= 0:
             return False
         if names.min() != UNREADABLE and self.are_behind(edge):
             return False
-        return self._rows_are_kept(edge, places, are_samples)
+        return self._rows_are_kept(edge, places)
 
-    def _rows_are_kept(self, edge: Edge, places: Labels, are_samples: bool) -> bool:
+    def _rows_are_kept(self, edge: Edge, places: Labels) -> bool:
         """Whether no rows are selected on the way to a tensor that has as many, or reordered.
 
         Where inputs are recognised, the names of reordered rows are known, and those along another
@@ -166,7 +162,7 @@ class Names:
             if not self.are_exact and names.size > 1:
                 if self._are_of_parameters(above, names):
                     return False
-                if not are_samples and self._may_be_another_axis(above, found, names.size):
+                if self._may_be_another_axis(above, found, names.size):
                     return False
             places_at |= found
             waiting += found
@@ -208,17 +204,19 @@ class Names:
             return True, None
         (axis,) = axes_of(names)
         is_kept, own = not self._selects(above, below), None
+        kind, dims = kind_of(self._graph.kinds[above[0]]), len(self._graph.shape(above))
+        is_stack = kind.joins and dims > len(self._graph.shape(below))  # the axis may begin here
         for each, along, found in self._along(above, names, place, below):
             if found is not None and np.array_equal(found, names):
                 return True, along
             is_known = found is not None and are_known(found)
             if found is not None and is_known:
                 is_one = found.size == 1 and each == axis
-                is_repeated = is_one and kind_of(self._graph.kinds[above[0]]).selects
+                is_repeated = is_one and kind.selects
                 if axes_of(found) == axes_of(names) or is_repeated:
                     self.may_be_reordered = True
                     return is_kept and self.are_exact, along
-            if each == axis and not is_known:
+            if each == axis and not (is_known or is_stack):
                 own = along
         return is_kept, own
 

@@ -350,7 +350,9 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     is_known, is_same = bool((own >= 0).all()), bool(((own < 0) | (own == rows.samples)).all())
     is_kept = rows.are_in_order and not names.may_be_reordered
     is_certain = is_known or (is_same and (is_kept or not by_order))
-    may_be_moved = not names.are_exact and inputs.returns_an_order
+    may_be_moved = not names.are_exact and (
+        inputs.returns_an_order or inputs.compares_in_another_order(loss.graph)
+    )
     if may_be_moved or not is_certain or (names.are_guessed and names.are_reordered):
         raise UnavailableError(UNKNOWN_ORDER)
     if not is_same:
