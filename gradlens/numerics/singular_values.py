@@ -79,7 +79,7 @@ def subspace(matrix: Tensor, kept: Tensor | None, generator: torch.Generator) ->
 
     before = rows.new_zeros(count, 0)
     if kept is not None and len(kept) == count:
-        before = kept.to(before)
+        before = on_device(kept, rows.device, rows.dtype)
     shape = count, min(BLOCK, count) - before.shape[1]
     new = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
     block = torch.cat([before, on_device(new, rows.device, rows.dtype)], 1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE, ROUNDINGS, SampleDeviations
-from gradlens.numerics.host import on_host
+from gradlens.numerics.host import on_device, on_host
 from gradlens.numerics.shards import has_whole_rows
 from gradlens.numerics.singular_values import Subspace, largest, subspace
 from gradlens.quantities.layer_quantity import LayerQuantity
@@ -286,7 +286,8 @@ class _LargestSingularValue(OfParameters, ABC):
             "residual": norm * top.residual,
             "stable_rank": top.share**-2,
         }
-        return value, space.vectors @ top.combinations.to(space.vectors)
+        chosen = on_device(top.combinations, space.vectors.device, space.vectors.dtype)
+        return value, space.vectors @ chosen
 
     def state_dict(self) -> State:
         """The vectors, which are never changed in place."""

@@ -15,6 +15,13 @@ from torch import nn
 
 import gradlens
 from gradlens.history.history import History
+from gradlens.quantities import (
+    ActivationOutliers,
+    OutputEntropy,
+    Quantity,
+    UpdateSpectrum,
+    WeightSpectrum,
+)
 from tests.cases.records import assert_same_records
 from tests.cases.simulated_device import SimulatedDevice
 
@@ -47,6 +54,11 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+PRESETS = ("economy", "business", "full")
+OF_LAYERS: tuple[type[Quantity], ...] = (
+    ActivationOutliers, OutputEntropy, WeightSpectrum, UpdateSpectrum,
+)  # fmt: skip
+
 WITH_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -58,7 +70,8 @@ def tracked(
     torch.manual_seed(0)
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    quantities = gradlens.configuration(preset) if preset else []
+    quantities = gradlens.configuration(preset) if preset in PRESETS else []
+    quantities += [kind() for kind in OF_LAYERS] if preset == "layers" else []
     # Facts are read once in several steps.
     cockpit = gradlens.Cockpit(model, quantities, loss_function=loss_function, facts=False)
     place, waits = device or nullcontext(), Counter[str]()
@@ -124,7 +137,9 @@ DEVICES = (simulated, pytest.param(gpu, marks=WITH_A_GPU))
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens, step")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("preset", "most"), [("", 2), ("economy", 4), ("business", 9)])
+@pytest.mark.parametrize(
+    ("preset", "most"), [("", 2), ("economy", 4), ("business", 9), ("layers", 6)]
+)
 def test_waits_do_not_depend_on_the_number_of_parameters(
     preset: str, most: int, device: Callable[[nn.Module], SimulatedDevice | Gpu]
 ) -> None:
@@ -138,17 +153,19 @@ def test_waits_do_not_depend_on_the_number_of_parameters(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens, step")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("preset", "network"), [*(("full", each) for each in NETWORKS), ("layers", "convolutions")]
+)
 def test_values_of_a_device_are_those_of_the_host(
-    network: str, device: Callable[[nn.Module], SimulatedDevice | Gpu]
+    preset: str, network: str, device: Callable[[nn.Module], SimulatedDevice | Gpu]
 ) -> None:
     """And tensors of both are never mixed, as no real device would permit."""
     model = NETWORKS[network]().double()
-    expected = tracked(copy.deepcopy(model), "full", 5)[0]
+    expected = tracked(copy.deepcopy(model), preset, 5)[0]
     place = device(model)
     # Layers of cuDNN that are recurrent can't be differentiated twice.
     with torch.backends.cudnn.flags(enabled=False):
-        found = tracked(model, "full", 5, place)[0]
+        found = tracked(model, preset, 5, place)[0]
     assert not place.errors
     assert_same(found, expected)
 
