@@ -108,6 +108,12 @@ def test_norms_in_place_of_facts() -> None:
     assert found[0].where == ("0.weight", "2.weight")
 
 
+def test_a_jump_without_facts() -> None:
+    """Nothing is known of its single samples."""
+    losses = {s: 1.6 * 0.98**s + 0.15 + 0.05 * np.sin(7 * s) for s in range(399)} | {399: 8.0}
+    assert alarms(run({}, {}, Setup(), {"Loss": losses})) == ["corrupt_batch"]
+
+
 def test_rates_without_facts() -> None:
     series = {
         "Loss": dict.fromkeys(range(100), 2.3),
