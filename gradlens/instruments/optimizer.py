@@ -133,7 +133,7 @@ class ClippingInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         after = _norm(history, self.names[0])
-        share = f"clipped at {100 * after.finite.mean():.0f} % of steps" if after.steps.size else ""
+        share = f"{100 * after.finite.mean():.0f} % of steps" if after.steps.size else ""
         shown: tuple[Curve, ...] = (Curve("after", after, ORANGE),)
         for name in history.of_kind("GradNorm")[:1]:
             before = _norm(history, name)
