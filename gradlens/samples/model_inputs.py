@@ -443,12 +443,13 @@ def _matched(
     for numbers, each in zip(taken, given, strict=True):
         if each.order is not None and len(numbers) == len(rows):
             layout = numbers.reshape(each.order.shape)
-            for before, names in ((layout, each.order), map(_transposed, (layout, each.order))):
-                if torch.equal(before.flatten(), wanted):
-                    if by_chance:
-                        return None
-                    is_seen = _shows_order(wanted, names.flatten())
-                    return Named(labels_of(names.flatten().numpy())) if is_seen else unknown
+            layouts = (layout, each.order), map(_transposed, (layout, each.order))
+            found = [n.flatten() for before, n in layouts if torch.equal(before.flatten(), wanted)]
+            if found and (by_chance or not torch.equal(found[0], found[-1])):
+                return None  # as of a symmetric matrix of windows of one series
+            if found:
+                is_seen = _shows_order(wanted, found[0])
+                return Named(labels_of(found[0].numpy())) if is_seen else unknown
             if by_chance and torch.equal(numbers.sort().values, wanted.sort().values):
                 return unknown
     if by_chance:
@@ -458,10 +459,10 @@ def _matched(
     most = torch.full_like(least, NO_SAMPLE)
     least.scatter_reduce_(0, every, names, "amin")
     most.scatter_reduce_(0, every, names, "amax")
-    found = most.masked_fill(least != most, NO_SAMPLE)[wanted]
-    are_unique = rows.is_floating_point() or bool((found != NO_SAMPLE).all())
+    labels = most.masked_fill(least != most, NO_SAMPLE)[wanted]
+    are_unique = rows.is_floating_point() or bool((labels != NO_SAMPLE).all())
     are_all = bool((most[wanted] != NO_SAMPLE).all())
-    return Named(labels_of(found.numpy()), in_order=False) if are_all and are_unique else None
+    return Named(labels_of(labels.numpy()), in_order=False) if are_all and are_unique else None
 
 
 def _may_be_chance(length: int, wanted: Tensor, taken: Sequence[Tensor]) -> bool:

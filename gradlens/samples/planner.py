@@ -40,6 +40,7 @@ from gradlens.samples.count import (
     OTHER_N,
     OTHER_ORDER,
     OUTPUTS,
+    PASS_OTHER,
     PASSED,
     SEVERAL,
     TOGETHER,
@@ -656,5 +657,5 @@ MEETING_IN_LOSS = (
 )
 UNKNOWN_TERM = (
     "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be followed "
-    "among {samples} samples, and it depends on this parameter"
+    "among {samples} samples, and it depends on this parameter: " + PASS_OTHER
 )

@@ -294,3 +294,23 @@ def test_selected_rows_are_not_the_second_axis() -> None:
     with gradlens.per_sample_gradients(model) as gradients:
         model(torch.randn(3, 2, 2, 2), chosen).square().mean().backward()
     assert gradients.batch.samples in (None, 3)
+
+
+def test_windows_of_one_series_are_those_of_the_losses_that_are_passed() -> None:
+    """As many windows as positions, whose matrix is symmetric."""
+    torch.manual_seed(0)
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        return net.head(net.memory(x[:, :, None])[0][:, -1])
+
+    layers = {"memory": nn.GRU(1, 4, batch_first=True), "head": nn.Linear(4, 1)}
+    model = gradlens.extend(Net(forward, **layers).double())
+    x = torch.randn(11, dtype=torch.float64).unfold(0, 6, 1).contiguous()
+    losses = model(x).square()[:, 0]
+    expected = per_sample_gradients_of_losses(losses, model)
+    losses = model(x).square()[:, 0]
+    with gradlens.per_sample_gradients(model, individual_losses=losses) as gradients:
+        losses.mean().backward()
+    assert len(gradients) == 6
+    for parameter in gradients:
+        torch.testing.assert_close(gradients[parameter].dense(), expected[parameter])
