@@ -206,5 +206,5 @@ class Reducer:
 
 SEVERAL_PASSES = (
     "it got gradients from two backward passes inside one context: add the losses and call "
-    "backward once, or use a context for each"
+    "backward once"
 )
