@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._library import autograd as _library_autograd
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import OptState
 from torch.autograd.function import Function
@@ -214,14 +215,37 @@ def function_name(type_: Any) -> str:
 def backward_function(node: Any) -> Callable[..., Any] | None:
     """The backward function of a ``torch.autograd.Function``, from its node.
 
-    ``None`` if it isn't written in Python. There is no public way from the node to the class.
+    ``None`` if it isn't written in Python. There is no public way from the node to the class. Of an
+    operator of ``torch.library``, it is the function that ``register_autograd`` got: what torch
+    runs around that sets ``ctx.needs_input_grad`` for the time of the call, and changes nothing
+    else.
     """
     function = type(node)._forward_cls
     for name in ("backward", "vjp"):
         found = getattr(function, name)
         if found is not getattr(Function, name):
+            while _is_of_library(found):
+                names, cells = found.__code__.co_freevars, found.__closure__
+                variables = dict(zip(names, (each.cell_contents for each in cells), strict=True))
+                inner = variables.get("orig_backward")
+                found = variables["info"]._backward_fn if inner is None else inner
             return found if isinstance(found, FunctionType) else None
     return None
+
+
+def _is_of_library(function: Any) -> bool:
+    """Whether a function is one that torch makes for operators of ``torch.library``."""
+    is_python = isinstance(function, FunctionType)
+    return is_python and function.__code__.co_filename == _library_autograd.__file__
+
+
+def context_attributes(node: Any) -> dict[str, Any]:
+    """What a ``torch.autograd.Function`` has set on ``ctx``, from its node.
+
+    Without the structure of lists that torch keeps there for operators of ``torch.library``.
+    """
+    is_own = _is_of_library(type(node)._forward_cls.backward)
+    return {n: each for n, each in vars(node).items() if not (is_own and n == "_pt_metadata")}
 
 
 _HANDING_ON = frozenset(

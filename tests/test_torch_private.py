@@ -271,6 +271,33 @@ def test_a_bag_of_each_index() -> None:
     assert private.saved(output.grad_fn, "result1").tolist() == [0, 0, 1]
 
 
+@pytest.mark.slow
+def test_functions_behind_operators_of_the_library() -> None:
+    def copied(x: Tensor) -> Tensor:
+        return x.clone()
+
+    def all_copied(xs: list[Tensor]) -> list[Tensor]:
+        return [x.clone() for x in xs]
+
+    def backward(ctx: Any, gradients: Any) -> Any:
+        needs.append(ctx.needs_input_grad)
+        return gradients
+
+    needs: list[Any] = []
+    of_one: Any = torch.library.custom_op("gradlens_tests::copied", copied, mutates_args=())
+    of_list: Any = torch.library.custom_op("gradlens_tests::all", all_copied, mutates_args=())
+    for operator in (of_one, of_list):
+        operator.register_autograd(backward, setup_context=lambda ctx, **_: setattr(ctx, "own", 1))
+    for output in (of_one(leaf(2)), of_list([leaf(2), torch.ones(2)])[0]):
+        node = output.grad_fn
+        before = {**vars(node)}, node.needs_input_grad
+        assert private.backward_function(node) is backward
+        assert private.context_attributes(node) == {"own": 1}
+        output.sum().backward()
+        assert ({**vars(node)}, node.needs_input_grad) == before
+    assert needs == [(True,), ([True, False],)]
+
+
 def test_output_metadata() -> None:
     parts = leaf(3, 2).to(torch.bfloat16).unbind(1)
     assert [

@@ -29,6 +29,7 @@ from gradlens.torch_private import (
     ALIKE,
     DispatchMode,
     backward_function,
+    context_attributes,
     storage_number,
     tree_leaves,
     written_arguments,
@@ -70,7 +71,7 @@ _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 
 def why_not_to_run(node: Node) -> str:
     """What a Python function's backward may change, in words; empty if it changes nothing."""
-    attributes = vars(node)
+    attributes = context_attributes(node)
     for name, value in attributes.items():
         if not _is_constant(value):
             return f"it has {type(value).__name__} {name!r} on ctx"
@@ -163,9 +164,12 @@ def _reached(function: FunctionType) -> dict[Any, Any]:
     """What a function uses from outside: variables, defaults and globals, by their names."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: cell.cell_contents for name, cell in cells}
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    last = zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False)
+    defaults = dict(last) | (function.__kwdefaults__ or {})
+    given = {f"{name} (a default argument)": value for name, value in defaults.items()}
     names, known = _global_names(function.__code__), function.__globals__
-    return closure | dict(enumerate(defaults)) | {n: known[n] for n in names if n in known}
+    return closure | given | {n: known[n] for n in names if n in known}
 
 
 def _used(function: FunctionType) -> dict[Any, Any]:

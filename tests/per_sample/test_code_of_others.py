@@ -240,6 +240,59 @@ class Reversal(torch.autograd.Function):
         return -ctx.factor * gradients[0], None
 
 
+LIBRARY = torch.library.Library("gradlens_tests", "FRAGMENT")
+
+
+def operator(schema: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """An operator of ``torch.library``; ``torch.library.custom_op`` would import the compiler."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
+
+    name, _, _ = schema.partition("(")
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, forward, "CompositeExplicitAutograd")
+    torch.library.register_autograd(
+        f"gradlens_tests::{name}", backward, setup_context=setup, lib=LIBRARY
+    )
+    return getattr(torch.ops.gradlens_tests, name)
+
+
+def square(name: str, backward: Callable[..., Any]) -> Any:
+    return operator(f"{name}(Tensor x) -> Tensor", Tensor.square, backward)
+
+
+doubled_of_list = operator(
+    "doubled(Tensor[] xs) -> Tensor[]",
+    lambda xs: [2 * x for x in xs],
+    lambda ctx, gradients: [2 * each for each in gradients],
+)
+
+
+def counting(ctx: Any, gradient: Tensor) -> Tensor:
+    Wrapped.norms.append(1.0)
+    return 2 * gradient * ctx.saved_tensors[0] / len(Wrapped.norms)
+
+
+def keeping(ctx: Any, gradient: Tensor, seen: list[float] = []) -> Tensor:  # noqa: B006
+    return gradient * ctx.saved_tensors[0] * (2 + len(seen))
+
+
+OPERATORS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "an operator": (square("pure", lambda ctx, g: 2 * g * ctx.saved_tensors[0]), ""),
+    "an operator of lists": (lambda x: torch.cat(doubled_of_list([x[:2], x[2:]])), ""),
+    "an operator that counts": (square("counting", counting), "uses 'Wrapped'"),
+    "an operator with a list of its own": (
+        square("keeping", keeping),
+        r"uses 'seen \(a default argument\)'",
+    ),
+    "an operator that draws": (
+        square("drawing", lambda ctx, g: g * ctx.saved_tensors[0] * torch.rand_like(g)),
+        "draws random numbers",
+    ),
+}
+
+
 class State:
     """What hooks and functions of a program change."""
 
@@ -305,6 +358,10 @@ def by_function(function: Any, *arguments: Any) -> Callable[[Any, Tensor, State]
     return lambda net, x, _: net.head(function.apply(net.inner(x), *arguments))
 
 
+def by_operator(compute: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor, State], Tensor]:
+    return lambda net, x, _: net.head(compute(net.inner(x)))
+
+
 CHANGING = [
     Overwriting, OverwritingRows, Popping, Deleting, Counting, OfStack, OfCounter, OfNamesake,
     DrawingInPython, Freeing, OfWrapper, OnTensor, OfEngine,
@@ -317,6 +374,7 @@ PROGRAMS: dict[str, Program] = {
     "functions that call each other": Program(by_function(OfEachOther), True),
     "a function of transforms": Program(by_function(OfTransforms), True),
     "gradient reversal": Program(by_function(Reversal, 0.5), True),
+    **{name: Program(by_operator(each), not why) for name, (each, why) in OPERATORS.items()},
     "a hook with a running norm": Program(with_hook(normalised)),
     "a hook that draws": Program(with_hook(lambda _, g: g * random.random())),
     "a hook that counts": Program(with_hook(lambda state, g: state.numbers.append(1.0)), True),
@@ -396,6 +454,15 @@ def test_training_is_the_same(name: str, preset: str) -> None:
     missing = cockpit.history.coverages[0].missing
     assert ("inner.weight" not in missing) == PROGRAMS[name].covered
     assert all(len(reason) > 20 for reason in missing.values())
+
+
+@pytest.mark.parametrize("name", [name for name, (_, why) in OPERATORS.items() if why])
+def test_reasons_name_what_a_backward_function_may_change(name: str) -> None:
+    model = Network(PROGRAMS[name], State())
+    with gradlens.per_sample_gradients(model) as gradients:
+        loss_of(model, torch.randn(N, D)).backward()
+    with pytest.raises(KeyError, match=OPERATORS[name][1]):
+        gradients["inner.weight"]
 
 
 @pytest.mark.parametrize("name", [n for n, each in PROGRAMS.items() if each.covered])
