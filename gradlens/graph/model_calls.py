@@ -6,9 +6,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -89,13 +92,14 @@ class ModelCall:
     """The tensors of a call, and the sequence numbers of the nodes that computed its outputs.
 
     ``made`` are those of the outputs themselves, each with the number of the node's output. No
-    graph is kept alive. ``indices`` are the vectors of integers that were returned.
+    graph is kept alive. ``indices`` are what may be an order of rows, returned or an argument: they
+    give it, or ``None`` if it is no order, or is gone.
     """
 
     inputs: tuple[Given, ...]
     outputs: frozenset[int]
     made: tuple[tuple[int, int], ...] = ()
-    indices: tuple[weakref.ref[Tensor], ...] = ()
+    indices: tuple[Callable[[], Tensor | None], ...] = ()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -138,9 +142,9 @@ class ModelCalls(HookOwner, UnscriptedHook):
             return
         # Classes of tensors may lack what is read: N is unknown then, and the forward pass goes on.
         with unseen(), suppress(Exception):
-            returned = [*tensors_of(output)]
-            outputs = [each for each in returned if each.grad_fn is not None]
-            indices = [each for each in returned if each.dim() == 1 and each.dtype == torch.long]
+            returned = [*_returned(output)]
+            outputs = [t for t in returned if isinstance(t, Tensor) and t.grad_fn is not None]
+            indices = _indices(output, returned) if len(outputs) < len(returned) else []
             self.whole.append(_call(args, kwargs, outputs, indices))
             for user in [*self.outputs]:
                 self.outputs[user] = tuple(outputs)
@@ -170,19 +174,58 @@ def _call(
     data = [t for t in tensors if t.grad_fn is None and t.numel() <= MAX_ELEMENTS]
     if outputs and (data or indices):
         keep_until_backward(outputs[0].grad_fn, key, [*data, *indices])
+    vectors = [each for each in data if each.dim() == 1 and _are_integers(each)]
+    orders = [partial(_order_of, weakref.ref(each)) for each in indices]
+    orders += [partial(_order_of, weakref.ref(each), is_argument=True) for each in vectors]
     return ModelCall(
         tuple([Given.of(tensor) for tensor in tensors]),
         frozenset([number for tensor in outputs for number in _numbers(tensor.grad_fn)]),
         tuple([each for each in map(made_by, outputs) if each is not None]),
-        tuple(map(weakref.ref, indices)),
+        tuple(orders),
     )
 
 
 def _given(args: Any, kwargs: Any) -> list[Tensor]:
     # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
-    plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
-    leaves = args if plain else tree_leaves((args, kwargs), is_leaf=_is_packed)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not kwargs and all(isinstance(argument, Tensor) for argument in args):
+        return [*args]
+    tensors = map(_as_tensor, _leaves((args, kwargs), _is_packed))
+    return [each for each in tensors if each is not None]
+
+
+def _leaves(
+    value: Any, is_leaf: Callable[[Any], bool] | None = None, visited: set[int] | None = None
+) -> Iterator[Any]:
+    """The leaves of containers, also of those in fields of dataclasses and namespaces."""
+    visited = set() if visited is None else visited
+    for leaf in tree_leaves(value, is_leaf=is_leaf):
+        has_fields = is_dataclass(leaf) and not isinstance(leaf, (type, nn.Module))
+        if not (has_fields or isinstance(leaf, SimpleNamespace)):
+            yield leaf
+        elif id(leaf) not in visited:  # objects may refer to each other
+            visited.add(id(leaf))
+            yield from _leaves(_fields(leaf), is_leaf, visited)
+
+
+def _fields(value: Any) -> list[Any]:
+    if hasattr(value, "__dict__"):
+        return [*vars(value).values()]
+    return [getattr(value, each.name, None) for each in fields(value)]
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """A tensor, or one for the numbers of an array, in its memory if that is possible."""
+    if isinstance(value, Tensor):
+        return value
+    if not isinstance(value, np.ndarray):
+        return None
+    is_shared = value.flags.writeable and min(value.strides, default=0) >= 0
+    if not is_shared and value.size > MAX_ELEMENTS:
+        return None  # the copy wouldn't be kept, and others could get its memory
+    try:
+        return torch.from_numpy(value if is_shared else value.copy())
+    except (TypeError, ValueError):  # such as texts, or numbers in another order of bytes
+        return None
 
 
 def _is_computed(tensor: Tensor) -> bool:
@@ -214,12 +257,69 @@ def _numbers(node: Node) -> Iterator[int]:
 
 def tensors_of(output: Any) -> Iterator[Tensor]:
     """The tensors in what a model has returned: a tensor, a container, or an object with fields."""
-    for leaf in [output] if isinstance(output, Tensor) else tree_leaves(output):
-        if isinstance(leaf, Tensor):
+    yield from (leaf for leaf in _returned(output) if isinstance(leaf, Tensor))
+
+
+def _returned(output: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """All leaves of what a model has returned."""
+    for leaf in [output] if isinstance(output, Tensor) else _leaves(output, is_leaf):
+        if isinstance(leaf, Tensor) or not hasattr(leaf, "__dict__"):
             yield leaf
-        elif hasattr(leaf, "__dict__"):
-            fields = tree_leaves(list(vars(leaf).values()))
-            yield from (each for each in fields if isinstance(each, Tensor))
+        else:
+            yield from _leaves([*vars(leaf).values()], is_leaf)
+
+
+def _indices(output: Any, leaves: Sequence[Any]) -> list[Tensor]:
+    """What of a model's output may be an order of rows: tensors, arrays, and lists of numbers."""
+    tensors = [each for each in map(_as_tensor, leaves) if each is not None]
+    found = [tensor for tensor in tensors if _may_be_order(tensor)]
+    if any(map(_is_number, leaves)):
+        found += [_vector(leaf) for leaf in _returned(output, _are_numbers) if _are_numbers(leaf)]
+    return found
+
+
+def _may_be_order(tensor: Tensor) -> bool:
+    """Whether a tensor may be an order: integers, or a vector of numbers of another dtype."""
+    if tensor.requires_grad or tensor.layout != torch.strided or tensor.is_nested:
+        return False
+    is_real_vector = tensor.is_floating_point() and tensor.numel() == max(tensor.shape, default=0)
+    return 1 < tensor.numel() <= MAX_ELEMENTS and (_are_integers(tensor) or is_real_vector)
+
+
+def _are_integers(tensor: Tensor) -> bool:
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and value.grad_fn is None
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 1 and all(map(_is_number, value))
+
+
+def _vector(numbers: Sequence[Any]) -> Tensor:
+    if all(isinstance(each, Tensor) for each in numbers):
+        return torch.stack([*numbers])
+    return torch.tensor(numbers, device="cpu")
+
+
+def _order_of(reference: weakref.ref[Tensor], is_argument: bool = False) -> Tensor | None:
+    """The numbers of a tensor, if it is there and has each of 0, 1, 2, ... once.
+
+    Arguments that have these in order are numbers of rows, and leave them where they are.
+    """
+    tensor = reference()
+    if tensor is None:
+        return None
+    numbers = tensor.detach().flatten().cpu().double()
+    places = torch.arange(len(numbers), dtype=numbers.dtype, device="cpu")
+    is_order = torch.equal(numbers.sort().values, places)
+    leaves_all = is_argument and torch.equal(numbers, places)
+    return numbers.long() if is_order and not leaves_all else None
 
 
 def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:

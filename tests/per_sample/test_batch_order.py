@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +15,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import gradlens
+from gradlens.graph.model_calls import tensors_of
+from tests.cases.references import per_sample_gradients_of_losses
 
 N, D, H, C = 6, 4, 5, 3
 PERM = torch.tensor([3, 0, 5, 1, 4, 2])
@@ -180,6 +185,91 @@ def test_another_order_at_each_step() -> None:
         (delta,) = torch.autograd.grad(single(logits, y).sum(), logits)
         rows = torch.einsum("nc,nh->nch", delta, features)[order.argsort()]
         assert_close(gradients["head"].dense(), rows)
+
+
+class Shuffled(nn.Module):
+    """It puts rows in the order ``PERM`` unseen, and returns that ``[N]`` in some form."""
+
+    def __init__(self, form: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.form = nn.Linear(D, C), form
+
+    def forward(self, x: Tensor, order: Tensor = PERM) -> Any:
+        noisy = (x[order] @ torch.ones(D, D)).cos() + torch.randn(N, D)
+        return self.form(self.layer(noisy), order)
+
+
+@dataclass(slots=True)
+class Result:
+    logits: Tensor
+    rest: Any
+
+
+FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Any], bool]] = {
+    "a vector": (lambda x, o: (x, o), True),
+    "short integers, as a column": (lambda x, o: (x, o.to(torch.uint16)[:, None]), True),
+    "real numbers": (lambda x, o: (x, o.double()), True),
+    "an array": (lambda x, o: (x, o.numpy()[::-1].astype("int32")), True),
+    "a list, beside a number": (lambda x, o: {"logits": x, "rest": (o.tolist(), 7)}, True),
+    "single tensors": (lambda x, o: (x, tuple(o)), True),
+    "in fields": (lambda x, o: Result(x, SimpleNamespace(order=[o.tolist()])), True),
+    "as an argument alone": (lambda x, o: x, True),
+    "lengths": (lambda x, o: (x, [4, 2, 3, 3, 1, 2], [True, False], o[1:]), False),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_order_that_the_model_says(name: str) -> None:
+    form, is_order = FORMS[name]
+    model = Shuffled(form)
+    x, y = torch.randn(N, D), torch.arange(N) % C
+    with gradlens.per_sample_gradients(model) as gradients:
+        output = model(x, PERM) if "argument" in name else model(x)
+        single(next(tensors_of(output)), y).mean().backward()
+    assert is_order == ("layer.weight" not in gradients)
+
+
+HOLDERS: dict[str, Callable[[Tensor], Any]] = {
+    "a dataclass": lambda x: Result(x, None),
+    "a namespace": lambda x: SimpleNamespace(logits=x),
+    "fields and containers": lambda x: Result({"all": [SimpleNamespace(logits=x)]}, None),  # type: ignore[arg-type]
+    "an array": lambda x: x.numpy(),
+    "an array in a dict": lambda x: {"data": x.numpy()},
+    "a view of an array that can't be written": lambda x: np.broadcast_to(x.numpy()[::-1], x.shape),
+}
+
+
+class Holding(nn.Module):
+    """A layer of what is in a container, by rows in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(D, C)
+
+    def forward(self, held: Any) -> Tensor:
+        while not isinstance(held, (Tensor, np.ndarray)):
+            values = held.values() if isinstance(held, dict) else held
+            held = next(iter(values)) if isinstance(held, (dict, list)) else held.logits
+        rows = held.copy() if isinstance(held, np.ndarray) else held
+        return self.layer(torch.as_tensor(rows)[PERM])
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_rows_in_containers(name: str) -> None:
+    torch.manual_seed(0)
+    model, given = Holding().double(), HOLDERS[name](torch.randn(N, D).double())
+    expected = per_sample_gradients_of_losses(single(model(given), PERM % C)[PERM.argsort()], model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        single(model(given), PERM % C).mean().backward()
+    assert_close(gradients["layer.weight"].dense(), expected["layer.weight"])
+
+
+def test_objects_that_refer_to_each_other() -> None:
+    model, given = Holding(), SimpleNamespace(logits=torch.randn(N, D))
+    given.itself = [given]
+    with gradlens.per_sample_gradients(model) as gradients:
+        single(model(given), torch.arange(N) % C).mean().backward()
+    assert "layer.weight" in gradients
 
 
 class Scaled(nn.Module):
