@@ -174,7 +174,7 @@ def _call(
     data = [t for t in tensors if t.grad_fn is None and t.numel() <= MAX_ELEMENTS]
     if outputs and (data or indices):
         keep_until_backward(outputs[0].grad_fn, key, [*data, *indices])
-    vectors = [each for each in data if each.dim() == 1 and _are_integers(each)]
+    vectors = [each for each in data if each.dim() == 1 and len(each) and _are_integers(each)]
     orders = [partial(_order_of, weakref.ref(each)) for each in indices]
     orders += [partial(_order_of, weakref.ref(each), is_argument=True) for each in vectors]
     return ModelCall(
@@ -316,10 +316,17 @@ def _order_of(reference: weakref.ref[Tensor], is_argument: bool = False) -> Tens
     if tensor is None:
         return None
     numbers = tensor.detach().flatten().cpu().double()
+    if float(numbers.min()) or float(numbers.max()) != len(numbers) - 1:
+        return None  # before a long vector is sorted
     places = torch.arange(len(numbers), dtype=numbers.dtype, device="cpu")
     is_order = torch.equal(numbers.sort().values, places)
     leaves_all = is_argument and torch.equal(numbers, places)
     return numbers.long() if is_order and not leaves_all else None
+
+
+def say_an_order(calls: Iterable[ModelCall]) -> bool:
+    """Whether any of the calls has got or returned what may be an order of its rows."""
+    return any(each() is not None for call in calls for each in call.indices)
 
 
 def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:

@@ -229,6 +229,17 @@ def test_an_order_that_the_model_says(name: str) -> None:
     assert is_order == ("layer.weight" not in gradients)
 
 
+def test_orders_after_none() -> None:
+    """What is found where a model leaves rows in their order isn't taken for other orders."""
+    model, found = Shuffled(lambda x, _: x), []
+    gradients = gradlens.per_sample_gradients(model)
+    for order in (torch.arange(N), PERM, torch.arange(N)):
+        with gradients:
+            single(model(torch.randn(N, D), order), order % C).mean().backward()
+        found.append("layer.weight" in gradients)
+    assert found == [True, False, True]
+
+
 HOLDERS: dict[str, Callable[[Tensor], Any]] = {
     "a dataclass": lambda x: Result(x, None),
     "a namespace": lambda x: SimpleNamespace(logits=x),
