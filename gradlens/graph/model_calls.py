@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -196,11 +196,11 @@ def _given(args: Any, kwargs: Any) -> list[Tensor]:
 def _leaves(
     value: Any, is_leaf: Callable[[Any], bool] | None = None, visited: set[int] | None = None
 ) -> Iterator[Any]:
-    """The leaves of containers, also of those in fields of dataclasses and namespaces."""
+    """The leaves of containers, also of those in dataclasses, namespaces and ``UserDict``."""
     visited = set() if visited is None else visited
     for leaf in tree_leaves(value, is_leaf=is_leaf):
         has_fields = is_dataclass(leaf) and not isinstance(leaf, (type, nn.Module))
-        if not (has_fields or isinstance(leaf, SimpleNamespace)):
+        if not (has_fields or isinstance(leaf, (SimpleNamespace, UserDict))):
             yield leaf
         elif id(leaf) not in visited:  # objects may refer to each other
             visited.add(id(leaf))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -243,6 +244,7 @@ def test_orders_after_none() -> None:
 HOLDERS: dict[str, Callable[[Tensor], Any]] = {
     "a dataclass": lambda x: Result(x, None),
     "a namespace": lambda x: SimpleNamespace(logits=x),
+    "an object with items, as of a tokenizer": lambda x: UserDict({"data": x}),
     "fields and containers": lambda x: Result({"all": [SimpleNamespace(logits=x)]}, None),  # type: ignore[arg-type]
     "an array": lambda x: x.numpy(),
     "an array in a dict": lambda x: {"data": x.numpy()},
@@ -259,8 +261,9 @@ class Holding(nn.Module):
 
     def forward(self, held: Any) -> Tensor:
         while not isinstance(held, (Tensor, np.ndarray)):
-            values = held.values() if isinstance(held, dict) else held
-            held = next(iter(values)) if isinstance(held, (dict, list)) else held.logits
+            values = held.values() if isinstance(held, (dict, UserDict)) else held
+            is_container = isinstance(held, (dict, UserDict, list))
+            held = next(iter(values)) if is_container else held.logits
         rows = held.copy() if isinstance(held, np.ndarray) else held
         return self.layer(torch.as_tensor(rows)[PERM])
 
