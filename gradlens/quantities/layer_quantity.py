@@ -337,9 +337,9 @@ class ActivationOutliers(LayerQuantity):
 
     ``"largest"`` is ``max |x|``, and ``"channel"`` and ``"position"`` are where it is: the index of
     its feature, and its place among the positions of its sample, such as that of a token, or of a
-    pixel in rows. ``"kurtosis"`` is E(x − μ)⁴/σ⁴ − 3, which is 0 for a normal distribution and large
-    where few of the elements are far from the others; of M elements, it is at most M. A record also
-    has the largest of both over layers.
+    pixel in rows. ``"kurtosis"`` is E(x − μ)⁴/σ⁴ − 3, which is 0 for a normal distribution and
+    large where few of the elements are far from the others; of M elements, it is at most M. A
+    record also has the largest of both over layers.
     """
 
     signal = Signal.OUTPUT
