@@ -20,7 +20,7 @@ from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, LossReduction, read_loss
-from gradlens.graph.model_calls import Given, ModelCall, calls_behind, say_an_order
+from gradlens.graph.model_calls import Given, ModelCall, calls_behind
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
@@ -251,7 +251,7 @@ def find_plan(
     """The plan of a loss's graph, and whether it was found anew; with labels at some edges."""
     calls = calls_behind(graph, setting.model)
     evidence = evidence_of(graph, setting.model, calls, info, setting.unsharded)
-    places = places_of_inputs(graph, calls), say_an_order(calls)
+    places = places_of_inputs(graph, calls)
     key = hash((graph.key(setting.names), evidence, needs_losses, edges, places))
     known = setting.plans.of(graph, key, calls)
     if known is not None:

@@ -94,8 +94,7 @@ class ModelInputs:
                 edge = (graph.by_sequence_number.get(made, -1), output)
                 shape = graph.shape(edge) if edge[0] >= 0 and not alone[edge[0]] else ()
                 axis = self.axis if _has_rows(shape, own, self.axis) else 0
-                axes = counting_axes(shape, is_real=False)
-                is_one_axis = axes.count(len(own)) < 2 or len(own) == 1
+                is_one_axis = counting_axes(shape).count(len(own)) < 2 or len(own) == 1
                 if _has_rows(shape, own, axis) and is_one_axis:
                     found[edge] = _along(shape, own, axis)
         return found

@@ -33,7 +33,7 @@ from gradlens.samples.labels import (
     only,
     replaced,
 )
-from gradlens.samples.model_inputs import Named
+from gradlens.samples.model_inputs import Named, counting_axes
 from gradlens.samples.passages import Passages
 
 
@@ -78,8 +78,10 @@ class Names:
         names = self.at(edge)
         # Rows may have no names since samples meet behind them; the labels at known rows tell.
         may_meet = self.are_exact and names.max() < 0 and not self.are_shuffled and names.ndim > 1
-        is_kept = self.may_be_in_order(edge, places)
-        if is_kept or (may_meet and self._rows_are_kept(edge, places)):
+        axes = counting_axes(self._graph.shape(edge), is_real=False)
+        is_one = axes.count(places.size) < 2
+        is_kept = self.may_be_in_order(edge, places, is_one)
+        if is_kept or (may_meet and self._rows_are_kept(edge, places, is_one)):
             self._names[edge] = places
             self.by_order = True
         elif not self.are_exact and are_known(names) and differ(names, places):
@@ -127,19 +129,20 @@ class Names:
         """Whether rows of several names come together at an edge, or behind it."""
         return any(bool((names == MIXED).any()) for names in self.behind(edge))
 
-    def may_be_in_order(self, edge: Edge, places: Labels) -> bool:
+    def may_be_in_order(self, edge: Edge, places: Labels, are_samples: bool = False) -> bool:
         """Whether rows without known names may have those of their places.
 
-        The number of rows that were selected may be N by chance.
+        The number of rows that were selected may be N by chance. Rows ``are_samples`` even if other
+        axes had N entries before: those that the model has returned along the only axis that has.
         """
         names = self.at(edge)
         if self.are_shuffled or names.max() >= 0:
             return False
         if names.min() != UNREADABLE and self.are_behind(edge):
             return False
-        return self._rows_are_kept(edge, places)
+        return self._rows_are_kept(edge, places, are_samples)
 
-    def _rows_are_kept(self, edge: Edge, places: Labels) -> bool:
+    def _rows_are_kept(self, edge: Edge, places: Labels, are_samples: bool) -> bool:
         """Whether no rows are selected on the way to a tensor that has as many, or reordered.
 
         Where inputs are recognised, the names of reordered rows are known, and those along another
@@ -162,7 +165,7 @@ class Names:
             if not self.are_exact and names.size > 1:
                 if self._are_of_parameters(above, names):
                     return False
-                if self._may_be_another_axis(above, found, names.size):
+                if self._may_be_another_axis(above, found, names.size, are_samples):
                     return False
             places_at |= found
             waiting += found
@@ -174,17 +177,20 @@ class Names:
         along = (found for n, e in weights for *_, found in self._along(above, names, n, e))
         return any(found is not None and np.array_equal(found, names) for found in along)
 
-    def _may_be_another_axis(self, above: Edge, inputs: Collection[Edge], samples: int) -> bool:
+    def _may_be_another_axis(
+        self, above: Edge, inputs: Collection[Edge], samples: int, are_samples: bool
+    ) -> bool:
         """Whether the axis of rows may be one of N other things, which rows were folded with.
 
-        It ends beside another axis of N entries then, or where single numbers are joined, although
-        no data comes in.
+        It ends beside another axis of N entries then, or where single numbers are joined, in any
+        order, although no data comes in.
         """
         ends = not inputs and None not in self._graph.children[above[0]]
         is_computed = not all(self._alone[edge[0]] for _, edge in self._inputs(above))
         shape = self._graph.shape(above)
         joins = kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == samples
-        return ends and is_computed and (joins or shape[:2].count(samples) > 1)
+        is_square = not are_samples and shape[:2].count(samples) > 1
+        return ends and is_computed and (joins or is_square)
 
     def _inputs(self, above: Edge) -> list[tuple[int, Edge]]:
         """The inputs of a node that need a gradient, with their places."""

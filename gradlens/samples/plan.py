@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph, Use
-from gradlens.graph.model_calls import ModelCall
+from gradlens.graph.model_calls import ModelCall, say_an_order
 from gradlens.samples.labels import NO_SAMPLE
 from gradlens.samples.model_inputs import ModelInputs, Named
 from gradlens.samples.picks import Selection
@@ -56,7 +56,7 @@ class Plan:
     can't be told apart. ``terms`` are the nodes from which the losses of single samples are
     computed, and ``without_losses`` is the reason why there are none. ``edges`` are others at which
     each row has a sample. Rows at the edges in ``compared`` were found among those of the
-    ``inputs`` by their numbers.
+    ``inputs`` by their numbers; without any that were found, the order of rows is ``guessed``.
     """
 
     samples: int | None
@@ -74,6 +74,7 @@ class Plan:
     edges: Mapping[LabelledEdge, RowIndex] = field(default_factory=dict)
     inputs: ModelInputs | None = None
     compared: Mapping[Edge, Named] = field(default_factory=dict)
+    guessed: bool = False
 
     def holds_for(self, graph: Graph, calls: Sequence[ModelCall] = ()) -> bool:
         """Whether this is also the plan of another graph with the same structure.
@@ -81,6 +82,8 @@ class Plan:
         The ``calls`` of the model are those that have led to this graph.
         """
         if not self.holds or not all(selection.is_in(graph) for selection in self.selections):
+            return False
+        if self.guessed and say_an_order(calls):
             return False
         if self.inputs is None or not self.compared:
             return True

@@ -341,8 +341,8 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         names = loss.names(passages, reading, rows)
         rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
-    # Of two axes that may count samples, either may have as many entries as rows are selected.
-    may_be_chance = loss.evidence.positions_first and names.selects and not reading.is_given
+    # The second axis may have as many entries as rows are selected.
+    may_be_chance = reading.axis == 1 and names.selects and not reading.is_given
     if by_order and (reading.needs_names or may_be_chance):
         raise UnavailableError(UNSURE.format(samples=reading.samples))
     planner = _Planner(loss, passages, reading, rows.sources)
@@ -372,6 +372,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         holds=holds,
         inputs=inputs,
         compared={edge: each for edge, each in names.known.items() if each.compared},
+        guessed=not names.are_exact,
     )
     return _Attempt(reading, rows, plan, by_order)
 
