@@ -341,9 +341,9 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         names = loss.names(passages, reading, rows)
         rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
-    # The second axis may have as many entries as rows are selected.
-    may_be_chance = reading.axis == 1 and names.selects and not reading.is_given
-    if by_order and (reading.needs_names or may_be_chance):
+    # Where either axis may count the samples, the second one may have as many as are selected.
+    is_second = reading.axis == 1 and loss.evidence.positions_first and not reading.is_given
+    if by_order and (reading.needs_names or (is_second and names.selects)):
         raise UnavailableError(UNSURE.format(samples=reading.samples))
     planner = _Planner(loss, passages, reading, rows.sources)
     order = planner.order(names)
