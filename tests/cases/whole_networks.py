@@ -30,6 +30,7 @@ REFUSED = (
     *("equilibrium with a hook*", "packed documents*", "fused head and loss*"),
     *("4 crops, distilled, called in parts, told N", "episodes, called in parts, told N"),
     *("layer on packed rows", "masked tokens alone, T = N", "transcription, T = N"),
+    "inner steps, called in parts, told N",
 )
 """Networks in which samples meet or can't be told apart, for some parameters at least."""
 
