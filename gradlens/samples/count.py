@@ -253,6 +253,8 @@ def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[S
             shapes.add(graph.shape(above))
         elif kind == LEAF or kind_of(kind).is_layer or kind_of(kind).brings_data:
             return set()
+        elif kind_of(kind).joins:  # such as the norms of weights, some of which are frozen
+            waiting += graph.descend(above)
         else:
             largest = max(largest, prod(graph.shape(above)))
             axes = max(axes, len(graph.shape(above)))

@@ -182,15 +182,15 @@ class Names:
     ) -> bool:
         """Whether the axis of rows may be one of N other things, which rows were folded with.
 
-        It ends beside another axis of N entries then, or where single numbers are joined, in any
-        order, although no data comes in.
+        It ends where single numbers are joined, in any order, or beside another axis of N entries,
+        although no data comes in.
         """
-        ends = not inputs and None not in self._graph.children[above[0]]
-        is_computed = not all(self._alone[edge[0]] for _, edge in self._inputs(above))
         shape = self._graph.shape(above)
-        joins = kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == samples
-        is_square = not are_samples and shape[:2].count(samples) > 1
-        return ends and is_computed and (joins or is_square)
+        if inputs or (kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == samples):
+            return not inputs
+        has_data = None in self._graph.children[above[0]]
+        is_computed = not all(self._alone[edge[0]] for _, edge in self._inputs(above))
+        return is_computed and not (has_data or are_samples) and shape[:2].count(samples) > 1
 
     def _inputs(self, above: Edge) -> list[tuple[int, Edge]]:
         """The inputs of a node that need a gradient, with their places."""

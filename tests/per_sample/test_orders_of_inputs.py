@@ -314,3 +314,22 @@ def test_windows_of_one_series_are_those_of_the_losses_that_are_passed() -> None
     assert len(gradients) == 6
     for parameter in gradients:
         torch.testing.assert_close(gradients[parameter].dense(), expected[parameter])
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_norms_of_as_many_weights_as_samples_are_no_losses(frozen: int) -> None:
+    """A regulariser joins the norms of weights, some of which may be frozen."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    for parameter in [*model.parameters()][:frozen]:
+        parameter.requires_grad_(False)
+    gradlens.extend(model)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    trained = nn.ModuleDict({"2": model[2]}) if frozen == 2 else model
+    expected = per_sample_gradients_of_losses(model(x).square().mean(1), trained)
+    with gradlens.per_sample_gradients(model) as gradients:
+        norms = torch.stack([p.square().sum() for p in model.parameters()])
+        (model(x).square().mean() + 0.1 * norms.sum()).backward()
+    for parameter in gradients:
+        torch.testing.assert_close(gradients[parameter].dense(), expected[parameter])
+    assert len(gradients) == 4 - frozen
