@@ -392,8 +392,8 @@ def _check_left_out(
     if reading.is_given:
         return
     axes = [counting_axes(each.shape, each.is_real) for each in given if len(each.shape) < 4]
-    second = {each[1] for each in axes if len(each) > 1} - {samples}
-    doubtful = any(prod(shape) == 1 or {*shape[:1]} & second for shape in shapes)
+    other = {each[1 - reading.axis] for each in axes if len(each) > 1} - {samples}
+    doubtful = any(prod(shape) == 1 or {*shape[:1]} & other for shape in shapes)
     if doubtful or not names.selects:
         raise UnsureError(UNSURE.format(samples=samples))
 
