@@ -222,6 +222,11 @@ def _chosen(loss: _LossGraph) -> Plan:
     if not attempts:
         raise reasons[0]
     first = attempts[0].reading
+    has_rows_of_first_axis = any(shape[:1] == (every[0].samples,) for shape in shapes)
+    if first.axis > every[0].axis and has_rows_of_first_axis and first.samples != every[0].samples:
+        for reason in reasons:
+            if str(reason) == UNKNOWN_ORDER:  # which doesn't speak against the first axis
+                raise reason
     doubtful = len(every) > 1 and all(each.by_order and each.plan.mixed for each in attempts)
     if doubtful and not first.is_given:
         raise UnavailableError(_uncertain(every))
