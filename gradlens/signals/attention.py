@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.checkpoints import why_not_to_read
-from gradlens.graph.kinds import kind, plain_name
+from gradlens.graph.kinds import kind, plain_name, positive
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.signals.reductions import PIECE, SignalReduction
-from gradlens.torch_private import saved, sequence_number, signed
+from gradlens.torch_private import output_metadata, saved, sequence_number, signed
 
 Block: TypeAlias = tuple[Tensor | None, Tensor]
 """Scores, if they are known, and weights of some queries, ``[N, H, T, S]``."""
@@ -32,7 +32,9 @@ KEEPING = frozenset({
     "Transpose", "UnsafeView", "Unsqueeze", "View",
 })  # fmt: skip
 """Kinds of nodes that keep numbers as they are, and may be between a softmax and a product."""
-MASKING = frozenset({"Add", "MaskedFill", "Sub", "Tanh", "Where", *KEEPING} - {"Slice"})
+MASKING = frozenset(
+    {"Add", "MaskedFill", "Sub", "Tanh", "Where", *KEEPING} - {"Slice", "Transpose"}
+)
 """Those between a product and a softmax: they add a bias, or take keys out. Scores are capped as
 c·tanh(x/c), which is x as far as factors go."""
 PRODUCTS = {"Bmm": ("self", "mat2"), "Baddbmm": ("batch1", "batch2")}
@@ -216,10 +218,20 @@ def _product(node: Any, factor: float | Tensor, left: int) -> tuple[Any, float |
         if own is None:
             return None
         factor = factor * own if name == "Mul" else factor / own
-    elif name not in MASKING:
+    elif name not in MASKING or not _keeps_order(node):
         return None
     ways = (_product(below, factor, left - 1) for below, _ in node.next_functions)
     return next(filter(None, ways), None)
+
+
+def _keeps_order(node: Any) -> bool:
+    """Whether a node keeps the order of elements in memory, as a permutation often doesn't."""
+    if plain_name(kind(node)) != "Permute":
+        return True
+    shape = output_metadata(node)[0].shape
+    axes = positive(saved(node, "dims"), len(shape))
+    moved = [axis for axis, length in zip(axes, shape, strict=True) if length > 1]
+    return moved == sorted(moved)
 
 
 def _factor(node: Any) -> Tensor | None:

@@ -255,3 +255,12 @@ def test_queries_that_see_no_key_do_not_count() -> None:
     rows = scores(q, k).masked_fill(~SEEN, -torch.inf).softmax(-1)[:, :, [0, 1, 3, 4]]
     expected = torch.special.entr(rows).sum(-1).mean((0, 2))
     torch.testing.assert_close(torch.as_tensor(found).double(), expected)
+
+
+def test_scores_that_were_turned_are_not_known() -> None:
+    """Where keys come first in the product, its elements have another order than the weights."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (k @ q.mT / 2).transpose(-1, -2).masked_fill(~SEEN, -torch.inf).softmax(-1) @ v
+
+    assert "product of queries and keys" in reason(Network(SelfAttention(attend)))
