@@ -183,25 +183,33 @@ def _written_out(softmax: Any) -> Iterator[Block]:
     weights = _read(softmax, "result")
     if weights.dim() < 3 or signed(saved(softmax, "dim")) not in (-1, weights.dim() - 1):
         return
+    weights = _by_head(weights)
     product = _product(softmax.next_functions[0][0], 1.0, FAR)
-    scores: Tensor | None = None
-    if product is not None:
-        node, factor = product
-        left, right = (_read(node, name) for name in PRODUCTS[plain_name(kind(node))])
-        factor = factor * saved(node, "alpha", 1)
-        if left is not None and right is not None:
-            found = accumulable(left) @ accumulable(right) * factor
-            scores = found.reshape(weights.shape) if found.numel() == weights.numel() else None
-    weights, scores = (_by_head(each) for each in (weights, scores))
-    assert weights is not None
+    factors = None if product is None else _queries_and_keys(*product, weights)
     for some in _pieces(weights.shape[2], weights[:, :, :1].numel()):
-        part = accumulable(weights[:, :, some])
-        yield None if scores is None else scores[:, :, some], part
+        part, scores = accumulable(weights[:, :, some]), None
+        if factors is not None:
+            queries, keys, factor = factors
+            scores = (accumulable(queries[:, some]) @ keys * factor).reshape(part.shape)
+        yield scores, part
 
 
-def _by_head(rows: Tensor | None) -> Tensor | None:
+def _queries_and_keys(
+    node: Any, factor: float | Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, float | Tensor] | None:
+    """What a product has kept, if it has as many rows and columns as weights ``[N, H, T, S]``."""
+    queries, keys = (_read(node, name) for name in PRODUCTS[plain_name(kind(node))])
+    if queries is None or keys is None:
+        return None
+    products = len(queries), queries.shape[1], keys.shape[2]
+    if products != (weights.shape[0] * weights.shape[1], *weights.shape[2:]):
+        return None
+    return queries, accumulable(keys), factor * saved(node, "alpha", 1)
+
+
+def _by_head(rows: Tensor) -> Tensor:
     """``[N, H, T, S]``; without an axis of heads, or with more than that, there is one head."""
-    if rows is None or rows.dim() == 4:
+    if rows.dim() == 4:
         return rows
     return rows.reshape(-1, 1, *rows.shape[-2:])
 
