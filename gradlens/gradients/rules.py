@@ -104,6 +104,8 @@ def operator_of(found: NodeGradient) -> GradientOperator:
         operator = _at_node(found)
         if len(links) % 2:
             operator = _transposed(operator)
+    if operator.dtype.is_complex:  # of a real parameter, of which the engine takes the real part
+        operator = Dense(operator.dense().real, eps=operator.eps)
     # Autograd makes a gradient without other references a parameter's grad, which users change.
     operator.hold(found.gradients)
     return operator

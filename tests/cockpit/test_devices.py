@@ -105,9 +105,10 @@ class Gpu:
         with ExitStack() as stack:
             mode = torch.cuda.get_sync_debug_mode()
             stack.callback(torch.cuda.set_sync_debug_mode, mode)
-            torch.cuda.set_sync_debug_mode("warn")
             raised = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            raised.clear()  # torch warns once that it may miss some waits
             stack.callback(lambda: self.waits.update(map(_place_of, raised)))
             self._entered.append(stack.pop_all())
         return self

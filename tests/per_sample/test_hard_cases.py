@@ -335,6 +335,42 @@ def test_complex_parameters_are_not_covered() -> None:
     assert "it is complex" in cockpit.history["NormTest"][0].reason
 
 
+class Taking(nn.Module):
+    def __init__(self, use: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.use = nn.Parameter(torch.randn(4, 4).double()), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(x, self.weight)
+
+
+COMPLEX_USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matrix": lambda x, w: x @ w,
+    "transposed matrix": lambda x, w: x @ w.T,
+    "cast behind a transpose": lambda x, w: F.linear(x, w * (1 + 2j)),
+    "factor": lambda x, w: x * w[0] * (1 - 1j),
+    "matrices": lambda x, w: torch.bmm(x[:, None], w.expand(len(x), 4, 4))[:, 0],
+    "conjugate": lambda x, w: (x @ w.conj()).conj(),
+    "solution": lambda x, w: torch.linalg.solve(w + torch.eye(4), x.T).T,
+}
+
+
+@pytest.mark.parametrize("use", COMPLEX_USES)
+def test_real_parameters_in_complex_products(use: str) -> None:
+    """The engine takes the real part of their gradient."""
+    torch.manual_seed(0)
+    model = Taking(lambda x, w: COMPLEX_USES[use](x, w.to(torch.complex128)))
+    gradlens.extend(model)
+    losses = model(torch.randn(5, 4, dtype=torch.complex128)).abs().sum(1)
+    expected = per_sample_gradients_of_losses(losses, model)
+    loss = losses.mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        loss.backward()
+    assert_close(gradients["weight"].dense(), expected["weight"])
+    squares = expected["weight"].flatten(1).square().sum(1)
+    assert_close(gradients["weight"].squared_norms(), squares)
+
+
 def test_random_schedules_are_asked_once_a_step() -> None:
     answers = iter([True, False] * 10)
     model = nn.Linear(3, 2)
