@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gradlens.cockpit.aggregation import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
+    from gradlens.coordinates.check import coordinate_check
     from gradlens.diagnosis.diagnose import diagnose
     from gradlens.diagnosis.rule import Rule, Sign
     from gradlens.gradients.per_sample_gradients import per_sample_gradients
@@ -53,6 +54,7 @@ __all__ = [
     "View",
     "__version__",
     "configuration",
+    "coordinate_check",
     "curvature",
     "diagnose",
     "extend",
@@ -83,6 +85,7 @@ _DEFINED_IN = {
     "Undefined": "gradlens.history.undefined",
     "View": "gradlens.history.view",
     "configuration": "gradlens.quantities.presets",
+    "coordinate_check": "gradlens.coordinates.check",
     "diagnose": "gradlens.diagnosis.diagnose",
     "extend": "gradlens.graph.model_calls",
     "from_taiyi": "gradlens.compat.taiyi",

@@ -1,0 +1,1 @@
+"""Whether layers keep their size when networks are made wider."""
