@@ -212,7 +212,9 @@ def loss_edges(
             has_terms_of_weights |= alone[edge[0]]
             continue
         below = list(graph.descend(edge))
-        is_number, is_row = prod(graph.shape(edge)) == 1, are_rows(edge)
+        is_row = are_rows(edge)
+        is_number = prod(graph.shape(edge)) == 1
+        is_number |= not is_row and bool(_numbers_in(graph, edge, alone))
         is_passed = is_linear(graph.nodes[edge[0]]) if is_number == is_row else is_number
         if is_number and is_row and _is_of_parameters(graph, edge, alone):
             is_passed = False
@@ -228,6 +230,33 @@ def loss_edges(
         found = [edge for edge in found if not compared[edge]] or found
     found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
     return found
+
+
+def _numbers_in(graph: Graph, edge: Edge, alone: Sequence[bool]) -> list[Edge]:
+    """The single numbers, such as means of losses, that an edge is computed from with parameters.
+
+    Empty if it is computed from anything else.
+    """
+    numbers: list[Edge] = []
+    waiting = [edge]
+    for above in each_once(waiting):
+        number, shape = above[0], graph.shape(above)
+        if alone[number]:
+            continue
+        if prod(shape) == 1:
+            numbers.append(above)
+            continue
+        below = list(graph.descend(above))
+        weights = [graph.shape(each) for each in below if alone[each[0]]]
+        # Weights that are repeated meet the data of several rows.
+        is_repeated = len(weights) == len(below) and prod(shape) > max(
+            map(prod, weights), default=0
+        )
+        has_data = None in graph.children[number] and not is_linear(graph.nodes[number])
+        if kind_of(graph.kinds[number]).is_layer or has_data or is_repeated:
+            return []
+        waiting += below
+    return numbers
 
 
 def _is_of_parameters(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
@@ -283,6 +312,9 @@ def loss_rows(
         shape = graph.shape(edge)
         own = only(0, len(shape)) if samples == 1 else names.at(edge)
         is_open = inputs.is_one_axis and not are_known(own)
+        # Means over several samples aren't a sample's, even if they are as many.
+        means = _numbers_in(graph, edge, alone) if is_open else []
+        is_open &= all(len(names.samples_behind(each)) < 2 for each in means)
         places = _by_place(shape, reading) if is_open else None
         if places is not None and names.may_be_in_order(edge, places):
             own = places

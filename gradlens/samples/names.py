@@ -28,6 +28,7 @@ from gradlens.samples.labels import (
     axes_of,
     combined,
     differ,
+    distinct,
     has_unnamed,
     moved,
     only,
@@ -254,6 +255,11 @@ class Names:
         """All names at an edge and behind it."""
         behind = self._graph.below([edge[0]])
         return [names for (number, _), names in self._names.items() if number in behind]
+
+    def samples_behind(self, edge: Edge) -> set[int]:
+        """The samples whose rows are known at an edge or behind it."""
+        found = set[int]().union(*map(distinct, self.behind(edge)))
+        return {sample for sample in found if sample >= 0}
 
     def _above(self, number: int, output: int) -> Labels:
         """The names of a node's output, from those of its inputs.

@@ -303,7 +303,6 @@ AS_MANY_ROWS: dict[str, Callable[[Tensor], Any]] = {
     "transposed": lambda h: [torch.transpose_copy(h, 0, 1)],
     "one row repeated": lambda h: [h[1:2].expand(N, N)],
     "one row interleaved": lambda h: [h[1:2].tanh().repeat_interleave(N, 0)],
-    "a number repeated": lambda h: [h.median().repeat(N)],
     "each row by itself": torch.unbind_copy,
 }
 

@@ -139,6 +139,43 @@ def test_terms_of_weights_for_each_sample_are_no_regularisers(name: str, samples
         assert_close(gradients[each].mean(), parameter.grad)
 
 
+OF_MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "learned weights": lambda means, w: ((-w).exp() * means + w).sum(),
+    "with constants": lambda means, w: (0.5 * torch.exp(-w) * means + 0.5 * w).sum(),
+    "variances": lambda means, w: (means / (2 * w**2) + w.abs().log()).mean(),
+    "softmax": lambda means, w: w.softmax(0) @ means,
+    "constant weights": lambda means, w: (torch.tensor([0.3, 0.7]).double() * means).sum(),
+    "geometric mean": lambda means, w: means.log().mean().exp(),
+    "the worst": lambda means, w: means.max() + means.norm(),
+    "a number repeated": lambda means, w: means[0].expand(4).square().mean() + means[1],
+}
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+@pytest.mark.parametrize("name", OF_MEANS)
+def test_losses_of_several_means(name: str, samples: int) -> None:
+    """gₙ is that of sample n's losses, weighted as the loss weights their means."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 4).double()
+    weights = model.weights = nn.Parameter(torch.randn(2).double())
+    inputs, labels = torch.randn(samples, 5).double(), torch.randint(3, (samples,))
+
+    def losses() -> list[Tensor]:
+        outputs = model(inputs)
+        return [F.cross_entropy(outputs, labels, reduction="none"), outputs.square().mean(1)]
+
+    means = torch.stack([each.mean() for each in losses()]).detach().requires_grad_()
+    (shares,) = torch.autograd.grad(OF_MEANS[name](means, weights.detach()), means)
+    alone = sum(share * own for share, own in zip(shares, losses(), strict=True))
+    expected = per_sample_gradients_of_losses(alone, model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        means = torch.stack([each.mean() for each in losses()])
+        OF_MEANS[name](means, weights).backward()
+    assert gradients.batch_size == samples
+    for each in ("weight", "bias"):
+        assert_close(gradients[each].dense(), expected[each])
+
+
 @pytest.mark.parametrize("samples", [1, 4])
 def test_regulariser_of_a_batch_of_any_size(samples: int) -> None:
     model = nn.Linear(4, 3).double()
