@@ -36,6 +36,22 @@ class Pooled(nn.Module):
         return self.head(self.body(x).flatten(2).mean(2))
 
 
+class Spectrograms(nn.Module):
+    """Convolutions of one channel ``[N, 1, F, T]``, and a layer that has positions first."""
+
+    def __init__(self, frequencies: int = 8) -> None:
+        super().__init__()
+        self.front = nn.Conv2d(1, 1, 3, padding=1)
+        self.recurrent = nn.GRU(frequencies, C)
+        self.head = nn.Linear(C, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, 1, F, T]``."""
+        columns = self.front(x).squeeze(1).permute(2, 0, 1)
+        hidden: Tensor = self.recurrent(columns)[0]
+        return self.head(hidden.mean(0))
+
+
 class Windows(nn.Module):
     """Attention inside of windows, which the second time are shifted (Swin)."""
 
@@ -211,5 +227,6 @@ def networks() -> list[Network]:
     return [
         *(Network(name, KIND, build, images(), classify) for name, build in _bodies().items()),
         *also_told(Network("regions", KIND, cut, regions_batch, regions_loss, **of_regions)),
+        Network("spectrograms", KIND, Spectrograms, images(channels=1), classify),
         Network("variational autoencoder", KIND, coder, noisy, evidence),
     ]

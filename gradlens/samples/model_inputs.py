@@ -334,6 +334,13 @@ def _are_alike(data: Tensor | None) -> bool:
     return bool((data == data[:1]).all())
 
 
+def takes_channels(graph: Graph, alone: Sequence[bool], model_inputs: Sequence[Given]) -> bool:
+    """Whether a layer that counts rows by the first axis alone computes with data of their shape."""
+    layers = [n for n in first_nodes(graph, alone) if kind_of(graph.kinds[n]).rows == 1]
+    read = [each for each in (_read_by(graph, n) for n in layers) if each is not None]
+    return not {tuple(each.shape) for each in read}.isdisjoint(g.shape for g in model_inputs)
+
+
 def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
     """Whether a node may be made of what the model was called with, by number."""
     storages = {given.storage for given in model_inputs}

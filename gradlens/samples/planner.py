@@ -71,6 +71,7 @@ from gradlens.samples.model_inputs import (
     first_nodes,
     nodes_reading_data,
     reads_data,
+    takes_channels,
 )
 from gradlens.samples.names import Names
 from gradlens.samples.passages import Passages
@@ -112,6 +113,12 @@ class _LossGraph:
     def reading_data(self) -> set[int]:
         """The first nodes that compute with data, by number."""
         return nodes_reading_data(self.graph, self.alone)
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether a layer takes the second axis of what the model was called with for channels."""
+        given = [each for call in self.calls for each in call.inputs]
+        return takes_channels(self.graph, self.alone, given)
 
     @cached_property
     def elementwise(self) -> frozenset[int]:
@@ -214,10 +221,14 @@ def _chosen(loss: _LossGraph) -> Plan:
     single = [each for each in every if each.samples == 1]
     if single and len(single) < len(every):
         # The only row of the loss may have been selected among those of several samples.
+        is_second = single[0].axis and not single[0].is_given
         selects = single[0].axis and any(kind_of(kind).selects for kind in graph.kinds)
-        if selects or any(shape[:1] != (1,) for shape in shapes):
+        if not selects and all(shape[:1] == (1,) for shape in shapes):
+            every = single
+        elif is_second and loss.has_channels:
+            every = [each for each in every if each not in single]
+        else:
             raise UnavailableError(_uncertain(every))
-        every = single
     attempts, reasons = _attempts(loss, every)
     if not attempts:
         raise reasons[0]
