@@ -328,7 +328,7 @@ def loss_rows(
     named = {edge: each for edge, each in labels.items() if are_known(each)}
     meeting = meeting_edges(graph, named) if samples > 1 else []
     if meeting:
-        raise UnavailableError(_not_followed(graph, meeting, names, reading, inputs))
+        raise _not_followed(graph, meeting, names, reading, inputs)
     unnamed = [e for e in labels if e not in named and not names.are_behind(e)]
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     by_place = [edge for edge in named if not are_known(names.at(edge))]
@@ -344,7 +344,7 @@ def loss_rows(
     remedy = PASS_LOSSES if reading.is_given else PASS_OTHER if unclear else PASS
     unclear = unclear if reading.is_given else unnamed or unclear
     if unclear:
-        raise UnavailableError(_not_followed(graph, unclear, names, reading, inputs, remedy))
+        raise _not_followed(graph, unclear, names, reading, inputs, remedy)
     if len(own) < samples:
         shapes = [*map(graph.shape, edges), *_selected_from(graph, edges)]
         _check_left_out(reading, inputs, names, shapes)
@@ -395,6 +395,10 @@ class UnsureError(UnavailableError):
     """It isn't certain that rows are samples; along another axis, as many aren't certain either."""
 
 
+class UnknownOrderError(UnavailableError):
+    """The loss's rows may be in another order than the batch; their axis may be right."""
+
+
 def _selected_from(graph: Graph, edges: Sequence[Edge]) -> list[Shape]:
     """The shapes of what rows were selected from, on the way to some edges."""
     found: list[Shape] = []
@@ -437,20 +441,19 @@ def _not_followed(
     reading: Reading,
     inputs: ModelInputs,
     remedy: str = "",
-) -> str:
+) -> UnavailableError:
     """Why none of the loss's rows has a sample of its own; without a ``remedy``, samples meet."""
     meeting = [edge for edge in edges if not remedy or names.meet_behind(edge)]
     if names.are_shuffled and not meeting:
-        return UNKNOWN_ORDER
+        return UnknownOrderError(UNKNOWN_ORDER)
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     # Along the wrong axis of the inputs, samples may seem to meet.
     is_either = not inputs.is_one_axis or (square and not meeting)
     reason = EITHER_AXIS if is_either else MEET if meeting else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
     reason += "" if reading.is_given or reason != MEET else OTHER_N
-    return reason.format(
-        shapes=shapes, samples=reading.samples, known_by=reading.known_by, remedy=remedy
-    )
+    known = {"samples": reading.samples, "known_by": reading.known_by}
+    return UnavailableError(reason.format(shapes=shapes, remedy=remedy, **known))
 
 
 COMPARED = (

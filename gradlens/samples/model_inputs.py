@@ -335,7 +335,7 @@ def _are_alike(data: Tensor | None) -> bool:
 
 
 def takes_channels(graph: Graph, alone: Sequence[bool], model_inputs: Sequence[Given]) -> bool:
-    """Whether a layer that counts rows by the first axis alone computes with data of their shape."""
+    """Whether a layer counts rows of data by the first axis alone, which has an input's shape."""
     layers = [n for n in first_nodes(graph, alone) if kind_of(graph.kinds[n]).rows == 1]
     read = [each for each in (_read_by(graph, n) for n in layers) if each is not None]
     return not {tuple(each.shape) for each in read}.isdisjoint(g.shape for g in model_inputs)

@@ -49,6 +49,7 @@ from gradlens.samples.count import (
     BatchEvidence,
     LossRows,
     Reading,
+    UnknownOrderError,
     UnsureError,
     loss_edges,
     loss_rows,
@@ -236,7 +237,7 @@ def _chosen(loss: _LossGraph) -> Plan:
     has_rows_of_first_axis = any(shape[:1] == (every[0].samples,) for shape in shapes)
     if first.axis > every[0].axis and has_rows_of_first_axis and first.samples != every[0].samples:
         for reason in reasons:
-            if str(reason) == UNKNOWN_ORDER:  # which doesn't speak against the first axis
+            if isinstance(reason, UnknownOrderError):
                 raise reason
     doubtful = len(every) > 1 and all(each.by_order and each.plan.mixed for each in attempts)
     if doubtful and not first.is_given:
@@ -371,7 +372,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         inputs.returns_an_order or inputs.compares_in_another_order(loss.graph)
     )
     if may_be_moved or not is_certain or (names.are_guessed and names.are_reordered):
-        raise UnavailableError(UNKNOWN_ORDER)
+        raise UnknownOrderError(UNKNOWN_ORDER)
     if not is_same:
         rows = rows.in_order(order)
         planner = _Planner(loss, passages, reading, rows.sources)
@@ -460,14 +461,14 @@ class _Planner:
                 found[labels] = np.where(found[labels] < 0, own, found[labels])
                 if (found[labels] != own).any():
                     is_passed = self._loss.evidence.losses_at is not None
-                    raise UnavailableError(OTHER_ORDER if is_passed else UNKNOWN_ORDER)
+                    raise UnknownOrderError(OTHER_ORDER if is_passed else UNKNOWN_ORDER)
         if names.by_order and self._labels.refused:
             raise UnavailableError(next(iter(self._labels.refused.values())))
         rows = np.flatnonzero(found >= 0)
         is_other = (found[rows] != rows).any()
         is_one_to_one = len(np.unique(found[rows])) == len(rows)
         if is_other and (names.are_guessed or not is_one_to_one):
-            raise UnavailableError(UNKNOWN_ORDER)
+            raise UnknownOrderError(UNKNOWN_ORDER)
         return found
 
     def _with_labels(self, edge: Edge, names: Labels) -> Sequence[Labels]:
