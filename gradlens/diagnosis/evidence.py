@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio, smallest
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, field_line, line, lines
+from gradlens.history.lines import Floats, Line, field_line, line, lines, number_lines
 from gradlens.history.records import OF_SAMPLES
 from gradlens.history.setup import Layer, Setup
 from gradlens.history.spikes import Suspect
@@ -435,6 +435,27 @@ class Evidence:
         for series in self.history.of_kind(kind):
             return field_line(self.history[series], name)
         return Line(np.zeros(0), np.zeros(0))
+
+    def of_quantity(self, kind: str, entry: str = "") -> ByName:
+        """A number of each layer or parameter in the first series of a kind of quantity.
+
+        It is an ``entry`` of dicts, or the number itself. Of an array, such as one of heads, each
+        element has a name.
+        """
+        for series in self.history.of_kind(kind):
+            records, values = self.history[series], dict[str, Floats]()
+            for group in ("layers", "parameters"):
+                within = records.column(group)
+                for name in within.entries:
+                    one = within.column(name)
+                    parts = (
+                        {"": field_line(one, entry)} if entry else number_lines(one, elements=True)
+                    )
+                    values |= {
+                        f"{name}, head {n}" if n else name: each.values for n, each in parts.items()
+                    }
+            return ByName(records.steps.astype(np.int64), values)
+        return ByName(np.zeros(0, dtype=np.int64), {})
 
     @cached_property
     def valid_loss(self) -> Line:

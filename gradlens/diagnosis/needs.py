@@ -28,6 +28,12 @@ def of_layers(kind: str, words: str) -> Need:
     return Need(words, lambda evidence: bool(evidence.by_name(kind)))
 
 
+def quantity(*kinds: str) -> Need:
+    """One of some quantities of layers or parameters."""
+    words = f"the quantity {' or '.join(kinds)}"
+    return Need(words, lambda evidence: any(evidence.history.of_kind(kind) for kind in kinds))
+
+
 SETUP = Need(
     "the facts of the run, which Cockpit(..., facts=True) records",
     lambda evidence: bool(evidence.history.setups),

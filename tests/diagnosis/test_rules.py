@@ -14,7 +14,7 @@ from gradlens.history.coverage import Coverage
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.json_lines import encoded, from_plain, value_of
-from gradlens.history.setup import Layer, ParameterGroup
+from gradlens.history.setup import Layer, ParameterGroup, Setup
 from gradlens.history.spikes import Origin, Spike, Suspect
 from tests.diagnosis.runs import (
     SETUP,
@@ -185,6 +185,60 @@ def broken(origin: Origin) -> History:
     history = run(changed(S, loss=np.where(np.arange(STEPS) >= 50, np.nan, S["loss"])))
     history.spikes[50] = Spike(math.nan, origin=origin, suspects=(Suspect(3, "cat.png"),))
     return history
+
+
+def of_quantity(
+    kind: str,
+    values: dict[str, dict[str, np.ndarray] | np.ndarray],
+    columns: dict[str, np.ndarray] = S,
+    setup: Setup = SETUP,
+) -> History:
+    """A run with a quantity of layers at each step: entries ``[K]``, or numbers of heads [K, H]."""
+    group = "parameters" if kind in ("RelativeUpdate", "OptimizerState") else "layers"
+
+    def at_step(step: int, one: dict[str, np.ndarray] | np.ndarray) -> object:
+        if isinstance(one, dict):
+            return {name: float(each[step]) for name, each in one.items()}
+        return one[step] if one.ndim > 1 else float(one[step])
+
+    records = {s: {group: {n: at_step(s, v) for n, v in values.items()}} for s in range(STEPS)}
+    return run(columns, setup=setup, series={kind: records})
+
+
+EVERY = np.arange(STEPS)
+FIRST = (EVERY < 9).astype(float)
+GROWS = np.geomspace(1, 2000, STEPS)
+STEADY = np.full(STEPS, 3.0)
+
+
+def updates(**sizes: np.ndarray | float) -> History:
+    """‖update‖/‖weight‖ of each weight, by the number of its layer."""
+    found = {f"{n.removeprefix('_')}.weight": np.broadcast_to(v, STEPS) for n, v in sizes.items()}
+    return of_quantity("RelativeUpdate", {name: {"value": each} for name, each in found.items()})
+
+
+def heads(
+    *values: np.ndarray, kind: str = "AttentionLogits", loss: np.ndarray = S["loss"]
+) -> History:
+    return of_quantity(kind, {"1.attention": np.stack(values, 1)}, changed(S, loss=loss))
+
+
+def outputs(entropy: np.ndarray, loss: np.ndarray) -> History:
+    entries = {"entropy": entropy, "classes": np.full(STEPS, 10.0)}
+    return of_quantity("OutputEntropy", {"4": entries}, changed(S, loss=loss))
+
+
+def spike_after(rms: float, steps: int = 6, **options: float) -> History:
+    """The gradient outgrows v at step 100, and the loss rises for some steps from the next on."""
+    rises = (EVERY > 100) & (100 + steps >= EVERY)
+    values = {name: {"rms": np.where(EVERY == 100, rms, 1.0)} for name in WEIGHTS[:2]}
+    loss = S["loss"] * np.where(rises, 4.0, 1.0)
+    return of_quantity("OptimizerState", values, changed(S, loss=loss), adam(**options))
+
+
+def outliers(kurtosis: float, channels: np.ndarray) -> History:
+    entries = {"kurtosis": np.full(STEPS, kurtosis), "channel": channels}
+    return of_quantity("ActivationOutliers", {"2": entries})
 
 
 ROUNDS = {"stateless": (np.arange(STEPS) % 40 == 0).astype(float)}
@@ -427,6 +481,22 @@ FAULTY: dict[str, list[History]] = {
         run(layers=strangers(new=2.0)),
         run(layers=strangers(same=2.0), setup=replace(SETUP, unregistered=("blocks",))),
     ],
+    "update_large": [
+        updates(_0=0.32, _2=0.01, _4=0.01),
+        updates(_0=0.01, _2=np.where(EVERY < 4, 0.5, 0.02), _4=0.01),
+        updates(_0=0.5, _2=0.5, _4=0.5),
+    ],
+    "attention_logits": [
+        heads(STEADY, GROWS, STEADY),
+        heads(np.where(EVERY > 100, math.inf, STEADY)),
+        of_quantity("AttentionLogits", {"1": GROWS}),
+    ],
+    "entropy_collapse": [
+        heads(STEADY, 3 / GROWS, kind="AttentionEntropy", loss=S["loss"] + EVERY / STEPS),
+        heads(3 / GROWS, kind="AttentionEntropy", loss=STUCK),
+        outputs(2 / GROWS, STUCK),
+    ],
+    "second_moment_old": [spike_after(rms) for rms in (2.5, 30.0)],
     "overfitting": [
         valid(2, 1, 0.8, 1.2, 1.5),
         valid(2, 1.0, 0.5, 0.6, 0.7, 0.8),
@@ -504,6 +574,7 @@ NOTICED: dict[str, list[History]] = {
         )
     ],
     "batch_too_small": [run(changed(S, samples=n, labels=n, distinct_rows=n)) for n in (1.0, 4.0)],
+    "activation_outlier": [outliers(k, np.where(EVERY < 5, 3.0, 7.0)) for k in (110.0, 2000.0)],
 }
 """Runs with what may be intended or harmless."""
 
@@ -591,6 +662,17 @@ HEALTHY: dict[str, History] = {
     ),
     "words": run(layers=dense_labels(0.4, 0.02)),
     "a discriminator that is trained": run(layers=strangers()),
+    "updates that become usual": updates(_0=np.where(EVERY < 2, 1.0, 0.02), _2=0.01, _4=0.01),
+    "a weight that begins at zero": updates(_0=np.r_[np.nan, 1 / EVERY[1:]], _2=0.01, _4=0.01),
+    "all weights move far at first": updates(_0=FIRST * 0.5, _2=FIRST * 0.4, _4=FIRST * 0.4),
+    "scores of attention": heads(STEADY, np.linspace(0, 60, STEPS), np.full(STEPS, np.nan)),
+    "single large scores": heads(np.where(EVERY % 9, STEADY, 200.0)),
+    "sharp heads": heads(3 / GROWS, kind="AttentionEntropy"),
+    "certain outputs": outputs(2 / GROWS, S["loss"]),
+    "large gradients without a spike": spike_after(4.0, steps=0),
+    "a bad batch after large gradients": spike_after(4.0, steps=2),
+    "a spike with a usual beta2": spike_after(4.0, beta2=0.95),
+    "outliers of all channels": outliers(500.0, EVERY % 7.0),
     "one step": run(step_columns(1)),
     "two steps": run(step_columns(2)),
 }  # fmt: skip
@@ -602,7 +684,7 @@ def alarms(history: History) -> list[Finding]:
 
 def test_every_rule_has_runs() -> None:
     assert {rule.fault for rule in RULES} == FAULTY.keys() | NOTICED.keys()
-    assert len(RULES) == 55
+    assert len(RULES) == 60
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -651,6 +733,10 @@ PLACES = {
     "vanishing_gradients": ("0.weight", "2.weight"),
     "exploding_gradients": WEIGHTS,
     "expert_unused": ("experts.2",),
+    "update_large": ("0.weight",),
+    "attention_logits": ("1.attention, head 1",),
+    "entropy_collapse": ("1.attention, head 1",),
+    "second_moment_old": ("0.weight", "2.weight"),
     "batchnorm_eval": ("1",),
     "no_nonlinearity": ("0", "2", "4"),
 }
@@ -674,6 +760,9 @@ def test_layers(fault: str) -> None:
         ("nonfinite_target", 0, 50),
         ("nonfinite_loss", 1, 61),
         ("zero_grad_missing", 0, 1),
+        ("update_large", 1, 0),
+        ("attention_logits", 1, 101),
+        ("second_moment_old", 0, 100),
     ],
 )
 def test_first_steps(fault: str, place: int, step: int) -> None:
@@ -731,11 +820,9 @@ def test_what_is_needed() -> None:
     assert "optimizer" in lacking["optimizer_misses"][0]
     known = unasked(run())
     expected = {
-        "overfitting",
-        "samples_mixed",
-        "constant_output",
-        "saturated_units",
-        "padding_in_loss",
+        *("overfitting", "samples_mixed", "constant_output", "saturated_units", "padding_in_loss"),
+        *("update_large", "attention_logits", "second_moment_old", "entropy_collapse"),
+        "activation_outlier",
     }
     assert known.keys() == expected
     assert "valid_loss" in known["overfitting"][0]

@@ -14,6 +14,7 @@ from gradlens.diagnosis.rules import (
     not_finite,
     of_gradients,
     of_labels,
+    of_layers,
     of_learning,
     of_loss,
     of_optimizer,
@@ -39,6 +40,7 @@ _MODULES: tuple[Any, ...] = (
     batch_size,
     # what training leads to
     inactive_units,
+    of_layers,
     unchanged,
     learning_rate,
     of_gradients,

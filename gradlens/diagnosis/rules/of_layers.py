@@ -1,0 +1,242 @@
+"""What quantities show of single layers: updates, attention, old moments, entropies, outliers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from gradlens.diagnosis.course import WINDOW, is_stuck, noise, spread
+from gradlens.diagnosis.evidence import ByName, Evidence
+from gradlens.diagnosis.needs import LOSS, quantity
+from gradlens.diagnosis.numbers import NORMAL, first, largest, median, ratio, smallest, smooth
+from gradlens.diagnosis.rule import INSTABILITY, Rule, Sign, above, below
+from gradlens.history.finding import Certainty
+from gradlens.history.lines import Floats
+
+RECORDS = 3
+"""So many records of a layer in a row must be beyond a limit."""
+
+
+def beyond(
+    numbers: ByName,
+    limit: float,
+    words: str,
+    is_above: bool = True,
+    certainty: Certainty = "very likely",
+    is_alarm: bool = True,
+) -> Iterator[Sign]:
+    """A sign with all layers that have been beyond a limit for some time, if there are any."""
+    since: dict[str, int] = {}
+    worst = math.nan
+    for name, values in numbers.values.items():
+        (places,) = np.nonzero(~np.isnan(values))
+        is_beyond = values[places] > limit if is_above else values[places] < limit
+        counts = np.convolve(is_beyond, np.ones(RECORDS), "valid") if len(places) else places
+        at = first(counts >= RECORDS)
+        if at is not None:
+            since[name] = int(places[at])
+            found = values[places[at:]]
+            worst = np.fmax(worst, found.max()) if is_above else np.fmin(worst, found.min())
+    if since:
+        measured = (above if is_above else below)(words, float(worst), limit)
+        step = int(numbers.steps[min(since.values())])
+        yield Sign(step, (measured,), certainty, is_alarm, tuple(since))
+
+
+# Updates --------------------------------------------------------------------------------------
+
+MOVED = 0.3
+"""‖update‖/‖weight‖ of a weight: measured at most 0.24 in healthy runs, and 0.15 after the first
+steps. That of a weight that begins at zero falls to 0.3 in three steps."""
+SETTLED, TIMES = 20, 10.0
+"""In so many steps at the start, it must also be so many times that of half of the weights: all of
+them may be moved far by a rate that is high at first."""
+
+
+def weight_moves_far(evidence: Evidence) -> Iterator[Sign]:
+    found, shapes = evidence.of_quantity("RelativeUpdate", "value"), evidence.history.parameters
+    names = tuple(n for n, each in found.values.items() if len(shapes.get(n, ())) > 1)
+    if names:
+        table = found.matrix(names)
+        usual = np.sort(table, axis=0)[(len(names) - 1) // 2]  # NaN come last
+        is_late = found.steps >= found.steps[:1].sum() + SETTLED
+        begins_at_zero = np.isnan(table[:, :1])
+        counts = is_late | ((table > TIMES * usual) & ~begins_at_zero)
+        moved = dict(zip(names, np.where(counts, table, 0.0), strict=True))
+        words = "size of an update, over that of the weight"
+        yield from beyond(ByName(found.steps, moved), MOVED, words)
+
+
+# Attention ------------------------------------------------------------------------------------
+
+SCORE = 100.0
+"""The largest score of a head, at which QK-clip caps it: measured at most 37 in healthy runs."""
+
+
+def scores_are_large(evidence: Evidence) -> Iterator[Sign]:
+    scores = evidence.of_quantity("AttentionLogits")
+    return beyond(scores, SCORE, "largest score of attention")
+
+
+COLLAPSED = 0.1
+"""The entropy of a head of attention over that at the start, or of outputs over log C: measured
+0.25 and more in healthy heads. By itself, it is no fault: heads may look at one key each, and
+outputs should be certain in the end."""
+WORSE, WIDTH = 1.1, 10
+"""The latest median loss of so many steps, over the lowest one: training has become worse."""
+
+
+def entropy_collapses(evidence: Evidence) -> Iterator[Sign]:
+    levels = smooth(evidence.loss.values, WIDTH)
+    is_worse = levels[-1:].sum() > max(WORSE, spread(evidence)) * smallest(levels)
+    if is_worse or is_stuck(evidence):
+        heads = evidence.of_quantity("AttentionEntropy")
+        shares = {n: ratio(v, np.full(len(v), _first(v))) for n, v in heads.values.items()}
+        words = "entropy of attention, over that at the start"
+        yield from beyond(ByName(heads.steps, shares), COLLAPSED, words, is_above=False)
+    if is_stuck(evidence):
+        outputs = evidence.of_quantity("OutputEntropy", "entropy")
+        classes = evidence.of_quantity("OutputEntropy", "classes").values
+        shares = {n: ratio(v, np.log(classes[n])) for n, v in outputs.values.items()}
+        words = "entropy of outputs, over that of a guess"
+        for sign in beyond(ByName(outputs.steps, shares), COLLAPSED, words, is_above=False):
+            yield replace(sign, title=CERTAIN, advice=SMALLER)
+
+
+def _first(values: Floats) -> float:
+    """The first finite value; NaN if there is none."""
+    found = values[np.isfinite(values)]
+    return float(found[0]) if len(found) else math.nan
+
+
+CERTAIN = "The outputs are certain of classes, and wrong"
+SMALLER = (
+    "Lower the learning rate, use a warm-up or smaller weights in the last layer, or penalise "
+    "(log Z)²."
+)
+
+# Old second moments ---------------------------------------------------------------------------
+
+OLD = 2.3
+"""The rms of g/√v, which spikes of the loss follow (Wortsman et al., App. D). By itself, it is no
+fault: measured up to 8.6 in healthy runs with β₂ = 0.999."""
+WITHIN = 8
+"""Steps from there to the spike of the loss, as in that paper."""
+SPIKE, SPREADS = 1.2, 5.0
+"""A spike is so many times the loss before, and so many robust standard deviations of the logarithm
+of a batch's loss. Where it is one at less than three steps, it may be that of a bad batch."""
+USUAL = 0.95
+"""A β₂ of language models, with which v is no older than 20 steps."""
+
+
+def moments_are_old(evidence: Evidence) -> Iterator[Sign]:
+    found = evidence.of_quantity("OptimizerState", "rms")
+    names = tuple(n for n in evidence.trained or evidence.weights if n in found.values)
+    if not names or evidence.option("beta2") <= USUAL:
+        return
+    losses, table = evidence.loss.values, found.matrix(names)
+    for place in np.flatnonzero((table > OLD).any(axis=0)).tolist():
+        at = int(np.searchsorted(evidence.loss.steps, found.steps[place]))
+        before, later = losses[max(at - WINDOW, 0) : at], losses[at : at + 1 + WITHIN]
+        usual = median(before)
+        apart = NORMAL * median(np.abs(np.log(before) - np.log(usual)))
+        least = max(SPIKE, math.exp(SPREADS * max(noise(losses), apart)))
+        heights = ratio(later, np.array(usual))
+        is_before = len(before) == WINDOW and heights[:1].sum() < math.sqrt(least)
+        if is_before and (heights > least).sum() >= RECORDS:
+            rms = dict(zip(names, table[:, place].tolist(), strict=True))
+            numbers = (
+                above("rms of the gradient over the root of v", largest(table[:, place]), OLD),
+                above(f"loss within {WITHIN} steps, over that before", largest(heights), least),
+            )
+            where = tuple(name for name, value in rms.items() if value > OLD)
+            yield Sign(int(found.steps[place]), numbers, "consistent with", where=where)
+            return
+
+
+# Outliers -------------------------------------------------------------------------------------
+
+KURTOSIS = 60.0
+"""The excess kurtosis of a layer's outputs: measured at most 54 in small healthy networks (that of
+logits, at first) and 29 in their other layers. It is 1000 and more in large transformers that
+aren't trained against outliers (Bondarenko et al., Table 1), and at most about three times the
+number of channels if a single one is large."""
+
+
+def channel_is_large(evidence: Evidence) -> Iterator[Sign]:
+    found = evidence.of_quantity("ActivationOutliers", "kurtosis")
+    channels = evidence.of_quantity("ActivationOutliers", "channel").values
+    same: dict[str, Floats] = {}
+    for name, values in found.values.items():
+        for latest in channels[name][~np.isnan(values)][-1:]:
+            same[f"{name}, channel {latest:.0f}"] = np.where(channels[name] == latest, values, 0)
+    words = "excess kurtosis of the outputs"
+    yield from beyond(ByName(found.steps, same), KURTOSIS, words, certainty="fact", is_alarm=False)
+
+
+RULES = (
+    Rule(
+        fault="update_large",
+        title="Weights are moved far at each step",
+        needs=(quantity("RelativeUpdate"),),
+        find=weight_moves_far,
+        advice="Lower the learning rate of these weights, or begin with larger ones: see whether "
+        "their parameter group and their initialisation are as intended.",
+        others=("lr_too_high",),
+        explains=("attention_logits", "entropy_collapse", "lr_edge", *INSTABILITY),
+    ),
+    Rule(
+        fault="attention_logits",
+        title="Scores of attention are very large",
+        needs=(quantity("AttentionLogits"),),
+        find=scores_are_large,
+        advice="Normalise queries and keys (QK-norm), lower the learning rate, or cap the scores: "
+        "with such scores, each query looks at one key alone, and hardly has a gradient.",
+        others=("lr_too_high",),
+        explains=("entropy_collapse", "lr_edge", *INSTABILITY),
+        sources=(
+            "Dehghani et al. (2023), arXiv:2302.05442: scores grow before training diverges",
+            "Kimi team (2025), arXiv:2507.20534: QK-clip, at 100",
+        ),
+    ),
+    Rule(
+        fault="second_moment_old",
+        title="The loss spikes after gradients have outgrown Adam's second moments",
+        needs=(quantity("OptimizerState"), LOSS),
+        find=moments_are_old,
+        advice="Use a beta2 of 0.99 or 0.95, or clip updates by their rms, as Adafactor does: "
+        "where gradients grow faster than v, updates are far longer than the rate says.",
+        others=("lr_edge", "corrupt_batch"),
+        explains=("attention_logits", "entropy_collapse", "lr_edge", *INSTABILITY),
+        sources=("Wortsman et al. (2023), arXiv:2304.13013, Sec. 3.4 and App. D",),
+    ),
+    Rule(
+        fault="entropy_collapse",
+        title="Heads of attention look at single keys, and training has become worse",
+        needs=(quantity("AttentionEntropy", "OutputEntropy"),),
+        find=entropy_collapses,
+        advice="Normalise queries and keys (QK-norm), lower the learning rate, or use a warm-up.",
+        others=("attention_logits", "lr_too_high"),
+        explains=("labels_random",),
+        sources=(
+            "Zhai et al. (2023), arXiv:2303.06296: entropy of attention",
+            "Wortsman et al. (2023), arXiv:2309.14322: logits of attention and of outputs",
+        ),
+    ),
+    Rule(
+        fault="activation_outlier",
+        title="One channel of a layer is far larger than all others",
+        needs=(quantity("ActivationOutliers"),),
+        find=channel_is_large,
+        advice="If the network is to be quantised, or trained in float8 or float16, see what this "
+        "channel is for: all channels share the range of the numbers.",
+        others=("exploding_gradients",),
+        sources=(
+            "Dettmers et al. (2022), arXiv:2208.07339: outlier channels",
+            "Bondarenko et al. (2023), arXiv:2306.12929: kurtosis of outputs",
+        ),
+    ),
+)
