@@ -75,7 +75,7 @@ class Rule:
 
 INSTABILITY = ("nonfinite_loss", "nonfinite_gradient", "nonfinite_weights", "clipping_always",
                "saturated_units", "dead_units", "outlier_sample", "corrupt_batch",
-               "lr_too_high")  # fmt: skip
+               "attention_logits", "entropy_collapse", "lr_too_high")  # fmt: skip
 """What shows where steps are too large for a network."""
 NO_PROGRESS = ("vanishing_gradients", "lr_edge", "lr_too_low", "label_noise", "constant_output",
                "labels_random")  # fmt: skip

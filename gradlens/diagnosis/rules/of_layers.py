@@ -186,7 +186,7 @@ RULES = (
         advice="Lower the learning rate of these weights, or begin with larger ones: see whether "
         "their parameter group and their initialisation are as intended.",
         others=("lr_too_high",),
-        explains=("attention_logits", "entropy_collapse", "lr_edge", *INSTABILITY),
+        explains=("lr_edge", *INSTABILITY),
     ),
     Rule(
         fault="attention_logits",
@@ -196,7 +196,7 @@ RULES = (
         advice="Normalise queries and keys (QK-norm), lower the learning rate, or cap the scores: "
         "with such scores, each query looks at one key alone, and hardly has a gradient.",
         others=("lr_too_high",),
-        explains=("entropy_collapse", "lr_edge", *INSTABILITY),
+        explains=("lr_edge", *(each for each in INSTABILITY if each != "attention_logits")),
         sources=(
             "Dehghani et al. (2023), arXiv:2302.05442: scores grow before training diverges",
             "Kimi team (2025), arXiv:2507.20534: QK-clip, at 100",
@@ -210,7 +210,7 @@ RULES = (
         advice="Use a beta2 of 0.99 or 0.95, or clip updates by their rms, as Adafactor does: "
         "where gradients grow faster than v, updates are far longer than the rate says.",
         others=("lr_edge", "corrupt_batch"),
-        explains=("attention_logits", "entropy_collapse", "lr_edge", *INSTABILITY),
+        explains=("lr_edge", *INSTABILITY),
         sources=("Wortsman et al. (2023), arXiv:2304.13013, Sec. 3.4 and App. D",),
     ),
     Rule(
