@@ -288,6 +288,15 @@ def foreach_sub(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor
     return list(torch._foreach_sub(list(ones), list(others)))
 
 
+def foreach_move_(
+    tensors: Sequence[Tensor], starts: Sequence[Tensor], steps: Sequence[Tensor], multiple: float
+) -> None:
+    """Set tensors to starts plus a multiple of steps, in memory of their own."""
+    torch._foreach_copy_(list(tensors), list(starts))
+    if multiple:
+        torch._foreach_add_(list(tensors), list(steps), alpha=multiple)
+
+
 def foreach_over_roots(
     ones: Sequence[Tensor], roots: Sequence[Tensor], floors: Sequence[float | Tensor]
 ) -> list[Tensor]:

@@ -293,6 +293,16 @@ def _optimizer(optimizer: Any) -> Optimizer:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
+def _closure(closure: Any) -> Callable[[], Any]:
+    if callable(closure) and not isinstance(closure, Tensor):
+        found: Callable[[], Any] = closure
+        return found
+    raise TypeError(
+        f"closure={_short(closure)} is no function: pass one without arguments that computes the "
+        "loss again, such as lambda: loss_function(model(inputs), labels)"
+    )
+
+
 def _ids(given: Any) -> tuple[SampleId, ...]:
     listed = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
     if isinstance(listed, (list, tuple)):
@@ -313,6 +323,7 @@ _CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
     "individual_losses": checked_losses,
     "ids": _ids,
     "scaler": None,
+    "closure": _closure,
     "outputs": None,
 }
 """What gradlens itself reads from ``info``, and the function that checks it, if there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ class Cockpit:
             setting=setting,
             run=self._run,
             boundary=boundary,
-            updates=Updates(self._run.record, boundary),
+            updates=Updates(self._run.record, boundary, processes.of_all, self.budget),
             assembly=BatchAssembly(setting, processes, max_bytes),
             forward_passes=forward_passes,
             observers=observers,
@@ -244,6 +244,7 @@ class Cockpit:
         batch_size: int | None = None,
         individual_losses: Tensor | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        closure: Callable[[], Tensor] | None = None,
         accumulating: bool = False,
         info: Mapping[str, Any] | None = None,
         debug: bool = False,
@@ -267,6 +268,10 @@ class Cockpit:
             which sample is which where that can't be found otherwise.
         ``scaler``
             The gradient scaler, if backward is called on ``scaler.scale(loss)``.
+        ``closure``
+            A function that computes the loss of the step's whole batch again, without a backward
+            pass. It is needed by quantities that compare it with that after the update, and is
+            called in the optimizer's step.
         ``accumulating``
             Another backward pass of the same step follows. The values of a step are those of all
             its micro-batches together.
@@ -286,6 +291,7 @@ class Cockpit:
             "batch_size": batch_size,
             "individual_losses": individual_losses,
             "scaler": scaler,
+            "closure": closure,
         }
         with unseen():
             known = checked_info({} if info is None else info, given)

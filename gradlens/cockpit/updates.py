@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
+from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.values import WaitingQuantity, recordable
 from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.history.coverage import few
@@ -28,6 +30,8 @@ from gradlens.reductions import DirectionDots
 
 Record = Callable[[int, Mapping[str, Any]], None]
 """Records values by name at a global step."""
+OfAll = Callable[[Any], list[Any]]
+"""Makes a list of all processes' values of this one's."""
 
 
 class Updates:
@@ -37,9 +41,13 @@ class Updates:
     step, if a quantity's value needs that step.
     """
 
-    def __init__(self, record: Record, boundary: Boundary) -> None:
+    def __init__(
+        self, record: Record, boundary: Boundary, of_all: OfAll, budget: Budget | None
+    ) -> None:
         self._record = record
         self._boundary = boundary
+        self._of_all = of_all
+        self._budget = budget
         self.pending: PendingUpdate | None = None
         self._end_step = 0
         self.interval: PendingUpdate | None = None
@@ -66,7 +74,8 @@ class Updates:
         """
         if self.pending is not None:  # of a context inside this one
             self.pending.close()
-        self.pending = PendingUpdate(step, waiting, batch, start, self._record, self._boundary)
+        shared = self._record, self._boundary, self._of_all, self._budget
+        self.pending = PendingUpdate(step, waiting, batch, start, *shared)
 
     def resolve(self) -> None:
         """Take the parameters as they are for those after the update, if it is still awaited."""
@@ -128,11 +137,15 @@ class PendingUpdate:
         start: Mapping[str, Tensor],
         record: Record,
         boundary: Boundary,
+        of_all: OfAll,
+        budget: Budget | None,
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
         self._record = record
         self._boundary = boundary
+        self._of_all = of_all
+        self._budget = budget
         self._start: Mapping[str, Tensor] | None = start
         self._scale = step.gradient_scale
         self._is_seen = False
@@ -166,6 +179,10 @@ class PendingUpdate:
     def _stepped(self) -> None:
         if torch.compiler.is_compiling():
             return  # a compiled step, which contains this hook: the update is over at the next step
+        with nullcontext() if self._budget is None else self._budget.optimizer_step():
+            self._compute()
+
+    def _compute(self) -> None:
         if not self._is_seen:
             self._is_seen = True
             with self._boundary.contain("the quantities of an optimizer"), torch.no_grad():
@@ -203,12 +220,14 @@ class PendingUpdate:
             self._start = self._batch = None
             return
         is_relative = any(each.quantity.is_relative for each in self.waiting)
+        keeps_start = any(each.quantity.returns_to_start for each in self.waiting)
         parameters, start, batch = self.step.parameters, self._start, self._batch
         # Frees what the update was found from, such as per-sample gradients.
         self._start = self._batch = None
         with self._boundary.contain("the quantities of an update"), torch.no_grad():
             found = self._boundary.value(
-                "the update of the parameters", _update, parameters, start, batch, is_relative
+                *("the update of the parameters", _update, parameters, start, batch),
+                *(is_relative, keeps_start),
             )
             del start, batch
             # Processes must agree on what they compute, and have only parts of the parameters.
@@ -217,9 +236,11 @@ class PendingUpdate:
             if isinstance(found, Undefined):
                 self._refuse(self.waiting, found.reason)
             else:
+                found = replace(found, of_all=self._of_all)
                 self._call(Phase.AFTER_UPDATE, self.step, found)
                 if self.waiting:
-                    self.update, self.reduction = found, DirectionDots(found.direction)
+                    self.update = replace(found, start={})
+                    self.reduction = DirectionDots(found.direction)
 
     def _of(self, phase: Phase) -> list[WaitingQuantity]:
         return [each for each in self.waiting if phase in each.quantity.phases]
@@ -294,11 +315,16 @@ def _update(
     start: Mapping[str, Tensor],
     batch: Whole | None,
     is_relative: bool,
+    keeps_start: bool,
 ) -> Update:
-    """The update from ``start``, in the memory of its copies, and retained gradients along it."""
+    """The update from ``start``, and retained gradients along it.
+
+    It is in the memory of the copies, unless these are kept.
+    """
     retained: Mapping[str, GradientOperator] = {} if batch is None else batch.kept
     before = _norms(start) if is_relative else ((), None)
-    direction = {n: torch.sub(after[n], copy, out=copy) for n, copy in start.items()}
+    out = {n: torch.empty_like(copy) for n, copy in start.items()} if keeps_start else start
+    direction = {n: torch.sub(after[n], copy, out=out[n]) for n, copy in start.items()}
     unchanged = all(each.is_unchanged for each in retained.values())
     operators = retained if unchanged else {}
     # All processes take part in gathering a difference, whatever they have retained.
@@ -312,6 +338,7 @@ def _update(
         torch.stack([each.double() for each in dots]).sum(0) if dots else None,
         without_projections=without if unchanged else OVERWRITTEN,
         start_norms={} if starts is None else dict(zip(names, starts.tolist(), strict=True)),
+        start=start if keeps_start else {},
     )
 
 

@@ -73,6 +73,15 @@ def pairs(group: Group) -> Iterator[tuple[nn.Parameter, nn.Parameter | None]]:
         yield each.sharded_param, getattr(each, "_unsharded_param", None)
 
 
+def reshard(model: nn.Module) -> None:
+    """Free unsharded parameters, so that the next forward pass gathers the shards as they are then.
+
+    Those of the outermost group stay after a forward pass, for the backward pass.
+    """
+    for group in param_groups(model):
+        group.reshard()
+
+
 def mesh_of(group: Group) -> DeviceMesh:
     """The processes among which a group's samples are divided, with all replicas."""
     mesh: DeviceMesh = group.mesh_info.mesh

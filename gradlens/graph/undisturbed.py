@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,19 @@ def training_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
             each.grad = gradient
 
 
+def random_states(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
+    """The states of Python's, numpy's and torch's generators, of the CPU and of tensors' devices.
+
+    They are equal if no random number was drawn in between.
+    """
+    of_numpy: Any = np.random.get_state(legacy=False)
+    devices = {each.device for each in tensors if each.is_cuda}
+    of_torch = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
+    drawn = tuple(bytes(state.cpu().numpy()) for state in of_torch)
+    numbers = tuple(np.asarray(each).tobytes() for each in of_numpy["state"].values())
+    return random.getstate(), numbers, drawn
+
+
 @contextmanager
 def random_states_kept() -> Iterator[None]:
     """The states of Python's and numpy's global generators are the same after the context."""
@@ -72,6 +86,25 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Restore the modes of a model's modules, and tensors that they have as plain attributes.
+
+    Such is the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass.
+    """
+    kept = [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name == "training" or isinstance(value, Tensor)
+    ]
+    try:
+        yield
+    finally:
+        for attributes, name, value in kept:
+            attributes[name] = value
 
 
 @contextmanager

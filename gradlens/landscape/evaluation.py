@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.over_data import LossOverData, SumOverData
 from gradlens.curvature.probe import Probe
-from gradlens.graph.undisturbed import training_kept
+from gradlens.graph.undisturbed import attributes_kept, training_kept
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
 from gradlens.landscape.directions import Direction, StateDict, checked, inner_products
@@ -261,18 +261,14 @@ class Neighbourhood:
     def kept(self) -> Iterator[None]:
         """The model is the same after the context as before, and so are torch's random numbers.
 
-        That includes gradients, modes, and tensors that modules have as plain attributes, such as
-        the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass.
+        That includes gradients, modes, and tensors that modules have as plain attributes.
         """
-        attributes = _attributes(self._model)
-        with training_kept(self._model.parameters()):
+        with attributes_kept(self._model), training_kept(self._model.parameters()):
             try:
                 yield
             finally:
                 for place in self._places.values():
                     place.tensor.data.copy_(place.kept)
-                for attribute, name, value in attributes:
-                    attribute[name] = value
 
     def projections(self, states: Sequence[StateDict]) -> tuple[Floats, float]:
         """Coordinates ``[T, 2]`` of a run's states, projected on the plane, and its share.
@@ -298,16 +294,6 @@ class Neighbourhood:
         path = np.linalg.solve(plane, moves).T.astype(np.float64)
         distances = float(gram.diagonal()[2:].sum())
         return path, float((path * moves.T).sum()) / distances if distances else float("nan")
-
-
-def _attributes(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    """The attributes of each module, and the name and value of its mode and of plain tensors."""
-    return [
-        (vars(module), name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if name == "training" or isinstance(value, Tensor)
-    ]
 
 
 def _parts(named: Mapping[str, Tensor], direction: Direction, which: str) -> dict[int, Tensor]:

@@ -1,5 +1,6 @@
 """All quantities, and the classes that quantities derive from."""
 
+from gradlens.quantities.along_update import CriticalSharpness, StepLedger
 from gradlens.quantities.basics import (
     ClippedGradNorm,
     Distance,
@@ -78,9 +79,10 @@ from gradlens.quantities.spectra import (
 __all__ = ["CABS", "Alpha", "ClippedGradNorm", "Distance", "EarlyStopping", "GradCovariance"]
 __all__ += ["GradHist1d", "GradHist2d", "GradNoiseScale", "GradNorm", "InnerTest", "Loss"]
 __all__ += ["MeanGSNR", "NormTest", "OptimizerState", "OrthoTest", "Parameters", "RelativeUpdate"]
-__all__ += ["Time", "UpdateSize"]
+__all__ += ["StepLedger", "Time", "UpdateSize"]
 # Of curvature.
-__all__ += ["DirectionalDerivatives", "HessEigenvalues", "HessMaxEV", "HessTrace"]
+__all__ += ["CriticalSharpness", "DirectionalDerivatives", "HessEigenvalues", "HessMaxEV"]
+__all__ += ["HessTrace"]
 __all__ += ["SpectralDensity", "Stability", "TICDiag", "TICTrace"]
 # Of layers and single parameters.
 __all__ += ["ActivationOutliers", "AttentionEntropy", "AttentionLogits", "ConditionNumber"]

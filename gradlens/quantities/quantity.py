@@ -24,7 +24,7 @@ from gradlens.signals.selection import Selection, select
 from gradlens.signals.signal import Request
 from gradlens.stateful import State, Stateful
 
-Needed: TypeAlias = Literal["loss", "optimizer", "individual_losses"]
+Needed: TypeAlias = Literal["loss", "optimizer", "closure", "individual_losses"]
 
 
 class Phase(Enum):
@@ -75,9 +75,9 @@ class Quantity(ABC):
     """Functions of the step whose results the quantity reads by ``step.measured``; the program
     waits once for a device, since those of all quantities are moved together."""
     needs: Sequence[Needed] = field(default=(), init=False, repr=False)
-    """What the quantity needs on a tracked step: ``"loss"`` and ``"optimizer"``, which the user
-    passes to the context, or ``"individual_losses"``, which are read off the loss's graph if the
-    user doesn't pass them."""
+    """What the quantity needs on a tracked step: ``"loss"``, ``"optimizer"`` and ``"closure"``,
+    which the user passes to the context, or ``"individual_losses"``, which are read off the loss's
+    graph if the user doesn't pass them."""
     on: Probe | None = field(default=None, init=False, repr=False)
     """Whose loss's curvature ``before_backward`` is given; ``None`` for that of the step's loss."""
     retains_gradients: ClassVar[bool] = False
@@ -86,6 +86,8 @@ class Quantity(ABC):
     """Keys of values that are ratios, with those of their numerators and denominators."""
     is_relative: ClassVar[bool] = False
     """Whether ``update.start_norms`` are measured in ``Phase.AFTER_UPDATE``."""
+    returns_to_start: ClassVar[bool] = False
+    """Whether ``update.start`` is there in ``Phase.AFTER_UPDATE``."""
     view: ClassVar[View] = View("")
     """Title, group and axis with which figures show the quantity."""
     modules: Mapping[str, nn.Module] = field(default_factory=dict, init=False, repr=False)

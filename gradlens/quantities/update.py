@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,7 +22,8 @@ class Update:
     step's batch, summed over the covered parameters and in float64 on the host. They are ``None``
     unless a quantity retains gradients.
     ``without_projections`` is a reason why there are none. ``start_norms`` are ‖pₙ‖₂, and empty
-    unless a quantity is relative to them.
+    unless a quantity is relative to them. ``start`` are copies of pₙ, and empty unless a quantity
+    returns there. ``of_all`` makes a list of all processes' values of this one's, which are plain.
     """
 
     direction: Mapping[str, Tensor]
@@ -30,6 +32,8 @@ class Update:
     end_projections: Tensor | None = None
     without_projections: str = ""
     start_norms: Mapping[str, float] = field(default_factory=dict)
+    start: Mapping[str, Tensor] = field(default_factory=dict)
+    of_all: Callable[[Any], list[Any]] = lambda own: [own]
 
     def norm(self) -> float:
         """‖d‖₂ of all parameters together."""
