@@ -225,7 +225,10 @@ KNOWN: Mapping[str, tuple[Part, ...]] = {
         Part("overlap", "overlap"),
         Part("median SNR", "gradient_snr", _median_ratio),
     ),
-    "Stability": (Part("sharpness", "sharpness"), Part("ratio", "ratio")),
+    **dict.fromkeys(
+        ("Stability", "CriticalSharpness"), (Part("sharpness", "sharpness"), Part("ratio", "ratio"))
+    ),
+    "StepLedger": (Part("change", "change"), Part("rest", "rest")),
     **dict.fromkeys(
         ("GradNoiseScale", "NormTest", "InnerTest", "OrthoTest", "MeanGSNR"), (Part("", "value"),)
     ),

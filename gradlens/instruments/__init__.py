@@ -13,6 +13,7 @@ from gradlens.instruments.axes import Drawing
 from gradlens.instruments.curvature import (
     CovarianceRanksInstrument,
     CovarianceSpectrumInstrument,
+    CriticalSharpnessInstrument,
     HessEigenvaluesInstrument,
     HessMaxEVInstrument,
     HessTraceInstrument,
@@ -69,6 +70,7 @@ from gradlens.instruments.numbers import (
 from gradlens.instruments.optimizer import (
     ClippingInstrument,
     GradientOverRootInstrument,
+    LedgerInstrument,
     MomentCosinesInstrument,
     MomentsInstrument,
     RelativeUpdateInstrument,
@@ -139,9 +141,10 @@ BUILT_IN: tuple[Instrument, ...] = (
     *(TimeInstrument(), ParametersInstrument(), AlphaInstrument(), GradNormInstrument()),
     *(ClippingInstrument(), UpdateSizeInstrument(), RelativeUpdateInstrument()),
     *(MomentsInstrument(), GradientOverRootInstrument(), MomentCosinesInstrument()),
-    *(DistanceInstrument(), GradientTestsInstrument()),
+    *(DistanceInstrument(), LedgerInstrument(), GradientTestsInstrument()),
     *(Histogram1dInstrument(), Histogram2dInstrument(), HessMaxEVInstrument()),
-    *(StabilityInstrument(), HessEigenvaluesInstrument(), HessTraceInstrument()),
+    *(StabilityInstrument(), CriticalSharpnessInstrument()),
+    *(HessEigenvaluesInstrument(), HessTraceInstrument()),
     *(SpectralDensityInstrument(), DirectionsInstrument(), OverlapInstrument(), TICInstrument()),
     *(MeanGSNRInstrument(), EarlyStoppingInstrument(), BatchSizeInstrument()),
     *(GradNoiseScaleInstrument(), CovarianceSpectrumInstrument(), CovarianceRanksInstrument()),
@@ -172,15 +175,17 @@ __all__ += ["SKY", "Color", "categorical_colors", "sequence_colors", "tint"]
 # Instruments.
 __all__ += ["AccuracyInstrument", "ActivationInstrument", "AggregateInstrument", "AlphaInstrument"]
 __all__ += ["BatchSizeInstrument", "ClippingInstrument", "CorrelationsInstrument"]
-__all__ += ["CovarianceRanksInstrument", "CovarianceSpectrumInstrument", "DirectionsInstrument"]
-__all__ += ["DistanceInstrument", "EarlyStoppingInstrument", "GenericInstrument"]
+__all__ += ["CovarianceRanksInstrument", "CovarianceSpectrumInstrument"]
+__all__ += ["CriticalSharpnessInstrument", "DirectionsInstrument", "DistanceInstrument"]
+__all__ += ["EarlyStoppingInstrument", "GenericInstrument"]
 __all__ += ["GradNoiseScaleInstrument", "GradNormInstrument", "GradientOverRootInstrument"]
 __all__ += ["GradientTestsInstrument", "HessEigenvaluesInstrument", "HessMaxEVInstrument"]
 __all__ += ["HessTraceInstrument", "Histogram1dInstrument", "Histogram2dInstrument"]
 __all__ += ["KurtosisInstrument", "LayerConditionsInstrument", "LayerHistogramsInstrument"]
 __all__ += ["LayerJointHistogramsInstrument", "LayerLinesInstrument", "LayerMapInstrument"]
 __all__ += ["LayerRanksInstrument", "LayerSpectraInstrument", "LayerStableRanksInstrument"]
-__all__ += ["LearningRateInstrument", "LogitsInstrument", "LossInstrument", "LossesInstrument"]
+__all__ += ["LearningRateInstrument", "LedgerInstrument", "LogitsInstrument"]
+__all__ += ["LossInstrument", "LossesInstrument"]
 __all__ += ["MeanGSNRInstrument", "MomentCosinesInstrument", "MomentsInstrument"]
 __all__ += ["OutputEntropyInstrument", "OverlapInstrument", "ParametersInstrument"]
 __all__ += ["RelativeUpdateInstrument", "SpectralDensityInstrument", "StabilityInstrument"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from gradlens.history.series import Series
 from gradlens.history.setup import threshold_at, threshold_formula
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import COVARIANCES
-from gradlens.instruments.panel import Curve, Grid, Lines, Shape, Shapes, readout
+from gradlens.instruments.panel import Curve, Grid, Lines, Shape, Shapes, any_finite, readout
 from gradlens.instruments.scales import (
     Ruler,
     log_if_far,
@@ -92,6 +93,24 @@ class StabilityInstrument(Instrument):
             latest=readout(field_line(records, "ratio"), "ratio"),
             danger=threshold,
         )
+
+
+class CriticalSharpnessInstrument(StabilityInstrument):
+    """2/η_c, and 2/η, beyond which a step raises the loss of its own batch, tinted above it.
+
+    Where the optimizer has several rates, it is the ratio of both, whose threshold is 1.
+    """
+
+    kinds = ("CriticalSharpness",)
+    title = "Critical sharpness"
+
+    def content(self, history: History) -> Lines:
+        shown, ratio = super().content(history), field_line(history[self.names[0]], "ratio")
+        if any_finite([shown.curves[0].line]) or not any_finite([ratio]):
+            return shown
+        threshold = Line(ratio.steps, np.ones_like(ratio.values))
+        curves = (Curve("ratio", ratio), Curve("threshold", threshold, MUTED, width=1.0))
+        return replace(shown, curves=curves, danger=threshold)
 
 
 class HessEigenvaluesInstrument(Instrument):

@@ -14,8 +14,8 @@ from gradlens.history.scalars import scalars_of
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import LayerLinesInstrument, layer_lines
-from gradlens.instruments.panel import Curve, Lines, Readout
-from gradlens.instruments.scales import number_label
+from gradlens.instruments.panel import Curve, Lines, Readout, readout
+from gradlens.instruments.scales import log_if_far, number_label
 from gradlens.instruments.series import short_names
 from gradlens.instruments.style import BLUE, INK, MUTED, ORANGE, PURPLE
 
@@ -123,6 +123,24 @@ class RelativeUpdateInstrument(Instrument):
         curve = Curve("all", field_line(records, "value"), INK)
         shown = Lines((curve,), found, scale="log", words=self.view(history).label)
         return replace(shown, latest=latest) if latest[1] else shown
+
+
+class LedgerInstrument(Instrument):
+    """The change of the loss by each step, and the terms that it consists of."""
+
+    kinds = ("StepLedger",)
+    title = "Step ledger"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]]
+        change = field_line(records, "change")
+        terms = {"gᵀd": ("first", BLUE), "½dᵀHd": ("second", ORANGE), "rest": ("rest", PURPLE)}
+        curves = (
+            Curve("ΔL", change, INK),
+            *(Curve(name, field_line(records, one), c, 1.1) for name, (one, c) in terms.items()),
+        )
+        scale = log_if_far([one.line.values for one in curves])
+        return Lines(curves, scale=scale, latest=readout(change, "ΔL"), spiky=True)
 
 
 class ClippingInstrument(Instrument):

@@ -35,6 +35,7 @@ from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner
 from gradlens.numerics.shards import any_distributed, own_parts
 from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.quantities.optimizer import UNKNOWN_SIZE
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update, why_not_held
@@ -210,6 +211,8 @@ class CriticalSharpness(_AlongUpdate):
             return Undefined(SEVERAL_RATES.format(count=len(rates)))
         if type(step.optimizer) is not SGD:
             return rates[0]
+        if step.loss_reduction == "sum" and step.batch_size is None:
+            return Undefined(UNKNOWN_SIZE)
         try:
             return rates[0] * step.gradient_factor
         except UnavailableError as reason:
@@ -489,26 +492,30 @@ def search(rise: Callable[[float], float], rounding: float, first: float = 1.0) 
     low: Point = 0.0, 0.0
     high: Point = math.inf, math.inf
     before: Point | None = None
-    at, falls, shrank = first, False, True
+    at, falls = first, False
     for _ in range(TRIES):
         change = rise(at)
         point = at, change if math.isfinite(change) else math.inf
         width = high[0] / low[0] if low[0] else math.inf
+        falls |= point[1] < -rounding
         if point[1] > rounding:
-            high = point
-        else:
-            low, falls = point, falls or point[1] < -rounding
+            high, low = point, low if low[0] < at else (0.0, 0.0)
+        elif at > low[0]:
+            low = point
+        elif not falls:
+            break
         if not low[0]:  # higher at all rates so far
             guess = _zero(before, point)
             at = at / 2 if not guess < at / 2 else max(guess * (1 - RESOLUTION / 3), at / FAR)
         elif high[0] == math.inf:  # at none
             guess = _zero(before, point)
             at = 2 * at if not guess > 2 * at else min(guess * (1 + RESOLUTION / 3), at * FAR)
+        elif not falls:  # lower by rounding: a quadratic is lowest half way to where it crosses
+            at = low[0] / 2
         elif high[0] / low[0] <= 1 + RESOLUTION:
             break
         else:
-            shrank = math.log(high[0] / low[0]) <= math.log(width) / 2
-            at = _between(low, high, shrank)
+            at = _between(low, high, math.log(high[0] / low[0]) <= math.log(width) / 2)
         before = point
     if high[0] == math.inf:
         return Found(reason=NEVER_HIGHER.format(multiple=low[0]), guess=low[0])

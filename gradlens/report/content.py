@@ -212,6 +212,10 @@ HINTS: Mapping[str, str] = {
     "HessMaxEV": "Plain gradient descent is unstable above 2/η. If it is negative, the loss curves "
     "downwards in all directions.",
     "Stability": "Healthy: sharpness is below the threshold, or hovers at it with full batches.",
+    "CriticalSharpness": "Healthy: at or below the threshold. Above it, the step has raised "
+    "the loss of its own batch.",
+    "StepLedger": "Healthy: ΔL follows gᵀd, and ½dᵀHd takes a part of it. Where the rest is as "
+    "large, the loss isn't quadratic over a step.",
     "HessEigenvalues": "Healthy: a few large ones, in classification about as many as classes.",
     "SpectralDensity": "Healthy: a bulk at zero and outliers to the right.",
     "DirectionalDerivatives": "The gradient soon lies in few directions of large curvature, and is "

@@ -200,7 +200,13 @@ class Loop:
             loss = self._loss(step, INPUTS[index, part], LABELS[index, part])
             optimizer = self.optimizers[0] if case.passed else None
             goes_on = part is not all_parts[-1]
-            with self.cockpit(step, loss=loss, optimizer=optimizer, accumulating=goes_on):
+            with self.cockpit(
+                step,
+                loss=loss,
+                optimizer=optimizer,
+                accumulating=goes_on,
+                closure=partial(self._whole_loss, index),
+            ):
                 loss.backward()
         if parts is not None:
             return
@@ -210,6 +216,18 @@ class Loop:
         if case.evaluations:
             with self.cockpit.evaluation(step), torch.no_grad():
                 self.model(INPUTS[index])
+
+    def _whole_loss(self, index: int) -> Tensor:
+        """The loss of all micro-batches of a step."""
+        parts = torch.arange(SAMPLES).chunk(self.case.micro_batches)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.case.bfloat16):
+            losses = [
+                self.loss_function(self.model(INPUTS[index, part]), LABELS[index, part])
+                for part in parts
+            ]
+        joined = torch.stack(losses)
+        is_mean = self.loss_function.reduction == "mean"
+        return joined.mean() if is_mean else joined.sum()
 
     def _loss(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.case.bfloat16):

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,13 @@ def everything() -> list[Quantity]:
         *of_layers(),
         *(quantities.MeanTID(), quantities.VarTID()),
         *(quantities.ClippedGradNorm(), quantities.OptimizerState(), quantities.RelativeUpdate()),
+        *(quantities.CriticalSharpness(), quantities.StepLedger()),
     ]
+
+
+def loss_again(model: nn.Module, loss: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    found: Tensor = loss(model(inputs), labels)
+    return found
 
 
 def train(tracked: bool, steps: int = 8) -> dict[str, Any]:
@@ -106,7 +113,8 @@ def train(tracked: bool, steps: int = 8) -> dict[str, Any]:
         if cockpit is None:
             loss.backward()
         else:
-            tracked_backward(cockpit, step, loss, optimizer=optimizer)
+            closure = partial(loss_again, model, loss_function, inputs, labels)
+            tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure)
         optimizer.step()
         losses.append(loss.item())
     return {

@@ -88,6 +88,14 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, list[float]]]] = {
         ({"sharpness": 3.0, "threshold": 2.0, "ratio": 1.5},),
         {"Stability sharpness": [3.0], "Stability ratio": [1.5]},
     ),
+    "CriticalSharpness": (
+        ({"sharpness": 3.0, "threshold": 2.0, "ratio": 1.5, "low": 1.4, "high": 1.6},),
+        {"CriticalSharpness sharpness": [3.0], "CriticalSharpness ratio": [1.5]},
+    ),
+    "StepLedger": (
+        ({"change": -3.0, "first": -4.0, "second": 1.5, "rest": -0.5, "layers": {}},),
+        {"StepLedger change": [-3.0], "StepLedger rest": [-0.5]},
+    ),
     "GradNoiseScale": (({"value": math.inf, "low": 1.0},), {"GradNoiseScale": [math.inf]}),
     **{
         kind: (({"value": 1.5, "layers": {"in": 1.0, "out": 2.0}}, 3.0), {kind: [1.5, 3.0]})

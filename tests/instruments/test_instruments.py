@@ -54,6 +54,8 @@ VIEWS: dict[str, View] = {
     "TICDiag": View("TIC, diagonal", group="curvature", yscale="log"),
     "TICTrace": View("TIC, trace", group="curvature", yscale="log"),
     "Stability": View("Edge of stability", group="curvature", yscale="symlog"),
+    "CriticalSharpness": View("Critical sharpness", group="curvature", yscale="symlog"),
+    "StepLedger": View("Step ledger", group="step size", yscale="symlog", label="ΔL"),
     "GradNoiseScale": View("Gradient noise scale", group="noise", yscale="log"),
     "EarlyStopping": View("Early stopping", group="noise", label="criterion"),
     "CABS": View("Batch size", group="noise", yscale="log", label="batch size"),
@@ -131,11 +133,24 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
             "threshold": 40.0,
             "ratio": 50 * time * noise / 40,
         },
+        "CriticalSharpness": lambda: {
+            "sharpness": 30 * time * noise,
+            "threshold": 40.0,
+            "ratio": 30 * time * noise / 40,
+            "passes": 6,
+        },
+        "StepLedger": lambda: ledger(decay * noise, names),
         "GradNoiseScale": lambda: noise_scale(float(rng.normal(0.02, 0.015))),
         **{n: partial(logged, n, decay) for n in LOGGED},
         "MyQuantity": lambda: 20 / (0.1 + decay) * noise,
     }
     return factories[kind]() if kind in factories else layer_record(kind, step, last, names, rng)
+
+
+def ledger(size: float, names: Mapping[str, Any]) -> dict[str, Any]:
+    terms = {"first": -size, "second": 0.3 * size}
+    layers = {name: {n: one / len(names) for n, one in terms.items()} for name in names}
+    return {"change": -0.75 * size, **terms, "rest": -0.05 * size, "layers": layers}
 
 
 def logged(name: str, decay: float) -> float:
@@ -234,7 +249,7 @@ def spectrum(size: float, rng: Any) -> dict[str, Any]:
 
 HEAVY = {"GradHist1d": 10, "GradHist2d": 10, "GradCovariance": 5, "Parameters": 2, "HessTrace": 5,
          "HessEigenvalues": 5, "HessMaxEV": 5, "Stability": 5, "SpectralDensity": 10,
-         "DirectionalDerivatives": 5,
+         "DirectionalDerivatives": 5, "CriticalSharpness": 5, "StepLedger": 5,
          "InputCovariance": 5, "OutputGradientCovariance": 5}  # fmt: skip
 """What nobody records at every step."""
 
@@ -282,6 +297,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "HessMaxEVInstrument": ("HessMaxEV",),
     "TICInstrument": ("TICDiag", "TICTrace"),
     "StabilityInstrument": ("Stability",),
+    "CriticalSharpnessInstrument": ("CriticalSharpness",),
+    "LedgerInstrument": ("StepLedger",),
     "EarlyStoppingInstrument": ("EarlyStopping",),
     "BatchSizeInstrument": ("CABS", "batch_size"),
     "GradNoiseScaleInstrument": ("GradNoiseScale",),

@@ -196,6 +196,8 @@ IN_UPDATES = {"Alpha", "CABS", "Distance", "EarlyStopping", "UpdateSize"}
 """Tested in test_update_quantities.py."""
 OF_OPTIMIZERS = {"ClippedGradNorm", "OptimizerState", "RelativeUpdate"}
 """Tested in test_optimizer_state.py."""
+ALONG_UPDATES = {"CriticalSharpness", "StepLedger"}
+"""Tested in test_along_update.py."""
 OF_CURVATURE = {
     "DirectionalDerivatives",
     "HessEigenvalues",
@@ -397,6 +399,7 @@ def test_every_public_quantity_has_a_reference() -> None:
         | OF_OPTIMIZERS
         | OF_CURVATURE
         | OF_DIAGONALS
+        | ALONG_UPDATES
         | (OF_LAYERS - ABSTRACT)
         | WITHOUT_FORMULA
     )

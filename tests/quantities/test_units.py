@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from gradlens import Cockpit, quantities
@@ -94,6 +94,7 @@ LAWS: dict[str, Law] = {
         lambda c: quantities.TICTrace(curvature="diag_ggn_exact", epsilon=1e-7 * c), ONCE
     ),
     "Stability": Law(lambda c: quantities.Stability(), {"": 1, "ratio": 0}),
+    "StepLedger": of_own_gradient(lambda c: quantities.StepLedger(), ONCE),
     "MeanTID": invariant(quantities.MeanTID),
     "VarTID": invariant(quantities.VarTID),
 } | {
@@ -109,6 +110,7 @@ LAWS: dict[str, Law] = {
 WITHOUT_LAW = {"Time", "Phase", "AttentionEntropy", "AttentionLogits"}
 """Time has no units of the loss, and the network has no attention."""
 WITHOUT_LAW |= {"ClippedGradNorm", "OptimizerState"}  # of other optimizers: test_optimizer_state.py
+WITHOUT_LAW |= {"CriticalSharpness"}  # by a search, whose rates are rounded: test_along_update.py
 
 
 def network(normalised: bool) -> nn.Module:
@@ -140,8 +142,12 @@ def values(
     for step in range(STEPS):
         inputs, labels = torch.randn(N, 4).double(), torch.randint(3, (N,))
         opt.zero_grad()
-        loss = unit * loss_function(model(inputs), labels)
-        with cockpit(step, loss=loss, optimizer=opt):
+
+        def closure(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
+            return unit * loss_function(model(inputs), labels)
+
+        loss = closure()
+        with cockpit(step, loss=loss, optimizer=opt, closure=closure):
             loss.backward()
         opt.step()
     cockpit.close()
