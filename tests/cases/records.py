@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradlens import History
+from gradlens.history.undefined import Undefined
 
 Path = tuple[Any, ...]
 
@@ -76,3 +77,18 @@ def assert_same_histories(found: History, expected: History, rtol: float = 1e-9)
     assert found.names == expected.names
     for name in expected.names:
         assert_same_records(found[name], expected[name], rtol)
+
+
+def assert_same_searches(found: Any, expected: Any) -> None:
+    """Values of ``CriticalSharpness`` that can be the same: rounding decides which rates it tries.
+
+    Series are records by step.
+    """
+    for step, other in expected.items():
+        one = found[step]
+        assert repr(one["threshold"]) == repr(other["threshold"])
+        if isinstance(other["ratio"], Undefined):
+            assert one["ratio"].reason == other["ratio"].reason
+        else:
+            assert one["low"] <= other["high"]
+            assert other["low"] <= one["high"]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,18 @@ from torch import Tensor, distributed, nn
 import gradlens
 from gradlens.cockpit.checkpoint import CONTINUED
 from gradlens.history.undefined import Undefined
-from gradlens.quantities import GradHist1d, GradHist2d, Loss, MeanGSNR, NormTest
+from gradlens.quantities import (
+    CriticalSharpness,
+    GradHist1d,
+    GradHist2d,
+    Loss,
+    MeanGSNR,
+    NormTest,
+    StepLedger,
+)
 from gradlens.reductions import SquaredNorms, SumOfSquares
 from tests.cases.processes import free_port, join_group, run_processes
-from tests.cases.records import assert_same_records, unnamed
+from tests.cases.records import assert_same_records, assert_same_searches, unnamed
 from tests.cockpit.test_training_loops import data, network, noise_by_part, tracked
 
 pytestmark = pytest.mark.slow
@@ -94,7 +103,8 @@ NETWORKS = {"factors": network, "recomputed": with_recomputed_layers}
 
 def quantities() -> list[Any]:
     histograms = [GradHist2d(), GradHist1d(keep_individual=True, name="by parameter")]
-    return [*tracked(), *noise_by_part(), *histograms]
+    along_update = [CriticalSharpness(), StepLedger()]
+    return [*tracked(), *noise_by_part(), *histograms, *along_update]
 
 
 @dataclass(frozen=True)
@@ -152,13 +162,21 @@ def train(rank: int, case: Case, folder: Path) -> None:
                 each.load_state_dict(state)
             distributed.barrier()
         optimizer.zero_grad()
+
+        def closure(model: Any = model) -> Tensor:
+            cuts = [piece * len(x) // case.micro for piece in range(case.micro + 1)]
+            parts = [slice(*each) for each in pairwise(cuts)]
+            losses = [loss_function(model(x[part]), y[part]) for part in parts]
+            return torch.stack(losses).mean()
+
         for piece in range(case.micro):
             rows = slice(piece * len(x) // case.micro, (piece + 1) * len(x) // case.micro)
             last = piece == case.micro - 1
             if case.micro > 1:
                 model.require_backward_grad_sync = last
             loss = loss_function(model(x[rows]), y[rows])
-            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=not last):
+            given = {"optimizer": optimizer, "accumulating": not last, "closure": closure}
+            with cockpit(step, loss=loss, **given):
                 (loss / case.micro).backward()
         optimizer.step()
     cockpit.close()
@@ -188,11 +206,18 @@ def in_one_process(case: Case) -> gradlens.History:
     is_mean = case.reduction == "mean"
     for step in range(STEPS):
         optimizer.zero_grad()
-        losses = nn.functional.cross_entropy(model(x), y, reduction="none")
-        losses = weights * losses if is_mean else losses
+
+        def individual() -> Tensor:
+            losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+            return weights * losses if is_mean else losses
+
+        def closure() -> Tensor:
+            return individual().mean() if is_mean else individual().sum()
+
+        losses = individual()
         loss = losses.mean() if is_mean else losses.sum()
         info = {"individual_losses": losses}
-        with cockpit(step, loss=loss, optimizer=optimizer, info=info):
+        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure, info=info):
             # Gradients are averaged over the processes, also those of sums.
             (loss if is_mean else loss / count).backward()
         optimizer.step()
@@ -221,6 +246,9 @@ def test_processes_are_one_batch(name: str, runs: Path) -> None:
         found = gradlens.History.load(runs / name / file)
         assert found.names == expected.names
         for series in expected.names:  # wrapped modules have longer names
+            if series == "CriticalSharpness":
+                assert_same_searches(found[series], expected[series])
+                continue
             assert_same_records(unnamed(found[series]), unnamed(expected[series]))
 
 

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import gradlens
 from gradlens.graph.fully_shard import IS_KNOWN
 from gradlens.quantities import (
+    CriticalSharpness,
     Distance,
     EarlyStopping,
     GradHist2d,
@@ -31,7 +32,7 @@ from gradlens.quantities import (
     WeightSignFlips,
 )
 from tests.cases.processes import free_port, join_group, run_processes
-from tests.cases.records import assert_same_records
+from tests.cases.records import assert_same_records, assert_same_searches
 from tests.cockpit.test_training_loops import tracked
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_KNOWN, reason="this torch is too old")]
@@ -209,7 +210,8 @@ CASES = {
 def quantities() -> list[Any]:
     by_parameter = [ParameterNorm(), GradientGeometry(), UpdateGeometry(), GradientActivation()]
     companions = [GradHist2d(), EarlyStopping(), Distance(), Parameters(), WeightSignFlips()]
-    return [*tracked(), *by_parameter, *companions, OptimizerState(), RelativeUpdate()]
+    of_optimizer = [OptimizerState(), RelativeUpdate(), CriticalSharpness()]
+    return [*tracked(), *by_parameter, *companions, *of_optimizer]
 
 
 def worker(rank: int, port: int, folder: Path, names: Sequence[str]) -> None:
@@ -242,6 +244,15 @@ def train(rank: int, case: Case, folder: Path, is_tracked: bool) -> list[Tensor]
         part = case.share(step, rank)
         x, y = (each[part] for each in case.data(step))
         optimizer.zero_grad()
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            parts = zip(x.chunk(case.micro), y.chunk(case.micro), strict=True)
+            losses = [
+                model(*part) if case.inside else loss_function(model(part[0]), part[1])
+                for part in parts
+            ]
+            return torch.stack(losses).mean()
+
         for piece in range(case.micro):
             rows = slice(piece * len(x) // case.micro, (piece + 1) * len(x) // case.micro)
             last = piece == case.micro - 1
@@ -255,7 +266,14 @@ def train(rank: int, case: Case, folder: Path, is_tracked: bool) -> list[Tensor]
             else:
                 loss = model(x[rows], y[rows])
                 info = {"individual_losses": loss.detach().expand(len(y))}
-            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=not last, info=info):
+            with cockpit(
+                step,
+                loss=loss,
+                optimizer=optimizer,
+                accumulating=not last,
+                closure=closure,
+                info=info,
+            ):
                 (loss / case.micro).backward()
         optimizer.step()
     cockpit.close()
@@ -277,7 +295,11 @@ def in_one_process(case: Case) -> gradlens.History:
         weights = torch.cat(
             [torch.full((n,), sum(sizes) / (2 * n), dtype=torch.float64) for n in sizes]
         )
-        losses = weights * nn.functional.cross_entropy(model(x), y, reduction="none")
+
+        def individual(x: Tensor = x, y: Tensor = y, weights: Tensor = weights) -> Tensor:
+            return weights * nn.functional.cross_entropy(model(x), y, reduction="none")
+
+        losses = individual()
         info = {"individual_losses": losses}
         if case.inside:
             means = [losses[share].detach().mean() for share in shares]
@@ -287,7 +309,14 @@ def in_one_process(case: Case) -> gradlens.History:
                 )
             }
         loss, samples = losses.mean(), sum(sizes)
-        with cockpit(step, loss=loss, optimizer=optimizer, batch_size=samples, info=info):
+        with cockpit(
+            step,
+            loss=loss,
+            optimizer=optimizer,
+            batch_size=samples,
+            closure=lambda individual=individual: individual().mean(),
+            info=info,
+        ):
             loss.backward()
         optimizer.step()
     cockpit.close()
@@ -318,8 +347,12 @@ def test_values_are_those_of_one_process(name: str, runs: Path) -> None:
             # Gradients of a backward pass of their own are reduced when the parameters are freed.
             assert "had freed" in str(found["GradHist2d"][0])
             names = [name for name in names if name != "GradHist2d"]
+        if case.rtol < 1e-6:
+            assert_same_searches(found["CriticalSharpness"], expected["CriticalSharpness"])
+            names = [name for name in names if name != "CriticalSharpness"]
         for series in names:
             assert_same_records(found[series], expected[series], case.rtol)
+        assert any(record["ratio"] > 0 for record in found["CriticalSharpness"].values())
 
 
 @pytest.mark.parametrize("name", CASES)
