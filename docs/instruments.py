@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -170,8 +171,9 @@ class Training:
                 seen = torch.cat([seen, images.flatten(1)])
                 torch.linalg.svdvals(seen)
             optimizer.zero_grad()
-            loss = loss_function(model(images), labels)
-            with cockpit(step, loss=loss, optimizer=optimizer):
+            closure = partial(loss_of, loss_function, model, images, labels)
+            loss = closure()
+            with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
                 loss.backward()
             if self.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self.clip)
@@ -179,6 +181,12 @@ class Training:
             schedule.step()
         cockpit.close()
         return cockpit.history
+
+
+def loss_of(loss: nn.Module, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """The loss of a batch."""
+    found: Tensor = loss(model(images), labels)
+    return found
 
 
 def tracked(names: str) -> list[quantities.Quantity]:
@@ -201,6 +209,7 @@ def tracked(names: str) -> list[quantities.Quantity]:
         quantities.HessTrace(seldom),
         quantities.TICDiag(seldom, curvature="diag_ggn_exact"),
         quantities.Stability(seldom),
+        *(quantities.CriticalSharpness(linear(3)), quantities.StepLedger(linear(3))),
         quantities.HessEigenvalues(rarely),
         quantities.SpectralDensity(linear(STEPS - 1)),
         quantities.DirectionalDerivatives(seldom),
@@ -223,7 +232,7 @@ def log_epoch(cockpit: gradlens.Cockpit, step: int, model: nn.Module, count: int
 TRAININGS = {
     "healthy": Training(),
     "too fast": Training(
-        "Loss Alpha Stability HessMaxEV HessTrace",
+        "Loss Alpha Stability CriticalSharpness StepLedger HessMaxEV HessTrace",
         small,
         always_the_same,
         learning_rate=2.0,
@@ -275,6 +284,8 @@ NARROW = {
     "Gradient elements": "vanishing",
     "Joint histogram": "vanishing",
     "Edge of stability": "too fast",
+    "Critical sharpness": "too fast",
+    "Step ledger": "too fast",
     "Largest Hessian eigenvalue": "too fast",
     "Curvature eigenvalues": "tiny weights",
     "Hessian spectral density": "tiny weights",

@@ -15,7 +15,7 @@ from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import LayerLinesInstrument, layer_lines
 from gradlens.instruments.panel import Curve, Lines, Readout, readout
-from gradlens.instruments.scales import log_if_far, number_label
+from gradlens.instruments.scales import number_label
 from gradlens.instruments.series import short_names
 from gradlens.instruments.style import BLUE, INK, MUTED, ORANGE, PURPLE
 
@@ -126,7 +126,7 @@ class RelativeUpdateInstrument(Instrument):
 
 
 class LedgerInstrument(Instrument):
-    """The change of the loss by each step, and the terms that it consists of."""
+    """The change of the loss by each step, and the terms that add up to it on a linear axis."""
 
     kinds = ("StepLedger",)
     title = "Step ledger"
@@ -139,8 +139,7 @@ class LedgerInstrument(Instrument):
             Curve("ΔL", change, INK),
             *(Curve(name, field_line(records, one), c, 1.1) for name, (one, c) in terms.items()),
         )
-        scale = log_if_far([one.line.values for one in curves])
-        return Lines(curves, scale=scale, latest=readout(change, "ΔL"), spiky=True)
+        return Lines(curves, latest=readout(change, "ΔL"), spiky=True)
 
 
 class ClippingInstrument(Instrument):

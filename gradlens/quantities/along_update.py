@@ -149,7 +149,8 @@ class CriticalSharpness(_AlongUpdate):
     The loss L at the parameters θ before the step is compared with L(θ + s·Δθ), where Δθ is the
     update that the optimizer has made, with momentum, decay and clipping, and s a multiple of it:
     η_c = s·η at the smallest s where the loss is higher than at s = 0 (Kalra et al., 2026,
-    arXiv:2601.16979, Definition 1). It needs no derivatives, and at most nine forward passes.
+    arXiv:2601.16979, Definition 1). It takes at most nine forward passes, no derivatives, and the
+    memory of three copies of the parameters.
 
     A value holds the ``"sharpness"`` 2/η_c, the ``"threshold"`` 2/η, and the ``"ratio"`` η/η_c of
     both, above which 1 means that this step has raised the loss of its own batch. ``"low"`` and
@@ -237,13 +238,13 @@ class StepLedger(_AlongUpdate):
     layer l, gₗᵀdₗ and ½dₗᵀ(Hd)ₗ, which add up to those of the network. A sum loss isn't divided by
     N.
 
-    It takes one product with the Hessian and five forward passes, the memory of one graph that is
-    differentiated twice, and one more copy of the parameters. Where the loss can't be
+    It takes one product with the Hessian and four forward passes, and the memory of a graph that is
+    differentiated twice and of three copies of the parameters. Where the loss can't be
     differentiated twice, second term and rest are NaN. Where parameters are divided among
-    processes, all is. ``closure`` and ``on`` are as for ``CriticalSharpness``.
+    processes, the value is one. ``closure`` and ``on`` are as for ``CriticalSharpness``.
     """
 
-    view = View("Step ledger", group="step size", yscale="symlog", label="ΔL")
+    view = View("Step ledger", group="step size", label="ΔL")
 
     def compute(self, step: Step, line: UpdateLine, taken: Taken) -> dict[str, Any]:
         if any_distributed(step.parameters.values()):

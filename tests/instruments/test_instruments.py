@@ -55,7 +55,7 @@ VIEWS: dict[str, View] = {
     "TICTrace": View("TIC, trace", group="curvature", yscale="log"),
     "Stability": View("Edge of stability", group="curvature", yscale="symlog"),
     "CriticalSharpness": View("Critical sharpness", group="curvature", yscale="symlog"),
-    "StepLedger": View("Step ledger", group="step size", yscale="symlog", label="ΔL"),
+    "StepLedger": View("Step ledger", group="step size", label="ΔL"),
     "GradNoiseScale": View("Gradient noise scale", group="noise", yscale="log"),
     "EarlyStopping": View("Early stopping", group="noise", label="criterion"),
     "CABS": View("Batch size", group="noise", yscale="log", label="batch size"),
