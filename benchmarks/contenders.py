@@ -45,6 +45,7 @@ class Setting:
     problem: Problem
     batch_size: int
     device: torch.device
+    clock: Callable[[], float] = time.perf_counter
 
 
 Contender = Callable[[Setting], Callable[[], float]]
@@ -73,9 +74,15 @@ SINGLE = (
     "HessTrace",
     "TICDiag",
 )
+OF_TRAINING = (
+    *("Loss", "GradNorm", "ClippedGradNorm", "UpdateSize", "RelativeUpdate", "OptimizerState"),
+    *("ActivationOutliers", "OutputEntropy", "AttentionLogits", "AttentionEntropy"),
+    *("WeightSpectrum", "UpdateSpectrum", "Stability"),
+)
+"""What people who train large models watch."""
 TRACKED: dict[str, Callable[[Schedule], list[Quantity]]] = {
     "squared norms": lambda schedule: [SquaredNormsAlone(schedule)],
-    **{name: _alone(name) for name in SINGLE},
+    **{name: _alone(name) for name in (*SINGLE, *OF_TRAINING)},
     "GradHist1d, adapting": _adapted,
     **{
         name: lambda schedule, name=name: gradlens.configuration(name, schedule)
@@ -124,8 +131,8 @@ class Training(Paired):
         )
         self._inputs, self._labels = _batch(setting)
         self._count = iter(range(10**9))
-        self._tracked = _timed(self._step, setting.device)
-        self._plain = _timed(self._plain_step, setting.device)
+        self._tracked = _timed(self._step, setting)
+        self._plain = _timed(self._plain_step, setting)
 
     def __call__(self) -> float:
         return self._tracked()
@@ -183,7 +190,7 @@ def peer(name: str) -> Contender:
             backward(inputs, labels)
             optimizer.step()
 
-        return _timed(step, setting.device)
+        return _timed(step, setting)
 
     return set_up
 
@@ -245,13 +252,13 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
             module._forward_hooks.update(kept)
 
 
-def _timed(step: Callable[[], None], device: torch.device) -> Callable[[], float]:
+def _timed(step: Callable[[], None], setting: Setting) -> Callable[[], float]:
     def seconds() -> float:
-        _synchronise(device)
-        start = time.perf_counter()
+        _synchronise(setting.device)
+        start = setting.clock()
         step()
-        _synchronise(device)
-        return time.perf_counter() - start
+        _synchronise(setting.device)
+        return setting.clock() - start
 
     return seconds
 

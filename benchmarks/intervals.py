@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -21,8 +21,16 @@ from scipy import stats
 
 from gradlens.curvature import hutchinson, hutchinson_blocks, spectral_density
 from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
+from gradlens.numerics.noise_scales import (
+    Averages,
+    DualNorm,
+    PartSums,
+    dual_noise_scale,
+    noise_between_parts,
+    noise_scale,
+)
 from gradlens.operators.dense import Dense
-from gradlens.quantities.gradient_noise import noise_scale
+from gradlens.quantities.dual_norms import dual_sums
 
 Array: TypeAlias = NDArray[np.float64]
 Generator: TypeAlias = np.random.Generator
@@ -146,11 +154,45 @@ NOISE: Mapping[str, Callable[[Generator, int], Array]] = {
 """Noise ``[N, PARAMETERS]`` with mean 0 and variance 1."""
 
 
+DEVIATIONS, GRADIENT = np.linspace(0.1, 2, PARAMETERS), np.linspace(-1, 1, PARAMETERS)
+
+
 def _of_noise_scale(noise: str, n: int, seed: int) -> Interval:
-    deviations, gradient = np.linspace(0.1, 2, PARAMETERS), np.linspace(-1, 1, PARAMETERS)
-    drawn = gradient + deviations * NOISE[noise](np.random.default_rng(seed), n)
+    drawn = GRADIENT + DEVIATIONS * NOISE[noise](np.random.default_rng(seed), n)
     found = noise_scale(Dense(torch.from_numpy(drawn)).deviations())
-    return Interval(found.low, found.high, float((deviations**2).sum() / (gradient**2).sum()))
+    return Interval(found.low, found.high, float((DEVIATIONS**2).sum() / (GRADIENT**2).sum()))
+
+
+MATRIX = (5, 6)
+
+
+def _of_dual_norm(norm: DualNorm, noise: str, n: int, seed: int) -> Interval:
+    """Of one parameter, a vector or a matrix whose elements are independent of each other."""
+    drawn = GRADIENT + DEVIATIONS * NOISE[noise](np.random.default_rng(seed), n)
+    shape = (PARAMETERS,) if norm == "l1" else MATRIX
+    found = dual_noise_scale(dual_sums(Dense(torch.from_numpy(drawn.reshape(n, *shape))), norm))
+    if norm == "l1":
+        truth = DEVIATIONS.sum() / np.abs(GRADIENT).sum()
+    else:
+        roots = np.sqrt(np.square(DEVIATIONS).reshape(MATRIX).sum(1))
+        truth = roots.sum() / np.linalg.svd(GRADIENT.reshape(MATRIX), compute_uv=False).sum()
+    return Interval(found.low, found.high, float(truth**2))
+
+
+PARTS, OF_PART = 4, 8
+
+
+def _over_steps(beta: float, noise: str, steps: int, seed: int) -> Interval:
+    """From the norms of parts, averaged over steps."""
+    generator, averages = np.random.default_rng(seed), Averages(beta)
+    for _ in range(steps):
+        drawn = GRADIENT + DEVIATIONS * NOISE[noise](generator, PARTS * OF_PART)
+        parts = drawn.reshape(PARTS, OF_PART, PARAMETERS).mean(1) / PARTS
+        squares, mean = PARTS * float(np.square(parts).sum()), parts.sum(0)
+        zero = torch.zeros(1)
+        of_parts = PartSums(zero, zero[0], 1.0, 1 / OF_PART, 1 / OF_PART / PARTS, PARTS)
+        found = averages.add("", noise_between_parts(squares, float(mean @ mean), of_parts))
+    return Interval(found.low, found.high, float((DEVIATIONS**2).sum() / (GRADIENT**2).sum()))
 
 
 # Sampled traces: what is random are the signs, and which samples are in the sub-batch.
@@ -219,6 +261,22 @@ KINDS: tuple[Kind, ...] = (
         (3, 8, 32, 59, 64, 128, 512),
         {name: partial(_of_noise_scale, name) for name in NOISE},
     ),
+    *(
+        Kind(
+            f"noise scale, {norm}",
+            (4, 16, 64, 512),
+            {name: partial(_of_dual_norm, norm, name) for name in NOISE},
+        )
+        for norm in get_args(DualNorm)
+    ),
+    *(
+        Kind(
+            f"noise scale, smoothing {beta}",
+            (5, 20, 100, 300),
+            {name: partial(_over_steps, beta, name) for name in NOISE},
+        )
+        for beta in (0.99,)
+    ),
 )
 
 
@@ -241,10 +299,10 @@ def coverage(draw: Draw, seeds: int) -> Coverage:
     return Coverage(holds / len(found), unbounded / len(found), width)
 
 
-def rows(seeds: int) -> Iterator[str]:
+def rows(seeds: int, only: str = "") -> Iterator[str]:
     """Lines of the table, each as soon as it is measured."""
     yield f"{'interval':26} {'distribution':20} {'number':>6} {'holds':>6} {'open':>5} {'width':>8}"
-    for kind in KINDS:
+    for kind in (each for each in KINDS if only in each.name):
         for name, draw in kind.draws.items():
             for number in kind.numbers:
                 one = coverage(partial(draw, number), seeds)
@@ -257,5 +315,7 @@ def rows(seeds: int) -> Iterator[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=400)
-    for row in rows(parser.parse_args().seeds):
+    parser.add_argument("--only", default="", help="a word of the names of intervals")
+    options = parser.parse_args()
+    for row in rows(options.seeds, options.only):
         print(row, flush=True)

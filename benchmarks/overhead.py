@@ -13,6 +13,7 @@ import csv
 import platform
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 WARM_UP = 2
 INTERVALS = (4, 16, 64)
 SECONDS = 6.0
-"""Steps of a contender are measured until this is spent, or there are enough of them."""
+"""Default time of a contender's steps, which ends earlier where there are enough of them."""
 PRESETS = ("economy", "business", "full")
 WEIGHED = ("nothing scheduled", "squared norms", "GradHist1d", "GradHist2d", *PRESETS, *PEERS)
 """Contenders whose memory is measured, each in a process of its own."""
@@ -74,7 +75,7 @@ def contenders(problem: str) -> Iterator[tuple[str, Contender, int]]:
 
 
 def ratios(
-    contender: Contender, setting: Setting, steps: int, together: int
+    contender: Contender, setting: Setting, steps: int, together: int, limit: float = SECONDS
 ) -> tuple[list[float], list[float]]:
     """Seconds of plain steps, and each tracked step's ratio to the plain step beside it."""
     tracked = contender(setting)
@@ -82,12 +83,12 @@ def ratios(
     spent = 0.0
     for _ in range(WARM_UP):
         spent += plain() + tracked()
-        if spent > SECONDS:
+        if spent > limit:
             break
     seconds: list[float] = []
     found: list[float] = []
     spent = 0.0
-    while len(found) < steps and (spent < SECONDS or not found):
+    while len(found) < steps and (spent < limit or not found):
         # The plain steps surround the others, so that a machine that slows down favours neither.
         pairs = [(plain(), tracked()) for _ in range(together)]
         before, slow = (sum(column) for column in zip(*pairs, strict=True))
@@ -122,22 +123,29 @@ def megabytes_above_plain(
 
 
 def measure(
-    problem: str, wanted: Callable[[str], bool], steps: int, device: str, batch: int
+    problem: str,
+    wanted: Callable[[str], bool],
+    steps: int,
+    device: str,
+    batch: int,
+    limit: float = SECONDS,
+    of_processor: bool = False,
 ) -> Iterator[Measurement]:
     """All contenders on one problem whose names are wanted."""
     batch_size = batch or problem_of(problem).batch_size
-    setting = Setting(problem_of(problem), batch_size, torch.device(device))
+    clock = time.process_time if of_processor else time.perf_counter
+    setting = Setting(problem_of(problem), batch_size, torch.device(device), clock)
     plain_memory = peak_memory(problem, "plain", batch_size, device)
     plain = peer("plain")(setting)
     plain_seconds = [plain() for _ in range(WARM_UP + 1)][-1]
     for name, contender, together in contenders(problem):
         if not wanted(name):
             continue
-        if together > 1 and together * plain_seconds > SECONDS:
+        if together > 1 and together * plain_seconds > limit:
             print(f"  {name:28} takes too long", flush=True)
             continue
         try:
-            seconds, found = ratios(contender, setting, steps, together)
+            seconds, found = ratios(contender, setting, steps, together, limit)
         except Exception as error:
             print(f"  {name:28} can't: {type(error).__name__}: {str(error)[:60]}", flush=True)
             continue
@@ -162,6 +170,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="words, of which names have one")
     parser.add_argument("--without", nargs="+", default=[], help="words that no name has")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each contender")
+    parser.add_argument("--cpu", action="store_true", help="the processor's time, on one thread")
     parser.add_argument("--batch", type=int, default=0, help="default: the problem's own")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", action="store_true", help="write docs/overhead.csv")
@@ -177,10 +187,13 @@ def main() -> None:
         return any(word in name for word in options.only)
 
     warnings.simplefilter("ignore")
+    if options.cpu:  # threads that wait for others take its time, too
+        torch.set_num_threads(1)
     for problem in options.problems or PROBLEMS:
         print(f"{problem}, batch {options.batch or problem_of(problem).batch_size}")
         found = []
-        for one in measure(problem, wanted, options.steps, options.device, options.batch):
+        limits = options.steps, options.device, options.batch, options.seconds, options.cpu
+        for one in measure(problem, wanted, *limits):
             found.append(one)
             memory = "" if one.megabytes is None else f"{one.megabytes:8.0f} MB"
             print(

@@ -60,7 +60,7 @@ The last two need the per-sample gradients of all micro-batches, which are kept 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -74,10 +74,10 @@ from gradlens.numerics.shards import any_distributed, is_distributed, whole
 from gradlens.operators.dense import Buffer, is_to_be_stored, stored, stored_rows
 from gradlens.operators.operator import GradientOperator
 
-__all__ = ["AbsMax", "CentredGram", "Deviations", "DirectionDots", "ElementDeviations"]
-__all__ += ["ElementRatios", "Gram", "Histogram1d", "Histogram2d", "Mean", "MergeableReduction"]
-__all__ += ["ParameterGradients", "Reduction", "ReductionAboutMean", "Spread", "SquaredNorms"]
-__all__ += ["SumOfSquares"]
+__all__ = ["AbsMax", "CentredGram", "ChosenDeviations", "Deviations", "DirectionDots"]
+__all__ += ["ElementDeviations", "ElementRatios", "Gram", "Histogram1d", "Histogram2d", "Mean"]
+__all__ += ["MergeableReduction", "ParameterGradients", "Reduction", "ReductionAboutMean", "Spread"]
+__all__ += ["SquaredNorms", "SumOfSquares"]
 
 STORED_BYTES = 64 * 2**20
 """Memory that one parameter's per-sample gradients may take while they are reduced: 16 million
@@ -142,6 +142,14 @@ class Reduction(ABC):
     from_rows: ClassVar[bool] = False
 
     @property
+    def names(self) -> frozenset[str] | None:
+        """The parameters that it is computed of, by name; ``None`` for all.
+
+        For others, ``reduce`` returns ``None``, which is no value.
+        """
+        return None
+
+    @property
     def needs_gathering(self) -> bool:
         """Whether it has tensors of its own of which each process has a part alone."""
         return False
@@ -157,6 +165,13 @@ class Reduction(ABC):
     def total(self, values: Sequence[Any]) -> Any:
         """The value for several parameters together; by default, the sum of their values."""
         return sum(values[1:], start=values[0])
+
+
+def names_of(reductions: Iterable[Reduction]) -> frozenset[str] | None:
+    """The parameters that reductions are computed of together; ``None`` for all."""
+    names = [each.names for each in reductions]
+    some = [each for each in names if each is not None]
+    return frozenset[str]().union(*some) if names and len(some) == len(names) else None
 
 
 class MergeableReduction(Reduction):
@@ -263,13 +278,20 @@ class SquaredNorms(_PerSample):
 class Mean(MergeableReduction):
     """ḡ, ``[*P]``; the total is flat, all parameters one after another.
 
-    Not from ``p.grad``, which may contain more than the samples' gradients.
+    Not from ``p.grad``, which may contain more than the samples' gradients. It is ``of`` some
+    parameters by name, or of all.
     """
 
+    of: frozenset[str] | None = None
     degree: ClassVar[int | None] = 1
 
-    def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.elements.mean()
+    @property
+    def names(self) -> frozenset[str] | None:
+        return self.of
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor | None:
+        is_of = self.of is None or gradients.name in self.of
+        return gradients.elements.mean() if is_of else None
 
     def merge(self, one: Tensor, other: Tensor, samples: tuple[int, int]) -> Tensor:
         return deviations.merged_mean(one, other, samples)[0]
@@ -313,12 +335,34 @@ class Deviations(ReductionAboutMean):
 
 
 @dataclass(frozen=True)
-class Spread(_Squares):
-    """ḡ and Σₙ‖gₙ − ḡ‖², as ``deviations.Spread``."""
+class ChosenDeviations(Deviations):
+    """``Deviations`` of some parameters alone, by name; others take no time."""
 
+    of: frozenset[str]
+    from_rows: ClassVar[bool] = False  # whose rows would be computed for all parameters
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.of
+
+    def reduce(self, gradients: ParameterGradients) -> Any:
+        return super().reduce(gradients) if gradients.name in self.of else None
+
+
+@dataclass(frozen=True)
+class Spread(_Squares):
+    """ḡ and Σₙ‖gₙ − ḡ‖², as ``deviations.Spread``; ``of`` some parameters by name, or of all."""
+
+    of: frozenset[str] | None = None
     classes = (deviations.Spread,)
 
-    def reduce(self, gradients: ParameterGradients) -> deviations.Spread:
+    @property
+    def names(self) -> frozenset[str] | None:
+        return self.of
+
+    def reduce(self, gradients: ParameterGradients) -> deviations.Spread | None:
+        if self.of is not None and gradients.name not in self.of:
+            return None
         found = gradients.elements.deviations()
         squares = found.squared_norms.sum()
         return deviations.Spread(gradients.elements.mean(), squares, found.bounds)

@@ -25,12 +25,15 @@ DOESNT_HOLD = {
 }
 """What the docs name as the cases for which intervals don't hold."""
 
+ELSEWHERE = [each.name for each in KINDS if each.name.startswith("noise scale, ")]
+"""Tested in tests/quantities/test_noise_scales.py: they are nearly always too wide."""
+
 CASES = [
     pytest.param(partial(draw, number), id=f"{kind.name}-{name}-{number}")
     for kind in KINDS
     for name, draw in kind.draws.items()
     for number in kind.numbers
-    if (kind.name, name) not in DOESNT_HOLD
+    if (kind.name, name) not in DOESNT_HOLD and kind.name not in ELSEWHERE
 ]
 
 

@@ -31,12 +31,15 @@ from gradlens.graph.scaler import GradientScale
 from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
 from gradlens.history.coverage import Coverage, few
 from gradlens.messages import log
+from gradlens.numerics.noise_scales import PartSums
 from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.observers.observer import Observer, Outcome, StepContext
 from gradlens.operators.operator import GradientOperator
+from gradlens.parts.apart import PartGradients
 from gradlens.parts.assembly import Whole, need_gradients
 from gradlens.parts.part import BatchPart, Keyed, Results, smaller
+from gradlens.quantities.quantity import Needed
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
 from gradlens.samples.planner import UNUSED
@@ -83,6 +86,7 @@ class TrackedStep:
         self._start: Mapping[str, Tensor] | None = None
         self._step: Step | None = None
         self._add_up: Tensor | None = None
+        self._apart: PartGradients | None = None
         self._contexts: ExitStack | None = None
 
     def __del__(self) -> None:
@@ -209,6 +213,10 @@ class TrackedStep:
             self._factor = LossFactor(info)
         if self._factor is not None:
             stack.enter_context(self._factor.finding())
+        if self._is_part and values.needs(PARTS_APART):
+            leaves = tracking.setting.leaves
+            self._apart = PartGradients(leaves, not tracking.assembly.has_begun)
+            stack.enter_context(self._apart.measuring())
         if self._backpack is not None:
             stack.enter_context(self._backpack.running(self._debug))
 
@@ -279,7 +287,7 @@ class TrackedStep:
         if self._backpack is not None:
             self._backpack.release()
         self._gradients = self._factor = self._backpack = self._start = None
-        self._step = self._add_up = None
+        self._step = self._add_up = self._apart = None
 
     def _finish(self, error: BaseException | None) -> None:
         """End the backward pass, and record what the quantities have found."""
@@ -348,7 +356,8 @@ class TrackedStep:
             return Whole(BatchPart(samples, 1.0, 1, loss, losses, without_losses))
         reducer = gradients.reducer
         reducer.finish()
-        values, failed, keyed = reducer.values, reducer.failed, self._of_part.items()
+        values, failed = _known(reducer.values), reducer.failed
+        keyed = self._of_part.items()
         if self._is_part and loss is not None:  # without its graph, and as precise as a sum may be
             loss = loss.detach().cpu().double().reshape(())
         interval = self._tracking.updates.interval
@@ -367,12 +376,23 @@ class TrackedStep:
             missing=self._missing(gradients),
             coupling=gradients.coupling,
             projections=None if before is None else before.projections,
+            sums=self._sums_of_part(gradients),
         )
         if not self._is_part:
             return Whole(part, values, failed, reducer.retained)
         contain = self._tracking.boundary.contain
         assembly.add(part, reducer.take_kept(), self._reductions, accumulating, contain)
         return None if accumulating else assembly.whole(self._reductions, contain)
+
+    def _sums_of_part(self, gradients: Gradients) -> PartSums | None:
+        """What is known of this part's own gradients; ``None`` without any samples, too."""
+        samples = gradients.batch.samples
+        if samples is None:  # as of compiled code, whose graph doesn't say
+            samples = self._context.info.get("batch_size")
+        if self._apart is None or samples == 0:
+            return None
+        reduction = self._tracking.setting.loss_reduction
+        return self._apart.sums(gradients.called_with, samples, reduction)
 
     def _missing(self, gradients: Gradients) -> Mapping[str, str]:
         """Why parameters have no per-sample gradients of this backward pass."""
@@ -441,6 +461,7 @@ class TrackedStep:
             lacking=frozenset(n for n, g in present if g is not None and has_nonzero(g)),
             missing=part.missing,
             gradient_scale=context.scale,
+            parts=part.sums,
             measures=(
                 self._losses_add_up,
                 *(measure for each in self._values.computed for measure in each.measures),
@@ -489,6 +510,14 @@ class TrackedStep:
         self._tracking.updates.wait(step, waiting, whole, start)
 
 
+def _known(values: Mapping[Reduction, Mapping[str, Any]]) -> dict[Reduction, Mapping[str, Any]]:
+    """Values without the parameters that reductions aren't of."""
+    return {
+        each: of_all if each.names is None else {n: v for n, v in of_all.items() if v is not None}
+        for each, of_all in values.items()
+    }
+
+
 def _uncovered(part: BatchPart, frozen: Collection[str]) -> str:
     """Why no parameter has per-sample gradients; empty if one has."""
     if part.covered or not part.missing:
@@ -497,6 +526,7 @@ def _uncovered(part: BatchPart, frozen: Collection[str]) -> str:
     return f"no parameter has per-sample gradients; of {name}: {reason}"
 
 
+PARTS_APART: Needed = "gradients_of_parts"
 EXCHANGE = "the exchange with other processes"
 
 ONE = 1.01

@@ -82,7 +82,7 @@ class StepValues:
         by ending a run at its first step.
         """
         for quantity in self.active:
-            needed = next((n for n in quantity.needs if n != _FOUND and n not in info), "")
+            needed = next((n for n in quantity.needs if n not in _FOUND and n not in info), "")
             if needed:
                 reason = NOT_PASSED.format(quantity=quantity.name, needed=needed)
                 if raises:
@@ -147,7 +147,7 @@ LATER = (Phase.AFTER_OPTIMIZER, Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
 """Phases after the context is left."""
 
 
-_FOUND = "individual_losses"
+_FOUND = ("individual_losses", "gradients_of_parts")
 """What is found without being passed."""
 
 NOT_PASSED = (

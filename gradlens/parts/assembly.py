@@ -35,6 +35,7 @@ from gradlens.reductions import (
     Reduction,
     ReductionAboutMean,
     Spread,
+    names_of,
 )
 
 MEAN = "mean"
@@ -105,7 +106,7 @@ def second_phase(
         with torch.no_grad():
             for key, reduction in gathered.items():
                 work = f"{type(reduction).__name__} of {name}"
-                if key in failed:
+                if key in failed or (reduction.names is not None and name not in reduction.names):
                     continue
                 with contain(work, partial(refuse, key=key)):
                     if isinstance(reduction, ReductionAboutMean):
@@ -201,6 +202,11 @@ class BatchAssembly:
         """Exchange nothing at this step."""
         self._is_exchanged = True
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there are earlier parts of the step's batch."""
+        return self._own is not None
+
     def has_parts(self, accumulating: bool) -> bool:
         """Whether a backward pass is that of a part of its step's batch."""
         return accumulating or self._own is not None or self.processes.count > 1
@@ -212,9 +218,10 @@ class BatchAssembly:
     def part_reductions(self, reductions: Sequence[Reduction], accumulating: bool) -> Keyed:
         """What is computed of a part in its backward pass, for these reductions of the whole."""
         several = self.is_one_of_several(accumulating)
-        summary: Keyed = {SPREAD: Spread()} if several else {MEAN: Mean()}
-        needs_mean = any(isinstance(each, ReductionAboutMean) for each in reductions)
-        return {**_part_by_part(reductions), **(summary if needs_mean else {})}
+        about = [each for each in reductions if isinstance(each, ReductionAboutMean)]
+        names = names_of(about)
+        summary: Keyed = {SPREAD: Spread(names)} if several else {MEAN: Mean(names)}
+        return {**_part_by_part(reductions), **(summary if about else {})}
 
     def add(
         self,
@@ -288,6 +295,7 @@ class BatchAssembly:
                         key: {
                             n: each.value_of_spread(s, mean[n], size, not_kept)
                             for n, s in spreads.items()
+                            if each.names is None or n in each.names
                         }
                         for key, each in apart.items()
                         if isinstance(each, ReductionAboutMean)
@@ -300,7 +308,8 @@ class BatchAssembly:
             found.append(phase(reductions=together, operators=of_all))
         values = {by_key[k]: v for each in found for k, v in each.values.items() if k in by_key}
         failed = {by_key[k]: v for each in found for k, v in each.failed.items() if k in by_key}
-        part = replace(part, weight=part.weight / self.processes.count)
+        sums = part.sums and replace(part.sums, averaged_over=count)
+        part = replace(part, weight=part.weight / count, sums=sums)
         retained = operators if part.are_kept else {}
         covered = {
             reduction: {name: value for name, value in of_all.items() if name in part.covered}

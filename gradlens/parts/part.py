@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.loss import LossReduction
+from gradlens.numerics.noise_scales import PartSums
 from gradlens.numerics.unavailable import Contain
 from gradlens.operators.composed import Joined
 from gradlens.operators.dense import Dense
@@ -139,8 +140,8 @@ class BatchPart:
     ``without_losses``. ``covered`` are the parameters that have per-sample gradients, and
     ``missing`` the reasons why others have none. ``are_kept`` is whether these are kept until all
     parts are there, which takes ``kept_bytes``. ``projections`` ``[N]`` are those of the step
-    before on its update. ``tracked`` says what is computed at which step, and ``failure`` why
-    nothing can be.
+    before on its update, and ``sums`` are of this part's own gradients. ``tracked`` says what is
+    computed at which step, and ``failure`` why nothing can be.
     """
 
     samples: int | None = None
@@ -156,6 +157,7 @@ class BatchPart:
     are_kept: bool = True
     kept_bytes: int = 0
     projections: Tensor | None = None
+    sums: PartSums | None = None
     tracked: tuple[str, ...] = ()
     failure: str = ""
 
@@ -173,10 +175,12 @@ def merged(
 ) -> BatchPart:
     """Both as one. A parameter is missing if it is missing in one of them."""
     projections = [each.projections for each in (one, other) if each.projections is not None]
+    sums = [each.sums for each in (one, other) if each.sums is not None]
     of_both: dict[str, Any] = {
         "are_kept": one.are_kept and other.are_kept,
         "kept_bytes": one.kept_bytes + other.kept_bytes,
         "projections": torch.cat(projections) if projections else None,
+        "sums": sums[0] if len(sums) == 1 else sums[0].merge(sums[1]) if sums else None,
         "tracked": one.tracked,
         "failure": one.failure or other.failure or _difference(one.tracked, other.tracked),
     }

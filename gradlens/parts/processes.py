@@ -14,6 +14,7 @@ from gradlens.gradients.gradients import Replica, Setting
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.exchange import all_gathered, merged_over
+from gradlens.numerics.noise_scales import PartSums
 from gradlens.numerics.shards import any_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.composed import Grouped, Joined, Summed
@@ -44,7 +45,7 @@ class Processes:
         """The parts of all processes as one."""
         if self._group is None:
             return own
-        classes = {BatchPart, Results}
+        classes = {BatchPart, PartSums, Results}
         classes |= {each for reduction in reductions.values() for each in reduction.classes}
         return merged_over(
             own,

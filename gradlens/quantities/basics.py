@@ -62,7 +62,8 @@ class Parameters(SingleStepQuantity):
         return {name: whole(parameter.detach()) for name, parameter in step.parameters.items()}
 
 
-def _norms(step: Step) -> tuple[tuple[str, ...], Tensor]:
+def gradient_norms(step: Step) -> tuple[tuple[str, ...], Tensor]:
+    """‖p.grad‖₂ by name, as a measure."""
     gradients = step.gradients()
     return together(dict(zip(gradients, norms([*gradients.values()]), strict=True)))
 
@@ -73,11 +74,11 @@ class GradNorm(SingleStepQuantity):
     With a sum loss, it is N times that of the mean loss.
     """
 
-    measures = (_norms,)
+    measures = (gradient_norms,)
     view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")
 
     def compute(self, step: Step) -> dict[str, float]:
-        names, sizes = step.measured(_norms)
+        names, sizes = step.measured(gradient_norms)
         return all_explained(dict(zip(names, sizes.tolist(), strict=True)), "the gradient of")
 
 
@@ -90,15 +91,15 @@ class ClippedGradNorm(Quantity):
 
     phases = (Phase.AFTER_BACKWARD, Phase.AFTER_OPTIMIZER)
     needs: Sequence[Needed] = ("optimizer",)
-    measures = (_norms,)
+    measures = (gradient_norms,)
     view = View("Gradient clipping", group="step size", yscale="log", label="‖∇L‖")
 
     def after_backward(self, step: Step, earlier: Any) -> dict[str, float]:
-        names, sizes = step.measured(_norms)
+        names, sizes = step.measured(gradient_norms)
         return dict(zip(names, sizes.tolist(), strict=True))
 
     def after_optimizer(self, step: Step, earlier: Any) -> dict[str, float] | Undefined:
-        names, sizes = step.measured(_norms)
+        names, sizes = step.measured(gradient_norms)
         found = dict(zip(names, sizes.tolist(), strict=True))
         if found.keys() == earlier.keys() and all(map(_equal, found.values(), earlier.values())):
             return Undefined("not clipped: the optimizer takes the gradient of the backward pass")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
 from torch import nn
 
 from gradlens.gradients.gradients import layer_of
@@ -18,13 +15,28 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics import element_ratios
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE, ZERO_MEAN, SampleDeviations
+from gradlens.numerics.noise_scales import (
+    ONE_PART,
+    Averages,
+    NoiseScale,
+    PartSums,
+    dual_noise_scale,
+    noise_between_parts,
+    noise_scale,
+)
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.quantities.step import NEW_COCKPIT, Step
-from gradlens.reductions import Deviations, ElementRatios
+from gradlens.quantities.basics import gradient_norms
+from gradlens.quantities.dual_norms import DualBounds
+from gradlens.quantities.parameter_quantity import NO_GRADIENT, in_layers
+from gradlens.quantities.quantity import Quantity, SingleStepQuantity
+from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
+from gradlens.reductions import ChosenDeviations, Deviations, ElementRatios
+from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.spelling import near
 
 By: TypeAlias = Literal["network", "layer", "parameter"]
+Between: TypeAlias = Literal["samples", "parts"]
+Norm: TypeAlias = Literal["l2", "l1", "nuclear"]
 
 UNTRACKED = f"{{name}} is trained and not tracked: {NEW_COCKPIT}"
 
@@ -46,29 +58,26 @@ class NoiseQuantity(SingleStepQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.by not in get_args(By):
-            choices = ", ".join(map(repr, get_args(By)))
-            hint = near(str(self.by), get_args(By))
-            raise ValueError(f"{self.name}: by={self.by!r} is none of {choices}{hint}")
+        _check_choice(self, "by", get_args(By))
 
     @final
     def compute(self, step: Step) -> Any:
         parts = self.parts(step)
-        network = self.value(step.total(self.reductions[0]))
+        network = self.follow("", self.value(self.whole(step, parts)))
         if self.by == "network":
             return network
         entries = network if isinstance(network, dict) else {"value": network}
         untracked = _groups(step.untracked, self.by)
         values: dict[str, Any] = {}
-        for name, group in _groups(step.parameters, self.by).items():
+        for name, group in _groups(filter(self.is_of, step.parameters), self.by).items():
             lost = UNTRACKED.format(name=untracked[name][0]) if name in untracked else ""
-            why = lost or _why_not_all(step, group, parts)
+            why = lost or self.why_not(step, group, parts)
             if why and isinstance(network, dict):
                 values[name] = dict.fromkeys(network, Undefined(why))
             else:
                 covered = [parts[each] for each in group if each in parts]
-                total = None if why else self.reductions[0].total(covered)
-                values[name] = Undefined(why) if why else self.value(total)
+                found = Undefined(why) if why else self.value(self.total(covered))
+                values[name] = found if why else self.follow(name, found)
         return {**entries, f"{self.by}s": values}
 
     def parts(self, step: Step) -> Mapping[str, Any]:
@@ -79,6 +88,31 @@ class NoiseQuantity(SingleStepQuantity):
     def value(self, total: Any) -> Any:
         """A number, or a dict of numbers by name, from that reduction's total of parameters."""
 
+    # For those that are of other parameters, or of something else than one reduction.
+
+    def select(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Choose the parameters, when a cockpit is made; by default, all."""
+
+    def is_of(self, name: str) -> bool:
+        """Whether a parameter was chosen."""
+        return True
+
+    def whole(self, step: Step, parts: Mapping[str, Any]) -> Any:
+        """The total of all ``parts``."""
+        return step.total(self.reductions[0])
+
+    def total(self, values: Sequence[Any]) -> Any:
+        """The total of the values of some parameters."""
+        return self.reductions[0].total(values)
+
+    def why_not(self, step: Step, names: Sequence[str], parts: Container[str]) -> str:
+        """Why a value of these parameters would leave out a part; empty if not."""
+        return _why_not_all(step, names, parts)
+
+    def follow(self, name: str, value: Any) -> Any:
+        """What is recorded of a layer or parameter, "" for the network, for the step's value."""
+        return value
+
     @final
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
         if self.by == "layer" and model is None:
@@ -86,6 +120,14 @@ class NoiseQuantity(SingleStepQuantity):
                 f"{self.name}: which layer a parameter is in is unknown: pass the model, as in "
                 "Cockpit(model, ...), instead of its parameters"
             )
+        self.select(model, parameters)
+
+
+def _check_choice(quantity: Quantity, option: str, choices: Sequence[str]) -> None:
+    given = getattr(quantity, option)
+    if given not in choices:
+        names, hint = ", ".join(map(repr, choices)), near(str(given), choices)
+        raise ValueError(f"{quantity.name}: {option}={given!r} is none of {names}{hint}")
 
 
 def _groups(names: Iterable[str], by: By) -> dict[str, list[str]]:
@@ -151,6 +193,7 @@ class OrthoTest(NoiseQuantity):
         return _relative_error(across, total, total.noise + total.rounding)
 
 
+@dataclass(eq=False)
 class GradNoiseScale(NoiseQuantity):
     """Simple gradient noise scale tr(Σ)/‖G‖² (McCandlish et al., 2018, arXiv:1812.06162).
 
@@ -158,14 +201,131 @@ class GradNoiseScale(NoiseQuantity):
     interval, and the unbiased estimates ``"trace"`` of tr(Σ) and ``"squared_norm"`` of ‖G‖².
     ``"high"`` is infinite if ‖G‖² can't be distinguished from zero, for fewer than 59 samples, and
     if one sample has more than 15 % of the estimates' spread: other batches may have more noise.
+
+    ``between`` is whose gradients differ: ``"samples"``, or ``"parts"``, the micro-batches and
+    processes of a step (Appendix A.1). The latter takes no per-sample gradients, and forward passes
+    stay compiled; N is that of single samples all the same. It has an interval only over steps.
+    With ``smoothing``, such as 0.99, the two estimates are averaged over steps, with weights that
+    decay by this factor, and then divided; the interval is from the variation between steps.
+    ``layers`` and ``exclude`` choose the layers that it is of, as for ``ParameterNorm``; those that
+    normalise are enough in transformers, and cheap (Gray et al., 2024, arXiv:2411.00999).
+
+    With ``norm="l1"``, for sign methods and Adam, and ``norm="nuclear"``, for Muon, it is
+    (noise/‖G‖)² in this norm (Naganuma et al., 2026, arXiv:2602.03001), ``"trace"`` is the square
+    of the noise, and ``"squared_norm"`` that of ‖G‖. The interval is one of bounds, which are far
+    apart for small batches; then there is no value. Parameters of one axis have no nuclear norm,
+    and are left out. ``ValueError`` for other options, or for some that exclude each other.
     """
 
-    reductions = (Deviations(),)
     ratios: ClassVar[Mapping[str, tuple[str, str]]] = {"value": ("trace", "squared_norm")}
     view = View("Gradient noise scale", group="noise", yscale="log", label="samples")
 
-    def value(self, total: SampleDeviations) -> dict[str, float]:
-        return asdict(noise_scale(total))
+    _: KW_ONLY
+    between: Between = "samples"
+    smoothing: float = 0.0
+    norm: Norm = "l2"
+    layers: Selectors | Selection | None = None
+    exclude: Selectors = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_choice(self, "between", get_args(Between))
+        _check_choice(self, "norm", get_args(Norm))
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(
+                f"{self.name}: smoothing={self.smoothing!r}: use a factor from 0 up to 1, or 0"
+            )
+        if self.norm != "l2" and (self.between == "parts" or self.smoothing):
+            raise ValueError(f"{self.name}: {OF_L2.format(norm=self.norm)}")
+        self.selection = selection(self.layers, self.exclude)
+        if self.between == "parts":
+            self.needs, self.measures = ("gradients_of_parts",), (gradient_norms, _parts)
+        self._names: frozenset[str] | None = None
+        self._set_reductions()
+        if self.smoothing:
+            self.keeps = self._averages = Averages(self.smoothing)
+
+    def _set_reductions(self) -> None:
+        of = self._names
+        chosen = Deviations() if of is None else ChosenDeviations(of)
+        found = chosen if self.norm == "l2" else DualBounds(self.norm, of)
+        self.reductions = () if self.between == "parts" else (found,)
+
+    def select(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
+        names = in_layers(self.name, model, [*parameters], self.selection)
+        if self.norm == "nuclear":
+            names = [name for name in names if parameters[name].dim() >= 2]
+        if not names:
+            raise ValueError(f"{self.name}: the selected layers have no parameters that it is of")
+        self._names = frozenset(names) if len(names) < len(parameters) else None
+        self._set_reductions()
+
+    def is_of(self, name: str) -> bool:
+        return self._names is None or name in self._names
+
+    def parts(self, step: Step) -> Mapping[str, Any]:
+        if self.between == "samples":
+            return super().parts(step)
+        if step.parts is None or step.parts.count < 2:
+            raise UnavailableError(ONE_PART)
+        sums, (names, sizes) = step.measured(_parts), step.measured(gradient_norms)
+        norms = dict(zip(names, sizes.tolist(), strict=True))
+        squares = dict(zip(step.parameters, sums.squares.tolist(), strict=True))
+        scale = step.gradient_scale.of_backward
+        return {
+            name: _OfParts(squares[name], norms[name] ** 2, sums, scale)
+            for name in step.parameters
+            if name in norms and self.is_of(name)
+        }
+
+    def whole(self, step: Step, parts: Mapping[str, Any]) -> Any:
+        return super().whole(step, parts) if self.reductions else self.total([*parts.values()])
+
+    def total(self, values: Sequence[Any]) -> Any:
+        if self.reductions:
+            return super().total(values)
+        squares = sum(each.squares for each in values)
+        return replace(
+            values[0], squares=squares, squared_norm=sum(each.squared_norm for each in values)
+        )
+
+    def why_not(self, step: Step, names: Sequence[str], parts: Container[str]) -> str:
+        if self.reductions:
+            return super().why_not(step, names, parts)
+        removed = next((f"{name}: {REMOVED}" for name in names if name in step.removed), "")
+        return removed or ("" if any(name in parts for name in names) else NO_GRADIENT)
+
+    def value(self, total: Any) -> dict[str, float]:
+        if isinstance(total, SampleDeviations):
+            return asdict(noise_scale(total))
+        if isinstance(total, _OfParts):
+            return asdict(
+                noise_between_parts(total.squares, total.squared_norm, total.parts, total.scale)
+            )
+        return asdict(dual_noise_scale(total))
+
+    def follow(self, name: str, value: Any) -> Any:
+        return asdict(self._averages.add(name, NoiseScale(**value))) if self.smoothing else value
+
+
+def _parts(step: Step) -> PartSums | None:
+    return step.parts
+
+
+@dataclass(frozen=True)
+class _OfParts:
+    """What ``noise_between_parts`` takes, of one parameter or of several."""
+
+    squares: float
+    squared_norm: float
+    parts: PartSums
+    scale: float
+
+
+OF_L2 = (
+    "norm={norm!r} takes per-sample gradients, and has bounds that aren't averaged over steps: "
+    "leave out between='parts' and smoothing"
+)
 
 
 @dataclass(eq=False)
@@ -237,105 +397,3 @@ def _relative_error(spread: float, found: SampleDeviations, rounding: float) -> 
     if spread <= rounding:
         return Undefined(EQUAL)
     return math.sqrt(spread / ((n - 1) * n * found.squared_norm_of_mean))
-
-
-BOUNDED_FROM = 59
-"""The noise scale has an upper end from this number of samples on.
-
-With a probability of 95 %, at least one of 59 is among the 5 % that have the most noise (Wilks,
-1941). Of fewer samples, too many batches don't show that some samples have most of it.
-"""
-
-DOMINATING = 0.15
-"""One sample's share of the spread from which on the noise scale has no upper end.
-
-The largest of 128 squared normal numbers has a share of about 6 %. No interval with two ends holds
-for tails of any weight (Bahadur and Savage, 1956); with this share, those of normal, Student-t and
-lognormal noise hold as often as ``benchmarks/intervals.py`` measures.
-"""
-
-
-@dataclass(frozen=True)
-class NoiseScale:
-    """Simple gradient noise scale B = tr(Σ)/‖G‖² with its 95 % confidence interval.
-
-    ``trace`` and ``squared_norm`` are unbiased estimates of tr(Σ) and ‖G‖², G being the gradient
-    of the expected loss.
-    """
-
-    value: float
-    low: float
-    high: float
-    trace: float
-    squared_norm: float
-
-
-@np.errstate(all="ignore")
-def noise_scale(found: SampleDeviations) -> NoiseScale:
-    """From the deviations of N samples (McCandlish et al., 2018, arXiv:1812.06162, App. A).
-
-    The interval is Fieller's for a ratio, with the jackknife's covariance of the two estimates. It
-    has no upper end where ‖G‖² can't be distinguished from zero, and where samples that aren't in
-    the batch may have most of the noise: for fewer than ``BOUNDED_FROM`` samples, and where one of
-    them has more than ``DOMINATING`` of the estimates' spread. In these two cases, the lower end is
-    the one-sided bound of 95 %.
-    """
-    n, squares, dots = found.samples, found.squared_norms.numpy(), found.dots.numpy()
-    if n < 3:
-        nan = Undefined(f"N = {n}: an interval takes three samples")
-        return NoiseScale(nan, nan, nan, nan, nan)
-    if found.vanish:
-        nan = Undefined(EQUAL)
-        return NoiseScale(nan, nan, nan, nan, found.squared_norm_of_mean)
-    trace = found.spread / (n - 1)
-    squared_norm = found.squared_norm_of_mean - trace / n
-    value = trace / squared_norm if squared_norm > 0 else Undefined(NO_SQUARED_NORM)
-    if found.unknown:
-        nan = Undefined(found.unknown)
-        return NoiseScale(value, nan, nan, trace, squared_norm)
-    # Without sample n, the mean is ḡ − (gₙ − ḡ)/(N − 1), and deviations from it are smaller.
-    traces = (found.spread - squares * n / (n - 1)) / (n - 2)
-    without = squares / (n - 1) ** 2 - 2 * dots / (n - 1)
-    left_out = np.stack([traces, without - traces / (n - 1)])
-    covariance = (n - 1) ** 2 / n * np.cov(left_out)
-    if not np.isfinite(covariance).all():
-        nan = Undefined(NOT_FINITE)
-        finite = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
-        return NoiseScale(nan, nan, nan, *finite)
-    # In units of one of them, powers of the estimates are within the range.
-    unit = max(abs(trace), abs(squared_norm)) or 1.0
-    bounded = (
-        squared_norm > 0
-        and n >= BOUNDED_FROM
-        and _largest_share((left_out[0] - value * left_out[1]) / unit) < DOMINATING
-    )
-    t = float(stdtrit(n - 1, 0.975 if bounded else 0.95))
-    estimates = [trace / unit, squared_norm / unit]
-    low, high = _fieller(estimates, (covariance / unit / unit).tolist(), t)
-    return NoiseScale(value, low, high if bounded else math.inf, trace, squared_norm)
-
-
-NO_SQUARED_NORM = "the gradient's squared norm can't be distinguished from zero"
-
-
-def _largest_share(influences: NDArray[np.float64]) -> float:
-    """The largest squared deviation from the mean over the sum of all, 1 where all are equal."""
-    squares = np.square(influences - influences.mean())
-    total = float(squares.sum())
-    return float(squares.max()) / total if total else 1.0
-
-
-def _fieller(
-    estimates: Sequence[float], covariance: Sequence[Sequence[float]], t: float
-) -> tuple[float, float]:
-    """All r ≥ 0 for which numerator − r·denominator isn't significantly different from zero."""
-    top, bottom = estimates
-    (top_variance, shared), (_, bottom_variance) = covariance
-    a = bottom**2 - t**2 * bottom_variance
-    b = top * bottom - t**2 * shared
-    c = top**2 - t**2 * top_variance
-    root = math.sqrt(max(b**2 - a * c, 0.0))
-    if a > 0 and bottom > 0:
-        return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
-    low = c / (b + root) if b + root > 0 else 0.0
-    return max(low, 0.0), math.inf

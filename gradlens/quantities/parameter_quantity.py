@@ -25,6 +25,18 @@ from gradlens.spelling import near
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it, or it is frozen"
 
 
+def in_layers(
+    quantity: str, model: nn.Module | None, names: Sequence[str], chosen: Selection
+) -> list[str]:
+    """The names of parameters that are in selected layers; as ``select_for``."""
+    if chosen == Selection():
+        return [*names]
+    modules = select_for(quantity, model, chosen)
+    inside = tuple(f"{layer}." for layer, each in modules.items() if each is not model)
+    whole = len(inside) < len(modules)
+    return [name for name in names if whole or name.startswith(inside)]
+
+
 @dataclass(eq=False)
 class OfParameters(Quantity):
     """A quantity with a value for each trainable parameter of the selected layers.
@@ -50,11 +62,7 @@ class OfParameters(Quantity):
     @final
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
         names = [name for name, p in parameters.items() if self.suits(p)]
-        if self.selection != Selection():
-            modules = select_for(self.name, model, self.selection)
-            inside = tuple(f"{layer}." for layer, each in modules.items() if each is not model)
-            whole = len(inside) < len(modules)
-            names = [name for name in names if whole or name.startswith(inside)]
+        names = in_layers(self.name, model, names, self.selection)
         if self.parameters is not None:
             names = self._with_own_names(names, self.parameters)
         if not names:

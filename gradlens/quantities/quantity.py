@@ -24,7 +24,9 @@ from gradlens.signals.selection import Selection, select
 from gradlens.signals.signal import Request
 from gradlens.stateful import State, Stateful
 
-Needed: TypeAlias = Literal["loss", "optimizer", "closure", "individual_losses"]
+Needed: TypeAlias = Literal[
+    "loss", "optimizer", "closure", "individual_losses", "gradients_of_parts"
+]
 
 
 class Phase(Enum):
@@ -76,8 +78,8 @@ class Quantity(ABC):
     waits once for a device, since those of all quantities are moved together."""
     needs: Sequence[Needed] = field(default=(), init=False, repr=False)
     """What the quantity needs on a tracked step: ``"loss"``, ``"optimizer"`` and ``"closure"``,
-    which the user passes to the context, or ``"individual_losses"``, which are read off the loss's
-    graph if the user doesn't pass them."""
+    which the user passes to the context; ``"individual_losses"``, which are read off the loss's
+    graph if the user doesn't pass them; or ``"gradients_of_parts"``, for ``step.parts``."""
     on: Probe | None = field(default=None, init=False, repr=False)
     """Whose loss's curvature ``before_backward`` is given; ``None`` for that of the step's loss."""
     retains_gradients: ClassVar[bool] = False

@@ -16,6 +16,7 @@ from gradlens.graph.loss import LossReduction
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import are_small, is_on_host, on_host
+from gradlens.numerics.noise_scales import PartSums
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.reductions import Reduction
 from gradlens.signals.signal import LayerSignals
@@ -39,8 +40,9 @@ class Step:
     unknown. ``untracked`` names the model's trained parameters besides ``parameters``, and
     ``lacking`` those of ``parameters`` that have a gradient, but none of single samples.
     ``missing`` says of parameters why they have no gradients of single samples. ``gradient_scale``
-    has the factors of their gradients by a scaler. ``measures`` are what quantities measure of the
-    step; all of them are moved to the host together.
+    has the factors of their gradients by a scaler. ``parts`` are sums over the parts of the batch,
+    if it has some, where a quantity needs ``"gradients_of_parts"``. ``measures`` are what
+    quantities measure of the step; all of them are moved to the host together.
     """
 
     global_step: int
@@ -62,6 +64,7 @@ class Step:
     lacking: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict, repr=False)
     gradient_scale: GradientScale = field(default_factory=GradientScale, repr=False)
+    parts: PartSums | None = field(default=None, repr=False)
     measures: Sequence[Measure] = ()
     _totals: dict[Reduction, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import quantities, reductions
 from gradlens.history.history import History
+from gradlens.numerics.noise_scales import noise_scale
 from gradlens.numerics.unavailable import uncontained
 from gradlens.operators.dense import Dense
 from gradlens.operators.outer_products import OuterProducts
 from gradlens.parts.part import EMPTY, BatchPart, KeptGradients, Results, merged
 from gradlens.quantities import InnerTest, NormTest, OrthoTest, Quantity
-from gradlens.quantities.gradient_noise import noise_scale
 from gradlens.reductions import (
     MergeableReduction,
     ParameterGradients,

@@ -64,7 +64,10 @@ FROM_ROWS = (
     reductions.Histogram1d(10, (-3.0, 3.0)),
     reductions.Histogram2d((10, 4), ((-3.0, 3.0), (-1.0, 1.0))),
 )
-WHOLE = (reductions.Mean(), reductions.SumOfSquares(), reductions.ElementDeviations())
+WHOLE = (
+    *(reductions.Mean(), reductions.SumOfSquares(), reductions.ElementDeviations()),
+    reductions.ChosenDeviations(frozenset("w")),
+)
 
 
 def of_update(operator: GradientOperator) -> reductions.DirectionDots:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import quantities
+from gradlens.numerics.noise_scales import noise_scale
 from gradlens.operators.dense import Dense
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
-from gradlens.quantities.gradient_noise import noise_scale
 from tests.cases.networks import NETWORKS
 from tests.cases.records import assert_same_records, leaves
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
