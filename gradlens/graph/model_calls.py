@@ -93,13 +93,15 @@ class ModelCall:
 
     ``made`` are those of the outputs themselves, each with the number of the node's output. No
     graph is kept alive. ``indices`` are what may be an order of rows, returned or an argument: they
-    give it, or ``None`` if it is no order, or is gone.
+    give it, or ``None`` if it is no order, or is gone. ``lists`` are the inputs with several axes
+    that are in a list, by argument.
     """
 
     inputs: tuple[Given, ...]
     outputs: frozenset[int]
     made: tuple[tuple[int, int], ...] = ()
     indices: tuple[Callable[[], Tensor | None], ...] = ()
+    lists: tuple[tuple[Given, ...], ...] = ()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -152,7 +154,7 @@ class ModelCalls(HookOwner, UnscriptedHook):
 
     def _record_part(self, part: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Of a part of a model, calls with data as input are enough."""
-        if torch.is_grad_enabled() and not any(map(_is_computed, _given(args, kwargs))):
+        if torch.is_grad_enabled() and not any(each.requires_grad for each in _given(args, kwargs)):
             outputs = [each for each in tensors_of(output) if each.grad_fn is not None]
             self.parts.append(_call(args, kwargs, outputs, key=_PART_INPUTS))
 
@@ -170,7 +172,7 @@ def _call(
     indices: Sequence[Tensor] = (),
     key: str = _INPUTS,
 ) -> ModelCall:
-    tensors = [each for each in _given(args, kwargs) if each.dim() and each.layout == torch.strided]
+    tensors = _given(args, kwargs)
     data = [t for t in tensors if t.grad_fn is None and t.numel() <= MAX_ELEMENTS]
     if outputs and (data or indices):
         keep_until_backward(outputs[0].grad_fn, key, [*data, *indices])
@@ -182,15 +184,22 @@ def _call(
         frozenset([number for tensor in outputs for number in _numbers(tensor.grad_fn)]),
         tuple([each for each in map(made_by, outputs) if each is not None]),
         tuple(orders),
+        tuple(
+            [_items(each) for each in (*args, *kwargs.values()) if isinstance(each, list | tuple)]
+        ),
     )
 
 
 def _given(args: Any, kwargs: Any) -> list[Tensor]:
+    """The strided tensors with axes among the arguments of a call, or in containers there."""
     # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
-    if not kwargs and all(isinstance(argument, Tensor) for argument in args):
-        return [*args]
-    tensors = map(_as_tensor, _leaves((args, kwargs), _is_packed))
-    return [each for each in tensors if each is not None]
+    is_plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
+    leaves = args if is_plain else map(_as_tensor, _leaves((args, kwargs), _is_packed))
+    return [t for t in leaves if t is not None and t.dim() and t.layout == torch.strided]
+
+
+def _items(values: Sequence[Any]) -> tuple[Given, ...]:
+    return tuple([Given.of(each) for each in _given(values, {}) if each.dim() > 1])
 
 
 def _leaves(
@@ -226,11 +235,6 @@ def _as_tensor(value: Any) -> Tensor | None:
         return torch.from_numpy(value if is_shared else value.copy())
     except (TypeError, ValueError):  # such as texts, or numbers in another order of bytes
         return None
-
-
-def _is_computed(tensor: Tensor) -> bool:
-    """Whether layers with parameters have computed a tensor."""
-    return tensor.requires_grad and tensor.dim() > 0 and tensor.layout == torch.strided
 
 
 def made_by(tensor: Tensor) -> tuple[int, int] | None:

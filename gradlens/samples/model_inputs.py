@@ -133,7 +133,7 @@ class ModelInputs:
     def _of_samples(self) -> list[tuple[Given, range]]:
         """The tensors that have an entry for each sample, or for those of their call, and which.
 
-        Or they are those of a list with one for each sample.
+        Or they are those of lists with one for each sample.
         """
         found = [
             (given, own)
@@ -141,14 +141,17 @@ class ModelInputs:
             for given in call.inputs
             if _has_rows(given.shape, own, self.axis)
         ]
-        inputs = self.calls[0].inputs if len(self.calls) == 1 else ()
-        items = [given for given in inputs if len(given.shape) > 1]
+        lists = self.calls[0].lists if len(self.calls) == 1 else ()
+        lists = tuple(each for each in lists if self._has_one_for_each(each))
+        items = [(given, range(n, n + 1)) for each in lists for n, given in enumerate(each)]
+        in_lists = {given.address for given, _ in items}
+        return [*(each for each in found if each[0].address not in in_lists), *items]
+
+    def _has_one_for_each(self, items: Sequence[Given]) -> bool:
+        """Whether a list has the rows of one sample in each item, not a row of each sample."""
         alike = {(given.shape[1:], given.is_real) for given in items}
-        is_list = len(items) == self.samples and len(alike) == 1
-        if not is_list or {given.shape[:1] for given in items} == {(self.samples,)}:
-            return found
-        others = [each for each in found if each[0] not in items]
-        return [*others, *((given, range(n, n + 1)) for n, given in enumerate(items))]
+        lengths = {given.shape[0] for given in items}
+        return len(items) == self.samples and len(alike) == 1 and lengths != {self.samples}
 
     @cached_property
     def _samples_of_calls(self) -> list[range]:

@@ -176,6 +176,25 @@ def test_losses_of_several_means(name: str, samples: int) -> None:
         assert_close(gradients[each].dense(), expected[each])
 
 
+def test_several_inputs_are_no_list_of_samples() -> None:
+    """Positions and their numbers, of three documents in one row; the third input is a mask."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Embedding(5, 4), nn.Embedding(12, 4), nn.Linear(4, 3)]).double()
+
+    def forward(words: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+        return model[2]((model[0](words) + model[1](places)) * mask[..., None])
+
+    model.forward = forward  # type: ignore[method-assign]
+    gradlens.extend(model)
+    words, places = torch.randint(5, (1, 12)), torch.arange(12)[None]
+    outputs = model(words, places, torch.ones(1, 12, dtype=torch.long))
+    loss = F.cross_entropy(outputs[0], torch.randint(3, (12,)))
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=3) as gradients:
+        loss.backward()
+    with pytest.raises(KeyError, match="can't be followed which sample each of their rows"):
+        gradients["2.weight"]
+
+
 @pytest.mark.parametrize("samples", [1, 4])
 def test_regulariser_of_a_batch_of_any_size(samples: int) -> None:
     model = nn.Linear(4, 3).double()
