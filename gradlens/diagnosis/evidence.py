@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio, smallest
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, field_line, line, lines, number_lines
+from gradlens.history.lines import Floats, Line, field_line, head_lines, line, lines
 from gradlens.history.records import OF_SAMPLES
 from gradlens.history.setup import Layer, Setup
 from gradlens.history.spikes import Suspect
@@ -439,22 +439,15 @@ class Evidence:
     def of_quantity(self, kind: str, entry: str = "") -> ByName:
         """A number of each layer or parameter in the first series of a kind of quantity.
 
-        It is an ``entry`` of dicts, or the number itself. Of an array, such as one of heads, each
-        element has a name.
+        It is an ``entry`` of dicts, or the number itself, or each number of an array of heads.
         """
         for series in self.history.of_kind(kind):
-            records, values = self.history[series], dict[str, Floats]()
+            records, found = self.history[series], dict[str, Line]()
             for group in ("layers", "parameters"):
-                within = records.column(group)
-                for name in within.entries:
-                    one = within.column(name)
-                    parts = (
-                        {"": field_line(one, entry)} if entry else number_lines(one, elements=True)
-                    )
-                    values |= {
-                        f"{name}, head {n}" if n else name: each.values for n, each in parts.items()
-                    }
-            return ByName(records.steps.astype(np.int64), values)
+                parts = records.column(group)
+                found |= lines(parts, entry) if entry else head_lines(parts)
+            steps = records.steps.astype(np.int64)
+            return ByName(steps, {name: each.values for name, each in found.items()})
         return ByName(np.zeros(0, dtype=np.int64), {})
 
     @cached_property

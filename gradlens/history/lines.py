@@ -81,6 +81,15 @@ def lines(series: Series, field: str = "") -> dict[str, Line]:
     return {name: field_line(one, field) if field else line(one) for name, one in found.items()}
 
 
+def head_lines(series: Series) -> dict[str, Line]:
+    """As ``lines``, with a line for each element of arrays ``[H]``, such as those of H heads."""
+    found: dict[str, Line] = {}
+    for name in series.entries:
+        for place, one in number_lines(series.column(name), elements=True).items():
+            found[f"{name}.head {place}" if place else name] = one
+    return found
+
+
 def rms_lines(series: Series) -> dict[str, Line]:
     """A series of dicts of arrays as one line of root mean squares per key."""
     found = {name: series.column(name) for name in series.entries}

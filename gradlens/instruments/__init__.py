@@ -40,6 +40,7 @@ from gradlens.instruments.instrument import Instrument, Options
 from gradlens.instruments.layers import (
     ActivationInstrument,
     AggregateInstrument,
+    AttentionInstrument,
     CorrelationsInstrument,
     DistanceInstrument,
     GenericInstrument,
@@ -148,7 +149,8 @@ BUILT_IN: tuple[Instrument, ...] = (
     *(SpectralDensityInstrument(), DirectionsInstrument(), OverlapInstrument(), TICInstrument()),
     *(MeanGSNRInstrument(), EarlyStoppingInstrument(), BatchSizeInstrument()),
     *(GradNoiseScaleInstrument(), CovarianceSpectrumInstrument(), CovarianceRanksInstrument()),
-    *(ActivationInstrument(), KurtosisInstrument(), OutputEntropyInstrument(), LogitsInstrument()),
+    *(ActivationInstrument(), AttentionInstrument(), KurtosisInstrument()),
+    *(OutputEntropyInstrument(), LogitsInstrument()),
     *(LayerLinesInstrument(), CorrelationsInstrument()),
     *(LayerStableRanksInstrument(), LayerConditionsInstrument(), AggregateInstrument()),
     *(LayerMapInstrument(), LayerRanksInstrument(), LayerHistogramsInstrument()),
@@ -174,22 +176,21 @@ __all__ += ["ALARM", "AMBER", "BLUE", "FAINT", "GREEN", "INK", "MUTED", "ORANGE"
 __all__ += ["SKY", "Color", "categorical_colors", "sequence_colors", "tint"]
 # Instruments.
 __all__ += ["AccuracyInstrument", "ActivationInstrument", "AggregateInstrument", "AlphaInstrument"]
-__all__ += ["BatchSizeInstrument", "ClippingInstrument", "CorrelationsInstrument"]
-__all__ += ["CovarianceRanksInstrument", "CovarianceSpectrumInstrument"]
+__all__ += ["AttentionInstrument", "BatchSizeInstrument", "ClippingInstrument"]
+__all__ += ["CorrelationsInstrument", "CovarianceRanksInstrument", "CovarianceSpectrumInstrument"]
 __all__ += ["CriticalSharpnessInstrument", "DirectionsInstrument", "DistanceInstrument"]
-__all__ += ["EarlyStoppingInstrument", "GenericInstrument"]
-__all__ += ["GradNoiseScaleInstrument", "GradNormInstrument", "GradientOverRootInstrument"]
-__all__ += ["GradientTestsInstrument", "HessEigenvaluesInstrument", "HessMaxEVInstrument"]
-__all__ += ["HessTraceInstrument", "Histogram1dInstrument", "Histogram2dInstrument"]
-__all__ += ["KurtosisInstrument", "LayerConditionsInstrument", "LayerHistogramsInstrument"]
+__all__ += ["EarlyStoppingInstrument", "GenericInstrument", "GradNoiseScaleInstrument"]
+__all__ += ["GradNormInstrument", "GradientOverRootInstrument", "GradientTestsInstrument"]
+__all__ += ["HessEigenvaluesInstrument", "HessMaxEVInstrument", "HessTraceInstrument"]
+__all__ += ["Histogram1dInstrument", "Histogram2dInstrument", "KurtosisInstrument"]
+__all__ += ["LayerConditionsInstrument", "LayerHistogramsInstrument"]
 __all__ += ["LayerJointHistogramsInstrument", "LayerLinesInstrument", "LayerMapInstrument"]
 __all__ += ["LayerRanksInstrument", "LayerSpectraInstrument", "LayerStableRanksInstrument"]
-__all__ += ["LearningRateInstrument", "LedgerInstrument", "LogitsInstrument"]
-__all__ += ["LossInstrument", "LossesInstrument"]
-__all__ += ["MeanGSNRInstrument", "MomentCosinesInstrument", "MomentsInstrument"]
-__all__ += ["OutputEntropyInstrument", "OverlapInstrument", "ParametersInstrument"]
-__all__ += ["RelativeUpdateInstrument", "SpectralDensityInstrument", "StabilityInstrument"]
-__all__ += ["TICInstrument", "TimeInstrument", "UpdateSizeInstrument"]
+__all__ += ["LearningRateInstrument", "LedgerInstrument", "LogitsInstrument", "LossInstrument"]
+__all__ += ["LossesInstrument", "MeanGSNRInstrument", "MomentCosinesInstrument"]
+__all__ += ["MomentsInstrument", "OutputEntropyInstrument", "OverlapInstrument"]
+__all__ += ["ParametersInstrument", "RelativeUpdateInstrument", "SpectralDensityInstrument"]
+__all__ += ["StabilityInstrument", "TICInstrument", "TimeInstrument", "UpdateSizeInstrument"]
 
 
 def __dir__() -> list[str]:

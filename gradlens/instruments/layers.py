@@ -15,6 +15,7 @@ from gradlens.history.lines import (
     Floats,
     Line,
     field_line,
+    head_lines,
     is_numeric,
     line,
     lines,
@@ -26,7 +27,7 @@ from gradlens.history.scalars import scalars_of
 from gradlens.history.series import Series
 from gradlens.instruments.instrument import Instrument, Normalisation
 from gradlens.instruments.panel import Curve, Lines, Map, always_infinite, any_finite
-from gradlens.instruments.scales import Scale, log_if_far, log_if_wide
+from gradlens.instruments.scales import Scale, log_if_far, log_if_wide, number_label
 from gradlens.instruments.series import (
     LayerTable,
     are_shares,
@@ -218,6 +219,28 @@ class ParametersInstrument(Instrument):
         found = rms_lines(records) or {self.names[0]: line(records)}
         scale = log_if_wide([one.values for one in found.values()])
         return Lines(layers=ordered(found, history), scale=scale)
+
+
+LARGE_SCORE = 100.0
+"""A score of attention from which on it is an alarm, as in ``gradlens.diagnosis``."""
+
+
+class AttentionInstrument(Instrument):
+    """Largest score of each layer's attention, or its entropy, or those of each of its heads."""
+
+    kinds = ("AttentionLogits", "AttentionEntropy")
+
+    def content(self, history: History) -> Lines:
+        name, view = self.names[0], self.view(history)
+        records = history[name]
+        found = head_lines(records.column("layers")) or {"": line(records)}
+        is_score = self.kind(history, name) == "AttentionLogits"
+        latest = {n: one.latest for n, one in found.items() if not math.isnan(one.latest)}
+        worst = (max if is_score else min)(latest, key=latest.__getitem__, default="")
+        readout = f"{worst}: {number_label(latest[worst])}" if worst else ""
+        is_large = is_score and latest.get(worst, 0.0) > LARGE_SCORE
+        shown = Lines(layers=found, scale=view.yscale, words=view.label)
+        return replace(shown, latest=(readout, is_large))
 
 
 MANY = 0.5

@@ -230,6 +230,9 @@ HINTS: Mapping[str, str] = {
     "and batches far above it are waste.",
     "CABS": "Healthy: at most about the batch size in use.",
     "EarlyStopping": "Above zero the gradient can't be told from noise, and going on fits noise.",
+    "AttentionLogits": "Healthy: tens at most. A head whose scores grow from step to step comes "
+    "before a training that diverges.",
+    "AttentionEntropy": "Healthy: some heads fall. Near zero, each query looks at one key.",
     "ActivationOutliers": "Healthy: all layers are of similar size. One that grows by decades, "
     "with a kurtosis in the hundreds, has a few channels far beyond the others.",
     "OutputEntropy": "Healthy: both fall as classes are learned. At zero entropy with one class "

@@ -19,6 +19,7 @@ VIEWS: dict[str, View] = {
     "RelativeUpdate": View("Relative update", group="step size", yscale="log", label="‖Δθ‖/‖θ‖"),
     "OptimizerState": View("Optimizer state", group="step size", yscale="log", label="‖m‖, ‖√v‖"),
     "OutputActivation": View("Active and dead units", group="layers", label="share"),
+    "AttentionLogits": View("Attention logits", group="layers", yscale="symlog", label="score"),
     "ActivationOutliers": View("Activation outliers", group="layers", yscale="log"),
     "OutputEntropy": View("Output entropy", group="layers", label="share"),
     "WeightSpectrum": View("Weight spectrum", group="layers", yscale="log", label="σ₁"),
@@ -58,6 +59,8 @@ def layer_record(kind: str, step: int, last: int, names: Mapping[str, Any], rng:
     if kind == "WeightSpectrum":
         parts = {n: {"norm": s, "residual": 0.0, "stable_rank": 9.0} for n, s in sizes.items()}
         return {"parameters": {f"{name}.weight": part for name, part in parts.items()}}
+    if kind == "AttentionLogits":
+        return {"layers": {n: size * np.array([1, 2000.0**time]) for n, size in sizes.items()}}
     if kind == "ActivationOutliers":
         return outliers(sizes, time)
     if kind == "OutputEntropy":

@@ -310,6 +310,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "LayerHistogramsInstrument": ("GradHist1d",),
     "LayerJointHistogramsInstrument": ("GradHist2d",),
     "ActivationInstrument": ("OutputActivation",),
+    "AttentionInstrument": ("AttentionLogits",),
     "KurtosisInstrument": ("ActivationOutliers",),
     "OutputEntropyInstrument": ("OutputEntropy",),
     "LogitsInstrument": ("OutputEntropy",),

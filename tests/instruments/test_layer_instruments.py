@@ -17,6 +17,7 @@ from gradlens.history.view import View
 from gradlens.instruments import (
     ActivationInstrument,
     AggregateInstrument,
+    AttentionInstrument,
     Drawing,
     KurtosisInstrument,
     LayerLinesInstrument,
@@ -177,6 +178,20 @@ def test_the_channel_of_the_layer_with_the_most_kurtosis_is_named() -> None:
     history = recorded("ActivationOutliers", {0: {"layers": layers}})
     (panel,) = KurtosisInstrument().panels(history)
     assert panel.content.readout == ("channel 17", False)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_each_head_is_a_line_and_the_largest_score_is_named(factor: float) -> None:
+    heads = {0: {"layers": {"0": np.array([3.0, 20.0]) * factor, "1": np.array([np.nan, 7.0])}}}
+    history = recorded("AttentionLogits", heads)
+    drawing = AttentionInstrument().plot(history)
+    assert heights(drawing, "0.head 1") == [20 * factor]
+    (panel,) = AttentionInstrument().panels(history)
+    expected = (f"0.head 1: {20 * factor:g}", factor > 5)
+    assert panel.content.readout == expected  # type: ignore[union-attr]
+    layers = recorded("AttentionEntropy", {0: {"layers": {"0": 2.5, "1": 0.5}}})
+    (panel,) = AttentionInstrument().panels(layers)
+    assert panel.content.readout == ("1: 0.5", False)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("entropy", "share", "alarm"), [(0.0, 1.0, True), (1.0, 1.0, False)])

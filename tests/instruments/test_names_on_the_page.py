@@ -18,7 +18,8 @@ from tests.instruments.test_instruments import realistic
 PAGE = Path(__file__).parents[2] / "docs" / "instruments.rst"
 OF_QUANTITIES = {
     *("Maps of layers × steps", "Active and dead units"),
-    *("Activation outliers, output entropy and weight spectrum",),
+    "Attention logits and attention entropy",
+    "Activation outliers, output entropy and weight spectrum",
 }
 """Headings of instruments whose titles are those of their quantities."""
 

@@ -172,7 +172,7 @@ def channel_is_large(evidence: Evidence) -> Iterator[Sign]:
     same: dict[str, Floats] = {}
     for name, values in found.values.items():
         for latest in channels[name][~np.isnan(values)][-1:]:
-            same[f"{name}, channel {latest:.0f}"] = np.where(channels[name] == latest, values, 0)
+            same[f"{name}.channel {latest:.0f}"] = np.where(channels[name] == latest, values, 0)
     words = "excess kurtosis of the outputs"
     yield from beyond(ByName(found.steps, same), KURTOSIS, words, certainty="fact", is_alarm=False)
 
