@@ -811,6 +811,11 @@ def test_operations_on_lists_of_tensors() -> None:
         rtol=1e-7,
         atol=0,
     )
+    moved = [each.clone() for each in ones]
+    private.foreach_move_(moved, ones, [each + 1 for each in ones], 0.5)
+    assert all(
+        torch.equal(one, each + 0.5 * (each + 1)) for one, each in zip(moved, ones, strict=True)
+    )
     differences = private.foreach_sub(ones, [each + 1 for each in ones])
     for one, difference in zip(ones, differences, strict=True):
         torch.testing.assert_close(difference, one - (one + 1))

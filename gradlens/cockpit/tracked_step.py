@@ -193,6 +193,9 @@ class TrackedStep:
         wants_losses = values.needs("individual_losses")
         wants_losses |= interval is not None and interval.needs_losses
         self._finds_losses = wants_losses and info.get("individual_losses") is None
+        due = (each for each in values.computed if each.name not in values.recorded)
+        later = [each.name for each in due if each.returns_to_start]
+        tracking.assembly.exchange_later(later)
         self._is_part = tracking.assembly.has_parts(accumulating)
         if self._is_part:
             self._of_part = tracking.assembly.part_reductions(self._reductions, accumulating)

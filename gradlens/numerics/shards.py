@@ -28,6 +28,13 @@ def any_distributed(tensors: Iterable[Tensor]) -> bool:
     return bool([tensor for tensor in tensors if isinstance(tensor, DTensor)])
 
 
+def processes_of(tensors: Iterable[Tensor]) -> int:
+    """The largest number of processes that one of the tensors is distributed among."""
+    return max(
+        (each.device_mesh.size() for each in tensors if isinstance(each, DTensor)), default=1
+    )
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process has: all of it, unless the tensor is distributed."""
     return _summed(tensor).to_local() if is_distributed(tensor) else tensor

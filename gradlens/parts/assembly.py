@@ -153,6 +153,7 @@ class BatchAssembly:
         self._own: BatchPart | None = None
         self._kept = KeptGradients(max_bytes)
         self._step = 0
+        self._later: tuple[str, ...] = ()
         self._is_exchanged = False
         self._is_interrupted = False
         self._differ: bool | None = None
@@ -180,6 +181,7 @@ class BatchAssembly:
         left = 0 if self._own is None or self._step == global_step else self._own.passes
         goes_on = self._is_interrupted and self._step == global_step and self._is_left_behind()
         before, self._step, self._is_exchanged = self._step, global_step, False
+        self._later = ()
         self._is_interrupted = False
         if goes_on:
             self._own = replace(EMPTY, failure=INTERRUPTED)
@@ -187,6 +189,10 @@ class BatchAssembly:
             return ""
         self.drop()
         return LEFT_OVER.format(count=left, step=before)
+
+    def exchange_later(self, names: Sequence[str]) -> None:
+        """Quantities of these names will exchange after the update, if all processes track them."""
+        self._later = tuple(names)
 
     def interrupt(self) -> None:
         """Drop all parts, since an exception has left the context of one."""
@@ -241,7 +247,7 @@ class BatchAssembly:
         self._kept.add(operators, part.samples or 0, part.weight)
 
     def _tracked(self, reductions: Sequence[Reduction]) -> tuple[str, ...]:
-        return (f"step {self._step}", *keyed(reductions))
+        return (f"step {self._step}", *keyed(reductions), *self._later)
 
     def refuse(self, reason: str, reductions: Sequence[Reduction], accumulating: bool) -> None:
         """Take in that a part has failed, so that no other process waits for it."""

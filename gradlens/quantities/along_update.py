@@ -33,9 +33,10 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner
-from gradlens.numerics.shards import any_distributed, own_parts
+from gradlens.numerics.shards import any_distributed, own_parts, processes_of
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.quantities.optimizer import UNKNOWN_SIZE
+from gradlens.quantities.parameter_quantity import real_parts
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update, why_not_held
@@ -100,6 +101,8 @@ class _AlongUpdate(Quantity):
             raise UnavailableError(f"the update {what}")
         if step.untracked:
             raise UnavailableError(UNTRACKED.format(names=few(step.untracked)))
+        if processes_of(step.parameters.values()) > len(update.of_all(None)):
+            raise UnavailableError(OTHER_PROCESSES)
         with ExitStack() as stack:
             if self.on is None:
                 adds_up = step.loss_reduction == "sum"
@@ -137,7 +140,7 @@ def _of_closure(closure: Closure | None) -> EachLoss:
 
 def _rates(optimizer: Optimizer) -> tuple[float, ...]:
     """The learning rates of the groups that move."""
-    rates = on_host([group.get("lr", math.nan) for group in optimizer.param_groups])
+    rates = on_host([group.get("lr", math.inf) for group in optimizer.param_groups])
     return tuple(sorted({float(rate) for rate in rates} - {0.0}))
 
 
@@ -171,9 +174,10 @@ class CriticalSharpness(_AlongUpdate):
     batch again; a step of several micro-batches needs one of all of them. It is called with the
     same random numbers each time, so that dropout leaves out the same elements. These aren't those
     of the step's own forward pass. Afterwards, parameters, buffers, modes and random numbers are
-    the same as before, bit for bit. With a probe, ``on``, it is the loss of the probe instead. The
-    values are those of all processes together, also of a model that ``fully_shard`` was called
-    with. The model must be passed to the cockpit (``ValueError``).
+    the same as before, bit for bit; what else the closure or your hooks change stays so. With a
+    probe, ``on``, it is the loss of the probe instead. The values are those of all processes
+    together, also of a model that ``fully_shard`` was called with. The model must be passed to the
+    cockpit (``ValueError``).
     """
 
     view = View("Critical sharpness", group="curvature", yscale="symlog", label="2/η")
@@ -208,8 +212,10 @@ class CriticalSharpness(_AlongUpdate):
 
     def _rate(self, step: Step, rates: Sequence[float]) -> float:
         """η of a step on the mean loss; a NaN with the reason if there isn't one."""
-        if len(rates) != 1 or not math.isfinite(rates[0]):
+        if len(rates) != 1:
             return Undefined(SEVERAL_RATES.format(count=len(rates)))
+        if not math.isfinite(rates[0]):
+            return Undefined(NO_RATE)
         if type(step.optimizer) is not SGD:
             return rates[0]
         if step.loss_reduction == "sum" and step.batch_size is None:
@@ -361,7 +367,7 @@ class UpdateLine:
         precise = all(each.dtype == torch.float64 for each in self._own)
         least = torch.finfo(torch.float64 if precise else torch.float32).eps
         self._epsilon = max(torch.finfo(loss.dtype).eps, least)
-        return float(loss)
+        return float(loss.detach())
 
     def rounding(self, start: float) -> float:
         """How far losses may differ by rounding alone."""
@@ -400,13 +406,15 @@ class UpdateLine:
 
         def add(loss: Tensor, weight: float) -> None:
             nonlocal why
-            why = why or why_not_to_pass(loss)
-            if not why:
-                try:
-                    curved = HessianOperator(loss, trained).product(direction)
-                    seconds.add_(_products(curved, direction), alpha=weight / 2)
-                except UnavailableError as error:
-                    why = str(error)
+            if not loss.requires_grad:
+                raise UnavailableError(NO_GRAPH)
+            if unpassable := why_not_to_pass(loss):
+                raise UnavailableError(unpassable)
+            try:
+                curved = HessianOperator(loss, trained).product(direction)
+                seconds.add_(_products(curved, direction), alpha=weight / 2)
+            except UnavailableError as error:
+                why = str(error)
             gradient = derivative([loss], [*trained.values()], [torch.ones_like(loss)])
             firsts.add_(_products(gradient, direction), alpha=weight)
 
@@ -442,11 +450,12 @@ class UpdateLine:
 
 def _products(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     """Inner products of pairs ``[P]``, on the host and in float64."""
-    dtypes = [torch.promote_types(one.dtype, torch.float32) for one in ones]
-    pairs = [
-        (one.to_dense().flatten().to(dtype), other.flatten().to(dtype))
-        for one, other, dtype in zip(ones, others, dtypes, strict=True)
+    flat = [
+        (real_parts(a.to_dense()).flatten(), real_parts(b).flatten())
+        for a, b in zip(ones, others, strict=True)
     ]
+    dtypes = [torch.promote_types(one.dtype, torch.float32) for one, _ in flat]
+    pairs = [(a.to(dtype), b.to(dtype)) for (a, b), dtype in zip(flat, dtypes, strict=True)]
     found = on_host([inner(one, other) for one, other in pairs])
     return torch.stack([each.double() for each in found])
 
@@ -568,6 +577,12 @@ NOT_THE_SAME = (
     "and random numbers: let it take the same batch in each call"
 )
 NO_LOSS = "the closure returned {kind}: let it return the loss, a tensor with one element"
+NO_GRAPH = "the closure's loss needs no gradient: let it compute the loss as for a backward pass"
+OTHER_PROCESSES = (
+    "the parameters are divided among processes by tensor parallelism, and it isn't known whether "
+    "these have the same losses, by which they agree on the rates that are tried"
+)
+NO_RATE = "the optimizer has no learning rate"
 NOT_FINITE = "the loss before the update is {loss}"
 UNTRACKED = "{names} are trained and not tracked, so that it isn't known how they have moved"
 NO_MODEL = (

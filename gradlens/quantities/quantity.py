@@ -89,7 +89,7 @@ class Quantity(ABC):
     is_relative: ClassVar[bool] = False
     """Whether ``update.start_norms`` are measured in ``Phase.AFTER_UPDATE``."""
     returns_to_start: ClassVar[bool] = False
-    """Whether ``update.start`` is there in ``Phase.AFTER_UPDATE``."""
+    """Whether ``update.start`` is there in ``Phase.AFTER_UPDATE``, and processes exchange then."""
     view: ClassVar[View] = View("")
     """Title, group and axis with which figures show the quantity."""
     modules: Mapping[str, nn.Module] = field(default_factory=dict, init=False, repr=False)

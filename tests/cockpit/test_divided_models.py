@@ -8,6 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import gradlens
 from gradlens.gradients import gradients as gradients_module
 from gradlens.graph.fully_shard import IS_KNOWN
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities import (
     ActivationOutliers,
     Alpha,
     ConditionNumber,
+    CriticalSharpness,
     DeadNeurons,
     GradNorm,
     HessTrace,
@@ -38,6 +41,7 @@ from gradlens.quantities import (
     OutputNorm,
     ParameterNorm,
     Quantity,
+    StepLedger,
     UpdateSize,
     UpdateSpectrum,
     WeightSpectrum,
@@ -87,6 +91,7 @@ def trained(
     batch: Batch,
     reduction: Any = "mean",
     seen: Callable[[int, Tensor], None] = lambda step, outputs: None,
+    again: Callable[[], Tensor] | None = None,
 ) -> gradlens.History:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_function = nn.CrossEntropyLoss(reduction=reduction)
@@ -99,7 +104,8 @@ def trained(
         outputs = model(x)
         seen(step, outputs)
         loss = loss_function(outputs, y)
-        with cockpit(step, loss=loss, optimizer=optimizer):
+        closure = again or (lambda x=x, y=y: loss_function(model(x), y))
+        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
             loss.backward()
         optimizer.step()
     cockpit.close()
@@ -189,8 +195,11 @@ def tensor_parallel(rank: int) -> None:
     model = network()
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
-    history = trained(model, [*quantities(), HessTrace(), WeightSpectrum()], data)
+    others = [HessTrace(), WeightSpectrum(), CriticalSharpness(), StepLedger()]
+    history = trained(model, [*quantities(), *others], data)
     assert_refused(history)
+    for name in ("CriticalSharpness", "StepLedger"):
+        assert "tensor parallelism" in history[name][0].reason
     spectra, alone = (
         each["WeightSpectrum"][0]["parameters"]
         for each in (history, trained(network(), [WeightSpectrum()], data))
@@ -211,6 +220,44 @@ def tensor_parallel_and_sharded(rank: int) -> None:
 def assert_refused(history: gradlens.History) -> None:
     assert "tensor parallelism" in str(history["NormTest"][0])
     assert_same_plain(history, trained(network(), quantities(), data))
+
+
+def right_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def losses_along_the_update(rank: int) -> None:
+    """One process doesn't track them, or not at each step, or its closure fails: none waits."""
+    for make in (replicated, sharded):
+        for schedule in (linear(2), lambda step: False, None):
+            chosen = [] if schedule is None else [CriticalSharpness(schedule)]
+            history = trained(make(), chosen if rank else [CriticalSharpness()], half(rank))
+            for step, value in history["CriticalSharpness"].items() if history.names else ():
+                agreed = schedule is not None and schedule(step)
+                assert isinstance(value, dict) == agreed, (step, value)
+
+    def fails() -> Tensor:
+        raise UnavailableError("out of luck")
+
+    model = replicated()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cockpit = gradlens.Cockpit(model, [Loss(), CriticalSharpness()])
+    for step in range(STEPS):
+        x, y = half(rank)(step)
+        loss = nn.functional.cross_entropy(model(x), y)
+        closure = None if rank and step else partial(right_loss, model, x, y)
+        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
+            loss.backward()
+        optimizer.step()
+        value = cockpit.history["CriticalSharpness"][step]
+        assert isinstance(value, dict) == (step == 0)
+
+    tracked: list[Quantity] = [CriticalSharpness(), StepLedger()]
+    history = trained(replicated(), tracked, half(rank), again=fails if rank else None)
+    for name in history.names:
+        assert "out of luck" in history[name][0].reason
+    history = trained(sharded(), [StepLedger()], half(rank))
+    assert "divided among processes" in history["StepLedger"][0].reason
 
 
 def flat_parameters(rank: int) -> None:
@@ -369,6 +416,7 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
         failing_layers,
         tensor_parallel,
         tensor_parallel_and_sharded,
+        losses_along_the_update,
         flat_parameters,
         no_samples,
         failing_plan,

@@ -62,6 +62,18 @@ def test_unsharded_parameters_are_the_leaves_of_the_graph() -> None:
     assert [whole.shape for _, whole in pairs if whole is not None] == [p.shape for p, _ in pairs]
 
 
+def test_shards_are_gathered_anew_after_they_have_changed() -> None:
+    model = sharded()
+    shards = [*model.parameters()]
+    with torch.no_grad():
+        before = loss_of(model)
+        for parameter in shards:
+            parameter.data.to_local().zero_()
+        assert loss_of(model) > 0  # the root's parameters are as they were
+        private.reshard(model)
+        assert loss_of(model) == 0 < before
+
+
 def test_nodes_whose_memory_is_freed_are_not_run() -> None:
     model = sharded()
     x = torch.ones(4, 2, requires_grad=True)

@@ -18,6 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from gradlens import Cockpit
+from gradlens.cockpit.budget import Budget
+from gradlens.curvature import Probe
 from gradlens.history.history import History
 from gradlens.quantities import CriticalSharpness, Quantity, StepLedger
 from gradlens.quantities.along_update import RESOLUTION, TRIES, search
@@ -52,7 +54,7 @@ def slow_ratio(loss: Callable[[Values], Tensor], start: Values, end: Values) -> 
     while at(high) <= 0:
         high *= 1.5
     low = high / 1.5
-    for _ in range(14):
+    for _ in range(10):
         middle = (low + high) / 2
         low, high = (middle, high) if at(middle) <= 0 else (low, middle)
     return 2 / (low + high)
@@ -266,31 +268,30 @@ def test_networks(name: str) -> None:
 
 def test_losses_and_steps_of_other_sizes() -> None:
     """A multiple of the loss is one of the rate of SGD, and nothing to Adam; so is a sum loss."""
-    unit = 2.0**20
-    for make, scaled, law in (
-        (SGD, partial(optim.SGD, lr=0.05 / unit), unit),
-        (partial(optim.Adam, eps=0.0), partial(optim.Adam, eps=0.0), 1.0),
-    ):
-        usual, other = train(mlp, make), train(mlp, scaled, unit=unit)
-        for step in range(STEPS):
-            one, two = (each.history["CriticalSharpness"][step] for each in (usual, other))
-            laws = {name: law if name in ("sharpness", "threshold") else 1.0 for name in one}
-            assert two == pytest.approx({name: value * laws[name] for name, value in one.items()})
-    as_sum = train(mlp, partial(optim.SGD, lr=0.05 / 8), unit=8.0, loss_reduction="sum")
-    found, usual = as_sum.history["CriticalSharpness"][0], train(mlp).history["CriticalSharpness"]
-    assert found["ratio"] == pytest.approx(usual[0]["ratio"])
+
+    def value(make: Callable[..., Optimizer], **options: Any) -> dict[str, Any]:
+        found = train(mlp, make, [CriticalSharpness()], steps=1, **options)
+        record: dict[str, Any] = found.history["CriticalSharpness"][0]
+        return record
+
+    unit, adam = 2.0**20, partial(optim.Adam, eps=0.0)
+    for make, scaled, law in ((SGD, partial(optim.SGD, lr=0.05 / unit), unit), (adam, adam, 1.0)):
+        one, other = value(make), value(scaled, unit=unit)
+        laws = {name: law if name in ("sharpness", "threshold") else 1.0 for name in one}
+        assert other == pytest.approx({name: one[name] * laws[name] for name in one})
+    found = value(partial(optim.SGD, lr=0.05 / 8), unit=8.0, loss_reduction="sum")
+    assert found["ratio"] == pytest.approx(value(SGD)["ratio"])
     assert "batch_size" in found["sharpness"].reason == found["threshold"].reason
 
 
 def test_micro_batches_have_the_values_of_the_whole_batch() -> None:
-    whole, parts = train(mlp), train(mlp, parts=4)
+    whole, parts = train(mlp, steps=1), train(mlp, parts=4, steps=1)
     for name in ("CriticalSharpness", "StepLedger"):
-        for step in range(STEPS):
-            found, expected = parts.history[name][step], whole.history[name][step]
-            layers = found.pop("layers", {}), expected.pop("layers", {})
-            assert found == pytest.approx(expected, rel=1e-8, abs=1e-12)
-            for layer, terms in layers[1].items():
-                assert layers[0][layer] == pytest.approx(terms, rel=1e-8, abs=1e-12)
+        found, expected = parts.history[name][0], whole.history[name][0]
+        layers = found.pop("layers", {}), expected.pop("layers", {})
+        assert found == pytest.approx(expected, rel=1e-8, abs=1e-12)
+        for layer, terms in layers[1].items():
+            assert layers[0][layer] == pytest.approx(terms, rel=1e-8, abs=1e-12)
 
 
 def test_autocast_and_single_precision() -> None:
@@ -501,3 +502,49 @@ def test_search_of_other_shapes() -> None:
     assert search(lambda s: s - 100, 1e-15, first=64).multiple == pytest.approx(100, rel=1e-3)
     assert "downhill" in search(lambda s: s, 1e-15).reason
     assert "too small" in search(lambda s: max(s - 3, 0.0), 1e-15).reason
+
+
+# Where the loss comes from ----------------------------------------------------------------------
+
+
+def test_with_a_probe_it_is_the_loss_of_the_probe() -> None:
+    """Over several batches, in eval mode; the loop passes no closure."""
+    torch.manual_seed(0)
+    model = Residual()
+    x, y = torch.randn(9, 4), torch.randn(9, 2)
+    probe = Probe([(x[:4], y[:4]), (x[4:], y[4:])], nn.MSELoss())
+    tracked = [CriticalSharpness(on=probe), StepLedger(on=probe)]
+    cockpit, optimizer = Cockpit(model.double(), tracked, strict=True), SGD(model.parameters())
+    probe.data[:] = [(a.double(), b.double()) for a, b in probe.data]  # type: ignore[index]
+    loss = squared_error(model(x.double()), y.double())
+    with cockpit(0, loss=loss, optimizer=optimizer):
+        loss.backward()
+    start, modes = _copied(model), [module.training for module in model.modules()]
+    optimizer.step()
+    assert modes == [module.training for module in model.modules()]
+    model.eval()
+    state = torch.get_rng_state(), np.random.get_state()[1:3]
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    line = _slow_loss(model, x, y, 1.0, buffers, state), start, _copied(model)
+    slow, ledger = slow_ledger(*line), cockpit.history["StepLedger"][0]
+    assert {**ledger, "layers": 0} == pytest.approx({**slow, "layers": 0}, rel=1e-9)
+    assert_ratio(cockpit.history["CriticalSharpness"][0], slow_ratio(*line))
+
+
+def test_a_budget_pays_for_what_the_optimizers_hook_computes() -> None:
+    """Also where it takes longer than several steps, as nothing else between two contexts does."""
+    now = [0.0]
+    budget = Budget(0.1, ["CriticalSharpness"], clock=lambda: now[0])
+    looks = 0
+    for step in range(400):
+        budget.begin_step(step)
+        is_look = budget.has_means(step)
+        budget.begin_backward()
+        now[0] += 1
+        budget.end_backward(["CriticalSharpness"] if is_look else [])
+        budget.end_step()
+        with budget.optimizer_step():
+            now[0] += 9 * is_look
+        looks += is_look
+    assert 2 <= looks <= 6
+    assert budget.spending.taken == pytest.approx(9 * looks / now[0], rel=0.01)
