@@ -169,6 +169,8 @@ AT_ONCE: dict[str, Program] = {
     "a misspelt preset": lambda _: configuration("ecnomy") and None,
     "a preset that is no string": lambda _: gradlens_.configuration(None),
     "a class": lambda _: cockpit_of(net(), [quantities.Loss]),
+    "a quantity that is in no list": lambda _: cockpit_of(net(), quantities.Loss()),
+    "a batch size as a text": lambda _: called(batch_size="5"),
     "a misspelt name of a quantity": lambda _: cockpit_of(net(), ["NormTst"]),
     "the name of a base class": lambda _: cockpit_of(net(), ["Quantity"]),
     "a dict of quantities": lambda _: cockpit_of(net(), {"Loss": quantities.Loss()}),

@@ -41,6 +41,8 @@ def checked_quantities(
     ``TypeError`` says what to pass instead, and ``ValueError`` which name was most likely meant.
     """
     every = configuration(given) if isinstance(given, str) else given
+    if isinstance(every, Quantity | Aggregate):
+        raise TypeError(f"{every.name} is a single quantity: pass a list that has it in brackets")
     is_dict = isinstance(every, Mapping)  # whose values would be left out
     found = list[Quantity | Aggregate]()
     for each in every:
@@ -276,6 +278,14 @@ def _loss(loss: Any) -> Tensor:
     )
 
 
+def _samples(batch_size: Any) -> int:
+    try:
+        return operator.index(batch_size)
+    except TypeError as error:
+        instead = "the number of samples as an int, such as len(labels)"
+        raise TypeError(f"batch_size={_short(batch_size)}: pass {instead}") from error
+
+
 def _loss_scale(scale: Any) -> float:
     if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale == 0:
         raise ValueError(
@@ -319,7 +329,7 @@ _CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
     "loss": _loss,
     "loss_scale": _loss_scale,
     "optimizer": _optimizer,
-    "batch_size": operator.index,
+    "batch_size": _samples,
     "individual_losses": checked_losses,
     "ids": _ids,
     "scaler": None,

@@ -151,8 +151,8 @@ _FOUND = ("individual_losses", "gradients_of_parts")
 """What is found without being passed."""
 
 NOT_PASSED = (
-    "{quantity} needs the {needed}: pass {needed}=... to the context, as in "
-    "cockpit(global_step, {needed}={needed})"
+    "{quantity} needs the {needed}: pass {needed}=..., made before the context, as in "
+    "with cockpit(global_step, {needed}={needed})"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from itertools import chain, count
 from pathlib import Path
@@ -59,8 +59,10 @@ class RunFile:
 
     def __del__(self) -> None:
         if "_file" in vars(self):  # which there isn't if it couldn't be opened
-            with suppress(OSError):  # as of a disk that reports on closing that it is full
+            try:  # at the interpreter's end, contextlib is gone
                 self._file.close()
+            except OSError:  # as of a disk that reports on closing that it is full
+                return
 
 
 def new_file(path: str | Path) -> FileIO:
