@@ -71,9 +71,11 @@ def check(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "rate"), [(SGD, 0.1), (Adam, 0.01)])
-def test_the_maximal_update_parametrisation_passes(kind: type[Optimizer], rate: float) -> None:
-    found = check(kind, rate=rate, seeds=7)
+@pytest.mark.parametrize(("kind", "rate", "seeds"), [(SGD, 0.1, 7), (Adam, 0.01, 5)])
+def test_the_maximal_update_parametrisation_passes(
+    kind: type[Optimizer], rate: float, seeds: int
+) -> None:
+    found = check(kind, rate=rate, seeds=seeds)
     assert found.passes, str(found)
     assert {*found.verdicts.values()} == {"constant"}
     assert str(found).startswith("coordinate check: passes, after 4 steps at widths 32, 96, 256")
@@ -81,11 +83,11 @@ def test_the_maximal_update_parametrisation_passes(kind: type[Optimizer], rate: 
 
 @pytest.mark.slow
 def test_the_standard_parametrisation_fails() -> None:
-    found = check(is_mup=False)
+    found = check(is_mup=False, seeds=3)
     assert found.outcome == "fails"
     assert (found.grows, found.vanishes) == (("second", "head"), ())
     assert "head grows with the width" in str(found)
-    found = check(SGD, False, 0.1, seeds=7)
+    found = check(SGD, False, 0.1, seeds=6)
     assert (found.outcome, found.vanishes) == ("fails", ("first",))
     assert found.change_slopes["head"].low > 0
 

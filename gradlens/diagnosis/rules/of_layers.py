@@ -162,7 +162,7 @@ def moments_are_old(evidence: Evidence) -> Iterator[Sign]:
 KURTOSIS = 60.0
 """The excess kurtosis of a layer's outputs: measured at most 54 in small healthy networks (that of
 logits, at first) and 29 in their other layers. It is 1000 and more in large transformers that
-aren't trained against outliers (Bondarenko et al., Table 1), and at most about three times the
+aren't trained against outliers (Bondarenko et al., 2023), and at most about three times the
 number of channels if a single one is large."""
 
 
