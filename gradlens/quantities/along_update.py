@@ -156,15 +156,15 @@ class CriticalSharpness(_AlongUpdate):
     memory of three copies of the parameters.
 
     A value holds the ``"sharpness"`` 2/η_c, the ``"threshold"`` 2/η, and the ``"ratio"`` η/η_c of
-    both, above which 1 means that this step has raised the loss of its own batch. ``"low"`` and
-    ``"high"`` are ratios between which the loss crosses that at s = 0. They differ by a sixteenth
-    at most, as in the paper, unless nine passes weren't enough. The ratio itself is interpolated as
-    for a quadratic loss, where it is exact: sharpness is −dᵀHd/(gᵀd·η) with d = Δθ, and gᵀHg/gᵀg
-    for plain gradient descent. ``"passes"`` counts the forward passes.
+    both; if it is above 1, this step has raised the loss of its own batch. ``"low"`` and ``"high"``
+    are ratios between which the loss crosses that at s = 0. They differ by a sixteenth at most, as
+    in the paper, unless nine passes weren't enough, as may be at a run's first value. The ratio is
+    interpolated as for a quadratic loss, where it is exact: sharpness is −dᵀHd/(gᵀd·η) with d = Δθ,
+    and gᵀHg/gᵀg for plain gradient descent. ``"passes"`` counts the forward passes.
 
-    The search begins at the rate of the last value, and doubles or halves it until the loss is
-    higher at one end and lower at the other. A rise and a fall between two of these rates isn't
-    seen. Where the loss isn't lower, or isn't higher, at any rate that was tried, the ratio is a
+    The search begins at the rate of the last value, and goes up or down by factors of 2 to 8 until
+    the loss is higher at one end and lower at the other. A rise and a fall between two of these
+    rates isn't seen. Where the loss isn't lower, or isn't higher, at any rate that was tried, the ratio is a
     NaN with the range. η is that of a step on the mean loss: with SGD and a sum loss, N times the
     learning rate; with other optimizers the learning rate, since a factor of the loss changes
     nothing. Where parameter groups have different rates, there is no single η, and only the ratio
