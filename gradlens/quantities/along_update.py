@@ -35,7 +35,7 @@ from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner
 from gradlens.numerics.shards import any_distributed, own_parts, processes_of
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.quantities.optimizer import UNKNOWN_SIZE
+from gradlens.quantities.optimizer import NEGATIVE, UNKNOWN_SIZE
 from gradlens.quantities.parameter_quantity import real_parts
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
@@ -164,11 +164,11 @@ class CriticalSharpness(_AlongUpdate):
 
     The search begins at the rate of the last value, and goes up or down by factors of 2 to 8 until
     the loss is higher at one end and lower at the other. A rise and a fall between two of these
-    rates isn't seen. Where the loss isn't lower, or isn't higher, at any rate that was tried, the ratio is a
-    NaN with the range. η is that of a step on the mean loss: with SGD and a sum loss, N times the
-    learning rate; with other optimizers the learning rate, since a factor of the loss changes
-    nothing. Where parameter groups have different rates, there is no single η, and only the ratio
-    has a value.
+    rates isn't seen. Where the loss isn't lower, or isn't higher, at any rate that was tried, the
+    ratio is a NaN with the range. η is that of a step on the mean loss: with SGD and a sum loss, N
+    times the learning rate; with other optimizers the learning rate, since a factor of the loss
+    changes nothing. Where parameter groups have different rates, there is no single η, and only the
+    ratio has a value.
 
     The loss is that of the context's ``closure``, a function that computes the loss of the step's
     batch again; a step of several micro-batches needs one of all of them. It is called with the
@@ -191,7 +191,7 @@ class CriticalSharpness(_AlongUpdate):
         threshold = Undefined(rate.reason) if isinstance(rate, Undefined) else 2 / rate
         unit = 1.0 if isinstance(rate, Undefined) else rate
         start = line.checked_start()
-        first = 1.0 if self._last is None else self._last / unit
+        first = 1.0 if self._last is None else min(max(self._last / unit, 1 / REACH), REACH)
         found = search(lambda multiple: line.loss(multiple) - start, line.rounding(start), first)
         line.check_again(start)
         self._last = found.guess and found.guess * unit
@@ -221,9 +221,10 @@ class CriticalSharpness(_AlongUpdate):
         if step.loss_reduction == "sum" and step.batch_size is None:
             return Undefined(UNKNOWN_SIZE)
         try:
-            return rates[0] * step.gradient_factor
+            rate = rates[0] * step.gradient_factor
         except UnavailableError as reason:
             return Undefined(str(reason))
+        return rate if rate > 0 else Undefined(NEGATIVE)
 
     def state_dict(self) -> State:
         return {"last": self._last}
@@ -466,6 +467,9 @@ TRIES = 7
 """Rates that are tried; with two passes at the start, there are fewer than ten."""
 RESOLUTION = 1 / 16
 """As in arXiv:2601.16979, Section 3.2."""
+REACH = 2.0**40
+"""The largest multiple, or one over the least, at which a search begins: so many times the rate is
+doubled at most in arXiv:2601.16979, Appendix A."""
 FAR = 8.0
 """The most by which a rate changes to the next one that is tried.
 

@@ -440,6 +440,23 @@ def test_a_step_uphill_has_no_ratio() -> None:
     assert ledger["first"] > 0
 
 
+def test_a_loss_that_never_rises_has_no_ratio_at_any_step() -> None:
+    """Searches begin where the last one has ended, and don't get out of the range of numbers."""
+    model = nn.Linear(4, 1)
+    optimizer, quantity = SGD(model.parameters()), CriticalSharpness()
+    quantity.load_state_dict({"last": 1e308})
+    cockpit = Cockpit(model, [quantity], strict=True)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).sum()
+        closure = lambda: model(torch.ones(3, 4)).sum()  # noqa: E731
+        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure, batch_size=3):
+            loss.backward()
+        optimizer.step()
+        value = cockpit.history["CriticalSharpness"][step]
+        assert "isn't higher than before the step at any rate" in value["ratio"].reason
+
+
 def test_what_is_needed_is_said() -> None:
     model = mlp()
     with pytest.raises(ValueError, match=r"pass the model, as in Cockpit\(model"):
