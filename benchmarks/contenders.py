@@ -86,7 +86,7 @@ TRACKED: dict[str, Callable[[Schedule], list[Quantity]]] = {
     "GradHist1d, adapting": _adapted,
     **{
         name: lambda schedule, name=name: gradlens.configuration(name, schedule)
-        for name in ("economy", "business", "full")
+        for name in ("economy", "business", "full", "training")
     },
 }
 

@@ -42,7 +42,16 @@ INTERVALS = (4, 16, 64)
 SECONDS = 6.0
 """Default time of a contender's steps, which ends earlier where there are enough of them."""
 PRESETS = ("economy", "business", "full")
-WEIGHED = ("nothing scheduled", "squared norms", "GradHist1d", "GradHist2d", *PRESETS, *PEERS)
+"""Those that are measured at several intervals, and compared with cockpit's."""
+WEIGHED = (
+    "nothing scheduled",
+    "squared norms",
+    "GradHist1d",
+    "GradHist2d",
+    *PRESETS,
+    "training",
+    *PEERS,
+)
 """Contenders whose memory is measured, each in a process of its own."""
 
 

@@ -152,14 +152,14 @@ def gpt2() -> nn.Module:
     """With a label for each text; four blocks."""
     options = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 128, "eos_token_id": 1}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    library = _transformers()
+    library = transformers_library()
     config = library.GPT2Config(**TINY, **options, **dropout)
     return Transformers(library.GPT2ForSequenceClassification(config))
 
 
 def gpt2_small() -> nn.Module:
     """Of 124 million parameters, as transformers configures it, with random weights."""
-    library = _transformers()
+    library = transformers_library()
     return Transformers(library.GPT2LMHeadModel(library.GPT2Config()))
 
 
@@ -167,12 +167,12 @@ def llama() -> nn.Module:
     """With a label for each text; four blocks."""
     widths = {"hidden_size": 128, "intermediate_size": 344}
     options = {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 128}
-    library = _transformers()
+    library = transformers_library()
     config = library.LlamaConfig(**TINY, **widths, **options, eos_token_id=1)
     return Transformers(library.LlamaForSequenceClassification(config))
 
 
-def _transformers() -> Any:
+def transformers_library() -> Any:
     # It is imported with them wherever it is installed, and some builds don't match torch's.
     sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
     return importlib.import_module("transformers")

@@ -98,7 +98,7 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
 }
 """Options that are drawn for each quantity."""
 
-PRESETS = ("economy", "business", "full")
+PRESETS = ("economy", "business", "full", "training")
 
 
 def draw(source: random.Random) -> tuple[Tracked, ...]:

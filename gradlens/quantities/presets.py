@@ -35,13 +35,31 @@ _FULL: _Builders = (
     quantities.GradHist2d,
 )
 
-PRESETS: dict[str, _Builders] = {"economy": _ECONOMY, "business": _BUSINESS, "full": _FULL}
+# For large models: each step costs at most a twentieth of a plain one and no copies of parameters,
+# and compiled code is never left. On GPT-2 small (docs/overhead.rst), norms of all gradients cost
+# one to two hundredths of a step. UpdateSize and RelativeUpdate are left out, since they copy the
+# parameters; OptimizerState, WeightSpectrum and UpdateSpectrum, since they take a tenth of a step
+# or more; and ActivationOutliers, OutputEntropy, AttentionLogits and AttentionEntropy, since
+# forward passes can't run compiled with hooks on layers: add them every hundred steps or so.
+_TRAINING: _Builders = (
+    *(quantities.Loss, quantities.Time, quantities.GradNorm, quantities.ClippedGradNorm),
+    partial(quantities.GradNoiseScale, between="parts", smoothing=0.99),
+)
+
+PRESETS: dict[str, _Builders] = {
+    "economy": _ECONOMY,
+    "business": _BUSINESS,
+    "full": _FULL,
+    "training": _TRAINING,
+}
 
 
 def configuration(
     label: str, track_schedule: Schedule | int | None = None, verbose: bool = False
 ) -> list[Quantity]:
-    """The quantities of a preset, ``"economy"``, ``"business"`` or ``"full"``, on one schedule.
+    """The quantities of a preset on one schedule.
+
+    It is ``"economy"``, ``"business"``, ``"full"``, or ``"training"`` for large models.
 
     By default, they are tracked at every step. The label is case-insensitive. ``ValueError`` for
     any other label suggests the nearest one.

@@ -119,6 +119,7 @@ CASES = {
     "economy, by the context": Case(preset("economy"), passed=False),
     "business": Case(preset("business"), partial(AdamW, lr=0.05, amsgrad=True), cuts=(0, 3)),
     "full": Case(preset("full"), cuts=(1,)),
+    "training": Case(preset("training"), micro_batches=2, cuts=(2,)),
     "full, sum": Case(preset("full"), options={"loss_reduction": "sum"}, cuts=(2,)),
     "micro-batches": Case(preset("business"), micro_batches=2, cuts=(0, 3)),
     "micro-batches, by the context": Case(

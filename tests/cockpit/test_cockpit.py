@@ -419,7 +419,7 @@ def test_quantities_by_name() -> None:
     assert [each.name for each in cockpit.quantities] == ["Loss", "NormTest", "GradNorm"]
 
 
-@pytest.mark.parametrize("name", ["economy", "Business", "FULL"])
+@pytest.mark.parametrize("name", ["economy", "Business", "FULL", "training"])
 def test_presets_by_name(name: str, model: nn.Module) -> None:
     expected = [quantity.name for quantity in gradlens.configuration(name.lower())]
     assert [quantity.name for quantity in gradlens.configuration(name)] == expected

@@ -54,7 +54,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-PRESETS = ("economy", "business", "full")
+PRESETS = ("economy", "business", "full", "training")
 OF_LAYERS: tuple[type[Quantity], ...] = (
     ActivationOutliers, OutputEntropy, WeightSpectrum, UpdateSpectrum,
 )  # fmt: skip
@@ -139,7 +139,7 @@ DEVICES = (simulated, pytest.param(gpu, marks=WITH_A_GPU))
 @pytest.mark.filterwarnings("ignore:gradlens, step")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("preset", "most"), [("", 2), ("economy", 4), ("business", 9), ("layers", 6)]
+    ("preset", "most"), [("", 2), ("economy", 4), ("business", 9), ("layers", 6), ("training", 4)]
 )
 def test_waits_do_not_depend_on_the_number_of_parameters(
     preset: str, most: int, device: Callable[[nn.Module], SimulatedDevice | Gpu]

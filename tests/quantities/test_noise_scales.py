@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.intervals import KINDS, coverage
-from gradlens import Cockpit
+from gradlens import Cockpit, configuration
 from gradlens.numerics.noise_scales import (
     APART,
     Averages,
@@ -201,6 +201,24 @@ def test_training_is_the_same_and_compiled_code_is_not_left() -> None:
                 loss.backward()
         ends.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_the_preset_for_large_models() -> None:
+    tracked = configuration("training")
+    assert not any(quantity.needs_graph or quantity.of_samples for quantity in tracked)
+    model, inputs = made("mlp")
+    cockpit, optimizer = Cockpit(model, tracked), torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        for place in range(2):
+            loss = loss_of(model, inputs(3))
+            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=place < 1):
+                (loss / 2).backward()
+        optimizer.step()
+    assert [*cockpit.history.names] == [quantity.name for quantity in tracked]
+    found = cockpit.history["GradNoiseScale"][3]
+    assert 0 <= found["low"] <= found["high"]
+    assert found["trace"] > 0
 
 
 # Over steps -----------------------------------------------------------------------------------
