@@ -187,7 +187,8 @@ class CoordinateCheck:
         for verdict, color in COLOURS.items():
             names = self.layers_that(verdict)
             is_named = len(names) <= NAMED and verdict != "constant"
-            what = ", ".join(names) if is_named else f"{len(names)} layers"
+            count = f"{len(names)} layer{'s' if len(names) > 1 else ''}"
+            what = ", ".join(names) if is_named else count
             if names:
                 yield Entry(f"{PLURAL.get(verdict, verdict)}: {what}", color)
 

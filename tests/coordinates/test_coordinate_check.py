@@ -186,7 +186,7 @@ def test_a_picture_says_which_layers_grow() -> None:
     drawn = CoordinateCheck(widths, ("a", "b", "c"), sizes, changes).plot()
     np.testing.assert_allclose(drawn.artists["a"].get_ydata(), widths**2)
     shown = {each.get_text() for each in drawn.figure.findobj(Text)}
-    assert {"fails", "grow: a", "vanish: c", "constant: 1 layers", "width"} <= shown
+    assert {"fails", "grow: a", "vanish: c", "constant: 1 layer", "width"} <= shown
     assert (drawn.ax.get_xscale(), drawn.ax.get_yscale()) == ("log", "log")
 
 
