@@ -25,7 +25,7 @@ from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.rendering import draw
 from gradlens.plotting.screen import Screen, words_of
 from gradlens.quantities.presets import configuration
-from tests.instruments.test_instruments import VIEWS, realistic, recorded, same, twice
+from tests.instruments.test_instruments import LOGGED, VIEWS, realistic, recorded, same, twice
 
 
 @dataclass
@@ -99,6 +99,9 @@ LAYERED = (
 MAPPED = ("GradNorm", "UpdateSize", "Distance", "HessTrace", "GradCovariance")
 OVER_STEPS = ("Loss", "GradNorm", "NormTest", "Alpha", "HessTrace", "GradHist1d", "learning_rate")
 """Some of each kind of panel that has an axis of steps, which all have in common."""
+LIKE_OTHERS = ("CriticalSharpness", "StepLedger")
+TWICE = tuple(kind for kind in (*VIEWS, *LOGGED) if kind not in LIKE_OTHERS)
+"""As many kinds as a figure has room for twice, without some whose panels are like others'."""
 SCENES = {
     "standard": lambda: realistic(100),
     "long": lambda: realistic(1200, OVER_STEPS),
@@ -111,7 +114,7 @@ SCENES = {
     "signed": lambda: recorded(
         "Mine", {n: (-10.0) ** (n % 7 - 3) for n in range(20)}, yscale="symlog"
     ),
-    "two of a kind": lambda: twice(realistic(20)),
+    "two of a kind": lambda: twice(realistic(20, TWICE)),
     "quantities of layers": lambda: realistic(12, LAYERED[:5], layers=12),
     "far steps": lambda: realistic(40, OVER_STEPS, every=2_500_000),
     "undefined": lambda: same(realistic(20), lambda step, old: Undefined("no reason " * 20)),
