@@ -42,6 +42,8 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
     "ActivationOutliers": ((),),
     "CABS": ((),),
     "Alpha": ((),),
+    "AttentionEntropy": ((),),
+    "AttentionLogits": ((),),
     "ClippedGradNorm": ((),),
     "ConditionNumber": ((),),
     "DeadNeurons": ((), (("threshold", 0.1),)),
