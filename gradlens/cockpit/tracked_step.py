@@ -36,7 +36,7 @@ from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.observers.observer import Observer, Outcome, StepContext
 from gradlens.operators.operator import GradientOperator
-from gradlens.parts.apart import PartGradients
+from gradlens.parts.apart import PartGradients, PartOfBatch
 from gradlens.parts.assembly import Whole, need_gradients
 from gradlens.parts.part import BatchPart, Keyed, Results, smaller
 from gradlens.quantities.quantity import Needed
@@ -203,7 +203,8 @@ class TrackedStep:
         needed = (*self._reductions, *self._own, retain, self._is_part, self._finds_losses)
         if any(needed):
             of_batch = self._of_part.values() if self._is_part else self._reductions
-            self._factor = self._gradients = Gradients(
+            of_samples = (*self._reductions, *self._own, retain, self._finds_losses)
+            self._factor = self._gradients = (Gradients if any(of_samples) else PartOfBatch)(
                 tracking.setting,
                 info,
                 reductions=dict.fromkeys([*of_batch, *self._own]),
@@ -398,7 +399,9 @@ class TrackedStep:
         return self._apart.sums(gradients.called_with, samples, reduction)
 
     def _missing(self, gradients: Gradients) -> Mapping[str, str]:
-        """Why parameters have no per-sample gradients of this backward pass."""
+        """Why parameters have no per-sample gradients of this backward pass, if some are wanted."""
+        if isinstance(gradients, PartOfBatch):
+            return {}
         found, covered = gradients.collector.unavailable, gradients.reducer.covered
         absent = [name for name in self._tracking.setting.parameters if name not in covered]
         reasons = {name: found.get(name, UNSEEN) for name in absent}

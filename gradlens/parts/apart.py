@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from gradlens.gradients.gradients import Gradients, find_plan
+from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.noise_scales import PartSums
 from gradlens.numerics.norms import norm, norms
 from gradlens.numerics.precision import double
 from gradlens.torch_private import unseen
+
+
+class PartOfBatch(Gradients):
+    """The number of samples of a part, and the factor of its loss, without per-sample gradients.
+
+    Its backward pass has no hooks but those that see that it is complete.
+    """
+
+    def _attach(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            return
+        graph = Graph(loss)
+        if any(leaf in graph for leaf in self._setting.leaves.values()):
+            plan, _ = find_plan(self._setting, graph, self._info, needs_losses=False)
+            self._take_in(graph, plan)
+
+    def receive_factor(self, factor: Tensor) -> float:
+        found = super().receive_factor(factor)
+        self.batch = replace(self.batch, factor=found)
+        return found
 
 
 class PartGradients(HookOwner):
