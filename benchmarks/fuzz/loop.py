@@ -170,10 +170,14 @@ class Loop:
     def _closure(self) -> Tensor:
         """For an optimizer that takes further passes."""
         self.zero_grad()
-        x, y = self.draw(self.recipe.sizes[self.step])
-        with self.autocast():
-            loss = self.loss_module(self.model(x), y)
+        loss = self.loss_of(*self.draw(self.recipe.sizes[self.step]))
         self.backward(loss)
+        return loss
+
+    def loss_of(self, x: Tensor, y: Tensor) -> Tensor:
+        """Of a batch, computed again."""
+        with self.autocast():
+            loss: Tensor = self.loss_module(self.model(x), y)
         return loss
 
     def _descend(self, closure: Callable[[], Tensor] | None) -> None:

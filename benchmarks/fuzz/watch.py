@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,8 @@ class CockpitWatch(Watch):
             given["batch_size"] = found.samples
         if loop.scaler is not None:
             given["scaler"] = loop.scaler
+        if found is not None:
+            given["closure"] = partial(loop.loss_of, found.inputs, found.targets)
         if "by info" in options:
             given = {"info": given}
         return self.cockpit(step, accumulating=accumulating, **given)

@@ -18,7 +18,7 @@ from gradlens.curvature.operator import CurvatureOperator, placed, selected_para
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
 from gradlens.graph.uncompiled import uncompiled_calls
-from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
+from gradlens.graph.undisturbed import training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
 from gradlens.torch_private import torch_functions_on, tree_leaves, tree_map_only
 
@@ -160,7 +160,6 @@ class NetworkOverData:
             undisturbed(self._model),
             training_kept(self._model.parameters()),
             _seeded(self._device, self._passes),
-            random_states_kept(),
             uncompiled_calls(),
             torch.enable_grad(),
         ):

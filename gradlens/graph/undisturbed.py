@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from gradlens.graph.hooks import hook_owners
 
 @contextmanager
 def undisturbed(model: nn.Module | None) -> Iterator[None]:
-    """Pause gradlens's hooks on the model, and restore its buffers afterwards.
+    """Pause gradlens's hooks on the model, and restore its buffers and attributes afterwards.
 
     The user's own hooks on activations and modules can't be switched off: they do run.
     """
@@ -24,6 +26,7 @@ def undisturbed(model: nn.Module | None) -> Iterator[None]:
         for owner in set() if model is None else hook_owners(model):
             stack.enter_context(owner.paused())
         stack.enter_context(buffers_kept(model))
+        stack.enter_context(attributes_kept(model))
         yield
 
 
@@ -31,8 +34,8 @@ def undisturbed(model: nn.Module | None) -> Iterator[None]:
 def training_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Gradients of the parameters, and random numbers, are the same after the context as before.
 
-    Inside, ``p.grad`` is ``None``, so that it shows what a backward function of the user's own has
-    accumulated itself.
+    The latter are those of torch, numpy and Python. Inside, ``p.grad`` is ``None``, so that it
+    shows what a backward function of the user's own has accumulated itself.
     """
     leaves = [each for each in parameters if each.is_leaf]
     gradients = [each.grad for each in leaves]
@@ -40,7 +43,7 @@ def training_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
     try:
         for each in leaves:
             each.grad = None
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), random_states_kept():
             yield
     finally:
         for each, gradient in zip(leaves, gradients, strict=True):
@@ -88,23 +91,36 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-@contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Restore the modes of a model's modules, and tensors that they have as plain attributes.
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes of all modules, which hold parameters, buffers, hooks and other modules."""
 
-    Such is the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass.
+
+@contextmanager
+def attributes_kept(model: nn.Module | None) -> Iterator[None]:
+    """Restore the modes of a model's modules, and their plain attributes.
+
+    Such are the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass, a number
+    of calls, or a list of activations. Of other objects, what they hold isn't restored.
     """
     kept = [
-        (vars(module), name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if name == "training" or isinstance(value, Tensor)
+        (vars(module), {n: v for n, v in vars(module).items() if n not in _OF_MODULES})
+        for module in ([] if model is None else model.modules())
     ]
+    contents = [(v, copy(v)) for _, own in kept for v in own.values() if type(v) in _CONTAINERS]
     try:
         yield
     finally:
-        for attributes, name, value in kept:
-            attributes[name] = value
+        for attributes, own in kept:
+            for name in [*attributes]:
+                if name not in own and name not in _OF_MODULES:
+                    del attributes[name]
+            attributes.update(own)
+        for container, values in contents:
+            container.clear()
+            (container.extend if isinstance(container, list | deque) else container.update)(values)
+
+
+_CONTAINERS = (list, deque, dict, set, defaultdict, Counter, OrderedDict)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.over_data import LossOverData, SumOverData
 from gradlens.curvature.probe import Probe
-from gradlens.graph.undisturbed import attributes_kept, training_kept
+from gradlens.graph.undisturbed import training_kept, undisturbed
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
 from gradlens.landscape.directions import Direction, StateDict, checked, inner_products
@@ -259,11 +259,11 @@ class Neighbourhood:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """The model is the same after the context as before, and so are torch's random numbers.
+        """The model is the same after the context as before, and so are random numbers.
 
-        That includes gradients, modes, and tensors that modules have as plain attributes.
+        That includes gradients, modes, and what modules have as plain attributes.
         """
-        with attributes_kept(self._model), training_kept(self._model.parameters()):
+        with undisturbed(self._model), training_kept(self._model.parameters()):
             try:
                 yield
             finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, final
@@ -22,9 +22,7 @@ from gradlens.graph.fully_shard import reshard
 from gradlens.graph.passes import why_not_to_pass
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import (
-    attributes_kept,
     random_states,
-    random_states_kept,
     training_kept,
     undisturbed,
 )
@@ -173,11 +171,11 @@ class CriticalSharpness(_AlongUpdate):
     The loss is that of the context's ``closure``, a function that computes the loss of the step's
     batch again; a step of several micro-batches needs one of all of them. It is called with the
     same random numbers each time, so that dropout leaves out the same elements. These aren't those
-    of the step's own forward pass. Afterwards, parameters, buffers, modes and random numbers are
-    the same as before, bit for bit; what else the closure or your hooks change stays so. With a
-    probe, ``on``, it is the loss of the probe instead. The values are those of all processes
-    together, also of a model that ``fully_shard`` was called with. The model must be passed to the
-    cockpit (``ValueError``).
+    of the step's own forward pass. Afterwards, parameters, buffers, attributes of modules and
+    random numbers are the same as before, bit for bit; what else the closure or your hooks change
+    stays so. With a probe, ``on``, it is the loss of the probe instead. The values are those of all
+    processes together, also of a model that ``fully_shard`` was called with. The model must be
+    passed to the cockpit (``ValueError``).
     """
 
     view = View("Critical sharpness", group="curvature", yscale="symlog", label="2/η")
@@ -263,17 +261,24 @@ class StepLedger(_AlongUpdate):
         names = {name: layer_of(name) for name in firsts}
         layers = {
             layer: {
-                "first": math.fsum(firsts[name] for name in names if names[name] == layer),
+                "first": _sum(firsts[name] for name in names if names[name] == layer),
                 "second": seconds
                 if isinstance(seconds, Undefined)
-                else math.fsum(seconds[name] for name in names if names[name] == layer),
+                else _sum(seconds[name] for name in names if names[name] == layer),
             }
             for layer in dict.fromkeys(names.values())
         }
-        first = math.fsum(firsts.values())
-        second = seconds if isinstance(seconds, Undefined) else math.fsum(seconds.values())
-        rest = seconds if isinstance(seconds, Undefined) else change - first - second
+        first, change = _sum(firsts.values()), _sum([change])
+        second = seconds if isinstance(seconds, Undefined) else _sum(seconds.values())
+        why = [each for each in (second, change, first) if isinstance(each, Undefined)]
+        rest = why[0] if why else change - first - second
         return {"change": change, "first": first, "second": second, "rest": rest, "layers": layers}
+
+
+def _sum(numbers: Iterable[float]) -> float:
+    """A NaN with the reason if one of them isn't finite."""
+    total = sum(numbers := [*numbers])
+    return math.fsum(numbers) if math.isfinite(total) else Undefined(NOT_FINITE_ENDS)
 
 
 # The line of an update -------------------------------------------------------------------------
@@ -321,8 +326,7 @@ class UpdateLine:
         """The model is the same after the context as before."""
         self._end = [each.clone() for each in self._own]
         try:
-            with undisturbed(self._model), attributes_kept(self._model):
-                yield
+            yield
         finally:
             self._move(1.0)
 
@@ -340,8 +344,8 @@ class UpdateLine:
         """
         self.passes += 1
         with (
+            undisturbed(self._model),
             training_kept(self._model.parameters()),
-            random_states_kept(),
             uncompiled_calls(),
             uncompiled_backward(),
         ):
@@ -588,6 +592,7 @@ OTHER_PROCESSES = (
 )
 NO_RATE = "the optimizer has no learning rate"
 NOT_FINITE = "the loss before the update is {loss}"
+NOT_FINITE_ENDS = "the loss after the update, or a derivative before it, isn't finite"
 UNTRACKED = "{names} are trained and not tracked, so that it isn't known how they have moved"
 NO_MODEL = (
     "{name} computes the loss again and must leave the model as it was: pass the model, as in "

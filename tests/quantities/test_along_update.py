@@ -320,6 +320,48 @@ def test_training_is_the_same(optimizer: str) -> None:
     assert_identical(tracked.state, plain.state)
 
 
+class Counting(nn.Module):
+    """A layer that is used at every other call, and a list of what was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.calls, self.seen, self.last = 0, list[float](), {"mean": 0.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.layers[self.calls // 2 % 2](x)
+        self.seen.append(float(out.detach().mean()))
+        self.last["mean"], self.latest = self.seen[-1], out
+        return out
+
+
+def test_what_modules_count_and_collect_is_left_as_it_was() -> None:
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        return loss
+
+    models: list[Counting] = []
+    for quantities in (both(), []):
+        torch.manual_seed(0)
+        model = Counting()
+        optimizer = SGD(model.parameters())
+        cockpit = Cockpit(model, quantities, strict=True)
+        for step in range(4):
+            x = torch.randn(5, 4)
+            loss, closure = loss_of(model, x), partial(loss_of, model, x)
+            optimizer.zero_grad()
+            with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
+                loss.backward()
+            optimizer.step()
+        cockpit.close()
+        models.append(model)
+    one, other = models
+    assert (one.calls, one.seen, one.last) == (other.calls, other.seen, other.last)
+    assert torch.equal(one.latest, other.latest)
+    assert all(map(torch.equal, one.parameters(), other.parameters()))
+
+
 def test_the_model_is_left_as_it_was() -> None:
     """Also weights that are attributes, modes, and the versions that autograd counts."""
     torch.manual_seed(0)
