@@ -392,7 +392,7 @@ NOT_SAVED = re.compile(
             r"eager_calls\.needed",  # needed by what waited
             r"\.updates\._end_step|\.assembly\._differ",  # found at the next context
             r"\.Autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
-            r"\.assembly\._step|\.FactRecorder\._optimizer",
+            r"\.assembly\._(step|later)|\.FactRecorder\._optimizer",
             r"_capture\._forward_passes|_paused$",
             r"\.statistics",  # a tuple instead of a list
         )

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradlens import Cockpit
 from gradlens.history.undefined import Undefined
@@ -28,8 +28,13 @@ def test_a_sample_that_is_not_finite(name: str, bad: float) -> None:
         if step == 1:
             inputs[2, 1] = bad
         optimizer.zero_grad()
-        loss = loss_function(model(inputs), torch.zeros(6, 3).double())
-        with cockpit(step, loss=loss, optimizer=optimizer):
+
+        def closure(inputs: Tensor = inputs) -> Tensor:
+            loss: Tensor = loss_function(model(inputs), torch.zeros(6, 3).double())
+            return loss
+
+        loss = closure()
+        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
             loss.backward()
         optimizer.step()
     cockpit.close()
