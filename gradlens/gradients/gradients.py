@@ -301,7 +301,7 @@ def sample_axes(
     if not edges:
         return {}
     plan, _ = find_plan(setting, graph, info, False, tuple(edges))
-    labelled = {edges[edge]: rows.filled().axis for edge, rows in plan.edges.items()}
+    labelled = {edges[edge]: rows.counting_axis for edge, rows in plan.edges.items()}
     found = {each: axis for each, axis in labelled.items() if axis is not None}
     with suppress(UnavailableError):
         calls = calls_behind(graph, setting.model)

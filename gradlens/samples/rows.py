@@ -86,6 +86,28 @@ class RowIndex:
         return next((a for a in axes if (prod(shape[:a]), prod(shape[a + 1 :])) in folds), None)
 
     @cached_property
+    def counting_axis(self) -> int | None:
+        """The only axis along which each known row's label is its place, if all samples have rows.
+
+        In as few operations as the labels differ along axes, also for as many rows as elements.
+        """
+        strides = self.labels.stride()
+        ends = (n if stride else 1 for n, stride in zip(self.labels.shape, strides, strict=True))
+        few = self.labels[tuple(slice(end) for end in ends)]
+        known, places = few != NO_SAMPLE, torch.arange(self.samples, device="cpu")
+        if len(few[known].unique()) < self.samples:
+            return None
+        lengths = [*enumerate(self.labels.shape)]
+        shapes = {a: [self.samples if a == b else 1 for b, _ in lengths] for a, _ in lengths}
+        found = [
+            axis
+            for axis, length in lengths
+            if length == self.samples
+            and bool(((few == places.reshape(shapes[axis])) | ~known).all())
+        ]
+        return found[0] if len(found) == 1 or (found and self.samples == 1) else None
+
+    @cached_property
     def fold(self) -> tuple[int, int] | None:
         """``(a, b)`` if the rows are those of ``[a, N, b]``, in order."""
         return self._folds[0] if self.is_complete and self._folds else None

@@ -201,5 +201,6 @@ def _of_sequences(graph: Graph, labelled: LabelledEdge, rows: Labels, shape: Sha
 
 
 def _written(labels: Labels, shape: Shape | None = None) -> Tensor:
-    whole = labels if shape is None else np.broadcast_to(labels, shape)
-    return as_tensor(whole)
+    """As a tensor, which is a view of a smaller one where rows along an axis are alike."""
+    found = as_tensor(labels)
+    return found if shape is None else found.expand(shape)
