@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -81,9 +80,7 @@ class RowIndex:
     @cached_property
     def axis(self) -> int | None:
         """The axis that counts the samples, if the labels are 0 to N - 1 along one axis."""
-        shape, folds = self.labels.shape, self._folds if self.is_complete else []
-        axes = (axis for axis, length in enumerate(shape) if length == self.samples)
-        return next((a for a in axes if (prod(shape[:a]), prod(shape[a + 1 :])) in folds), None)
+        return self.counting_axis if self.is_complete else None
 
     @cached_property
     def counting_axis(self) -> int | None:
