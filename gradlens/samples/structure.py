@@ -203,4 +203,4 @@ def _of_sequences(graph: Graph, labelled: LabelledEdge, rows: Labels, shape: Sha
 def _written(labels: Labels, shape: Shape | None = None) -> Tensor:
     """As a tensor, which is a view of a smaller one where rows along an axis are alike."""
     found = as_tensor(labels)
-    return found if shape is None else found.expand(shape)
+    return found.expand(shape) if shape else found  # a number alone has the axis of NumPy
