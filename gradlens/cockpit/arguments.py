@@ -42,7 +42,7 @@ def checked_quantities(
     """
     every = configuration(given) if isinstance(given, str) else given
     if isinstance(every, Quantity | Aggregate):
-        raise TypeError(f"{every.name} is a single quantity: pass a list that has it in brackets")
+        raise TypeError(f"{every.name} is a single quantity: pass it inside a list")
     is_dict = isinstance(every, Mapping)  # whose values would be left out
     found = list[Quantity | Aggregate]()
     for each in every:

@@ -106,7 +106,10 @@ def attributes_kept(model: nn.Module | None) -> Iterator[None]:
         (vars(module), {n: v for n, v in vars(module).items() if n not in _OF_MODULES})
         for module in ([] if model is None else model.modules())
     ]
-    contents = [(v, copy(v)) for _, own in kept for v in own.values() if type(v) in _CONTAINERS]
+    found: dict[int, Any] = {}
+    for _, own in kept:
+        _add_containers(own.values(), found)
+    contents = [(each, copy(each)) for each in found.values()]
     try:
         yield
     finally:
@@ -118,6 +121,14 @@ def attributes_kept(model: nn.Module | None) -> Iterator[None]:
         for container, values in contents:
             container.clear()
             (container.extend if isinstance(container, list | deque) else container.update)(values)
+
+
+def _add_containers(values: Iterable[Any], found: dict[int, Any]) -> None:
+    """Add the containers among values, and those inside of them, by their ``id``."""
+    for each in values:
+        if type(each) in _CONTAINERS and id(each) not in found:
+            found[id(each)] = each
+            _add_containers(each.values() if isinstance(each, dict) else each, found)
 
 
 _CONTAINERS = (list, deque, dict, set, defaultdict, Counter, OrderedDict)

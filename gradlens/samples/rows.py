@@ -86,22 +86,19 @@ class RowIndex:
     def counting_axis(self) -> int | None:
         """The only axis along which each known row's label is its place, if all samples have rows.
 
-        In as few operations as the labels differ along axes, also for as many rows as elements.
+        Axes along which the labels are views of one entry are read once.
         """
-        strides = self.labels.stride()
-        ends = (n if stride else 1 for n, stride in zip(self.labels.shape, strides, strict=True))
+        shape, strides = self.labels.shape, self.labels.stride()
+        ends = (n if stride else 1 for n, stride in zip(shape, strides, strict=True))
         few = self.labels[tuple(slice(end) for end in ends)]
         known, places = few != NO_SAMPLE, torch.arange(self.samples, device="cpu")
         if len(few[known].unique()) < self.samples:
             return None
-        lengths = [*enumerate(self.labels.shape)]
-        shapes = {a: [self.samples if a == b else 1 for b, _ in lengths] for a, _ in lengths}
-        found = [
-            axis
-            for axis, length in lengths
-            if length == self.samples
-            and bool(((few == places.reshape(shapes[axis])) | ~known).all())
-        ]
+        found = []
+        for axis in (a for a, length in enumerate(shape) if length == self.samples):
+            along = places.reshape([-1 if each == axis else 1 for each in range(len(shape))])
+            if bool(((few == along) | ~known).all()):
+                found.append(axis)
         return found[0] if len(found) == 1 or (found and self.samples == 1) else None
 
     @cached_property

@@ -327,12 +327,14 @@ class Counting(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
         self.calls, self.seen, self.last = 0, list[float](), {"mean": 0.0}
+        self.by_name = {"means": list[float]()}
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         out: Tensor = self.layers[self.calls // 2 % 2](x)
         self.seen.append(float(out.detach().mean()))
         self.last["mean"], self.latest = self.seen[-1], out
+        self.by_name["means"].append(self.seen[-1])
         return out
 
 
@@ -358,6 +360,7 @@ def test_what_modules_count_and_collect_is_left_as_it_was() -> None:
         models.append(model)
     one, other = models
     assert (one.calls, one.seen, one.last) == (other.calls, other.seen, other.last)
+    assert one.by_name == other.by_name
     assert torch.equal(one.latest, other.latest)
     assert all(map(torch.equal, one.parameters(), other.parameters()))
 
