@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
@@ -104,21 +104,48 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
 
         A parameter without gradients raises ``UnavailableError`` with the reason.
         """
-        return _sum_of([each.squared_norms() for each in self._complete()])
+        return _sum_of([each.squared_norms() for each in self._complete().values()])
 
     def norms(self) -> Tensor:
         """‖gₙ‖ of every sample over all trainable parameters, ``[N]``, as ``squared_norms``."""
         return self.squared_norms().sqrt()
 
-    def gram(self) -> Tensor:
-        """⟨gₙ, gₘ⟩ over all trainable parameters, ``[N, N]``, as ``squared_norms``."""
-        return _sum_of([each.gram() for each in self._complete()])
+    def gram(self, other: per_sample_gradients | None = None) -> Tensor:
+        """⟨gₙ, gₘ⟩ over all trainable parameters, ``[N, N]``, as ``squared_norms``.
 
-    def _complete(self) -> list[GradientOperator]:
-        for name in self._setting.parameters:
+        With those of an ``other`` batch of M samples, each pair has one of them, ``[N, M]``: of
+        training data and of validation data, say. ``ValueError`` for those of other parameters.
+        """
+        own = self._complete()
+        others = own if other is None else other._complete()
+        shapes, of_others = ({name: [*g.shape] for name, g in b.items()} for b in (own, others))
+        if shapes != of_others:
+            raise ValueError(OTHER_PARAMETERS.format(own=shapes, others=of_others))
+        return _sum_of([each.gram(others[name]) for name, each in own.items()])
+
+    def dot(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """⟨gₙ, v⟩ of every sample, ``[N]``, with a direction v by parameter name.
+
+        It is zero for parameters that it doesn't name. ``ValueError`` for names of no trainable
+        parameter, and ``UnavailableError`` for those of parameters without gradients.
+        """
+        if not isinstance(direction, Mapping) or not direction:
+            raise ValueError(NO_DIRECTION.format(kind=type(direction).__name__))
+        unknown = [name for name in direction if name not in self._setting.parameters]
+        if unknown:
+            raise ValueError(self._why_absent(unknown[0]))
+        found = self._complete(direction)
+        return _sum_of([each.dot(direction[name].to(each.device)) for name, each in found.items()])
+
+    def _complete(self, names: Iterable[str] | None = None) -> dict[str, GradientOperator]:
+        """The operators of these parameters, or of all; ``UnavailableError`` if one has none."""
+        names = [*(self._setting.parameters if names is None else names)]
+        if not names:
+            raise UnavailableError("the model has no parameters that require a gradient")
+        for name in names:
             if name not in self._operators:
                 raise UnavailableError(self._why_absent(name))
-        return [*self._operators.values()]
+        return {name: self._operators[name] for name in names}
 
     def __getitem__(self, name: str) -> GradientOperator:
         if name in self._operators:
@@ -182,6 +209,14 @@ def _recorded_calls(model: nn.Module, user: Gradients) -> Iterator[None]:
         forget_calls(model, user)
 
 
+OTHER_PARAMETERS = (
+    "inner products are those of gradients of the same parameters, and these are of {own}, the "
+    "others of {others}: pass those of another batch of the same model"
+)
+NO_DIRECTION = (
+    "the direction has no parts ({kind}): pass a dict of tensors by parameter name, such as "
+    "{{name: p.grad for name, p in model.named_parameters()}}"
+)
 UNSEEN = (
     "no gradient has come to it: the backward pass was outside the context, or it didn't start at "
     "the loss that was passed, or it was run by other means than loss.backward() and the loss "

@@ -163,18 +163,20 @@ def scale_of(tensor: Tensor) -> Tensor:
     return largest.clamp_min(limits.tiny).view(integer).bitwise_and(exponent).view(tensor.dtype)
 
 
-def whole_range(rows: Tensor, squares: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function that is quadratic in rows ``[N, *]``, also where squares would leave the range.
+def whole_range(products: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """A function that is quadratic in rows ``[N, *]``, or linear in each of two such tensors.
 
-    In float64, or in the rows' precision on the processor, where their squares are in range.
+    Also where products would leave the range. In float64, or in the rows' precision on the
+    processor, where their products are in range.
     """
-    if rows.device.type == "cpu":
-        found = squares(rows)
-        largest = float(found.amax()) if found.numel() else 1.0
+    if rows[0].device.type == "cpu":
+        found = products(*rows)
+        largest = float(torch.linalg.vector_norm(found, math.inf)) if found.numel() else 1.0
         if MODERATE**-4 < largest < MODERATE**4:
             return found
-    size = scale_of(rows)
-    return double(squares(rows / size)) * double(size).square()
+    sizes = [scale_of(each) for each in rows]
+    found = double(products(*(each / size for each, size in zip(rows, sizes, strict=True))))
+    return found * double(sizes[0]) * double(sizes[-1])
 
 
 def sums_of_squares(rows: Tensor) -> Tensor:
@@ -203,14 +205,20 @@ def products_of_positions(factor: Tensor) -> Tensor:
     return factor @ factor.mT
 
 
-def products_of_pairs(rows: Tensor) -> Tensor:
-    """Inner products of all pairs of rows, ``[N, D] -> [N, N]``, right to some roundings."""
+def products_of_pairs(rows: Tensor, others: Tensor | None = None) -> Tensor:
+    """Inner products of all pairs of rows ``[N, D]`` and ``[M, D]``, ``[N, M]``.
+
+    Of the same rows, ``[N, N]``, without ``others``. They are right to some roundings.
+    """
+    others = rows if others is None else others
     if _added_up_at_once(rows):
-        return rows @ rows.T
-    first, *others = rows.split(_PRODUCTS, dim=1)
-    products = first @ first.T
-    for part in others:
-        products.addmm_(part, part.T)
+        return rows @ others.T
+    (first, second), *rest = zip(
+        rows.split(_PRODUCTS, dim=1), others.split(_PRODUCTS, dim=1), strict=True
+    )
+    products = first @ second.T
+    for one, other in rest:
+        products.addmm_(one, other.T)
     return products
 
 

@@ -207,5 +207,5 @@ def gram_of_passes(passes: Sequence[GradientOperator]) -> Tensor:
     with torch.no_grad():
         outer = [each for each in passes if isinstance(each, OuterProducts)]
         if len(outer) == len(passes):
-            return _one_after_another(outer, 0).gram(BLOCK_BYTES)
-        return Joined(passes, [1.0] * len(passes)).gram(BLOCK_BYTES)
+            return _one_after_another(outer, 0).gram(max_bytes=BLOCK_BYTES)
+        return Joined(passes, [1.0] * len(passes)).gram(max_bytes=BLOCK_BYTES)

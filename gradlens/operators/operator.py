@@ -185,24 +185,43 @@ class GradientOperator(ABC):
         """‖gₙ‖ of every sample, ``[N]``."""
         return self.squared_norms().sqrt()
 
-    def gram(self, max_bytes: int | None = None) -> Tensor:
-        """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``, from at most ``max_bytes`` at once."""
-        return self._products_about(self._zeros(self._rows, self._columns), max_bytes)
+    @final
+    def gram(self, other: GradientOperator | None = None, max_bytes: int | None = None) -> Tensor:
+        """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``, from at most ``max_bytes`` at once.
+
+        With an ``other`` operator, of M samples' gradients of the same parameter in another batch,
+        each pair has one of them, ``[N, M]``.
+        """
+        if other is not None and other.shape != self.shape:
+            raise ValueError(
+                f"the other gradients are of a parameter of shape {list(other.shape)}, and these "
+                f"of one of {list(self.shape)}: pass those of the same parameter"
+            )
+        return self._gram(self if other is None else other, max_bytes)
+
+    def _gram(self, other: GradientOperator, max_bytes: int | None = None) -> Tensor:
+        """⟨gₙ, gₘ⟩ with each of the other's gₘ, which may be the same, in float64 ``[N, M]``."""
+        batches = [self] if other is self else [self, other]
+        dtype = torch.promote_types(self.dtype, other.dtype)
+        gram = self._double_zeros(self.batch_size, other.batch_size)
+        gradients = sum(each.batch_size for each in batches)
+        bytes_per_row = max(gradients * self._columns * dtype.itemsize, 1)
+        for rows in slices(self._rows, (max_bytes or self._piece_bytes) // bytes_per_row):
+            blocks = [each._rows_of(slice(0, each.batch_size), rows) for each in batches]
+            flat = [block.flatten(1).to(self.device, dtype) for block in blocks]
+            gram += whole_range(products_of_pairs, *flat)
+        return gram
 
     def centred_gram(self) -> Tensor:
         """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
-        return centred(self._products_about(self._centre()))
-
-    @final
-    def _products_about(self, centre: Tensor, max_bytes: int | None = None) -> Tensor:
-        """⟨gₙ − c, gₘ − c⟩ ``[N, N]`` with c ``[R, K]``."""
+        centre = self._centre()
         gram = self._double_zeros(self.batch_size, self.batch_size)
         bytes_per_row = max(self.batch_size * self._columns * self.dtype.itemsize, 1)
-        for rows in slices(self._rows, (max_bytes or self._piece_bytes) // bytes_per_row):
+        for rows in slices(self._rows, self._piece_bytes // bytes_per_row):
             block = self._rows_of(slice(0, self.batch_size), rows).flatten(1)
             for _, apart in apart_from(block, centre[rows].flatten()):
-                gram += whole_range(apart, products_of_pairs)
-        return gram
+                gram += whole_range(products_of_pairs, apart)
+        return centred(gram)
 
     @final
     def dot(self, direction: Tensor) -> Tensor:
@@ -304,7 +323,7 @@ class GradientOperator(ABC):
             squares = total[rows].view(-1)
             block = self._block(samples, rows).flatten(1)
             for part, apart in apart_from(block, centre[rows].flatten()):
-                squares[part] += whole_range(apart, sums_of_squares)
+                squares[part] += whole_range(sums_of_squares, apart)
         return total.reshape(self.shape)
 
     @final

@@ -111,13 +111,13 @@ class OuterProducts(OfFactors):
             ]
         )
 
-    def gram(self, max_bytes: int | None = None) -> Tensor:
-        if not self._has_cheap_gram:
-            return super().gram(max_bytes)
-        return torch.cat([*self._parts_of_gram()])
+    def _gram(self, other: GradientOperator, max_bytes: int | None = None) -> Tensor:
+        if isinstance(other, OuterProducts) and self._has_cheap_gram(other):
+            return torch.cat([*self._parts_of_gram(other)])
+        return super()._gram(other, max_bytes)
 
     def centred_gram(self) -> Tensor:
-        return centred(self.gram()) if self._has_cheap_gram else super().centred_gram()
+        return centred(self.gram()) if self._has_cheap_gram(self) else super().centred_gram()
 
     @property
     def _has_cheap_norms(self) -> bool:
@@ -134,37 +134,43 @@ class OuterProducts(OfFactors):
         of_elements = (PER_ELEMENT + self._positions) * self._rows * self._columns
         return self.batch_size > 0 and 0 < pairs * (self._rows + self._columns) <= of_elements
 
-    @property
-    def _has_cheap_gram(self) -> bool:
-        """Whether the Gram matrix takes fewer products through positions than through elements."""
-        n, s = self.batch_size, self._positions
-        through_positions = (n * s) ** 2 * (self._rows + self._columns)
-        through_gradients = n * (s + n) * self._rows * self._columns
-        return 0 < through_positions < through_gradients
+    def _has_cheap_gram(self, other: OuterProducts) -> bool:
+        """Whether inner products with another's take fewer products by positions than by elements.
+
+        The other's may be the same.
+        """
+        own, others = (each.batch_size * each._positions for each in (self, other))
+        through_positions = own * others * (self._rows + self._columns)
+        built = own if other is self else own + others
+        pairs = self.batch_size * other.batch_size
+        return 0 < through_positions < (built + pairs) * self._rows * self._columns
 
     def _parts_by_positions(self) -> list[slice]:
         """Samples whose positions' Gram matrices fit into a piece."""
         bytes_per_sample = 2 * self._positions**2 * torch.float64.itemsize
         return slices(self.batch_size, self._piece_bytes // max(bytes_per_sample, 1))
 
-    def _parts_of_gram(self) -> Iterator[Tensor]:
-        """⟨gₙ, gₘ⟩ in float64, in parts ``[n, N]``.
+    def _parts_of_gram(self, other: OuterProducts) -> Iterator[Tensor]:
+        """⟨gₙ, gₘ⟩ with each of the other's gₘ in float64, in parts ``[n, M]``.
 
         There, products of numbers in float32 are exact, and their sums cancel little.
         """
-        n, s = self.batch_size, self._positions
+        s, (m, t) = self._positions, (other.batch_size, other._positions)
         delta, inputs = (double(each).flatten(0, -2) for each in self._tensors)
-        bytes_per_sample = 2 * n * s**2 * delta.dtype.itemsize
-        for samples in slices(n, self._piece_bytes // max(bytes_per_sample, 1)):
+        deltas, others = delta, inputs
+        if other is not self:
+            deltas, others = (double(each).flatten(0, -2).to(delta) for each in other._tensors)
+        bytes_per_sample = 2 * s * m * t * delta.dtype.itemsize
+        for samples in slices(self.batch_size, self._piece_bytes // max(bytes_per_sample, 1)):
             part = slice(samples.start * s, samples.stop * s)
-            products = (delta[part] @ delta.T) * (inputs[part] @ inputs.T)
-            yield products if s == 1 else products.reshape(-1, s, n, s).sum((1, 3))
+            products = (delta[part] @ deltas.T) * (inputs[part] @ others.T)
+            yield products if s == t == 1 else products.reshape(-1, s, m, t).sum((1, 3))
 
     def deviations(self) -> SampleDeviations:
         if not self.has_cheap_deviations:
             return super().deviations()
         squared_norms, means, start = [], [], 0
-        for part in self._parts_of_gram():
+        for part in self._parts_of_gram(self):
             squared_norms.append(part.diagonal(start))
             means.append(part.mean(1))
             start += len(part)
@@ -307,7 +313,7 @@ class _Products:
 
 def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
     """‖Σₛ δₙₛ xₙₛᵀ‖² from δ ``[N, S, R]`` and x ``[N, S, K]``, by their Gram matrices, ``[N]``."""
-    pairs = (double(whole_range(each, products_of_positions)) for each in (delta, inputs))
+    pairs = (double(whole_range(products_of_positions, each)) for each in (delta, inputs))
     return torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
 
 

@@ -85,17 +85,28 @@ class IndexedRows(GradientOperator):
         rows = (touched / size).to(self.dtype)
         return double(self._per_sample(torch.linalg.vecdot(self._values, rows))) * size
 
-    def gram(self, max_bytes: int | None = None) -> Tensor:
-        touched, compact = torch.unique(self._row, return_inverse=True)
-        values = double(self._values)
-        gram = self._double_zeros(self.batch_size, self.batch_size)
-        bytes_per_row = self.batch_size * self._columns * values.dtype.itemsize
-        for rows in slices(len(touched), (max_bytes or self._piece_bytes) // max(bytes_per_row, 1)):
-            inside = (compact >= rows.start) & (compact < rows.stop)
-            block = values.new_zeros(self.batch_size, rows.stop - rows.start, self._columns)
-            block[self._owner[inside], compact[inside] - rows.start] = values[inside]
-            gram += block.flatten(1) @ block.flatten(1).T
+    def _gram(self, other: GradientOperator, max_bytes: int | None = None) -> Tensor:
+        if not isinstance(other, IndexedRows):
+            return super()._gram(other, max_bytes)
+        batches = [self] if other is self else [self, other]
+        gram = self._double_zeros(self.batch_size, other.batch_size)
+        touched = torch.unique(self._row)
+        if other is not self:
+            touched = touched[torch.isin(touched, other._row.to(touched))]
+        gradients = sum(each.batch_size for each in batches)
+        bytes_per_row = max(gradients * self._columns * gram.dtype.itemsize, 1)
+        for rows in slices(len(touched), (max_bytes or self._piece_bytes) // bytes_per_row):
+            blocks = [each._at(touched[rows].to(each.device)).to(gram) for each in batches]
+            gram += blocks[0] @ blocks[-1].T
         return gram
+
+    def _at(self, rows: Tensor) -> Tensor:
+        """Gradients with respect to some rows, by their ascending numbers ``[r]``, ``[N, r·K]``."""
+        place = torch.searchsorted(rows, self._row).clamp_(max=len(rows) - 1)
+        inside = rows[place] == self._row
+        block = self._double_zeros(self.batch_size, len(rows), self._columns)
+        block[self._owner[inside], place[inside]] = double(self._values[inside])
+        return block.flatten(1)
 
     def centred_gram(self) -> Tensor:
         return centred(self.gram())

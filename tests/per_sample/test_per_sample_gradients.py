@@ -48,6 +48,10 @@ def assert_equals_dense_twin(operator: GradientOperator) -> None:
     assert dense.shape == (operator.batch_size, *operator.shape)
     assert_close(operator.squared_norms(), flat.square().sum(1))
     assert_close(operator.gram(), flat @ flat.T)
+    some = torch.arange(0, len(dense), 2)
+    for other in (operator.some(some), Dense(dense[some])):
+        assert_close(operator.gram(other), flat @ flat[some].T)
+        assert_close(other.gram(operator), flat[some] @ flat.T)
     assert_close(operator.dot(direction), flat @ direction.flatten())
     assert_close(operator.sum(), dense.sum(0))
     weights = torch.randn(operator.batch_size, dtype=operator.dtype)
@@ -137,6 +141,75 @@ def test_all_parameters_together(extend: Callable[[nn.Module], nn.Module]) -> No
     assert_close(weight.norms(), weight.dense().flatten(1).norm(dim=1))
     # Hooks on its parts are for calls before the first one of the model.
     assert [len(module._forward_hooks) for module in model.modules()] == [hooks, 0, 0, 0]
+
+
+def gradients_of(model: nn.Module, inputs: Tensor) -> gradlens.per_sample_gradients:
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(inputs).square().flatten(1).sum(1).mean().backward()
+    return gradients
+
+
+def rows_of_all(gradients: gradlens.per_sample_gradients) -> Tensor:
+    return torch.cat([each.dense().flatten(1) for each in gradients.values()], 1)
+
+
+ACROSS = ["mlp", "linear, sequence", "linear, long sequence", "conv2d", "conv2d, depthwise"]
+ACROSS += ["embedding", "layer norm, sequence", "prelu", "lstm", "module used twice"]
+ACROSS += ["tied weights", "data-dependent branch"]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES])
+@pytest.mark.parametrize("name", ACROSS)
+def test_products_between_batches(
+    name: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradlens.operators.operator.PIECE_BYTES", piece_bytes)
+    torch.manual_seed(0)
+    model, inputs = NETWORKS[name].build().double(), NETWORKS[name].inputs
+    train, validation = gradients_of(model, inputs(5)), gradients_of(model, inputs(2))
+    rows, others = rows_of_all(train), rows_of_all(validation)
+    assert_close(train.gram(validation), rows @ others.T)
+    assert_close(validation.gram(train), others @ rows.T)
+    assert_close(train.gram(train), train.gram())
+    mean = {name: each.mean() for name, each in validation.items()}
+    assert_close(train.dot(mean), train.gram(validation).mean(1))
+    one = next(iter(mean))
+    assert_close(train.dot({one: mean[one]}), train[one].dot(mean[one]))
+
+
+def test_products_between_sequences_of_other_lengths_and_precisions() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 3), nn.Linear(3, 4)).double()
+    short, long = (gradients_of(model, torch.randint(50, shape)) for shape in ((4, 2), (3, 9)))
+    assert_close(short.gram(long), rows_of_all(short) @ rows_of_all(long).T)
+    # The rows of a table that one batch has and the other doesn't.
+    apart = gradients_of(model, torch.tensor([[0]])), gradients_of(model, torch.tensor([[1]]))
+    assert not apart[0]["0.weight"].gram(apart[1]["0.weight"]).any()
+    single = gradients_of(model.float(), torch.randint(50, (4, 2)))
+    products = rows_of_all(single).double() @ rows_of_all(long).T
+    torch.testing.assert_close(single.gram(long), products, rtol=1e-5, atol=1e-5)
+
+
+def test_what_has_no_products_is_refused() -> None:
+    model, wider = nn.Linear(5, 4), nn.Linear(5, 6)
+    gradients = gradients_of(model, torch.randn(3, 5))
+    with pytest.raises(ValueError, match=r"these are of .*\[4, 5\].* of .*\[6, 5\]"):
+        gradients.gram(gradients_of(wider, torch.randn(3, 5)))
+    with pytest.raises(ValueError, match=r"shape \[6, 5\], and these of one of \[4, 5\]"):
+        gradients["weight"].gram(gradients_of(wider, torch.randn(3, 5))["weight"])
+    with pytest.raises(UnavailableError, match="no gradient has come to it"):
+        gradients.gram(gradlens.per_sample_gradients(model))
+    with pytest.raises(ValueError, match="no trainable parameter 'wieght'"):
+        gradients.dot({"wieght": torch.zeros(4, 5)})
+    with pytest.raises(ValueError, match="direction has shape"):
+        gradients.dot({"weight": torch.zeros(5, 4)})
+    for nothing in ({}, [torch.zeros(4, 5)]):
+        with pytest.raises(ValueError, match="pass a dict of tensors by parameter name"):
+            gradients.dot(nothing)  # type: ignore[arg-type]
+    with gradlens.per_sample_gradients(model.requires_grad_(False)) as without:
+        pass
+    with pytest.raises(UnavailableError, match="no parameters that require a gradient"):
+        without.norms()
 
 
 def test_norms_of_some_parameters_are_not_those_of_all() -> None:
