@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 LOGGER = logging.getLogger("gradlens")
-LOGGER.setLevel(logging.INFO)  # whatever the root logger's is: the user has asked for the messages
+LOGGER.setLevel(logging.INFO)  # whatever the root logger's is: each message is said once
 
 
 class GradlensWarning(UserWarning):
@@ -17,11 +17,12 @@ class GradlensWarning(UserWarning):
 
 
 def log(text: str) -> None:
-    """Log what was asked for by ``verbose`` or ``debug``, to the logger "gradlens" as INFO.
+    """Log to the logger "gradlens" as INFO.
 
-    A program without any handler of logging has it on stderr.
+    It is what ``verbose`` and ``debug`` ask for, and what sums up the first steps. A program
+    without any handler of logging has it on stderr.
     """
-    if LOGGER.hasHandlers():
+    if LOGGER.hasHandlers() or not LOGGER.isEnabledFor(logging.INFO):
         LOGGER.info(text)
     else:  # Python's own last resort drops what is below WARNING
         record = LOGGER.makeRecord(LOGGER.name, logging.INFO, __file__, 0, text, (), None)

@@ -12,6 +12,7 @@ from typing import Any
 
 from gradlens.cli.panels_text import sparkline
 from gradlens.cli.text import aligned, as_line, printable, strict, wrapped
+from gradlens.diagnosis.opening import opening
 from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
@@ -43,19 +44,22 @@ NOTES = 20
 def render(summary: Summary, width: int = 80, title: str = "") -> str:
     """A summary as lines of at most ``width`` characters, if these are 20 or more."""
     history, table = summary.history, summary.coverage
-    spending = [] if history.spending is None else [*history.spending.lines()]
+    short = opening(history, summary.findings)
+    spending = [] if history.spending is None else [*history.spending.lines()][bool(short) :]
+    covered = [] if table is None else table.short()[bool(short) :]
     filled = [name for name, count in summary.others.items() if count]
     empty = [name for name, count in summary.others.items() if not count]
     extent = _extent(history)
     sections = (
         wrapped(f"{title}: {extent}" if title else extent, width),
+        [line for each in short for line in wrapped(each, width, hanging="  ")],
         findings_text(summary.findings, title or "RUN", width),
         _table(summary.rows, width),
         wrapped(f"without single numbers: {', '.join(filled)}" if filled else "", width),
         wrapped(f"without records: {', '.join(empty)}" if empty else "", width),
         *(_noise(ranking, width) for ranking in summary.noise),
         _dead_units(summary.dead_units, width),
-        _indented([] if table is None else table.short(), width),
+        _indented(covered, width),
         _indented(spending, width),
         _notes(history.notes, width),
     )

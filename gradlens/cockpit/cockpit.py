@@ -39,6 +39,7 @@ from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.cockpit.values import loggable
 from gradlens.diagnosis.diagnose import diagnose
+from gradlens.diagnosis.opening import opening
 from gradlens.diagnosis.rule import Rule
 from gradlens.facts.recorder import FactRecorder
 from gradlens.gradients.gradients import Setting, replicas_of
@@ -52,6 +53,7 @@ from gradlens.history.run_file import OwnFiles
 from gradlens.observers.autopsy import Autopsies
 from gradlens.observers.live_diagnosis import Diagnosing
 from gradlens.observers.observer import Observer
+from gradlens.observers.opening import Opening
 from gradlens.observers.sample_log import SampleLog
 from gradlens.parts.assembly import BatchAssembly
 from gradlens.parts.part import MAX_BYTES
@@ -183,11 +185,13 @@ class Cockpit:
             boundary=boundary,
             run=self._run,
         )
+        own = (lambda: boundary.seconds) if budget is None else None
         observers: list[Observer] = [
             *([FactRecorder(setting, self._run)] if facts else []),
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
             *([Diagnosing(self._run, rules)] if rules else []),
             SampleLog(setting, self._run),
+            *([Opening(self._run, own)] if facts and processes.rank == 0 else []),
         ]
         self._tracking = Tracking(
             quantities=self.quantities,
@@ -225,9 +229,10 @@ class Cockpit:
         history = self.history
         rows = [(*row, schedules.get(row[0], "")) for row in history.latest_values()]
         notes = [f"step {note.step}: {note.text}" for note in history.notes]
-        spending = [] if history.spending is None else [*history.spending.lines()]
-        findings = [f"step {each.step}: {each.sentence}" for each in diagnose(history)]
-        return table(repr(self), (*LATEST, "schedule"), rows, [*notes, *spending], findings)
+        found = diagnose(history)
+        findings = [f"step {each.step}: {each.sentence}" for each in found]
+        short = opening(history, found)
+        return table(repr(self), (*LATEST, "schedule"), rows, notes, findings, short)
 
     @property
     def loss_reduction(self) -> LossReduction:

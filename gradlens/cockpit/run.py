@@ -19,7 +19,7 @@ from gradlens.history.history import History, Reading
 from gradlens.history.json_lines import encoded, line_of, to_line
 from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.run_file import RunFile
-from gradlens.messages import GradlensWarning
+from gradlens.messages import GradlensWarning, log
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity, class_names
 from gradlens.sinks.publisher import Publisher
@@ -114,6 +114,12 @@ class Run:
     def note_now(self, text: str) -> None:
         """Note a text at the present step."""
         self.note(self._step, text)
+
+    def say(self, text: str) -> None:
+        """Tell the user something that isn't recorded, since it follows from what is."""
+        if self._publisher is not None:
+            self._publisher.note(self._step, text)
+        log(f"gradlens, step {self._step}: {text}")
 
     def take_in(self, global_step: int, kind: str, content: Any) -> None:
         """Record what is known of a step besides values (``records.KINDS``), unless it was before.

@@ -32,8 +32,9 @@ def table(
     rows: Sequence[Sequence[object]],
     notes: Sequence[str] = (),
     findings: Sequence[str] = (),
+    short: Sequence[str] = (),
 ) -> str:
-    """A table with a heading, a list of what is wrong, and notes that can be folded out.
+    """A table with a heading, a run in ``short``, what is wrong, and notes that can be folded out.
 
     All texts are escaped.
     """
@@ -44,7 +45,8 @@ def table(
     wrong = f"<div>What is wrong:</div>{_list(findings)}" if findings else ""
     count_of = f"<summary>{count(len(notes), 'note')}</summary>"
     folded = f"<details>{count_of}{_list(notes)}</details>" if notes else ""
-    return f"<div><div><b>{escape(heading)}</b></div>{wrong}{body}{more}{folded}</div>"
+    summed_up = _list(short) if short else ""
+    return f"<div><div><b>{escape(heading)}</b></div>{summed_up}{wrong}{body}{more}{folded}</div>"
 
 
 def in_short(value: Any) -> str:

@@ -64,7 +64,9 @@ class Spending:
     ``share`` is the budget, and ``taken`` is what tracking has taken. ``step_seconds`` is the time
     of a step without tracking, and ``look_seconds`` what tracking takes at a step with it. All
     three are NaN before they were measured. ``turns`` says at how many steps each quantity was
-    tracked.
+    tracked. Without a budget, ``share`` is NaN, ``turns`` are unknown, and the others are those of
+    the first fifty steps. Where all of these were tracked, the time of a plain step is unknown, and
+    tracking has taken from ``taken`` to ``at_most``.
     """
 
     share: float
@@ -72,11 +74,21 @@ class Spending:
     step_seconds: float = math.nan
     look_seconds: float = math.nan
     turns: Mapping[str, int] = field(default_factory=dict)
+    at_most: float | None = None
 
     def lines(self) -> Iterator[str]:
         """The share in words, then the cost of a look, and the turns of all quantities."""
         taken = "an unknown part" if math.isnan(self.taken) else percent(round(self.taken, 4))
-        yield f"tracking took {taken} of the time, of a budget of {percent(self.share)}"
+        if not math.isnan(self.share):
+            yield f"tracking took {taken} of the time, of a budget of {percent(self.share)}"
+        elif self.at_most is None:
+            yield f"tracking took {percent(round(self.taken, 2))} of the time of the first steps"
+        else:
+            least, most = (percent(round(each, 2)) for each in (self.taken, self.at_most))
+            yield (
+                f"tracking took {least} to {most} of the time: every step was tracked, so that no "
+                "other one says how long the backward pass takes without it"
+            )
         if not math.isnan(self.look_seconds):
             yield f"a turn takes {plain_steps(self.look_seconds / self.step_seconds)}"
         groups: dict[int, list[str]] = {}

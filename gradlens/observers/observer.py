@@ -24,6 +24,9 @@ class Records(Protocol):
     def note(self, global_step: int, text: str) -> None:
         """Note a text once, however often it is given, as a warning and in the history."""
 
+    def say(self, text: str) -> None:
+        """Tell the user something that isn't recorded, since it follows from what is."""
+
     def take_in(self, global_step: int, kind: str, content: Any) -> None:
         """Record what is known of a step besides values, of a kind of ``records.KINDS``."""
 
