@@ -8,7 +8,8 @@ by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson`
 (``hutchinson_diagonal``), the ``frobenius_norm`` and the ``spectral_density``; ``InverseOperator``
 multiplies by the inverse.
 ``LowRankGGN`` has all non-zero eigenvalues of a mini-batch's generalised Gauss-Newton matrix, its
-eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
+eigenvectors, and each sample's ``DirectionalDerivatives`` along them; ``ntk`` is the empirical
+neural tangent kernel between samples.
 ``Curvature`` is what quantities are given: both matrices of one step's loss, or of that of a
 ``Probe``, their diagonals and the traces of these.
 """
@@ -42,6 +43,7 @@ from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.operator import CurvatureOperator, SymmetricMatrix
 from gradlens.curvature.over_data import BatchLoss, BatchOutputs, LossOverData, SumOverData
 from gradlens.curvature.probe import Probe
+from gradlens.curvature.tangent_kernel import ntk
 
 # Matrices of losses.
 __all__ = ["BatchLoss", "BatchOutputs", "Curvature", "CurvatureOperator", "EmpiricalFisherOperator"]
@@ -52,8 +54,8 @@ __all__ += ["SumOverData"]
 __all__ += ["DiagonalEstimate", "Eigenpairs", "Estimate", "InverseOperator", "Solution"]
 __all__ += ["SpectralDensity", "SymmetricMatrix", "eigenpairs", "frobenius_norm", "hutchinson"]
 __all__ += ["hutchinson_blocks", "hutchinson_diagonal", "spectral_density"]
-# Directions of large curvature.
-__all__ += ["DirectionalDerivatives", "Directions", "LowRankGGN", "directional_derivatives"]
+# Directions of large curvature, and inner products of samples' Jacobians.
+__all__ += ["DirectionalDerivatives", "Directions", "LowRankGGN", "directional_derivatives", "ntk"]
 
 
 def __dir__() -> list[str]:

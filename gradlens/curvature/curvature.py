@@ -405,7 +405,7 @@ class LossCurvature(Curvature):
             bypass = note_on_bypass(self.loss, outputs, self.parameters)
             if bypass:
                 raise UnavailableError(bypass)
-        jacobians = SamplesJacobians(self.ggn, self.model, self.plans)
+        jacobians = SamplesJacobians(self.ggn.jacobian, self.model, self.plans)
         if kind == "diag_ggn_mc":
-            return by_draws(jacobians, samples, self.seed)
-        return by_roots(jacobians, self.seed)
+            return by_draws(self.ggn, jacobians, samples, self.seed)
+        return by_roots(self.ggn, jacobians, self.seed)

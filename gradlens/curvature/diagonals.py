@@ -127,29 +127,30 @@ def check_piecewise_linear(outputs: Tensor) -> None:
             raise UnavailableError(CURVED.format(why="a parameter is multiplied by itself"))
 
 
-def by_roots(jacobians: SamplesJacobians, seed: int) -> LossDiagonal:
+def by_roots(ggn: GGNOperator, jacobians: SamplesJacobians, seed: int) -> LossDiagonal:
     """Gauss-Newton diagonal by one backward pass for each output of a sample.
 
     Raises ``UnavailableError`` where there are no roots of the loss's Hessian, and for NaN or Inf.
     """
-    ggn = jacobians.ggn
     columns = roots(ggn, np.random.default_rng(seed))
-    diagonal = reduce(Tensor.add_, (_squared(jacobians, column) for column in columns))
+    diagonal = reduce(Tensor.add_, (_squared(ggn, jacobians, column) for column in columns))
     sums = _block_sums(diagonal, ggn.parameters).tolist()
     traces = [Estimate(value, 0.0, 1, products=1) for value in sums]
     return diagonal_by_parameter(diagonal, traces, ggn.parameters, "exact")
 
 
-def by_draws(jacobians: SamplesJacobians, samples: int, seed: int) -> LossDiagonal:
+def by_draws(
+    ggn: GGNOperator, jacobians: SamplesJacobians, samples: int, seed: int
+) -> LossDiagonal:
     """Gauss-Newton diagonal as the mean over ``samples`` random gradients of the outputs.
 
     Each takes a backward pass. Raises ``UnavailableError`` where there are no such gradients.
     """
-    parameters = jacobians.ggn.parameters
-    draw = drawing(jacobians.ggn, np.random.default_rng(seed))
+    parameters = ggn.parameters
+    draw = drawing(ggn, np.random.default_rng(seed))
     total, sums = torch.zeros((), device="cpu"), []
     for _ in range(samples):
-        diagonal = _squared(jacobians, draw())
+        diagonal = _squared(ggn, jacobians, draw())
         sums.append(_block_sums(diagonal, parameters))
         total = diagonal if len(sums) == 1 else total.add_(diagonal)
     traces = positive_estimates(torch.stack(sums), samples)
@@ -167,9 +168,9 @@ def by_hutchinson(matrix: CurvatureOperator, samples: int, seed: Seed) -> LossDi
     return diagonal_by_parameter(diagonal.mean, traces, matrix.parameters, "Hutchinson")
 
 
-def _squared(jacobians: SamplesJacobians, start: Tensor) -> Tensor:
+def _squared(ggn: GGNOperator, jacobians: SamplesJacobians, start: Tensor) -> Tensor:
     """Σₙ(Jₙᵀsₙ)² ``[D]`` in float64, with sₙ in ``start``, of the scaled loss."""
-    found, ggn = jacobians.operators(start), jacobians.ggn
+    found = jacobians.operators(start)
     parts = [
         found[name].sum_of_squares() if name in found else torch.zeros_like(p)
         for name, p in ggn.parameters.items()
@@ -253,7 +254,7 @@ def _jacobians(ggn: GGNOperator, model: nn.Module | None, plans: Plans) -> Sampl
     for parts in _divisions(rows, inputs_of(Graph(ggn.outputs), model)):
         together = rows // max(parts, 1) or 1
         try:
-            return SamplesJacobians(ggn, model, plans, together)
+            return SamplesJacobians(ggn.jacobian, model, plans, together)
         except UnavailableError as reason:
             reasons[parts] = reason
     raise reasons[rows]
@@ -307,7 +308,7 @@ def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | No
     zeros = torch.zeros(samples, dtype=torch.float64, device="cpu")
     found = jacobians.operators(start, kept)
     squares = on_host({name: each.squared_norms() for name, each in found.items()})
-    columns = [squares.get(name, zeros).double() for name in jacobians.ggn.parameters]
+    columns = [squares.get(name, zeros).double() for name in jacobians.jacobian.parameters]
     return torch.stack(columns, dim=1)
 
 

@@ -18,13 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradlens.curvature.factors import SamplesJacobians, roots, signed_sum
+from gradlens.curvature.factors import SamplesJacobians, gram_of_starts, roots, signed_sum
 from gradlens.curvature.hessian import GGNOperator, check_rows
-from gradlens.curvature.operator import Seed, flat, float64_device, normal_like, placed, shaped
+from gradlens.curvature.operator import Seed, flat, normal_like, placed, shaped
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import ONE_SAMPLE, ZERO_MEAN
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.operators.composed import gram_of_passes
 from gradlens.samples.plan import Plans
 
 Floats = NDArray[np.float64]
@@ -34,12 +33,6 @@ MAX_COLUMNS = 2048
 
 A trade-off: its eigenvectors take a few seconds on one core, and eight times as long for twice
 as many columns. ``eigenpairs`` finds the largest alone, by products.
-"""
-
-MAX_BYTES = 2**31
-"""Layers' inputs and output gradients of all backward passes may take 2 GiB.
-
-As for BackPACK's matrices: most GPUs have no more than a few times as much memory to spare.
 """
 
 ROUNDINGS = 16
@@ -93,7 +86,7 @@ def directional_derivatives(
     has no per-sample gradients; and where an operation can't be differentiated twice.
     """
     _check_sum_over_samples(ggn)
-    SamplesJacobians(ggn, model, plans)  # refuses coupled samples
+    SamplesJacobians(ggn.jacobian, model, plans)  # refuses coupled samples
     factor = len(ggn.outputs) * ggn.scale
     gradient = ggn.loss_gradient
     first, second = [], []
@@ -174,22 +167,29 @@ class LowRankGGN:
         self.samples = len(ggn.outputs) if ggn.outputs.dim() else 0
         self._columns = _without_zeros(roots(ggn, np.random.default_rng(seed)))
         starts = [*self._columns, ggn.loss_gradient]
-        jacobians = SamplesJacobians(ggn, model, plans)
-        gram = _gram(jacobians, starts) * ggn.scale
-        size = gram.shape[0] - self.samples
-        values, vectors = torch.linalg.eigh(gram[:size, :size])
+        jacobians = SamplesJacobians(ggn.jacobian, model, plans)
+        columns = self.samples * len(self._columns)
+        if columns > MAX_COLUMNS:
+            raise UnavailableError(
+                f"{self.samples} samples with {len(self._columns)} outputs each are more columns "
+                f"than {MAX_COLUMNS}"
+            )
+        gram = gram_of_starts(jacobians, starts) * ggn.scale
+        values, vectors = torch.linalg.eigh(gram[:columns, :columns])
         # To first order, an error δV changes eigenvalues of VᵀV by 2‖V‖‖δV‖ at most; ‖V‖² is the
         # largest, and the trace is the sum of V's squared elements, each right to a few roundings.
         rounding = ROUNDINGS * torch.finfo(ggn.outputs.dtype).eps
         rounding *= float((values[-1].clamp(min=0) * values.sum()).sqrt())
         self.rank = int((values > rounding).sum())
         self._values, self._vectors = values.flip(0)[: self.rank], vectors.flip(1)[:, : self.rank]
-        self._along = gram[size:, :size] @ self._vectors * (self.samples * self._values.rsqrt())
+        self._along = (
+            gram[columns:, :columns] @ self._vectors * (self.samples * self._values.rsqrt())
+        )
         self._along *= ggn.scale**0.5
         # Of the two signs of an eigenvector, the one that doesn't decrease the loss.
         signs = torch.where(self._along.sum(0) < 0, -1.0, 1.0)
         self._vectors, self._along = self._vectors * signs, self._along * signs
-        self._squared_gradient = float(gram[size:, size:].sum()) * ggn.scale
+        self._squared_gradient = float(gram[columns:, columns:].sum()) * ggn.scale
         self.eigenvalues: Floats = self._values.cpu().numpy()
 
     @property
@@ -253,32 +253,6 @@ def _without_zeros(columns: Tensor) -> Tensor:
     if not bool(kept.any()):
         raise UnavailableError(ZERO)
     return columns[kept]
-
-
-def _gram(jacobians: SamplesJacobians, starts: list[Tensor]) -> Tensor:
-    """⟨Jₙᵀsₙₖ, Jₘᵀsₘₗ⟩ of all pairs of samples n, m and starts k, l, in float64 ``[K·N, K·N]``."""
-    samples = len(starts[0])
-    columns = samples * (len(starts) - 1)
-    if columns > MAX_COLUMNS:
-        raise UnavailableError(
-            f"{samples} samples with {len(starts) - 1} outputs each are more columns than "
-            f"{MAX_COLUMNS}"
-        )
-    passes = [jacobians.operators(starts[0])]
-    needed = sum(each.nbytes for each in passes[0].values()) * len(starts)
-    if needed > MAX_BYTES:
-        raise UnavailableError(
-            f"the layers' inputs and output gradients would take {needed / 2**30:.1f} GiB, more "
-            f"than {MAX_BYTES / 2**30:.0f}"
-        )
-    passes += [jacobians.operators(start) for start in starts[1:]]
-    device = float64_device(starts[0].device)
-    gram = torch.zeros(columns + samples, columns + samples, dtype=torch.float64, device=device)
-    for name in [*passes[0]]:
-        gram += gram_of_passes([each.pop(name) for each in passes]).to(device)
-    if not bool(gram.isfinite().all()):
-        raise UnavailableError("the per-sample gradients contain NaN or Inf")
-    return gram
 
 
 def signal_to_noise(values: NDArray[np.float64]) -> list[float]:

@@ -8,7 +8,7 @@ them, at the network's outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, final
 
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.hessian import GGNOperator, check_rows
-from gradlens.curvature.operator import normal_like, signs_like
+from gradlens.curvature.hessian import GGNOperator, JacobianOperator, check_rows
+from gradlens.curvature.operator import float64_device, normal_like, signs_like
 from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
@@ -25,6 +25,7 @@ from gradlens.graph.undisturbed import undisturbed
 from gradlens.history.coverage import few
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.operators.composed import gram_of_passes
 from gradlens.operators.operator import GradientOperator
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of_rows
@@ -180,15 +181,15 @@ class SamplesJacobians:
 
     def __init__(
         self,
-        ggn: GGNOperator,
+        jacobian: JacobianOperator,
         model: nn.Module | None = None,
         plans: Plans | None = None,
         together: int = 1,
     ) -> None:
-        check_rows(ggn.outputs)
-        self.ggn = ggn
+        check_rows(jacobian.outputs)
+        self.jacobian = jacobian
         self._model = model
-        self._graph = Graph(ggn.outputs)
+        self._graph = Graph(jacobian.outputs)
         self._plan = self._planned(Plans() if plans is None else plans, together)
         absent = self._plan.unavailable
         if absent:
@@ -211,7 +212,7 @@ class SamplesJacobians:
         # Of the graph's parameters alone: a plan also holds where others were frozen, or are new.
         parameters = {
             name: parameter
-            for name, parameter in self.ggn.parameters.items()
+            for name, parameter in self.jacobian.parameters.items()
             if isinstance(parameter, nn.Parameter) and parameter in self._graph
         }
         names = {id(parameter): name for name, parameter in parameters.items()}
@@ -220,7 +221,7 @@ class SamplesJacobians:
         if known is not None:
             return known
         with undisturbed(self._model), torch.enable_grad():
-            samples = len(self.ggn.outputs) // together
+            samples = len(self.jacobian.outputs) // together
             plan = plan_of_rows(self._graph, parameters, samples, together=together)
         if plan.unavailable:
             # It is kept even if it may not hold for other graphs, and isn't made again: nothing is
@@ -243,5 +244,53 @@ class SamplesJacobians:
         if collector.unavailable:
             name, reason = next(iter(collector.unavailable.items()))
             raise UnavailableError(f"there are no per-sample gradients of {name}: {reason}")
-        found = {name: collector.take(name) for name in self.ggn.parameters}
+        found = {name: collector.take(name) for name in self.jacobian.parameters}
         return {name: operator for name, operator in found.items() if operator is not None}
+
+    def passes(self, starts: Sequence[Tensor]) -> list[dict[str, GradientOperator]]:
+        """The operators of several starts, which are all kept.
+
+        ``UnavailableError`` as ``operators``, and if they took more than ``MAX_BYTES``.
+        """
+        first = self.operators(starts[0])
+        needed = sum(each.nbytes for each in first.values()) * len(starts)
+        if needed > MAX_BYTES:
+            raise UnavailableError(TOO_LARGE.format(gib=needed / 2**30))
+        return [first, *map(self.operators, starts[1:])]
+
+
+MAX_BYTES = 2**31
+"""Layers' inputs and output gradients of all backward passes may take 2 GiB.
+
+As for BackPACK's matrices: most GPUs have no more than a few times as much memory to spare.
+"""
+
+TOO_LARGE = (
+    "the layers' inputs and output gradients of all backward passes would take {gib:.1f} GiB, more "
+    f"than {MAX_BYTES / 2**30:.0f}: take fewer samples at once"
+)
+
+
+def gram_of_starts(
+    one: SamplesJacobians,
+    starts: Sequence[Tensor],
+    other: SamplesJacobians | None = None,
+    other_starts: Sequence[Tensor] = (),
+) -> Tensor:
+    """⟨Jₙᵀsₙₖ, J'ₘᵀs'ₘₗ⟩ of all pairs of samples n, m and starts k, l, in float64 ``[K·N, L·M]``.
+
+    Without another J', of the same one and its starts. Rows are those of the first start, followed
+    by those of the next one. ``UnavailableError`` as ``passes``, and for NaN or Inf.
+    """
+    passes = one.passes(starts)
+    others = passes if other is None else other.passes(other_starts)
+    columns = sum(map(len, starts if other is None else other_starts))
+    device = float64_device(starts[0].device)
+    gram = torch.zeros(sum(map(len, starts)), columns, dtype=torch.float64, device=device)
+    for name in [name for name in passes[0] if name in others[0]]:
+        operators = [each.pop(name) for each in passes]
+        of_others = None if other is None else [each.pop(name) for each in others]
+        gram += gram_of_passes(operators, of_others).to(device)
+    if not bool(gram.isfinite().all()):
+        raise UnavailableError("the per-sample gradients contain NaN or Inf")
+    return gram

@@ -199,13 +199,21 @@ gradients.
 """
 
 
-def gram_of_passes(passes: Sequence[GradientOperator]) -> Tensor:
-    """⟨gₖₙ, gₗₘ⟩ of every pair of passes k, l and samples n, m, in float64 ``[K·N, K·N]``.
+def gram_of_passes(
+    passes: Sequence[GradientOperator], others: Sequence[GradientOperator] | None = None
+) -> Tensor:
+    """⟨gₖₙ, gₗₘ⟩ of every pair of passes k, l and samples n, m, in float64 ``[K·N, L·M]``.
 
-    Rows and columns are those of the first pass, followed by those of the next one.
+    Without passes of ``others``, of the same ones. Rows and columns are those of the first pass,
+    followed by those of the next one.
     """
     with torch.no_grad():
-        outer = [each for each in passes if isinstance(each, OuterProducts)]
-        if len(outer) == len(passes):
-            return _one_after_another(outer, 0).gram(max_bytes=BLOCK_BYTES)
-        return Joined(passes, [1.0] * len(passes)).gram(max_bytes=BLOCK_BYTES)
+        other = None if others is None else _joined(others)
+        return _joined(passes).gram(other, BLOCK_BYTES)
+
+
+def _joined(passes: Sequence[GradientOperator]) -> GradientOperator:
+    outer = [each for each in passes if isinstance(each, OuterProducts)]
+    if len(outer) == len(passes):
+        return _one_after_another(outer, 0)
+    return Joined(passes, [1.0] * len(passes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,14 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import GGNOperator, LowRankGGN, Probe, directional_derivatives, directions
+from gradlens.curvature import (
+    GGNOperator,
+    LowRankGGN,
+    Probe,
+    directional_derivatives,
+    directions,
+    factors,
+)
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators import composed
@@ -212,9 +220,11 @@ def test_refused(case: str) -> None:
             directional_derivatives(ggn, np.ones((15, 1)), model)
 
 
-@pytest.mark.parametrize("limit", ["MAX_COLUMNS", "MAX_BYTES"])
-def test_what_would_be_too_large_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directions, limit, 10)
+@pytest.mark.parametrize(("module", "limit"), [(directions, "MAX_COLUMNS"), (factors, "MAX_BYTES")])
+def test_what_would_be_too_large_is_refused(
+    module: ModuleType, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, limit, 10)
     model, outputs, loss = of_network("mlp", 6)
     with pytest.raises(UnavailableError, match=r"more.*than"):
         LowRankGGN(GGNOperator(loss, outputs, dict(model.named_parameters())), model)
