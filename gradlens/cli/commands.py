@@ -268,6 +268,14 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def _verify(options: argparse.Namespace) -> int:
+    from gradlens.cli.verify import as_json, as_text, verify
+
+    verdict = verify(options.script, options.arguments, options.steps or 0)
+    _print(as_json(verdict) if options.json else as_text(verdict, width()))
+    return int(bool(verdict.difference))
+
+
 def _title(options: argparse.Namespace) -> str:
     title: str | None = options.title
     return title or (options.runs[0].stem if len(options.runs) == 1 else "Comparison")
@@ -311,7 +319,7 @@ def _about(*runs: Path) -> Iterator[None]:
 
 _COMMANDS = (_demo, _plot, _watch, _summary, _diagnose, _autopsy, _samples, _compare, _export)
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    one.__name__.removeprefix("_"): one for one in (*_COMMANDS, _report, _serve)
+    one.__name__.removeprefix("_"): one for one in (*_COMMANDS, _report, _serve, _verify)
 }
 """By the name on the command line; each returns the exit code."""
 

@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         title="commands", dest="command", required=True, metavar="COMMAND"
     )
     for name, (text, description, arguments) in COMMANDS.items():
-        epilog = None if name == "demo" else EPILOG
+        epilog = None if name in ("demo", "verify") else EPILOG
         one = commands.add_parser(name, help=text, description=description, epilog=epilog)
         one.set_defaults(wrong=one.error)
         for argument in arguments:
@@ -242,6 +242,7 @@ COLOURS = "colours of the runs, in their order, by name or as #1f77b4"
 DESTINATION = "tensorboard DIR, csv FILE, wandb [PROJECT] or mlflow [EXPERIMENT]"
 EVERY = "export a number of each series at most every K steps (default: 1)"
 HISTOGRAMS = "export a histogram of each series at most every K steps (default: 50)"
+ARGUMENTS = "arguments of the script"
 PORT = "port of 127.0.0.1; if it is taken, any free one (default: %(default)s)"
 
 COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
@@ -364,6 +365,20 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
             *(RUNS, TITLE, EVERY_SECONDS),
             _value("--port", "P", PORT, _port, 5006),
             _without("--no-open", "open", "don't open a browser"),
+        ],
+    ),
+    "verify": (
+        "check that a training script does the same with and without tracking",
+        "Run a training script with tracking and without it, each in a process of its own with the "
+        "same seeds, and compare gradients, parameters, buffers and random numbers bit for bit at "
+        "each step of its optimizers. Print which parameters have per-sample gradients, and what "
+        "tracking costs. The exit code is 0 only if all is the same. What the script prints goes "
+        "to stderr, and the files of its cockpits to a temporary folder.",
+        [
+            _count("--steps", "K", "end the script after K optimizer steps (default: its own end)"),
+            JSON,
+            _argument("script", type=Path, metavar="SCRIPT", help="the script"),
+            _argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=ARGUMENTS),
         ],
     ),
 }
