@@ -474,8 +474,9 @@ class AttentionLogits(_Attention):
     are added. Scores of 50 and more, which grow from step to step, come before a training that
     diverges (Dehghani et al., 2023, arXiv:2302.05442, Figure 1). By default, layers are the
     innermost modules whose class is called attention, in any spelling. Read are
-    ``scaled_dot_product_attention`` and a softmax of batched products, ``[N, H, T, S]``; other
-    attention has a NaN with the reason.
+    ``scaled_dot_product_attention`` and a softmax of a batched product, ``[N, H, T, S]``; other
+    attention, and scores that two products are added to, have a NaN with the reason. Heads that are
+    folded into the axis of samples, or into two axes, count as one.
     """
 
     view = View("Attention logits", group="layers", yscale="symlog", label="largest score")

@@ -40,15 +40,16 @@ c·tanh(x/c), which is x as far as factors go."""
 PRODUCTS = {"Bmm": ("self", "mat2"), "Baddbmm": ("batch1", "batch2")}
 """What products of queries and keys have kept these under; the second one adds a bias, too."""
 FAR = 24
-"""Nodes between a product and a softmax, at most: scales, masks and biases are eight or so."""
+"""Nodes between a softmax and a product that it weights, at most: mostly one or two."""
 
 NO_ATTENTION = (
     "no attention that can be read was computed by the layer's own call: neither "
-    "scaled_dot_product_attention nor a softmax that weights the rows of a batched product{others}"
+    "scaled_dot_product_attention nor a softmax of a batched product of queries and keys, that "
+    "weights the rows of another one{others}"
 )
 NO_SCORES = (
     "the scores aren't known: between the product of queries and keys and the softmax is more than "
-    "numbers that scale it, masks and biases"
+    "numbers that scale it, masks and biases, or another product"
 )
 NO_KEYS = "the layer has no queries, or masks take all keys out"
 OTHER_HEADS = "the layer was called with different numbers of heads"
@@ -97,7 +98,7 @@ def rows_of(block: Block) -> AttentionRows:
 
 def read_attention(output: Tensor, first: int) -> AttentionRows | Undefined:
     """All attention behind an output, by nodes whose sequence numbers are ``first`` or larger."""
-    nodes = [*_nodes_since(output, first)]
+    nodes = sorted(_nodes_since(output, first), key=sequence_number, reverse=True)
     found: dict[Any, Iterator[Block]] = {}
     try:
         for node in nodes:
@@ -106,7 +107,8 @@ def read_attention(output: Tensor, first: int) -> AttentionRows | Undefined:
                 found[node] = _fused(node)
             elif name == "Bmm":
                 for softmax in map(_softmax, node.next_functions):
-                    found |= {} if softmax is None else {softmax: _written_out(softmax)}
+                    products = [] if softmax is None else _products(softmax, nodes)
+                    found |= {softmax: _written_out(softmax, products)} if products else {}
         rows = [rows_of(block) for blocks in found.values() for block in blocks]
     except UnavailableError as error:
         return Undefined(str(error))
@@ -155,7 +157,8 @@ def _fused(node: Any) -> Iterator[Block]:
         if causal:
             rows = torch.arange(some.start, some.stop, device=keys.device)[:, None]
             biased = biased.masked_fill(last > rows, -torch.inf)
-        yield scores, torch.softmax(biased, -1)
+        blind = (biased == -torch.inf).all(-1, keepdim=True)  # queries that see no key
+        yield scores, torch.softmax(biased, -1).masked_fill(blind, 0)
 
 
 def _pieces(length: int, width: int) -> Iterator[slice]:
@@ -178,14 +181,17 @@ def _softmax(edge: tuple[Any, int]) -> Any:
     return None
 
 
-def _written_out(softmax: Any) -> Iterator[Block]:
-    """Blocks of attention whose weights a softmax has kept."""
+def _written_out(
+    softmax: Any, products: Sequence[tuple[Any, float | Tensor | None]]
+) -> Iterator[Block]:
+    """Blocks of attention whose weights a softmax has kept; several products make no score."""
     weights = _read(softmax, "result")
     if weights.dim() < 3 or signed(saved(softmax, "dim")) not in (-1, weights.dim() - 1):
         return
     weights = _by_head(weights)
-    product = _product(softmax.next_functions[0][0], 1.0, FAR)
-    factors = None if product is None else _queries_and_keys(*product, weights)
+    (product, factor), *others = products
+    known = factor is not None and not others
+    factors = _queries_and_keys(product, factor, weights) if known else None
     for some in _pieces(weights.shape[2], weights[:, :, :1].numel()):
         part, scores = accumulable(weights[:, :, some]), None
         if factors is not None:
@@ -214,22 +220,34 @@ def _by_head(rows: Tensor) -> Tensor:
     return rows.reshape(-1, 1, *rows.shape[-2:])
 
 
-def _product(node: Any, factor: float | Tensor, left: int) -> tuple[Any, float | Tensor] | None:
-    """The batched product that scores come from, and the factor that it is multiplied by."""
-    if node is None or not left:
-        return None
-    name = plain_name(kind(node))
-    if name in PRODUCTS:
-        return node, factor
-    if name in ("Mul", "Div"):
-        own = _factor(node)
-        if own is None:
-            return None
-        factor = factor * own if name == "Mul" else factor / own
-    elif name not in MASKING or not _keeps_order(node):
-        return None
-    ways = (_product(below, factor, left - 1) for below, _ in node.next_functions)
-    return next(filter(None, ways), None)
+def _products(softmax: Any, nodes: Sequence[Any]) -> list[tuple[Any, float | Tensor | None]]:
+    """The batched products that scores come from, and the factor of each if it is a number alone.
+
+    Nodes that were made later come first, so that all that use a node's output come before it.
+    """
+    found, arriving = list[tuple[Any, float | Tensor | None]](), dict[Any, float | Tensor | None]()
+    arriving[softmax.next_functions[0][0]] = 1.0
+    for node in nodes:
+        if node in arriving and plain_name(kind(node)) in PRODUCTS:
+            found.append((node, arriving[node]))
+        elif node in arriving:
+            edges = zip(node.next_functions, _factors(node, arriving[node]), strict=True)
+            for (below, _), factor in edges:
+                arriving[below] = None if below in arriving else factor
+    return found
+
+
+def _factors(node: Any, factor: float | Tensor | None) -> list[float | Tensor | None]:
+    """What scores are of each input of a node, if they are ``factor`` times its output."""
+    name, inputs = plain_name(kind(node)), len(node.next_functions)
+    own = _factor(node) if name in ("Mul", "Div") else 1.0
+    keeps = name in ("Mul", "Div") or (name in MASKING and _keeps_order(node))
+    if factor is None or own is None or not keeps:
+        return [None] * inputs
+    first = factor / own if name == "Div" else factor * own
+    if inputs < 2 or name not in ("Add", "Sub"):
+        return [first] * inputs
+    return [first, first * saved(node, "alpha", 1) * (1 if name == "Add" else -1)]
 
 
 def _keeps_order(node: Any) -> bool:

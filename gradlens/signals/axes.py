@@ -56,6 +56,16 @@ class Axes:
         moved = tensor.movedim((self.axis_of(tensor), feature), (0, -1))
         return moved.reshape(moved.shape[0], math.prod(moved.shape[1:-1]), moved.shape[-1])
 
+    def are_last(self, tensor: Tensor) -> bool:
+        """Whether features are in the tensor's last axis.
+
+        Behind a convolution of images, pixels that were made positions have its channels there.
+        """
+        *others, last = tensor.shape
+        if self.known or len(others) != 2 or self.channels is None:
+            return self.channel_last
+        return self.channel_last or (last == self.channels and last not in others[1:])
+
     def axis_of(self, tensor: Tensor) -> int:
         """The axis that counts the samples of a batch."""
         return self.batch if tensor.dim() == 3 else 0

@@ -351,8 +351,8 @@ class SignalCapture(HookOwner):
     def _reduce(self, call: RecordedCall, request: Request, tensor: Tensor) -> None:
         axes = self._axes[call.layer]
         tensor = tensor.float() if tensor.dtype.itemsize == 1 else tensor
-        if request.channel_last is not None:
-            axes = replace(axes, channel_last=request.channel_last)
+        chosen = request.channel_last
+        axes = replace(axes, channel_last=axes.are_last(tensor) if chosen is None else chosen)
         reduce, tensor = request.reduction.reduce, tensor.detach()
         with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
             if len(call.lengths) > 1 and needs_sample_axis(request):

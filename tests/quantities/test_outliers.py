@@ -217,6 +217,27 @@ def test_a_planted_outlier_is_named() -> None:
     assert found["kurtosis"] > 500
 
 
+class Patches(nn.Module):
+    """Pixels that become positions, as those of vision transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.dropout = nn.Conv2d(2, 6, 2, 2), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: Tensor = self.dropout(self.patches(x).flatten(2).mT)
+        return kept
+
+
+def test_positions_that_were_pixels() -> None:
+    torch.manual_seed(0)
+    model, inputs = Patches().double(), torch.randn(5, 2, 4, 4).double()
+    cockpit = Cockpit(model, [quantities.ActivationOutliers()])
+    tracked_backward(cockpit, 0, model(inputs).square().mean())
+    found = cockpit.history["ActivationOutliers"][0]["layers"]["dropout"]
+    assert_same_records(found, outliers(model(inputs).detach()), rtol=1e-9)
+
+
 def test_positions_of_samples_in_axis_1() -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"lstm": nn.LSTM(4, 6), "head": nn.Linear(6, CLASSES)}).double()

@@ -46,6 +46,12 @@ ATTEND: dict[str, Attend] = {
     "added mask": lambda q, k, v: (
         (scores(q, k) + torch.zeros(T, T).masked_fill(~SEEN, -1e9)).softmax(-1) @ v
     ),
+    "added to a mask": lambda q, k, v: (
+        torch.add(
+            torch.zeros(T, T).masked_fill(~SEEN, -torch.inf), q @ k.mT, alpha=q.shape[-1] ** -0.5
+        ).softmax(-1)
+        @ v
+    ),
 }
 
 
@@ -241,13 +247,14 @@ def test_training_stays_as_it_is() -> None:
     assert all(map(torch.equal, tracked, trained(None, network())))
 
 
-def test_queries_that_see_no_key_do_not_count() -> None:
+@pytest.mark.parametrize("dropout", [0.0, 1e-9], ids=["fused", "written out"])
+def test_queries_that_see_no_key_do_not_count(dropout: float) -> None:
     torch.manual_seed(0)
     seen = SEEN.clone()
     seen[2] = False
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=1e-9)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout)
 
     layer = SelfAttention(attend)
     found = layers_of(tracked(Network(layer)), "AttentionEntropy True")["layers.0"]
@@ -264,3 +271,27 @@ def test_scores_that_were_turned_are_not_known() -> None:
         return (k @ q.mT / 2).transpose(-1, -2).masked_fill(~SEEN, -torch.inf).softmax(-1) @ v
 
     assert "product of queries and keys" in reason(Network(SelfAttention(attend)))
+
+
+@pytest.mark.parametrize("turned", [1, -1])
+def test_scores_of_two_products_are_not_known(turned: int) -> None:
+    """As of content and relative positions, in either order; entropies are those of the weights."""
+    positions = nn.Parameter(torch.randn(H, D // H, T))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        both = (q @ k.mT, q @ positions)[::turned]
+        return ((both[0] + both[1]) / 2).softmax(-1) @ v
+
+    model = Network(SelfAttention(attend))
+    assert "or another product" in reason(model)
+    entropy = layers_of(tracked(model), "AttentionEntropy False")["layers.0"]
+    assert float(entropy) > 0  # type: ignore[arg-type]
+
+
+def test_a_softmax_of_features_is_no_attention() -> None:
+    def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+    (found,) = layers_of(tracked(Network(SelfAttention(linear))), "AttentionEntropy False").values()
+    assert isinstance(found, Undefined)
+    assert "no attention that can be read" in found.reason
