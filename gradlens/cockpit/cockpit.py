@@ -116,6 +116,10 @@ class Cockpit:
         ``diagnose``, since reading the loss waits for the device. It is never done if several
         processes train, since each would see only its own samples.
 
+    ``how_to_pass``
+        What notes and reasons add behind "to the context", if a callback of a framework enters it:
+        how users give that what to pass.
+
     ``ValueError`` if the reduction of the loss module contradicts ``loss_reduction``.
     """
 
@@ -136,6 +140,7 @@ class Cockpit:
         facts: bool = True,
         diagnose: bool | Sequence[Rule] = False,
         autopsy: bool | None = None,
+        how_to_pass: str = "",
     ) -> None:
         check_max_bytes(max_bytes)
         check_switches(resume=resume, strict=strict, facts=facts, autopsy=autopsy or False)
@@ -171,7 +176,8 @@ class Cockpit:
         self.budget = None
         if budget is not None:
             self.budget = Budget(budget, [each.name for each in self.quantities], device)
-        self._run = Run(aggregation, self.parameters, run, resume, processes.rank == 0, sinks)
+        writes = processes.rank == 0
+        self._run = Run(aggregation, self.parameters, run, resume, writes, sinks, how_to_pass)
         self._files = OwnFiles()
         boundary = Boundary(self._run.note_now, strict)
         alone = processes.count == 1 and not processes_apart(setting)
@@ -191,7 +197,7 @@ class Cockpit:
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
             *([Diagnosing(self._run, rules)] if rules else []),
             SampleLog(setting, self._run),
-            *([Opening(self._run, own)] if facts and processes.rank == 0 else []),
+            *([Opening(self._run, own)] if facts and writes else []),
         ]
         self._tracking = Tracking(
             quantities=self.quantities,

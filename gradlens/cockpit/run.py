@@ -15,10 +15,12 @@ from torch import nn
 
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.values import PUSHED, pushable, recordable
+from gradlens.history.coverage import Coverage
 from gradlens.history.history import History, Reading
-from gradlens.history.json_lines import encoded, line_of, to_line
+from gradlens.history.json_lines import Encoded, encoded, line_of, to_line
 from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.run_file import RunFile
+from gradlens.history.undefined import Undefined
 from gradlens.messages import GradlensWarning, log
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity, class_names
@@ -32,7 +34,8 @@ class Run:
 
     ``path`` is that of the file. An existing one is continued with ``resume``, and otherwise is a
     ``FileExistsError``. Only one process ``writes``. Arrays that are in the file aren't kept in
-    memory. The process that writes passes each record on to ``sinks``.
+    memory. The process that writes passes each record on to ``sinks``. ``how_to_pass`` is said
+    behind "to the context".
     """
 
     def __init__(
@@ -43,9 +46,11 @@ class Run:
         resume: bool,
         writes: bool,
         sinks: Sequence[Sink] = (),
+        how_to_pass: str = "",
     ) -> None:
         self.has_begun = self.has_recorded = False
         self._is_closed = False
+        self._how_to_pass = f"{CONTEXT} ({how_to_pass})" if how_to_pass else CONTEXT
         self._aggregation = aggregation
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self.history = History({**aggregation.sources}, shapes)
@@ -107,6 +112,7 @@ class Run:
 
     def note(self, global_step: int, text: str) -> None:
         """Note a text once: as a warning, in the history and in the file."""
+        text = self._said(text)
         if any(note.text == text for note in self.history.notes):
             return
         self.take_in(global_step, "note", text)
@@ -126,6 +132,7 @@ class Run:
 
         The user is told of what concerns them.
         """
+        content = self._placed(content)
         if content == self.history.latest(kind):
             return
         self.history.take_in(global_step, kind, content)
@@ -217,6 +224,7 @@ class Run:
     def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
         if not values:
             return
+        values = self._placed(values)
         if self._is_closed:
             self.note(global_step, CLOSED)
         stored, content = encoded(values), self.history.content
@@ -230,6 +238,28 @@ class Run:
         if self._publisher is not None:
             sources, parameters = self.history.sources, self.history.parameters
             self._publisher.record(global_step, values, sources, parameters)
+
+    def _placed(self, content: Any) -> Any:
+        """The same, with reasons for users who give what to pass to a framework's callback."""
+        if self._how_to_pass == CONTEXT:
+            return content
+        if isinstance(content, Undefined):
+            return Undefined(self._said(content.reason))
+        if isinstance(content, Encoded):
+            return Encoded(self._placed(content.content))
+        if isinstance(content, Coverage):
+            missing = {name: self._said(reason) for name, reason in content.missing.items()}
+            return replace(content, missing=missing)
+        if isinstance(content, dict):
+            return {
+                name: self._said(each) if name == "$undefined" else self._placed(each)
+                for name, each in content.items()
+            }
+        return content
+
+    def _said(self, text: str) -> str:
+        """A text, which says once how to pass something."""
+        return text if self._how_to_pass in text else text.replace(CONTEXT, self._how_to_pass, 1)
 
     def _report(self, what: str, error: Exception) -> None:
         """Note that something between records and sinks has failed."""
@@ -259,6 +289,7 @@ class Run:
             )
 
 
+CONTEXT = "to the context"
 FAILED = (
     "{file.path} can't be written from step {step} on ({file.failure}). Training goes on and "
     "nothing is lost: records are kept in memory, and are written as soon as that is possible "

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
+
+from torch.utils.data import Sampler
 
 from gradlens.history.histograms import Histogram
 from gradlens.messages import GradlensWarning
 from gradlens.sinks.sink import Sink
+
+HOW_TO_PASS = "by context_arguments of a CockpitCallback of your own"
+"""What messages add behind "to the context"."""
+
+
+@contextmanager
+def arguments_of_callback() -> Iterator[None]:
+    """A context in which exceptions about what a context needs say where a callback gives it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{error} ({HOW_TO_PASS})") from error
 
 
 class BackwardPasses:
@@ -38,6 +55,40 @@ class BackwardPasses:
     def is_tracked(self) -> bool:
         """Whether the latest backward pass of the batch is the one that is tracked."""
         return self._latest == self._chosen
+
+
+class RecordedSampler(Sampler[int]):
+    """A data loader's sampler, which keeps the numbers that it has given until they are taken.
+
+    All else is the sampler's own. A data loader may be several batches ahead of the training.
+    Numbers of an epoch are unknown if batches of it are ``skipped``.
+    """
+
+    def __init__(self, sampler: Sampler[int] | Iterable[int], skipped: bool = False) -> None:
+        self.sampler = sampler
+        self._epochs_to_skip = int(skipped)
+        self._given: deque[int] = deque()
+
+    def __iter__(self) -> Iterator[int]:
+        self._given.clear()
+        is_known = not self._epochs_to_skip
+        self._epochs_to_skip = 0
+        for number in self.sampler:
+            if is_known:
+                self._given.append(number)
+            yield number
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sampler":  # of a copy that isn't complete
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+    def take(self, count: int) -> list[int]:
+        """The numbers of the next batch, which has at most ``count`` samples."""
+        return [self._given.popleft() for _ in range(min(count, len(self._given)))]
 
 
 SEVERAL = (

@@ -17,7 +17,12 @@ from gradlens.cockpit.aggregation import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.history.histograms import Histogram
-from gradlens.integrations.callbacks import BackwardPasses, LatestNumbers
+from gradlens.integrations.callbacks import (
+    HOW_TO_PASS,
+    BackwardPasses,
+    LatestNumbers,
+    arguments_of_callback,
+)
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks import Sink, TensorBoard, WandB
@@ -79,6 +84,7 @@ class CockpitCallback(Callback):
         self._step = 0
         self._goes_on = False
         """Whether the step has a later batch."""
+        self._batch: Any = None
         self._contexts = ExitStack()
 
     @property
@@ -89,11 +95,12 @@ class CockpitCallback(Callback):
         return self._cockpit
 
     def context_arguments(
-        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor, batch: Any
     ) -> dict[str, Any]:
         """The keyword arguments of the context around a backward pass, which ``loss`` is passed to.
 
-        Override it to add others, such as ``"individual_losses": pl_module.losses``.
+        Override it to add others, such as ``"batch_size": len(batch["labels"])`` or
+        ``"info": {"ids": batch["id"]}``. ``batch`` is that of ``training_step``.
         """
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scale = 1.0 if scaler is None else scaler.get_scale()
@@ -131,6 +138,7 @@ class CockpitCallback(Callback):
         elif not self._goes_on:
             self._step = trainer.fit_loop.total_batch_idx
         self._passes.begin_batch()
+        self._batch = batch
         self._contexts.enter_context(self.cockpit.forward(self._step))
 
     def on_before_backward(
@@ -139,8 +147,9 @@ class CockpitCallback(Callback):
         """Enter the context of the step, if this is the backward pass that is tracked."""
         if self._passes.begin():
             self._contexts.close()
-            arguments = self.context_arguments(trainer, pl_module, loss)
-            self._contexts.enter_context(self.cockpit(self._step, **arguments))
+            arguments = self.context_arguments(trainer, pl_module, loss, self._batch)
+            with arguments_of_callback():
+                self._contexts.enter_context(self.cockpit(self._step, **arguments))
             self._goes_on = arguments["accumulating"]
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -153,6 +162,7 @@ class CockpitCallback(Callback):
     ) -> None:
         """Leave the context of a forward pass that no backward pass followed, and log numbers."""
         self._contexts.close()
+        self._batch = None
         for name, value in self._latest.take().items():
             pl_module.log(name, value, True, logger=False, rank_zero_only=trainer.world_size > 1)
 
@@ -194,7 +204,7 @@ class CockpitCallback(Callback):
     # What the cockpit is given.
 
     def _new_cockpit(self, trainer: Trainer, pl_module: LightningModule) -> Cockpit:
-        options = dict(self._options)
+        options = {"how_to_pass": HOW_TO_PASS, **self._options}
         if trainer.fast_dev_run:
             options["run"] = None
         if trainer.global_step:

@@ -13,11 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler
 
 from gradlens.cockpit.aggregation import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
-from gradlens.integrations.callbacks import BackwardPasses, LatestNumbers
+from gradlens.integrations.callbacks import (
+    HOW_TO_PASS,
+    BackwardPasses,
+    LatestNumbers,
+    RecordedSampler,
+    arguments_of_callback,
+)
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
 
@@ -44,7 +51,9 @@ class CockpitCallback(TrainerCallback):
     ``options`` are the other arguments of ``gradlens.Cockpit``. Global steps are those of the
     trainer, from 0 on: a step consists of all micro-batches of one update. Where a micro-batch has
     several backward passes, ``backward_pass`` says which of them is tracked, counted from 0;
-    without it, that is the first one, with a warning. With ``log``, the latest values are added to
+    without it, that is the first one, with a warning. With ``ids``, samples are known by their
+    numbers in the data set, as ``gradlens samples`` lists them; the epoch in which a training is
+    resumed is left out. With ``log``, the latest values are added to
     the trainer's own logs of the loss, as ``gradlens/NormTest`` and the like.
 
     ``cockpit`` is that of the present training, or of the last one; ``None`` before the first.
@@ -63,6 +72,7 @@ class CockpitCallback(TrainerCallback):
         *,
         run: str | Path | None = None,
         backward_pass: int | None = None,
+        ids: bool = False,
         log: bool = True,
         **options: Any,
     ) -> None:
@@ -73,6 +83,7 @@ class CockpitCallback(TrainerCallback):
         self._trainer = trainer
         self._quantities = None if quantities is None else checked_quantities(quantities)
         self._run = None if run is None else Path(run)
+        self._ids = ids
         self._log = log
         self._options = options
         self._is_training = False
@@ -82,6 +93,11 @@ class CockpitCallback(TrainerCallback):
         self._contexts = ExitStack()
         self._step = 0
         self._passes = BackwardPasses(backward_pass)
+        self._batch: Any = None
+        self._batches: BatchSampler | None = None
+        self._sampler: RecordedSampler | None = None
+        self._loader_batch_size = 0
+        self._numbers: list[int] = []
         # No event of a callback says that training has failed, or which checkpoint it resumes.
         trainer.train = partial(self._train, trainer.train)  # type: ignore[method-assign]
 
@@ -131,6 +147,10 @@ class CockpitCallback(TrainerCallback):
         self._begin_batch(state.global_step)
         accelerator = self._trainer.accelerator
         accelerator.backward = partial(self._backward, accelerator.backward)
+        step = partial(self._training_step, self._trainer.training_step)
+        self._trainer.training_step = step  # type: ignore[method-assign]
+        if self._ids:
+            self._record_numbers(kwargs.get("train_dataloader"), resumes)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -178,13 +198,15 @@ class CockpitCallback(TrainerCallback):
 
     # Tracking.
 
-    def context_arguments(self, loss: Tensor) -> dict[str, Any]:
+    def context_arguments(self, loss: Tensor, batch: Any) -> dict[str, Any]:
         """The keyword arguments of the context around a backward pass, which ``loss`` is passed to.
 
-        Override it to add others, such as ``"individual_losses": ...``.
+        Override it to add others, such as ``"batch_size": len(batch["labels"])``. ``batch`` are the
+        inputs of ``training_step``, or ``None`` where a trainer has a loop of its own.
         """
         trainer = self._trainer
         return {
+            **({"info": {"ids": self._numbers}} if self._numbers else {}),
             "loss": loss,
             "loss_scale": 1 / trainer.current_gradient_accumulation_steps,
             "optimizer": trainer.optimizer,
@@ -202,8 +224,32 @@ class CockpitCallback(TrainerCallback):
             backward(loss, **kwargs)
             return
         self._contexts.close()
-        with self.cockpit(step, **self.context_arguments(loss)):
+        arguments = self.context_arguments(loss, self._batch)
+        with ExitStack() as stack:
+            with arguments_of_callback():
+                stack.enter_context(self.cockpit(step, **arguments))
             backward(loss, **kwargs)
+
+    def _training_step(self, training_step: Any, model: Any, inputs: Any, *args: Any) -> Tensor:
+        """The trainer's ``training_step``, whose inputs are those of the context."""
+        self._batch = inputs
+        if self._sampler is not None:
+            self._numbers = self._sampler.take(self._loader_batch_size)
+        try:
+            found: Tensor = training_step(model, inputs, *args)
+            return found
+        finally:
+            self._batch, self._numbers = None, []
+
+    def _record_numbers(self, loader: Any, resumes: bool) -> None:
+        """Keep the numbers that the sampler of a data loader gives, until the training ends."""
+        batches = getattr(loader, "batch_sampler", None)
+        if type(batches) is not BatchSampler or self._trainer.args.world_size > 1:
+            warnings.warn(NO_NUMBERS.format(loader=type(loader).__name__), GradlensWarning, 2)
+            return
+        self._batches, self._loader_batch_size = batches, batches.batch_size
+        self._sampler = RecordedSampler(batches.sampler, resumes)
+        batches.sampler = self._sampler
 
     def _begin_batch(self, step: int) -> None:
         self._step = step
@@ -221,6 +267,10 @@ class CockpitCallback(TrainerCallback):
         if self._is_training and self.cockpit is not None:
             self._is_training = False
             vars(self._trainer.accelerator).pop("backward", None)
+            vars(self._trainer).pop("training_step", None)
+            if self._batches is not None and self._sampler is not None:
+                self._batches.sampler = self._sampler.sampler
+                self._batches = self._sampler = None
             self.cockpit.close()
 
     # What the cockpit is given.
@@ -234,7 +284,7 @@ class CockpitCallback(TrainerCallback):
             raise ValueError(COPIED)
 
     def _new_cockpit(self, resumes: bool) -> Cockpit:
-        options = dict(self._options)
+        options = {"how_to_pass": HOW_TO_PASS, **self._options}
         if resumes:
             options["resume"] = True
         if self._log:
@@ -269,6 +319,11 @@ DIVIDED = (
 COPIED = (
     "torch.nn.DataParallel copies the model to each GPU, which gradlens can't track: start one "
     "process for each GPU by torchrun or `accelerate launch`, or make only one GPU visible"
+)
+NO_NUMBERS = (
+    "gradlens: ids=True has no effect, since the numbers of samples can't be read off the sampler "
+    "of a {loader} in this training: return info={{'ids': ...}} from context_arguments, which an "
+    "own subclass of CockpitCallback overrides and which gets the batch"
 )
 NO_STATE = (
     "gradlens: {file} isn't there, since the checkpoint was saved without CockpitCallback: "

@@ -291,8 +291,10 @@ class ManualInPairs(Module):
 
 
 class InPairs(CockpitCallback):
-    def context_arguments(self, trainer: Any, pl_module: Any, loss: Tensor) -> dict[str, Any]:
-        arguments = super().context_arguments(trainer, pl_module, loss)
+    def context_arguments(
+        self, trainer: Any, pl_module: Any, loss: Tensor, batch: Any
+    ) -> dict[str, Any]:
+        arguments = super().context_arguments(trainer, pl_module, loss, batch)
         is_first = trainer.fit_loop.batch_idx % 2 == 0
         return {**arguments, "loss_scale": 0.5, "accumulating": is_first}
 
@@ -599,6 +601,32 @@ def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gradlens.integrations.lightning")
     with pytest.raises(ImportError, match=r"pip install 'gradlens\[lightning\]'"):
         importlib.import_module("gradlens.integrations.lightning")
+
+
+def test_the_batch_says_the_ids_of_samples() -> None:
+    class WithIds(CockpitCallback):
+        def context_arguments(
+            self, trainer: Any, pl_module: Any, loss: Tensor, batch: Any
+        ) -> dict[str, Any]:
+            arguments = super().context_arguments(trainer, pl_module, loss, batch)
+            return {**arguments, "info": {"ids": (1000 * batch[0][:, 0]).long()}}
+
+    callback = WithIds([quantities.NormTest()])
+    trainer(callback).fit(Module(), loader())
+    samples = callback.cockpit.history.samples
+    assert samples is not None
+    assert {*samples.ids} == {*(1000 * data()[:][0][:, 0]).long().tolist()}
+
+
+def test_a_need_is_said_for_a_callback() -> None:
+    class Unlike(CockpitCallback):
+        def context_arguments(
+            self, trainer: Any, pl_module: Any, loss: Tensor, batch: Any
+        ) -> dict[str, Any]:
+            return {"loss": loss, "accumulating": False}
+
+    with pytest.raises(ValueError, match=r"optimizer=.*context_arguments of a CockpitCallback"):
+        trainer(Unlike([quantities.ClippedGradNorm()])).fit(Module(), loader())
 
 
 def test_there_is_no_cockpit_before_training() -> None:

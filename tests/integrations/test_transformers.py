@@ -428,6 +428,75 @@ def test_of_several_backward_passes_the_first_one_is_tracked(
         assert math.isfinite(found[step]["NormTest"])
 
 
+class Answers(nn.Module):
+    """Classifies its input, whose first number is that of the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layer(x)
+        return {"loss": cross_entropy(logits, labels), "logits": logits}
+
+
+class Numbered(CockpitCallback):
+    """Keeps the batches, beside the numbers that the sampler has given."""
+
+    def context_arguments(self, loss: Tensor, batch: Any) -> dict[str, Any]:
+        arguments = super().context_arguments(loss, batch)
+        numbers = list(arguments.get("info", {}).get("ids", ()))
+        self.seen = [*getattr(self, "seen", ()), (batch["x"][:, 0].tolist(), numbers)]
+        return arguments
+
+
+def of_answers(folder: Path, **options: Any) -> Any:
+    trainer = trainer_of(folder, network=options.pop("network", Answers), **options)
+    trainer.train_dataset = [
+        {"x": torch.tensor([float(n), 1.0, n % 3]), "labels": n % 2} for n in range(10)
+    ]
+    return trainer
+
+
+def test_samples_are_known_by_their_numbers_in_the_data_set(tmp_path: Path) -> None:
+    saved = {"save_strategy": "steps", "save_steps": 3}
+    options = {"max_steps": 7, "parts": 2, "batch_size": 3, **saved}
+    plain = of_answers(tmp_path / "plain", **options)
+    plain.train()
+    trainer = of_answers(tmp_path / "tracked", **options)
+    trainer.add_callback(callback := Numbered(trainer, [NormTest()], ids=True))
+    trainer.train()
+    assert all(one == other for one, other in callback.seen)
+    assert [len(ids) for _, ids in callback.seen[:4]] == [3, 3, 3, 1]
+    assert callback.cockpit is not None
+    samples = callback.cockpit.history.samples
+    assert samples is not None
+    assert sorted(samples.ids) == [*range(10)]
+    for one, other in zip(parameters(trainer), parameters(plain), strict=True):
+        assert torch.equal(one, other)
+    assert_left_as_it_was(trainer)
+    assert "training_step" not in vars(trainer)
+    resumed = of_answers(tmp_path / "tracked", **options)
+    resumed.add_callback(callback := Numbered(resumed, [NormTest()], ids=True))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "tracked" / "checkpoint-3"))
+    assert all(not other or one == other for one, other in callback.seen)
+    assert any(ids for _, ids in callback.seen)
+
+
+def test_what_is_missing_is_said_for_a_callback(tmp_path: Path) -> None:
+    class Root(Answers):
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss": super().forward(x, labels)["loss"].sqrt()}
+
+    trainer = of_answers(tmp_path, network=Root, max_steps=2)
+    trainer.add_callback(callback := CockpitCallback(trainer, [Alpha()]))
+    with pytest.warns(GradlensWarning, match=r"\(by context_arguments of a CockpitCallback"):
+        trainer.train()
+    assert callback.cockpit is not None
+    reason = callback.cockpit.history["Alpha"][0].reason
+    assert "to the context (by context_arguments of a CockpitCallback" in reason
+
+
 def test_a_callback_that_was_not_added_is_said(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     CockpitCallback(trainer)
