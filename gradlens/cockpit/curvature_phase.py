@@ -12,6 +12,7 @@ from gradlens.curvature.curvature import Curvature, LossCurvature
 from gradlens.curvature.probe import Probe, ProbedModel
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import unscaled_loss
+from gradlens.graph.fully_shard import kept_whole
 from gradlens.graph.passes import why_not_to_pass
 from gradlens.graph.undisturbed import training_kept, undisturbed
 from gradlens.numerics.shards import any_distributed
@@ -41,6 +42,7 @@ def compute_curvature(tracking: Tracking, context: StepContext, values: StepValu
         with (
             tracking.boundary.contain(work, values.refusing(*of_probe)),
             undisturbed(setting.model),
+            kept_whole(setting.model),
             training_kept(() if probe is None else setting.parameters.values()),
             torch.enable_grad(),
             _curvature(tracking, context, probe) as curvature,
@@ -59,7 +61,8 @@ def _curvature(
     if probe is not None:
         assert setting.model is not None  # the cockpit has checked it
         probed = tracking.probed.setdefault(probe, ProbedModel(probe, setting.model))
-        return probed.curvature(context.global_step, setting.parameters, info.get("optimizer"))
+        optimizer, held = info.get("optimizer"), setting.parameters
+        return probed.curvature(context.global_step, setting.leaves, optimizer, held)
     loss = unscaled_loss(info)
     assert loss is not None  # as was seen before
     why = why_not_to_pass(loss) if loss.grad_fn is not None else ""
@@ -69,11 +72,12 @@ def _curvature(
         LossCurvature(
             global_step=context.global_step,
             loss=loss,
-            parameters=setting.parameters,
+            parameters=setting.leaves,
             model=setting.model,
             outputs=info.get("outputs"),
             returned=tracking.forward_passes.take_outputs(),
             optimizer=info.get("optimizer"),
+            held=setting.parameters,
             loss_reduction=setting.loss_reduction,
             batch_size=info.get("batch_size"),
             plans=tracking.output_plans,
@@ -87,7 +91,8 @@ def _why_no_curvature(setting: Setting) -> str:
     parameters = setting.parameters.values()
     if not any(parameter.requires_grad for parameter in parameters):
         return ALL_FROZEN
-    return NO_SECOND_DERIVATIVES if any_distributed(parameters) else ""
+    is_divided = setting.sharding is None and any_distributed(parameters)
+    return NO_SECOND_DERIVATIVES if is_divided else ""
 
 
 ALL_FROZEN = (
@@ -95,9 +100,8 @@ ALL_FROZEN = (
     "a new one, which continues the run's file with resume=True"
 )
 NO_SECOND_DERIVATIVES = (
-    "the parameters are divided among processes (fully_shard or tensor parallelism), where torch "
-    "has no second derivatives: they are freed behind each layer in the backward pass, or "
-    "gradients are exchanged by functions that can't be differentiated"
+    "the parameters are divided among processes by tensor parallelism, where torch has no second "
+    "derivatives, since gradients are exchanged by functions that can't be differentiated"
 )
 CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "

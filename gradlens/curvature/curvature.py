@@ -195,7 +195,8 @@ def _edge(tensor: Tensor) -> _Edge:
 class Curvature(ABC):
     """The curvature matrices of a mean loss: that of a step's mini-batch, or of a ``Probe``.
 
-    ``parameters`` are those that require a gradient. ``is_part`` says that the loss is that of a
+    ``parameters`` are those that require a gradient, and ``held`` the same as the optimizer has
+    them, which are shards of those of a sharded model. ``is_part`` says that the loss is that of a
     part of its step's batch, such as the last micro-batch. ``notes`` are messages to the user on
     how the curvature was found. Matrices, diagonals and traces raise ``UnavailableError`` where
     they can't be had.
@@ -204,6 +205,7 @@ class Curvature(ABC):
     global_step: int
     parameters: Mapping[str, nn.Parameter]
     optimizer: Optimizer | None = None
+    held: Mapping[str, nn.Parameter] = field(default_factory=dict)
     is_part: bool = False
     seed_after: int = 0
     notes: list[str] = field(default_factory=list, init=False)
@@ -211,6 +213,8 @@ class Curvature(ABC):
 
     def __post_init__(self) -> None:
         self.parameters = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        held = self.held or self.parameters
+        self.held = {name: p for name, p in held.items() if name in self.parameters}
 
     @property
     def seed(self) -> int:

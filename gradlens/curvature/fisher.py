@@ -103,7 +103,7 @@ class FisherOperator(_SecondMoment):
         first = int(np.random.default_rng(seed).integers(2**32))
 
         def of_batch(each: BatchLoss) -> FisherOperator:
-            generator = np.random.default_rng([first, each.index])
+            generator = np.random.default_rng([first, whole.batches_before + each.index])
             return cls(each.loss, each.output, whole.parameters, draws, generator)
 
         return of_batch

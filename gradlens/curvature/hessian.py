@@ -65,7 +65,12 @@ class JacobianOperator(ParameterOperator):
         """
         sizes: list[int] = []
         network = NetworkOverData(
-            model, data, parameters, split, lambda batch: sizes.append(batch.output.numel())
+            model,
+            data,
+            parameters,
+            split,
+            lambda batch: sizes.append(batch.output.numel()),
+            joined=False,
         )
         return JacobianOverData(network, sizes)
 

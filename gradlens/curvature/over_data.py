@@ -15,11 +15,15 @@ from torch.utils.data import Dataset
 
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.operator import CurvatureOperator, placed, selected_parameters
+from gradlens.gradients.gradients import Replica, replicas_of
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
+from gradlens.graph.fully_shard import kept_whole, sharding_of
 from gradlens.graph.loss import LossReduction
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
+from gradlens.numerics.unavailable import first_line
+from gradlens.parts.processes import Processes, process_group_of
 from gradlens.torch_private import torch_functions_on, tree_leaves, tree_map_only
 
 # Outputs --------------------------------------------------------------------------------------
@@ -61,6 +65,11 @@ NO_AXIS = (
     "the model returned {kind} for batch {index}: it must return tensors whose first axis is that "
     "of samples"
 )
+IN_ANOTHER = "in another process: {reason}"
+SAME_DATA = (
+    "two processes have the same first batch, which would count twice in the sum over their data: "
+    "give each process its own part, as by a DistributedSampler with shuffle=False"
+)
 
 
 def as_pair(batch: Any) -> tuple[Any, Any]:
@@ -93,6 +102,12 @@ class NetworkOverData:
     in the model's own mode. Buffers, gradients and torch's random numbers are the same after a pass
     as before. Inputs that are a mapping are passed as keyword arguments.
 
+    Of a model that several processes train together, by ``DistributedDataParallel`` or
+    ``fully_shard``, each process passes its own part of the data, which may be of any size:
+    ``samples`` are those of all processes. All of them must do the same at the same time. If they
+    aren't ``joined``, each has all of the data. ``parameters`` are whole in each process during a
+    pass.
+
     ``inspect`` is called with each batch of the first pass, which is made at once. Raises
     ``ValueError`` for data that can't be passed through repeatedly or has no samples, for outputs
     that differ from one forward pass to the next, and in later passes for batches that have
@@ -106,29 +121,38 @@ class NetworkOverData:
         parameters: Sequence[str] | None = None,
         split: Split = as_pair,
         inspect: Callable[[BatchOutputs], None] | None = None,
+        joined: bool = True,
     ) -> None:
         check_data(data)
-        self.parameters = selected_parameters(model, parameters)
-        self._model = model
+        replicas = replicas_of(model)
+        self._model = model.module if isinstance(model, Replica) else model
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._data = data
         self._split = split
         self._passes = 0
         self._checksums: list[tuple[int, ...]] = []
         self.samples = 0
+        chosen, sharding = selected_parameters(self._model, parameters), sharding_of(self._model)
+        group = process_group_of(replicas, sharding) if joined else None
+        self._processes = Processes(group, self._device)
         self._first_pass(inspect)
+        # The first pass has made what the graph has for sharded parameters.
+        whole = {} if sharding is None else sharding.unsharded()
+        self.parameters = {name: whole.get(id(each), each) for name, each in chosen.items()}
+        known = self._processes.of_all((self.batches, self.samples))
+        self.batches_before = sum(batches for batches, _ in known[: self._processes.rank])
+        """How many batches the processes before this one have."""
+        self.samples = sum(samples for _, samples in known)
 
     @property
     def batches(self) -> int:
-        """How many batches the data has."""
+        """How many batches this process's data has."""
         return len(self._checksums)
 
     @final
     def each_outputs(self, function: Callable[[BatchOutputs], None]) -> None:
-        """Call the function with each batch's outputs, of which none are kept."""
-        count = self._pass(function)
-        if count < len(self._checksums):
-            raise ValueError(CHANGED.format(index=count))
+        """Call the function with each own batch's outputs, of which none are kept."""
+        self._pass(function, self.batches, lambda count: CHANGED.format(index=count))
 
     def _first_pass(self, inspect: Callable[[BatchOutputs], None] | None) -> None:
         """Record the checksums, and find out whether the first batch is the same once more."""
@@ -145,28 +169,45 @@ class NetworkOverData:
             if not all(map(_agree, first, _tensors(batch.outputs))):
                 raise ValueError(RANDOM_OUTPUTS)
 
-        self._pass(record)
-        if not self._checksums:
-            raise ValueError("the data has no batches: pass at least one")
-        if not self._pass(compare, batches=1):
-            raise ValueError(ONE_PASS.format(kind=_described(self._data)))
+        self._pass(record, 1, lambda _: "the data has no batches: pass at least one")
+        self._pass(compare, 1, lambda _: ONE_PASS.format(kind=_described(self._data)), batches=1)
 
-    def _pass(self, function: Callable[[BatchOutputs], None], batches: int | None = None) -> int:
-        """Call the function with the outputs of all or some batches; their number."""
+    def _pass(
+        self,
+        function: Callable[[BatchOutputs], None],
+        least: int,
+        too_few: Callable[[int], str],
+        batches: int | None = None,
+    ) -> None:
+        """Call the function with the outputs of all or some batches; ``ValueError`` if too few.
+
+        What fails in one process is a ``ValueError`` in the others, which would wait for it.
+        """
         # Each pass has random numbers of its own, so that what depends on them is found out.
         self._passes += 1
-        count = 0
+        failure: Exception | None = None
         with (
             undisturbed(self._model),
             training_kept(self._model.parameters()),
+            kept_whole(self._model),
             _seeded(self._device, self._passes),
             uncompiled_calls(),
             torch.enable_grad(),
         ):
-            for index, batch in enumerate(islice(self._data, batches)):
-                function(self._outputs(index, batch))
-                count += 1
-        return count
+            count = 0
+            try:
+                for index, batch in enumerate(islice(self._data, batches)):
+                    function(self._outputs(index, batch))
+                    count += 1
+                if count < least:
+                    raise ValueError(too_few(count))
+            except Exception as error:
+                failure = error
+        reasons = self._processes.of_all("" if failure is None else first_line(failure))
+        if failure is not None:
+            raise failure
+        if any(reasons):
+            raise ValueError(IN_ANOTHER.format(reason=next(filter(None, reasons))))
 
     def _outputs(self, index: int, batch: Any) -> BatchOutputs:
         if self._split is as_pair and not (isinstance(batch, tuple | list) and len(batch) == 2):
@@ -297,14 +338,18 @@ class LossOverData(NetworkOverData):
         parameters: Sequence[str] | None = None,
         loss_reduction: LossReduction = "mean",
         split: Split = as_pair,
+        joined: bool = True,
     ) -> None:
         check_loss_reduction(loss_reduction)
         self.loss_reduction: LossReduction = loss_reduction
         self._function = loss_function
-        super().__init__(model, data, parameters, split, self._check)
+        super().__init__(model, data, parameters, split, self._check, joined)
+        first = self._processes.of_all(self._checksums[0])
+        if loss_reduction == "sum" and len({*first}) < len(first):
+            raise ValueError(SAME_DATA)
 
     def each(self, function: Callable[[BatchLoss], None]) -> None:
-        """Call the function with each batch's loss, of which none is kept."""
+        """Call the function with each own batch's loss, of which none is kept."""
 
         def of_loss(batch: BatchOutputs) -> None:
             weight = batch.samples / self.samples if self.loss_reduction == "mean" else 1.0
@@ -321,7 +366,7 @@ class LossOverData(NetworkOverData):
         """The mean loss of all samples, at the parameters' present values."""
         parts: list[float] = []
         self.each(lambda batch: parts.append(float(batch.loss.detach()) * batch.weight))
-        return sum(parts) / self.divisor
+        return sum(self._processes.of_all(sum(parts))) / self.divisor
 
     def mean_gradient(self) -> list[Tensor]:
         """The gradient of the mean loss, one tensor for each parameter."""
@@ -334,6 +379,11 @@ class LossOverData(NetworkOverData):
                 total.add_(part, alpha=batch.weight / self.divisor)
 
         self.each(add)
+        return self.added_up(totals)
+
+    def added_up(self, totals: list[Tensor]) -> list[Tensor]:
+        """What all processes have found, added up in place."""
+        self._processes.add_up(totals)
         return totals
 
     def _loss(self, batch: BatchOutputs) -> Tensor:
@@ -416,6 +466,8 @@ class SumOverData(CurvatureOperator):
                     each.add_(part, alpha=batch.weight)
 
         self.loss.each(add)
+        for total in totals:
+            self.loss.added_up(total)
         return totals
 
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
@@ -444,7 +496,9 @@ class LossOperator(CurvatureOperator, ABC):
         inputs and targets of a batch that isn't such a pair. ``parameters`` are names of
         parameters, or of modules for all of theirs; by default, all that require a gradient.
         ``options`` are further ones of the matrix: ``draws`` and ``seed`` of ``FisherOperator``.
-        For all matrices but the Hessian, the model must return one tensor.
+        For all matrices but the Hessian, the model must return one tensor. Of a model that several
+        processes train together, each process passes its own part of the data, and all of them get
+        the products of the matrix of all data.
 
         Raises ``ValueError`` for a model, a loss or data of which there is no such matrix.
         """

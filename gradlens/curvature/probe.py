@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -79,6 +80,7 @@ class Probe:
             self.data,
             loss_reduction=self.loss_reduction,
             split=self.split,
+            joined=False,
         )
 
     def mode_of(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -123,6 +125,7 @@ class DataCurvature(Curvature):
             parameters=self.parameters,
             model=self.model,
             optimizer=self.optimizer,
+            held=self.held,
             find_outputs=lambda: self._outputs(batch),
             known_batch=self.batch,
             plans=self.plans,
@@ -200,6 +203,7 @@ class ProbedModel:
         global_step: int,
         parameters: Mapping[str, nn.Parameter],
         optimizer: Optimizer | None = None,
+        held: Mapping[str, nn.Parameter] = MappingProxyType({}),
     ) -> Iterator[Curvature]:
         """A context with the curvature at the parameters' present values.
 
@@ -212,6 +216,7 @@ class ProbedModel:
                 global_step=global_step,
                 parameters=parameters,
                 optimizer=optimizer,
+                held=held,
                 model=self._model,
                 plans=self._plans,
             )

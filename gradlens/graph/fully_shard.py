@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -49,7 +50,7 @@ def sharding_of(model: nn.Module | None) -> Sharding | None:
     ``ValueError`` if its parts are sharded among different processes, and ``NotImplementedError``
     if this version of torch is too old.
     """
-    if model is None or not _states(model):
+    if not _states(model):
         return None
     if not IS_KNOWN:
         raise NotImplementedError(OLD.format(version=torch.__version__))
@@ -62,7 +63,7 @@ def sharding_of(model: nn.Module | None) -> Sharding | None:
     return Sharding(groups, _process_group(first))
 
 
-def param_groups(model: nn.Module) -> list[Group]:
+def param_groups(model: nn.Module | None) -> list[Group]:
     """The groups of a model's parameters, in the same order in all processes."""
     return [group for state in _states(model) for group in state._fsdp_param_groups]
 
@@ -73,7 +74,7 @@ def pairs(group: Group) -> Iterator[tuple[nn.Parameter, nn.Parameter | None]]:
         yield each.sharded_param, getattr(each, "_unsharded_param", None)
 
 
-def reshard(model: nn.Module) -> None:
+def reshard(model: nn.Module | None) -> None:
     """Free unsharded parameters, so that the next forward pass gathers the shards as they are then.
 
     Those of the outermost group stay after a forward pass, for the backward pass.
@@ -82,16 +83,41 @@ def reshard(model: nn.Module) -> None:
         group.reshard()
 
 
+@contextmanager
+def kept_whole(model: nn.Module | None) -> Iterator[None]:
+    """All parameters are whole in the context, also behind forward passes that would free them.
+
+    So they are there for passes that torch's hooks don't see. All processes must enter it, and
+    exchange nothing in it.
+    """
+    for state in _states(model):
+        state._lazy_init()  # from the outside to the inside, as the first forward pass does
+    kept = [(group, group.post_forward_mesh_info) for group in param_groups(model)]
+    if all(group.is_unsharded and info is None for group, info in kept):
+        yield  # such as inside of another one
+        return
+    try:
+        for group, _ in kept:
+            group.post_forward_mesh_info = None
+            group.unshard()
+            group.wait_for_unshard()
+        yield
+    finally:
+        for group, info in kept:
+            group.post_forward_mesh_info = info
+        reshard(model)
+
+
 def mesh_of(group: Group) -> DeviceMesh:
     """The processes among which a group's samples are divided, with all replicas."""
     mesh: DeviceMesh = group.mesh_info.mesh
     return mesh
 
 
-def _states(model: nn.Module) -> list[Any]:
+def _states(model: nn.Module | None) -> list[Any]:
     """The states of all modules that ``fully_shard`` was called with."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    if fsdp is None or model is None:
         return []
     modules = [each for each in model.modules() if isinstance(each, fsdp.FSDPModule)]
     return list(dict.fromkeys(each._get_fsdp_state() for each in modules))

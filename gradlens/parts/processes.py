@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from gradlens.gradients.gradients import Replica, Setting
@@ -59,6 +60,11 @@ class Processes:
     def of_all(self, own: T) -> list[T]:
         """The plain values of all processes."""
         return [own] if self._group is None else all_gathered(own, (), CPU, self._group)
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Set tensors to their sums over all processes."""
+        for tensor in tensors if self._group is not None else ():
+            dist.all_reduce(tensor, group=self._group)
 
     def joined(
         self,

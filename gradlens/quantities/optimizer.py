@@ -22,6 +22,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE
 from gradlens.numerics.host import on_host
+from gradlens.numerics.shards import whole
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.quantity import (
     GradientCurvatureQuantity,
@@ -231,7 +232,7 @@ class Stability(GradientCurvatureQuantity):
         if curvature.is_part and curvature.batch.loss_reduction == "sum":
             raise UnavailableError(SUM_OVER_PARTS)
         factor = curvature.loss_factor if self.on is None else 1
-        limit = stability_limit(curvature.optimizer, curvature.parameters, factor)
+        limit = stability_limit(curvature.optimizer, curvature.held, factor)
         is_plain = not limit.scaling and limit.shift is not None
         matrix = curvature.hessian if is_plain else _OfStep(curvature.hessian, limit)
         found = self._eigenpairs(matrix, curvature.seed)
@@ -404,7 +405,13 @@ def _divisors(
     weren't used: what is there won't stay as it is at their first gradient.
     """
     kind = type(optimizer)
-    states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
+    states = {
+        name: {
+            key: whole(each) if isinstance(each, Tensor) else each
+            for key, each in optimizer.state.get(p, {}).items()
+        }
+        for name, p in parameters.items()
+    }
     counts = on_host({name: state.get("step", 0) for name, state in states.items()})
     if lacking := [name for name, count in counts.items() if not count]:
         raise UnavailableError(NO_MOMENTS.format(kind=kind.__name__, names=few(lacking)))
