@@ -25,7 +25,7 @@ from gradlens.facts.parameters import (
 from gradlens.facts.rows import Rows, dense_labels, loss_rows, output_columns, rows_of
 from gradlens.facts.step_facts import StepFacts, facts_of
 from gradlens.gradients.gradients import Setting
-from gradlens.gradients.loss_factor import loss_scale
+from gradlens.gradients.loss_factor import joined_loss, loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.loss import Loss, read_loss
@@ -218,20 +218,6 @@ def gradients_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         for name, p in parameters.items()
         if p.grad is not None and p.grad.layout == torch.strided
     }
-
-
-def joined_loss(parts: Sequence[tuple[Tensor, bool, int]], is_mean: bool) -> Tensor:
-    """The loss of a step, from those of its micro-batches.
-
-    They add up as their gradients do, unless each is the mean over a micro-batch alone.
-    """
-    if len(parts) == 1:
-        return parts[0][0]
-    losses = torch.stack([loss for loss, _, _ in parts])
-    if not is_mean or not all(alone for _, alone, _ in parts):
-        return losses.sum()
-    counts = losses.new_tensor([count or 1 for _, _, count in parts])
-    return (losses * counts).sum() / counts.sum()
 
 
 def _samples(rows: Sequence[Rows], info: Mapping[str, Any]) -> int:

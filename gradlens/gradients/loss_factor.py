@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -162,6 +162,22 @@ def unscaled_loss(info: Mapping[str, Any]) -> Tensor | None:
         return loss
     with torch.enable_grad():
         return loss / scale
+
+
+def joined_loss(parts: Sequence[tuple[Tensor, bool, int]], is_mean: bool) -> Tensor:
+    """The loss of a step, from those of its micro-batches.
+
+    ``parts`` are each micro-batch's loss, whether it is that of the micro-batch alone, and how many
+    samples it is of, 0 if that isn't known. They add up as their gradients do, unless each is the
+    mean over a micro-batch alone.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    losses = torch.stack([loss for loss, _, _ in parts])
+    if not is_mean or not all(alone for _, alone, _ in parts):
+        return losses.sum()
+    counts = losses.new_tensor([count or 1 for _, _, count in parts])
+    return (losses * counts).sum() / counts.sum()
 
 
 class BackwardCall(TorchFunctionMode):

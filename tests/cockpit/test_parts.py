@@ -453,7 +453,7 @@ def part_of(rows: Tensor, weight: float) -> BatchPart:
     gradients = ParameterGradients("w", parameter, Dense(rows))
     values = {key: {"w": each.reduce(gradients)} for key, each in MERGED.items()}
     losses = rows.flatten(1).sum(1)
-    return BatchPart(len(rows), weight, 1, losses.mean(), losses, Results(values))
+    return BatchPart(len(rows), weight, 1, losses.mean(), losses, results=Results(values))
 
 
 def leaves_of(value: Any) -> list[Any]:
@@ -467,7 +467,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 def assert_same_parts(one: BatchPart, other: BatchPart) -> None:
     assert one.results.unscaled == other.results.unscaled
-    assert one.results.values.keys() == other.results.values.keys()
+    assert one.results.values.keys() == other.results.values.keys() == MERGED.keys()
     for found, expected in (
         (one.results.values, other.results.values),
         ({"w": one.weight, "l": one.loss or 0.0}, {"w": other.weight, "l": other.loss or 0.0}),
