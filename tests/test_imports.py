@@ -43,7 +43,7 @@ BELOW = {
     "gradlens.backpack_adapter": ("gradlens.gradients",),
     "gradlens.parts": ("gradlens.gradients",),
     "gradlens.recorders": ("gradlens.signals",),
-    "gradlens.curvature": ("gradlens.backpack_adapter",),
+    "gradlens.curvature": ("gradlens.backpack_adapter", "gradlens.parts"),
     "gradlens.quantities": ("gradlens.curvature", "gradlens.signals", "gradlens.schedules"),
     "gradlens.compat.cockpit_log": ("gradlens.history",),
     "gradlens.plotting.loading": ("gradlens.compat.cockpit_log",),

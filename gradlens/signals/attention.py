@@ -190,8 +190,9 @@ def _written_out(
         return
     weights = _by_head(weights)
     (product, factor), *others = products
-    known = factor is not None and not others
-    factors = _queries_and_keys(product, factor, weights) if known else None
+    factors = None
+    if factor is not None and not others:
+        factors = _queries_and_keys(product, factor, weights)
     for some in _pieces(weights.shape[2], weights[:, :, :1].numel()):
         part, scores = accumulable(weights[:, :, some]), None
         if factors is not None:
