@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
     from gradlens.coordinates.check import coordinate_check
+    from gradlens.curvature.influence import influence
     from gradlens.diagnosis.diagnose import diagnose
     from gradlens.diagnosis.rule import Rule, Sign
     from gradlens.gradients.per_sample_gradients import per_sample_gradients
@@ -59,6 +60,7 @@ __all__ = [
     "diagnose",
     "extend",
     "from_taiyi",
+    "influence",
     "instruments",
     "landscape",
     "load_run",
@@ -89,6 +91,7 @@ _DEFINED_IN = {
     "diagnose": "gradlens.diagnosis.diagnose",
     "extend": "gradlens.graph.model_calls",
     "from_taiyi": "gradlens.compat.taiyi",
+    "influence": "gradlens.curvature.influence",
     "load_run": "gradlens.plotting.loading",
     "per_sample_gradients": "gradlens.gradients.per_sample_gradients",
     "register_layer_rule": "gradlens.graph.layer_rules",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gradlens.curvature.differentiation import derivative
-from gradlens.curvature.operator import CurvatureOperator, placed, selected_parameters
+from gradlens.curvature.operator import CurvatureOperator, flat, placed, selected_parameters
 from gradlens.gradients.gradients import Replica, replicas_of
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.fully_shard import kept_whole, sharding_of
@@ -385,6 +385,26 @@ class LossOverData(NetworkOverData):
         """What all processes have found, added up in place."""
         self._processes.add_up(totals)
         return totals
+
+    def gradients_of(self, samples: Sequence[int]) -> Tensor:
+        """The gradients of single samples' losses by their numbers in the data, flat ``[k, D]``."""
+        parameters = list(self.parameters.values())
+        found: dict[int, Tensor] = {}
+        first = 0
+
+        def add(batch: BatchLoss) -> None:
+            nonlocal first
+            for place in range(batch.samples):
+                if first + place in samples:
+                    one = _rows((batch.outputs, batch.targets), slice(place, place + 1))
+                    with torch_functions_on():
+                        loss = self._function(*one)
+                    parts = derivative([loss], parameters, [torch.ones_like(loss)])
+                    found[first + place] = flat(parts, parameters[0].device)
+            first += batch.samples
+
+        self.each(add)
+        return torch.stack([found[number] for number in samples if number in found])
 
     def _loss(self, batch: BatchOutputs) -> Tensor:
         with torch_functions_on():
