@@ -78,14 +78,17 @@ def influence(
     The system is solved by conjugate gradients, preconditioned up to a million parameters or so, to
     a residual of ``tolerance`` with at most ``max_products`` passes through the training data.
     Memory is that of one batch and of some vectors of all parameters, whatever N and M are. The
-    model runs in its present mode, and is left as it was.
+    model runs in its present mode, and is left as it was. Of a model that several processes train,
+    each must have all of the data.
 
     Raises ``ValueError`` as ``GGNOperator.over_data`` does for the model, the loss and the data,
     and for a negative damping; ``UnavailableError`` where samples are coupled, as by ``BatchNorm``
     in train mode, and where a parameter has no per-sample gradients.
     """
-    train_loss = LossOverData(model, loss, train, parameters, loss_reduction, split)
-    test_loss = LossOverData(model, loss, test, parameters, loss_reduction, split)
+    train_loss, test_loss = (
+        LossOverData(model, loss, data, parameters, loss_reduction, split, joined=False)
+        for data in (train, test)
+    )
     curvature = DataCurvature(
         global_step=0,
         parameters=train_loss.parameters,

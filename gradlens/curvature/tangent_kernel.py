@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.factors import MAX_BYTES, SamplesJacobians, gram_of_starts
-from gradlens.curvature.hessian import JacobianOperator, check_rows
+from gradlens.curvature.hessian import JacobianOperator
 from gradlens.curvature.over_data import BatchOutputs, NetworkOverData
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -34,45 +34,55 @@ def ntk(
 
     It takes one backward pass for each output of a sample, in the memory of all layers' inputs and
     output gradients; with ``trace``, those of one pass at a time. The model runs in its present
-    mode, and is left as it was.
+    mode, and is left as it was. Of a model that several processes train, each has the kernel of its
+    own inputs.
 
     Raises ``ValueError`` for a model whose outputs aren't one tensor or differ from one forward
     pass to the next; ``UnavailableError`` where samples are coupled, as by ``BatchNorm`` in train
     mode, where a parameter has no per-sample gradients, for more than 2 GiB, and for NaN or Inf.
     """
     inputs = [x] if other is None else [x, other]
-    network = NetworkOverData(model, [(each, ()) for each in inputs], parameters)
-    found: list[BatchOutputs] = []
-    network.each_outputs(found.append)
-    outputs = [each.output for each in found]
-    for each in outputs:
-        check_rows(each)
-    one, two = outputs[0], outputs[-1]
-    jacobians = [
-        SamplesJacobians(JacobianOperator(each, network.parameters), model) for each in outputs
-    ]
-    another = None if other is None else jacobians[1]
-    if trace:
-        if one.shape[1:] != two.shape[1:]:
-            raise ValueError(OTHER_OUTPUTS.format(one=list(one.shape), other=list(two.shape)))
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
-        for start, another_start in zip(_units(one), _units(two), strict=True):
-            total = total + gram_of_starts(jacobians[0], [start], another, [another_start])
-        return total
-    needed = one.numel() * two.numel() * torch.float64.itemsize
+    network = NetworkOverData(model, [(each, ()) for each in inputs], parameters, joined=False)
+    jacobians: list[SamplesJacobians] = []
+    kernels: list[Tensor] = []
+
+    def add(batch: BatchOutputs) -> None:
+        jacobian = JacobianOperator(batch.output, network.parameters)
+        jacobians.append(SamplesJacobians(jacobian, model))
+        if len(jacobians) == len(inputs):  # while sharded parameters are whole
+            kernels.append((_trace if trace else _kernel)(*jacobians))
+
+    network.each_outputs(add)
+    return kernels[0]
+
+
+def _trace(one: SamplesJacobians, other: SamplesJacobians | None = None) -> Tensor:
+    shape, other_shape = one.jacobian.outputs.shape, (other or one).jacobian.outputs.shape
+    if shape[1:] != other_shape[1:]:
+        raise ValueError(OTHER_OUTPUTS.format(one=[*shape], other=[*other_shape]))
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
+    for start, another in zip(_units(one), _units(other or one), strict=True):
+        total = total + gram_of_starts(one, [start], other, [another])
+    return total
+
+
+def _kernel(one: SamplesJacobians, other: SamplesJacobians | None = None) -> Tensor:
+    outputs, others = one.jacobian.outputs, (other or one).jacobian.outputs
+    needed = outputs.numel() * others.numel() * torch.float64.itemsize
     if needed > MAX_BYTES:
         raise UnavailableError(LARGE_KERNEL.format(gib=needed / 2**30))
-    gram = gram_of_starts(jacobians[0], [*_units(one)], another, [*_units(two)])
-    n, m = len(one), len(two)
-    kernel = gram.reshape(-1, n, two.numel() // m, m).permute(1, 3, 0, 2)
-    return kernel.reshape(n, m, *one.shape[1:], *two.shape[1:])
+    gram = gram_of_starts(one, [*_units(one)], other, [*_units(other or one)])
+    n, m = len(outputs), len(others)
+    kernel = gram.reshape(-1, n, others.numel() // m, m).permute(1, 3, 0, 2)
+    return kernel.reshape(n, m, *outputs.shape[1:], *others.shape[1:])
 
 
-def _units(outputs: Tensor) -> Iterator[Tensor]:
+def _units(of: SamplesJacobians) -> Iterator[Tensor]:
     """For each output of a sample, a tensor of all samples' outputs that is one there."""
-    for number in range(outputs[0].numel()):
-        unit = torch.zeros_like(outputs.detach(), memory_format=torch.contiguous_format)
-        unit.view(len(outputs), -1)[:, number] = 1.0
+    like = of.jacobian.outputs.detach()
+    for number in range(like[0].numel()):
+        unit = torch.zeros_like(like, memory_format=torch.contiguous_format)
+        unit.view(len(like), -1)[:, number] = 1.0
         yield unit
 
 
