@@ -5,11 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.multiprocessing
+from filelock import FileLock
 from torch import distributed
 
 IMPORTED = ["gradlens.cockpit.cockpit", "pytest", "torch._dynamo", "torch.distributed.fsdp"]
@@ -23,6 +26,31 @@ def run_processes(worker: Callable[..., None], processes: int, *arguments: Any) 
     torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
         worker, arguments, processes, start_method="forkserver"
     )
+
+
+def outcomes_of(
+    factory: pytest.TempPathFactory,
+    worker: Callable[..., None],
+    groups: Sequence[int] = (2,),
+    names: Iterable[str] = (),
+) -> Path:
+    """A folder that ``worker(rank, processes, port, folder)`` has filled in groups of processes.
+
+    It has a folder of each of the ``names``. Starting processes takes most of the time: of pytest's
+    own processes, the first one that needs the folder makes it for all.
+    """
+    of_pytest = factory.getbasetemp()
+    of_all = of_pytest.parent if "PYTEST_XDIST_WORKER" in os.environ else of_pytest
+    folder = of_all / f"{worker.__module__}.{worker.__name__}"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            unfinished = Path(f"{folder}.unfinished")
+            for name in ("", *names):
+                (unfinished / name).mkdir(exist_ok=True)
+            for processes in groups:
+                run_processes(worker, processes, processes, free_port(), unfinished)
+            unfinished.rename(folder)
+    return folder
 
 
 def join_group(rank: int, processes: int, port: int) -> None:

@@ -47,8 +47,9 @@ from gradlens.quantities import (
     WeightSpectrum,
 )
 from gradlens.schedules import linear
-from tests.cases.processes import free_port, join_group, run_processes
+from tests.cases.processes import free_port, join_group, outcomes_of, run_processes
 from tests.cases.records import assert_same_records, unnamed
+from tests.cases.steps import tracked_backward
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_KNOWN, reason="this torch is too old")]
 
@@ -105,8 +106,7 @@ def trained(
         seen(step, outputs)
         loss = loss_function(outputs, y)
         closure = again or (lambda x=x, y=y: loss_function(model(x), y))
-        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure)
         optimizer.step()
     cockpit.close()
     return cockpit.history
@@ -184,9 +184,7 @@ def failing_layers(rank: int) -> None:
     capture.finish = failing
     for step in range(STEPS):
         x, y = half(rank)(step)
-        loss = nn.functional.cross_entropy(model(x), y)
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, nn.functional.cross_entropy(model(x), y))
     assert reduction.classes
     for step, value in cockpit.history["OutputNorm"].items():
         assert ("out of luck" in str(value)) == (step == 1)
@@ -247,8 +245,7 @@ def losses_along_the_update(rank: int) -> None:
         x, y = half(rank)(step)
         loss = nn.functional.cross_entropy(model(x), y)
         closure = None if rank and step else partial(right_loss, model, x, y)
-        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure)
         optimizer.step()
         value = cockpit.history["CriticalSharpness"][step]
         assert isinstance(value, dict) == (step == 0)
@@ -337,8 +334,7 @@ def different_numbers_of_batches(rank: int) -> None:
             x, y = half(rank)(step)
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
-            with cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer)
             optimizer.step()
     cockpit.close()
     history = cockpit.history
@@ -435,8 +431,8 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
 }
 
 
-def worker(rank: int, port: int, folder: Path) -> None:
-    join_group(rank, 2, port)
+def worker(rank: int, processes: int, port: int, folder: Path) -> None:
+    join_group(rank, processes, port)
     warnings.simplefilter("ignore")
     for name, scenario in SCENARIOS.items():
         text = "as expected"
@@ -450,9 +446,7 @@ def worker(rank: int, port: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("outcomes")
-    run_processes(worker, 2, free_port(), folder)
-    return folder
+    return outcomes_of(tmp_path_factory, worker)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,12 @@ from gradlens.quantities import (
     UpdateGeometry,
     WeightSignFlips,
 )
-from tests.cases.processes import free_port, join_group, run_processes
+from tests.cases.processes import join_group, outcomes_of
 from tests.cases.records import assert_same_records, assert_same_searches
 from tests.cockpit.test_training_loops import tracked
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_KNOWN, reason="this torch is too old")]
 
-STEPS = 3
 PROCESSES = 2
 
 
@@ -162,6 +162,12 @@ class Case:
     kept: bool = False
     inside: bool = False
     twice: bool = False
+    steps: int = 2
+
+    @property
+    def alone(self) -> Case:
+        """What one process sees of it: it shards nothing, and has each batch as a whole."""
+        return replace(self, shard=root_only, micro=1, rtol=0.0, prefetched=False, kept=False)
 
     def data(self, step: int) -> tuple[Tensor, Tensor]:
         """Two processes that have the same samples ``twice`` have the same statistics of them."""
@@ -181,7 +187,7 @@ ROUNDED = ("Loss", "GradNorm", "NormTest", "InnerTest", "EarlyStopping", "Update
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 CASES = {
-    "each block": Case(each_block),
+    "each block": Case(each_block, steps=3),
     "kept after forward": Case(lambda m: each_block(m, reshard_after_forward=False)),
     "freed after forward": Case(lambda m: each_block(m, reshard_after_forward=True)),
     "root only": Case(root_only),
@@ -190,8 +196,8 @@ CASES = {
     "two replicas": Case(with_mesh(2, 1)),
     "half precision": Case(lambda m: each_block(m, mp_policy=HALF), rtol=0.2),
     "unequal shares": Case(each_block, shares=((5, 3),)),
-    "shares that change": Case(each_block, shares=((4, 4), (4, 2), (5, 3))),
-    "a plan of one process": Case(each_block, shares=((4, 4), (4, 4), (4, 3))),
+    "shares that change": Case(each_block, shares=((4, 4), (4, 2), (5, 3)), steps=3),
+    "a plan of one process": Case(each_block, shares=((4, 4), (4, 4), (4, 3)), steps=3),
     "tied": Case(each_block, lambda: Network(tied=True)),
     "frozen": Case(each_block, frozen_network),
     "micro-batches": Case(each_block, micro=2),
@@ -214,15 +220,15 @@ def quantities() -> list[Any]:
     return [*tracked(), *by_parameter, *companions, *of_optimizer]
 
 
-def worker(rank: int, port: int, folder: Path, names: Sequence[str]) -> None:
+def worker(rank: int, processes: int, port: int, folder: Path) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "gradlens")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    join_group(rank, PROCESSES, port)
+    join_group(rank, processes, port)
     try:
-        for name in names:
-            tracked_weights = train(rank, CASES[name], folder / name, True)
-            weights = train(rank, CASES[name], folder / name, False)
+        for name, case in CASES.items():
+            tracked_weights = train(rank, case, folder / name, True)
+            weights = train(rank, case, folder / name, False)
             same = all(map(torch.equal, tracked_weights, weights))
             (folder / name / f"same{rank}").write_text(str(same))
     finally:
@@ -240,7 +246,7 @@ def train(rank: int, case: Case, folder: Path, is_tracked: bool) -> list[Tensor]
     cockpit = gradlens.Cockpit(
         model, quantities() if is_tracked else [], batchnorm=case.batchnorm, strict=True
     )
-    for step in range(STEPS):
+    for step in range(case.steps):
         part = case.share(step, rank)
         x, y = (each[part] for each in case.data(step))
         optimizer.zero_grad()
@@ -282,11 +288,12 @@ def train(rank: int, case: Case, folder: Path, is_tracked: bool) -> list[Tensor]
     return [p.detach().to_local().clone() for p in model.parameters()]
 
 
+@cache
 def in_one_process(case: Case) -> gradlens.History:
     model = case.network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     cockpit = gradlens.Cockpit(model, quantities(), batchnorm=case.batchnorm)
-    for step in range(STEPS):
+    for step in range(case.steps):
         optimizer.zero_grad()
         shares = [case.share(step, rank) for rank in range(PROCESSES)]
         sizes = [share.stop - share.start for share in shares]
@@ -325,19 +332,14 @@ def in_one_process(case: Case) -> gradlens.History:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of every case: starting processes takes most of the time."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name in CASES:
-        (folder / name).mkdir()
-    run_processes(worker, PROCESSES, free_port(), folder, [*CASES])
-    return folder
+    return outcomes_of(tmp_path_factory, worker, names=CASES)
 
 
 @pytest.mark.filterwarnings("ignore:gradlens, step 0. normalisation over the batch")
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_those_of_one_process(name: str, runs: Path) -> None:
     case = CASES[name]
-    expected = in_one_process(case)
+    expected = in_one_process(case.alone)
     for rank in range(PROCESSES):
         found = gradlens.History.load(runs / name / f"rank{rank}.jsonl")
         assert found.names == expected.names
