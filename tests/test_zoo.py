@@ -13,7 +13,7 @@ from benchmarks.zoo import tracked
 from benchmarks.zoo.check import check
 from tests.cases.whole_networks import BY_HAND, FAMILIES, is_refused
 
-NETWORK = BY_HAND["switch layer"]
+NETWORK = BY_HAND["film frames"]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, such as of nested tensors

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear, relu
 from torch.nn.utils.parametrizations import orthogonal
-from torch.utils.checkpoint import checkpoint
 
 from benchmarks.zoo.by_hand_losses import uncalled, ways
 from benchmarks.zoo.by_hand_rows import Applied, parameter, parted
@@ -21,38 +20,6 @@ from benchmarks.zoo.network import Batch, Network
 KIND = "by hand: layers"
 D = 6
 H = 8
-
-
-class Square(torch.autograd.Function):
-    """Squares without a parameter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Remember the inputs."""
-        ctx.save_for_backward(x)
-        return x.square()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Twice the inputs."""
-        (x,) = ctx.saved_tensors
-        return 2 * x * gradient
-
-
-class Product(torch.autograd.Function):
-    """A linear layer with a backward pass of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """``[N, D]``, ``[H, D]`` and ``[H]``."""
-        ctx.save_for_backward(x, weight)
-        return x @ weight.T + bias
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The three gradients."""
-        x, weight = ctx.saved_tensors
-        return gradient @ weight, gradient.T @ x, gradient.sum(0)
 
 
 class LowNorm(nn.Module):
@@ -71,31 +38,11 @@ class LowNorm(nn.Module):
 # Functions of a network's parts and of inputs [N, D].
 
 
-def own_function(model: Applied, x: Tensor) -> Tensor:
-    """A layer whose forward pass is a function with its own backward pass."""
-    return Product.apply(x, model.weight, model.bias)
-
-
-def squared(model: Applied, x: Tensor) -> Tensor:
-    """A function without parameters as a layer."""
-    return Square.apply(x)
-
-
-def scaled(model: Applied, x: Tensor) -> Tensor:
-    """A scale and a shift for each feature, and one number for all."""
-    return (x * model.scale + model.shift) * model.temperature
-
-
 def lists(model: Applied, x: Tensor) -> Tensor:
     """Weights in lists and dictionaries, used by functions."""
     for weight in model.weights:
         x = x + (x @ weight).tanh()
     return linear(x, model.named["out"], model.named["bias"])
-
-
-def tied_autoencoder(model: Applied, x: Tensor) -> Tensor:
-    """The decoder's weight is the encoder's, transposed."""
-    return linear(model.encoder(x).tanh(), model.encoder.weight.T, model.bias)
 
 
 def hyper(model: Applied, x: Tensor) -> Tensor:
@@ -164,27 +111,9 @@ def force(model: Applied, x: Tensor) -> Tensor:
     return torch.autograd.grad(model.net(x).sum(), x, create_graph=True)[0]
 
 
-def checkpointed(model: Applied, x: Tensor) -> Tensor:
-    """A block that is recomputed in the backward pass."""
-    return model.head(checkpoint(model.block, x, use_reentrant=False))
-
-
-def mapped(model: Applied, x: Tensor) -> Tensor:
-    """A function of one sample, mapped over the batch."""
-    return model.head(torch.vmap(lambda row: (model.weight @ row).tanh())(x))
-
-
 def bilinear(model: Applied, x: Tensor) -> Tensor:
     """Products of two views of the inputs."""
     return model.head(model.layer(*x.split([4, 2], 1)).tanh())
-
-
-def in_place(model: Applied, x: Tensor) -> Tensor:
-    """Activations changed in place, and outputs written into slices."""
-    hidden = x.new_empty(len(x), H)
-    hidden[:, :4] = model.a(x).relu_()
-    hidden[:, 4:] = model.b(x).mul_(0.5)
-    return model.head(hidden)
 
 
 def complex_weights(model: Applied, x: Tensor) -> Tensor:
@@ -215,11 +144,6 @@ def two_losses(model: nn.Module, batch: Batch) -> Tensor:
     return first + 0.3 * nn.functional.cross_entropy(second, 2 - batch["y"])
 
 
-def margin(model: nn.Module, batch: Batch) -> Tensor:
-    """The multi-class hinge loss."""
-    return nn.functional.multi_margin_loss(model(batch["x"]), batch["y"])
-
-
 def penalised(model: nn.Module, batch: Batch) -> Tensor:
     """Each sample's own loss and the square of its own gradient by the inputs."""
     x = batch["x"].detach().requires_grad_()
@@ -244,11 +168,6 @@ def _lists() -> dict[str, Callable[[], Any]]:
 def _builds() -> dict[str, Callable[[], nn.Module]]:
     """Networks of rows by their names."""
     inside, head = partial(nn.Linear, D, H), {"head": partial(nn.Linear, H, CLASSES)}
-    half, block = partial(nn.Linear, D, 4), lambda: nn.Sequential(inside(), nn.Tanh(), back())
-    back = partial(nn.Linear, H, D)
-    own = parted(own_function, weight=parameter(H, D), bias=parameter(H))
-    scale = {"scale": lambda: nn.Parameter(torch.ones(H)),
-             "shift": lambda: nn.Parameter(torch.zeros(H)), "temperature": number(1.5)}  # fmt: skip
     low_rank = (partial(nn.Linear, D, 2, bias=False), partial(nn.Linear, 2, H))
     of_samples = {"generator": partial(nn.Linear, D, D * H)}
     of_all = {"code": parameter(4), "generator": partial(nn.Linear, 4, D * H)}
@@ -256,9 +175,6 @@ def _builds() -> dict[str, Callable[[], nn.Module]]:
     film = {"body": partial(nn.Linear, 4, H), "condition": partial(nn.Linear, 2, 2 * H)}
     narrow = {"head": partial(nn.Linear, D, CLASSES)}
     return {
-        "own function with parameters": _headed(own, nn.Tanh),
-        "own function without": _headed(inside, parted(squared)),
-        "scales and one number": _headed(inside, parted(scaled, **scale), nn.Tanh),
         "normalisation in float32": _headed(inside, LowNorm),
         "low rank": _headed(*low_rank, nn.Tanh),
         "orthogonal": _headed(lambda: orthogonal(inside()), nn.Tanh),
@@ -273,10 +189,7 @@ def _builds() -> dict[str, Callable[[], nn.Module]]:
             butterfly, left=parameter(3, 2, 2), right=parameter(2, 3, 3), **narrow
         ),
         "tensor network": parted(tensorised, a=parameter(2, 4, 3), b=parameter(3, 3, 2), **head),
-        "checkpointed": parted(checkpointed, block=block, **narrow),
-        "vmap inside": parted(mapped, weight=parameter(H, D), **head),
         "bilinear": parted(bilinear, layer=partial(nn.Bilinear, 4, 2, H), **head),
-        "in place and slices": parted(in_place, a=half, b=half, **head),
         "complex weights": parted(complex_weights, weight=parameter(H, D, 2), **head),
     }
 
@@ -291,14 +204,11 @@ def networks() -> list[Network]:
     inside, outside = partial(nn.Linear, D, H), partial(nn.Linear, H, CLASSES)
     rows, numbers_of = numbers(4, D), targets(4, (D,), (D,))
     reversed_ = parted(uncalled, body=inside, head=outside, domain=outside)
-    tied = parted(tied_autoencoder, encoder=inside, bias=lambda: nn.Parameter(torch.zeros(D)))
     energy = parted(force, net=lambda: nn.Sequential(inside(), nn.Tanh(), nn.Linear(H, 1)))
-    losses = {"hinge loss": margin, "gradient penalty": penalised}
     net = _headed(inside, nn.Tanh)
     return [
         *(Network(name, KIND, build, rows, classify) for name, build in _builds().items()),
-        *(Network(name, KIND, net, rows, loss) for name, loss in losses.items()),
+        Network("gradient penalty", KIND, net, rows, penalised),
         *ways(Network("two losses, one reversed", KIND, reversed_, rows, two_losses)),
-        Network("tied autoencoder", KIND, tied, numbers_of, regress),
         Network("forces of an energy", KIND, energy, numbers_of, regress),
     ]

@@ -1,4 +1,4 @@
-"""Networks that chunk, mask, route, sort, fold, share and pack the rows of their batches."""
+"""Networks of rows that none of the layers of ``tests.cases.random_layers`` shows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, embedding
+from torch.nn.functional import cross_entropy
 
-from benchmarks.zoo.losses import CLASSES, WORDS, classify, numbers, regress, targets, words
+from benchmarks.zoo.losses import CLASSES, WORDS, classify, numbers, regress, targets
 from benchmarks.zoo.network import Batch, Network, also_told
 
 KIND = "by hand: rows"
@@ -39,58 +39,6 @@ class Applied(nn.Module):
         return self.function(self, *inputs)
 
 
-def chunks(model: Applied, x: Tensor) -> Tensor:
-    """The batch in chunks of two."""
-    return torch.cat([model.net(chunk) for chunk in x.split(2)])
-
-
-def single_rows(model: Applied, x: Tensor) -> Tensor:
-    """One call for each row."""
-    return torch.cat([model.net(x[n : n + 1]) for n in range(len(x))])
-
-
-def single_vectors(model: Applied, x: Tensor) -> Tensor:
-    """One call for each row, on a vector."""
-    return torch.stack([model.net(row) for row in x])
-
-
-def permuted(model: Applied, x: Tensor) -> Tensor:
-    """Samples change places between two layers, and back."""
-    order = torch.randperm(len(x))
-    hidden = model.first(x).tanh()[order]
-    return model.second(hidden)[order.argsort()]
-
-
-def sorted_inside(model: Applied, x: Tensor) -> Tensor:
-    """Samples are sorted by a feature, and put back."""
-    order = x[:, 0].argsort()
-    return model.second(model.first(x[order]).tanh())[order.argsort()]
-
-
-def flipped(model: Applied, x: Tensor) -> Tensor:
-    """A module used on the batch and on the flipped batch."""
-    return model.net(x) + 0.5 * model.net(x.flip(0) ** 2).flip(0)
-
-
-def halves(model: Applied, x: Tensor, left: Tensor) -> Tensor:
-    """Two heads, each on the samples of a mask."""
-    hidden = model.trunk(x).tanh()
-    output = hidden.new_zeros(len(x), CLASSES)
-    output[left] = model.a(hidden[left])
-    output[~left] = model.b(hidden[~left])
-    return output
-
-
-def masked(model: Applied, x: Tensor, mask: Tensor) -> Tensor:
-    """A head on the tokens of a mask."""
-    return model.second(model.first(x).tanh()[mask])
-
-
-def masked_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of the tokens of a mask."""
-    return cross_entropy(model(batch["x"], batch["mask"]), batch["y"][batch["mask"]])
-
-
 def multiple_choice(model: Applied, x: Tensor) -> Tensor:
     """Samples folded with their choices, ``[N, C, D]``."""
     return model.net(x.flatten(0, 1)).view(x.shape[:2])
@@ -108,41 +56,6 @@ def crops_of_sizes(model: Applied, x: Tensor) -> Tensor:
     return model.head(torch.stack(pooled).mean(0))
 
 
-class Switch(nn.Module):
-    """Each token goes to the one expert that its router likes best."""
-
-    def __init__(self, experts: int = 3, top: int = 1) -> None:
-        super().__init__()
-        self.top = top
-        self.inside = nn.Linear(D, D)
-        self.router = nn.Linear(D, experts)
-        self.experts = nn.ModuleList(mlp(D, D) for _ in range(experts))
-        self.head = nn.Linear(D, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, D]``."""
-        hidden = self.inside(x).tanh()
-        tokens = hidden.flatten(0, 1)
-        weights, chosen = self.router(tokens).softmax(-1).topk(self.top, dim=-1)
-        output = torch.zeros_like(tokens)
-        for index, expert in enumerate(self.experts):
-            rows, rank = (chosen == index).nonzero(as_tuple=True)
-            output.index_add_(0, rows, weights[rows, rank, None] * expert(tokens[rows]))
-        return self.head((hidden + output.view_as(hidden)).mean(1))
-
-
-def grouped(model: Applied, x: Tensor) -> Tensor:
-    """Experts whose tokens ``[N, T, D]`` are sorted by expert and multiplied group by group."""
-    tokens = x.flatten(0, 1)
-    gate, chosen = model.router(tokens).softmax(-1).max(-1)
-    order = chosen.argsort()
-    sizes = chosen.bincount(minlength=len(model.weight)).tolist()
-    groups = tokens[order].split(sizes)
-    output = torch.cat([group @ w for group, w in zip(groups, model.weight, strict=True)])
-    output = gate[:, None] * output[order.argsort()]
-    return model.head(output.view_as(x).tanh().mean(1))
-
-
 def soft(model: Applied, x: Tensor) -> Tensor:
     """All experts see all samples, in one product."""
     outputs = torch.einsum("nd,edk->nek", x, model.weight)
@@ -152,42 +65,6 @@ def soft(model: Applied, x: Tensor) -> Tensor:
 def chosen_heads(model: Applied, x: Tensor, task: Tensor) -> Tensor:
     """The head of each sample's own task ``[N]`` is taken from a table of heads."""
     return torch.bmm(model.trunk(x).tanh()[:, None], model.heads[task])[:, 0]
-
-
-def prompted(model: Applied, x: Tensor) -> Tensor:
-    """Prompts that all samples share, of a layer or a parameter, stand in front of each text."""
-    is_layer = isinstance(model.prompts, nn.Module)
-    prompts = model.prompts(torch.arange(2)[None]) if is_layer else model.prompts[None]
-    hidden = torch.cat([prompts.expand(len(x), -1, -1), model.table(x)], 1)
-    scores = hidden @ hidden.transpose(1, 2)
-    return model.head((scores.softmax(-1) @ model.mix(hidden)).mean(1))
-
-
-def bags(model: Applied, x: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """Bags of all words, given by where each starts, or of texts ``[N, T]``."""
-    return model.head(model.bag(x, offsets).tanh())
-
-
-def bag_batch(samples: int) -> Batch:
-    """Texts of one to five words, one behind the other."""
-    lengths = torch.randint(1, 6, (samples,))
-    return {
-        "x": torch.randint(WORDS, (int(lengths.sum()),)),
-        "offsets": lengths.cumsum(0) - lengths,
-        "y": torch.randint(CLASSES, (samples,)),
-    }
-
-
-def one_bag(batch: Batch, n: int) -> Batch:
-    """The words of one text."""
-    ends = [*batch["offsets"].tolist(), len(batch["x"])]
-    x = batch["x"][ends[n] : ends[n + 1]]
-    return {"x": x, "offsets": torch.zeros(1, dtype=torch.long), "y": batch["y"][n : n + 1]}
-
-
-def bag_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of bags."""
-    return cross_entropy(model(batch["x"], batch["offsets"]), batch["y"])
 
 
 def one_large_graph(model: Applied, x: Tensor, edges: Tensor, owner: Tensor, graphs: int) -> Tensor:
@@ -264,11 +141,6 @@ def neighbours_loss(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model(batch["x"], batch["neighbours"]), batch["y"])
 
 
-def sets(model: Applied, x: Tensor) -> Tensor:
-    """Sums over the elements of each set, ``[N, M, D]``."""
-    return model.outer(model.inner(x).tanh().sum(1))
-
-
 def early_exit(model: Applied, x: Tensor) -> Tensor:
     """Samples that are done leave the loop."""
     left, output = torch.arange(len(x)), x
@@ -276,18 +148,6 @@ def early_exit(model: Applied, x: Tensor) -> Tensor:
         output = output.index_add(0, left, model.step(output[left]).tanh())
         left = left[output[left, 0].abs() < 1]
     return model.head(output)
-
-
-def attention_across(model: Applied, x: Tensor) -> Tensor:
-    """Each sample looks at all others of the batch."""
-    hidden = model.first(x)
-    return model.head((hidden @ hidden.T).softmax(-1) @ hidden)
-
-
-def batch_statistics(model: Applied, x: Tensor) -> Tensor:
-    """A normalisation over the batch by hand."""
-    hidden = model.first(x)
-    return model.head((hidden - hidden.mean(0)) / hidden.std(0))
 
 
 def prototypes(model: Applied, x: Tensor) -> Tensor:
@@ -302,13 +162,6 @@ def tokens_batch(samples: int, length: int) -> Batch:
     labels = torch.randint(CLASSES, (samples, length))
     x = torch.randn(samples, length, D, dtype=torch.float64)
     return {"x": x, "y": labels, "tokens": labels, "mask": mask}
-
-
-def class_token(model: Applied, x: Tensor) -> Tensor:
-    """Attention by hand over the tokens and a class token, which is read out."""
-    hidden = torch.cat([model.token.expand(len(x), -1, -1), x], 1)
-    keys, values = model.mix(hidden).chunk(2, -1)
-    return model.head(((hidden @ keys.transpose(1, 2)).softmax(-1) @ values)[:, 0])
 
 
 def film_frames(model: Applied, x: Tensor) -> Tensor:
@@ -355,12 +208,6 @@ def mask_count(batch: Batch) -> float:
     return float(batch["mask"].sum())
 
 
-def tables_by_function(model: Applied, x: Tensor) -> Tensor:
-    """A table of positions and one of words, both looked up by ``embedding`` itself."""
-    positions = embedding(torch.arange(x.shape[1])[None], model.positions)
-    return model.head((embedding(x, model.words) * positions).tanh().mean(1))
-
-
 def parted(
     function: Callable[..., Tensor], **parts: Callable[[], nn.Module | nn.Parameter]
 ) -> Build:
@@ -400,28 +247,16 @@ def _of_rows() -> list[Network]:
     """Of rows ``[N, D]`` with a label each."""
     codes = {"encoder": mlp, "codes": partial(nn.Embedding, 3, 3)}
     builds: dict[str, Build] = {
-        "chunks of two": parted(chunks, net=mlp),
-        "loop over single rows": parted(single_rows, net=mlp),
-        "loop over single vectors": parted(single_vectors, net=mlp),
-        "permuted inside": parted(permuted, **TWO),
-        "sorted inside": parted(sorted_inside, **TWO),
-        "the batch and the flipped batch": parted(flipped, net=mlp),
         "early exit": parted(early_exit, step=linear(D, D), head=linear(D, CLASSES)),
         "nearest prototypes": parted(prototypes, **codes),
         "soft mixture of experts": parted(
             soft, router=linear(D, 3), weight=parameter(3, D, CLASSES)
         ),
     }
-    coupled = {
-        "attention across the batch": parted(attention_across, **HEADED),
-        "normalisation over the batch by hand": parted(batch_statistics, **HEADED),
-    }
     rows = numbers(4, D)
     return [
         *(Network(name, KIND, build, rows, classify) for name, build in builds.items()),
-        *(Network(name, KIND, b, rows, classify, meet=True) for name, b in coupled.items()),
         Network("batch of one", KIND, mlp, numbers(1, D), classify, 1),
-        Network("five in chunks of two", KIND, builds["chunks of two"], numbers(5, D), classify, 5),
         Network("autoencoder", KIND, partial(mlp, D, D), targets(4, (D,), (D,)), regress),
     ]
 
@@ -429,74 +264,35 @@ def _of_rows() -> list[Network]:
 def _of_sequences(length: int) -> list[Network]:
     """Of rows, words or images ``[N, T, ...]``."""
     suffix = ", T = N" if length == 4 else ""
-    rows, texts = numbers(4, length, D), words(4, length)
-    films, tokens = numbers(4, length, 2, 5, 5), partial(tokens_batch, 4, length)
+    films = numbers(4, length, 2, 5, 5)
     choices_of = partial(text_choices, 4, length)
-    graphs, head = partial(neighbours_batch, 4, length), {"head": linear(D, CLASSES)}
-    experts = {"router": linear(D, 3), "weight": parameter(3, D, D, scale=D**-0.5), **head}
-    read_out = {"token": parameter(1, 1, D), "mix": linear(D, 2 * D), **head}
-    tables = {"words": parameter(WORDS, D), "positions": parameter(9, D), **head}
+    graphs = partial(neighbours_batch, 4, length)
     builds: dict[str, tuple[Build, Callable[[], Batch]]] = {
-        "switch layer": (Switch, rows),
-        "two experts of four": (partial(Switch, 4, 2), rows),
-        "grouped experts": (parted(grouped, **experts), rows),
-        "prompts, embedded": (prompts_of(partial(nn.Embedding, 2, D)), texts),
-        "prompts, parameters": (prompts_of(parameter(2, D)), texts),
-        "class token": (parted(class_token, **read_out), rows),
-        "tables by function": (parted(tables_by_function, **tables), texts),
         "multiple choice of texts": (parted(multiple_choice_texts, **READ), choices_of),
-        "sets": (parted(sets, **SETS), rows),
-        "bags of words, padded": (bags_by("mean"), texts),
         "film frames": (parted(film_frames, **CONVOLUTION), films),
         "film frames first": (parted(frames_first, **CONVOLUTION), films),
     }
     convolved = parted(graph_convolution, **GRAPH)
-    chosen, counted = parted(masked, **TWO), {"units": mask_count}
     return [
         *(Network(name + suffix, KIND, *how, classify) for name, how in builds.items()),
-        Network(f"masked head{suffix}", KIND, chosen, tokens, masked_loss, **counted),
         Network(f"graph convolution{suffix}", KIND, convolved, graphs, neighbours_loss),
     ]
 
 
 def _of_parts_of_rows() -> list[Network]:
     """Of choices, tasks, halves, bags, graphs and crops."""
-    pairs = numbers(2, 2, D)
-    choice, heads = parted(multiple_choice, net=partial(mlp, D, 1)), parted(halves, **TRUNK)
+    choice = parted(multiple_choice, net=partial(mlp, D, 1))
     by_task = parted(chosen_heads, trunk=linear(D, H), heads=parameter(5, H, CLASSES))
     graph = parted(one_large_graph, **GRAPH)
     sized = parted(crops_of_sizes, **CONVOLUTION)
     graphs, mixed = partial(graph_batch, 4), partial(shuffled_vertices, 4)
     return [
-        Network("switch layer, two tokens of two samples", KIND, Switch, pairs, classify, 2),
         Network("heads taken by task", KIND, by_task, partial(task_batch, 4), labelled_by("task")),
         Network("multiple choice", KIND, choice, partial(choices, 4, D), classify),
-        Network("heads on halves", KIND, heads, partial(half_batch, 4), labelled_by("left")),
-        Network(
-            "heads on equal halves", KIND, heads, partial(equal_halves, 4), labelled_by("left")
-        ),
         Network("crops of three sizes", KIND, sized, numbers(4, 2, 8, 8), classify),
-        *(_bags(mode) for mode in ("sum", "mean", "max")),
         *also_told(Network("one large graph", KIND, graph, graphs, graph_loss, one=one_graph)),
         *also_told(Network("mixed graph", KIND, graph, mixed, graph_loss, one=one_of_shuffled)),
     ]
-
-
-def bags_by(mode: str) -> Build:
-    """Something that builds a network of bags."""
-    bag = partial(nn.EmbeddingBag, WORDS, H, mode=mode)
-    return parted(bags, bag=bag, head=linear(H, CLASSES))
-
-
-def prompts_of(prompts: Callable[[], nn.Module | nn.Parameter]) -> Build:
-    """Something that builds a network with prompts."""
-    around = {"mix": linear(D, D), "head": linear(D, CLASSES)}
-    return parted(prompted, table=partial(nn.Embedding, WORDS, D), prompts=prompts, **around)
-
-
-def _bags(mode: str) -> Network:
-    name, batch = f"bags of words with offsets, {mode}", partial(bag_batch, 4)
-    return Network(name, KIND, bags_by(mode), batch, bag_loss, one=one_bag)
 
 
 def labelled_by(key: str) -> Callable[[nn.Module, Batch], Tensor]:

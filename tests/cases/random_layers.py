@@ -492,11 +492,12 @@ SEQUENCE_LAYERS: dict[str, Make] = {
     ),
     "every other position": lambda s, r: Written(every_other, linear(s)),
     "largest over positions": lambda s, r: Written(largest, linear(s)),
-    "bag with offsets": lambda s, r: Written(
-        bag,
-        nn.EmbeddingBag(VOCABULARY, s.width, mode=r.choice(["sum", "mean", "max"])),
-        direction(s),
-    ),
+    **{
+        f"bag with offsets, {mode}": lambda s, r, mode=mode: Written(
+            bag, nn.EmbeddingBag(VOCABULARY, s.width, mode=mode), direction(s)
+        )
+        for mode in ("sum", "mean", "max")
+    },
     "weighted bag": lambda s, r: Written(
         weighted_bag, nn.EmbeddingBag(VOCABULARY, s.width, mode="sum"), direction(s)
     ),

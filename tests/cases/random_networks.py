@@ -145,6 +145,25 @@ def sensible(recipe: Recipe) -> Recipe:
     )
 
 
+def each_once() -> dict[str, Recipe]:
+    """Recipes by the layer, the way to call it, the shape, the entry or the loss that they have.
+
+    Every other one has as many positions as samples.
+    """
+    layers = (*SEQUENCE_LAYERS, *SHAPES, *COUPLINGS)
+    parts = {name: (Part("linear"), Part(name)) for name in layers}
+    of_vectors = zip(VECTOR_LAYERS, WAYS, strict=True)
+    parts |= {f"{name}, {way}": (Part(name, (way,)),) for name, way in of_vectors}
+    of_parts = ((name, "linear features", each, "cross_entropy") for name, each in parts.items())
+    linear = (Part("linear"),)
+    of_entries = ((f"entry: {name}", name, linear, "cross_entropy") for name in ENTRIES)
+    of_losses = ((f"loss: {name}", "words", linear, name) for name in LOSSES)
+    return {
+        name: sensible(Recipe(7, 4, 3 + place % 2, 4, entry, own, loss, last_samples=4))
+        for place, (name, entry, own, loss) in enumerate((*of_parts, *of_entries, *of_losses))
+    }
+
+
 def simpler(recipe: Recipe) -> Iterator[Recipe]:
     """Recipes that lack something of this one."""
     for place, part in enumerate(recipe.parts):

@@ -22,8 +22,7 @@ IN_PARTS += "rollouts in one call", "rollouts step by step"
 
 REFUSED = (
     *(f"{name}, called in parts" for name in IN_PARTS),
-    *("attention across the batch", "normalisation over the batch by hand", "list of sets"),
-    "list of sets, called in parts",
+    *("list of sets", "list of sets, called in parts"),
     *("one large graph", "mixed graph", "labelled vertices*", "variable lengths*", "SimCLR*"),
     *("two towers*", "sampled softmax", "sampled softmax, called in parts, told N", "adjoint*"),
     *("attention over edges", "rollouts in one call", "rollouts step by step", "nested tensor*"),
