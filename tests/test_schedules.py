@@ -16,6 +16,7 @@ from torch import nn
 
 import gradlens
 from gradlens import quantities, schedules
+from tests.cases.steps import tracked_backward
 
 
 @given(st.integers(1, 50), st.integers(0, 50))
@@ -73,8 +74,7 @@ def test_a_schedule_says_true_or_false(name: str) -> None:
     cockpit = gradlens.Cockpit(nn.Linear(2, 1), [quantities.GradNorm(schedule)])
     for step in range(5):
         loss = cockpit.model(torch.ones(3, 2)).sum()  # type: ignore[misc]
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss)
     cockpit.close()
     if is_right:
         assert [*cockpit.history["GradNorm"]] == [0, 2, 4]

@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 
 import gradlens
 from gradlens.quantities import Quantity
+from tests.cases.steps import tracked_backward
 
 SAMPLES, STEPS, AT, BAD = 32, 60, 40, 7
 """Batch size, steps, the step that is damaged, and the place of the bad sample in its batch."""
@@ -121,12 +122,8 @@ def train(
             group["lr"] = rate(step)
         loss = problem.loss(network(inputs), targets)
         optimize.zero_grad()
-        if cockpit is None:
-            loss.backward()
-        else:
-            info = {"ids": drawn} if with_ids else {}
-            with cockpit(step, loss=loss, optimizer=optimize, info=info):
-                loss.backward()
+        info = {"ids": drawn} if with_ids else {}
+        tracked_backward(cockpit, step, loss, optimizer=optimize, info=info)
         optimize.step()
         losses.append(float(loss.detach()))
     if cockpit is not None:

@@ -17,6 +17,7 @@ from gradlens import Cockpit, History, quantities, schedules
 from gradlens.cockpit.aggregation import Aggregate, Aggregation, statistics_of
 from gradlens.history.undefined import Undefined
 from tests.cases.references import expected_statistics, numbers
+from tests.cases.steps import tracked_backward
 
 
 def activations(least: float, unit: int) -> dict[str, Any]:
@@ -93,9 +94,7 @@ def train(tracked: list[Any], epochs: int = 3, length: int = 5, **arguments: Any
     cockpit = Cockpit(model, tracked, **arguments)
     for step in range(epochs * length):
         optimizer.zero_grad()
-        loss = model(torch.randn(6, 4)).square().mean()
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, model(torch.randn(6, 4)).square().mean())
         optimizer.step()
         if step % length == length - 1:
             cockpit.tick_epoch()
@@ -142,9 +141,7 @@ def test_an_epoch_that_nobody_ended_is_recorded_at_the_end() -> None:
 def step(cockpit: Cockpit, number: int) -> None:
     assert cockpit.model is not None
     cockpit.model.zero_grad()
-    loss = cockpit.model(torch.randn(6, 4)).square().mean()
-    with cockpit(number, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, number, cockpit.model(torch.randn(6, 4)).square().mean())
 
 
 def test_pushed_metrics(tmp_path: Path) -> None:

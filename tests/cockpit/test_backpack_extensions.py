@@ -23,6 +23,7 @@ from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities import SingleStepQuantity
 from gradlens.quantities.step import Step
+from tests.cases.steps import tracked_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -184,9 +185,7 @@ def test_extensions_run_on_what_was_extended_of_a_model() -> None:
     model = sequential()
     backpack_extend(model[0])  # type: ignore[index]
     cockpit = Cockpit(model, [OfExtension(BatchGrad)])
-    loss = model(torch.randn(6, 5)).square().mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, model(torch.randn(6, 5)).square().mean())
     assert cockpit.history["BatchGrad"][0] > 0
 
 

@@ -17,6 +17,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.quantities import Quantity
 from gradlens.quantities.quantity import Phase
 from gradlens.reductions import Reduction, SquaredNorms
+from tests.cases.steps import tracked_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*normalisation over the batch")
 
@@ -103,11 +104,7 @@ def train(tracked: list[Quantity] | None, **options: Any) -> tuple[list[Tensor],
         labels = torch.randint(3, (4,))
         optimizer.zero_grad()
         loss = loss_function(model(inputs), labels)
-        if cockpit is None:
-            loss.backward()
-        else:
-            with cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         numbers += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
         optimizer.step()
         numbers += [each.clone() for each in model.state_dict().values()]

@@ -21,6 +21,7 @@ from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms
 from gradlens.schedules import linear
+from tests.cases.steps import take_steps
 
 STEPS = 500
 
@@ -281,12 +282,6 @@ def test_a_run() -> None:
     loss_function = gradlens.extend(nn.CrossEntropyLoss())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs, labels = torch.randn(64, 300), torch.randint(10, (64,))
-    for step in range(300):
-        optimizer.zero_grad()
-        loss = loss_function(model(inputs), labels)
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
-        optimizer.step()
-    cockpit.close()
+    take_steps(cockpit, optimizer, lambda _: loss_function(model(inputs), labels), range(300))
     assert all(len(cockpit.history[quantity.name]) > 0 for quantity in tracked)
     assert len(cockpit.history["NormTest"]) < 285

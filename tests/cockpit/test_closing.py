@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gradlens import Cockpit
 from gradlens.quantities import InputCovariance, OutputNorm, Quantity
 from gradlens.quantities.presets import configuration
+from tests.cases.steps import tracked_backward
 
 
 def network() -> nn.Module:
@@ -48,9 +49,7 @@ class Training:
         return loss
 
     def step(self, cockpit: Cockpit, number: int, model: nn.Module | None = None) -> None:
-        loss = self.loss(model)
-        with cockpit(number, loss=loss, optimizer=self.optimizer):
-            loss.backward()
+        tracked_backward(cockpit, number, self.loss(model), optimizer=self.optimizer)
         self.optimizer.step()
 
     def traces(self) -> list[Any]:
@@ -121,12 +120,8 @@ def test_what_another_cockpit_needs_stays() -> None:
     torch.manual_seed(1)
     alone.optimizer.zero_grad()
     for step in range(4):
-        loss = alone.loss()
-        if step:
-            with other(step, loss=loss, optimizer=alone.optimizer):
-                loss.backward()
-        else:
-            loss.backward()
+        cockpit_of_step = other if step else None
+        tracked_backward(cockpit_of_step, step, alone.loss(), optimizer=alone.optimizer)
         alone.optimizer.step()
     for name in ("Loss", "NormTest", "GradNorm", "OutputNorm"):
         assert repr(dict(cockpit.history[name])) == repr(dict(other.history[name]))

@@ -110,11 +110,8 @@ def train(tracked: bool, steps: int = 8) -> dict[str, Any]:
     for step, (inputs, labels) in enumerate(batches(steps)):
         optimizer.zero_grad()
         loss = loss_function(model(inputs), labels)
-        if cockpit is None:
-            loss.backward()
-        else:
-            closure = partial(loss_again, model, loss_function, inputs, labels)
-            tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure)
+        closure = partial(loss_again, model, loss_function, inputs, labels)
+        tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure)
         optimizer.step()
         losses.append(loss.item())
     return {
@@ -187,10 +184,7 @@ def test_inputs_are_freed_by_backward(model: nn.Module, tracked: bool) -> None:
     """Even while the user still holds the loss."""
     cockpit = Cockpit(model, [quantities.NormTest()])
     loss = model(torch.randn(5, 4) + 0).square().mean()
-    if tracked:
-        tracked_backward(cockpit, 0, loss)
-    else:
-        loss.backward()
+    tracked_backward(cockpit if tracked else None, 0, loss)
     del cockpit
     held = [t for t in gc.get_objects() if type(t) is Tensor and t.shape == (5, 4)]
     assert not held

@@ -31,6 +31,7 @@ from gradlens.quantities import (
     UpdateSize,
 )
 from tests.cases.records import assert_same_histories, assert_same_records, unnamed
+from tests.cases.steps import tracked_backward
 
 STEPS, EVERY = 6, 3
 UNCOMPILED = {0, 1, 3, 4}  # Alpha needs the steps after those that are tracked, too.
@@ -234,11 +235,7 @@ def train(
         assert_default_stance()
         if sum(block.eager_calls for block in blocks) > before:
             eager_steps.add(step)
-        context = (
-            nullcontext() if cockpit is None else cockpit(step, loss=loss, optimizer=optimizer)
-        )
-        with context:
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         assert_default_stance()
         update()
         if step % 2:

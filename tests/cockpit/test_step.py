@@ -16,6 +16,7 @@ from gradlens import Cockpit, quantities
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.schedules import linear
+from tests.cases.steps import take_steps, tracked_backward
 
 
 class Failing(SingleStepQuantity):
@@ -99,8 +100,7 @@ def test_losses_of_samples_at_steps_that_a_budget_leaves_out() -> None:
     for step in range(1, 20):
         with cockpit.forward(step):
             loss = functional.cross_entropy(model(inputs), labels)
-        with cockpit(step, loss=loss, info={"ids": [*range(6)]}):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, info={"ids": [*range(6)]})
         model.zero_grad()
     assert not [n for n in cockpit.history.notes if "losses of single samples" in n.text]
 
@@ -113,13 +113,12 @@ def test_a_step_with_nothing_to_do_passes_by() -> None:
     tracked += [quantities.Alpha(linear(4))]
     cockpit = Cockpit(model, tracked, facts=False, autopsy=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(10):
+
+    def loss_of(_: int) -> Tensor:
         inputs, labels = batch()
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(model(inputs), labels)
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
-        optimizer.step()
+        return functional.cross_entropy(model(inputs), labels)
+
+    take_steps(cockpit, optimizer, loss_of, range(10))
     for quantity in tracked:
         assert [*cockpit.history[quantity.name]] == [0, 4, 8]
     assert all(value > 0 for value in cockpit.history["NormTest"].values())

@@ -26,6 +26,7 @@ from gradlens.history.history import History
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.screen import layer_parts, main_parts
+from tests.cases.steps import take_steps
 
 LOG = Path(__file__).parent / "data" / "cockpit_1.0.2.json"
 RAW: dict[str, dict[str, Any]] = json.loads(LOG.read_text())
@@ -252,13 +253,11 @@ def tracked_by_gradlens(names: tuple[str, ...]) -> History:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tracked = [vars(quantities)[name](**arguments.get(name, {})) for name in names]
     cockpit = gradlens.Cockpit(model, tracked)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = loss_function(model(torch.randn(16, 6)), torch.randint(3, (16,)))
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
-        optimizer.step()
-    cockpit.close()
+    take_steps(
+        cockpit,
+        optimizer,
+        lambda _: loss_function(model(torch.randn(16, 6)), torch.randint(3, (16,))),
+    )
     return cockpit.history
 
 

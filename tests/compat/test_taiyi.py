@@ -12,6 +12,7 @@ import gradlens
 from gradlens import from_taiyi, quantities
 from gradlens.compat.taiyi import QUANTITIES
 from gradlens.quantities import Quantity
+from tests.cases.steps import tracked_backward
 
 
 def network() -> nn.Sequential:
@@ -23,9 +24,7 @@ def recorded(tracked: list[Quantity], steps: int = 10) -> gradlens.History:
     model = network()
     cockpit = gradlens.Cockpit(model, tracked)
     for step in range(steps):
-        loss = model(torch.randn(5, 1, 6, 6)).square().mean()
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, model(torch.randn(5, 1, 6, 6)).square().mean())
     return cockpit.history
 
 

@@ -27,6 +27,7 @@ from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators import composed
 from tests.cases.curvature_cases import build, dense_ggn
 from tests.cases.networks import NETWORKS
+from tests.cases.steps import tracked_backward
 
 
 @dataclass(frozen=True)
@@ -241,9 +242,7 @@ def track(
     """The value of one step, and the notes on it."""
     cockpit = Cockpit(model, [quantities.DirectionalDerivatives(k=k, on=on)], **options)
     outputs = model(inputs)
-    loss = loss_of(outputs)
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss_of(outputs))
     cockpit.close()
     notes = [note.text for note in cockpit.history.notes]
     return cockpit.history["DirectionalDerivatives"][0], notes

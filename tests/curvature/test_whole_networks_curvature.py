@@ -21,6 +21,7 @@ from gradlens import quantities
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
 from gradlens.curvature.hessian import HessianOperator
 from tests.cases.references import without_hooks
+from tests.cases.steps import tracked_backward
 from tests.cases.whole_networks import BY_HAND, FAMILIES
 
 CURVED = (
@@ -148,8 +149,7 @@ def test_every_second_order_quantity_has_a_value(name: str) -> None:
     loss = network.loss(model, batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that diagonals are estimated
-        with cockpit(0, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss, optimizer=optimizer)
     assert set(cockpit.history.names) == {quantity.name for quantity in tracked}
     assert cockpit.history["HessMaxEV"][0] > 0
 

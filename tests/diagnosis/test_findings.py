@@ -19,7 +19,7 @@ from gradlens import Cockpit
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.history.finding import Finding
 from gradlens.messages import GradlensWarning
-from tests.cases.steps import tracked_backward
+from tests.cases.steps import take_steps, tracked_backward
 
 STEPS, AT = 60, 40
 SAMPLES = 16
@@ -272,11 +272,7 @@ def test_small_batches_of_a_healthy_regression(samples: int, seeds: int) -> None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GradlensWarning)
             cockpit = Cockpit(model, [], diagnose=True)
-            for step in range(600):
-                optimizer.zero_grad()
-                tracked_backward(cockpit, step, loss_of(step), optimizer=optimizer)
-                optimizer.step()
-            cockpit.close()
+            take_steps(cockpit, optimizer, loss_of, range(600))
         found = [*cockpit.history.findings, *diagnose(cockpit)]
         assert not [each.fault for each in found if each.is_alarm]
 

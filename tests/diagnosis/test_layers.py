@@ -15,6 +15,7 @@ from gradlens import Cockpit, quantities
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.messages import GradlensWarning
 from gradlens.quantities import Quantity
+from tests.cases.steps import tracked_backward
 
 WIDTH, HEADS, TOKENS = 32, 2, 6
 SIX = torch.randn(6, 256, generator=torch.Generator().manual_seed(0))
@@ -89,8 +90,7 @@ def train(
         for step, (inputs, targets) in enumerate(batches):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
-            with cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer)
             optimizer.step()
         cockpit.close()
     return [(each.fault, each.where) for each in diagnose(cockpit) if not each.explained_by]

@@ -19,6 +19,7 @@ from gradlens.diagnosis.rules import RULES
 from gradlens.history.history import History
 from gradlens.history.json_lines import encoded
 from gradlens.messages import GradlensWarning
+from tests.cases.steps import tracked_backward
 from tests.diagnosis.runs import SETUP, SHAPES, changed, layer_columns, row, run, step_columns
 
 
@@ -101,8 +102,7 @@ def train(fault: str) -> list[tuple[str, bool]]:
         loss = functional.cross_entropy(model(inputs), targets)
         if fault != "zero_grad_missing":
             optimizer.zero_grad()
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
     return [(each.fault, each.is_alarm) for each in cockpit.history.findings]
 
@@ -132,9 +132,7 @@ def test_a_cockpit_takes_rules_of_others() -> None:
     mine = Rule("mine", "Mine", lambda evidence: [Sign(0, ())], "None.")
     model = nn.Linear(3, 2)
     cockpit = Cockpit(model, [], diagnose=[mine])
-    loss = model(torch.randn(4, 3)).square().mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, model(torch.randn(4, 3)).square().mean())
     with pytest.warns(GradlensWarning, match="Mine"):
         cockpit.close()
     assert [each.fault for each in cockpit.history.findings] == ["mine"]

@@ -33,6 +33,7 @@ from gradlens.facts.rows import (
 )
 from gradlens.graph.loss import read_loss
 from gradlens.graph.model_calls import keep_calls, latest_call
+from tests.cases.steps import tracked_backward
 
 Floats = NDArray[np.float64]
 
@@ -352,9 +353,7 @@ def test_losses_of_an_empty_batch(name: str) -> None:
         model, [quantities.NormTest()], loss_function=loss_function, strict=True
     )
     for step in range(2):
-        loss = loss_function(model(torch.randn(0, 3)), targets)
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_function(model(torch.randn(0, 3)), targets))
     cockpit.close()
     assert cockpit.history["NormTest"][0].reason.endswith("the batch is empty")
 

@@ -13,6 +13,7 @@ import gradlens
 from gradlens.facts.network import Activation, Network, activation_share
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import read_loss
+from tests.cases.steps import tracked_backward
 
 
 def network(model: nn.Module, loss: Tensor) -> Network:
@@ -381,7 +382,6 @@ def test_a_nested_tensor_without_a_shape_is_a_reason() -> None:
     cockpit = gradlens.Cockpit(model, [gradlens.quantities.NormTest()])
     nested = torch.nested.nested_tensor([torch.randn(n, 3) for n in (1, 4)])
     loss = torch.stack([rows.tanh().mean() for rows in model(nested).unbind()]).mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     assert "by way of a nested tensor" in cockpit.history.coverage("NormTest", 0).missing["weight"]
     assert not [note for note in cockpit.history.notes if " failed: " in note.text]

@@ -261,11 +261,15 @@ def run(steps: range, path: Path | None, state: Mapping[str, Any] | None = None)
         opt.load_state_dict(state["opt"])
         cockpit.load_state_dict(state["cockpit"])
     for step in steps:
-        x, y = batch(step)
-        opt.zero_grad()
-        tracked_backward(cockpit, step, functional.cross_entropy(model(x), y), optimizer=opt)
-        opt.step()
+        take(step, cockpit, model, opt)
     return cockpit, model, opt
+
+
+def take(step: int, cockpit: Cockpit, model: nn.Module, opt: Optimizer) -> None:
+    x, y = batch(step)
+    opt.zero_grad()
+    tracked_backward(cockpit, step, functional.cross_entropy(model(x), y), optimizer=opt)
+    opt.step()
 
 
 def test_what_has_not_been_written_yet_belongs_to_steps_that_a_state_ends() -> None:
@@ -274,10 +278,7 @@ def test_what_has_not_been_written_yet_belongs_to_steps_that_a_state_ends() -> N
     for step in (*range(30, 33), 30):
         if step == 30:
             cockpit.load_state_dict(state)
-        x, y = batch(step)
-        opt.zero_grad()
-        tracked_backward(cockpit, step, functional.cross_entropy(model(x), y), optimizer=opt)
-        opt.step()
+        take(step, cockpit, model, opt)
     cockpit.close()
     assert [*cockpit.history.facts["steps"]] == [*range(31)]
 
@@ -458,8 +459,7 @@ def test_a_state_is_no_batch() -> None:
     model = Tagger()
     cockpit = Cockpit(model, [])
     loss = model(torch.randint(9, (5, 7)), torch.zeros(1, 5, 3)).square().mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss)
     cockpit.close()
     assert cockpit.history.facts["steps"].column("samples").numbers().tolist() == [5]
     assert cockpit.history.setups[0].input_kind == "integers"

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from gradlens import Cockpit, diagnose
+from tests.cases.steps import tracked_backward
 
 CLASSES = 4
 Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -87,8 +88,7 @@ def found(
         optimizer = make(parameters) if anew else optimizer
         loss = loss_of(model, inputs[batch], labels[batch])
         optimizer.zero_grad()
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
         if not anew:
             schedule.step()

@@ -18,6 +18,7 @@ from gradlens.cockpit.run import Run
 from gradlens.history.coverage import Coverage
 from gradlens.plotting.summary import summarize
 from gradlens.quantities import Alpha, GradHist1d, GradNorm, Loss, UpdateSize
+from tests.cases.steps import tracked_backward
 
 STEPS = 9
 
@@ -154,9 +155,7 @@ def test_a_checkpoint_takes_back_what_is_on_disk(tmp_path: Path) -> None:
 
     def train(run: Cockpit, steps: range, factor: float) -> None:
         for step in steps:
-            loss = factor * model(torch.ones(4, 3)).square().mean()
-            with run(step, loss=loss):
-                loss.backward()
+            tracked_backward(run, step, factor * model(torch.ones(4, 3)).square().mean())
 
     model = nn.Linear(3, 2)
     crashed = cockpit(resume=False)

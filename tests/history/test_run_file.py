@@ -19,6 +19,7 @@ from torch import nn
 from gradlens import Cockpit, History
 from gradlens.history.run_file import RunFile
 from gradlens.quantities import GradHist1d, GradNorm, Loss, Quantity
+from tests.cases.steps import tracked_backward
 
 STEPS = 4
 
@@ -38,9 +39,7 @@ class Training:
 
     def step(self, number: int) -> None:
         self.optimizer.zero_grad()
-        loss = self.model(torch.ones(4, 3)).square().mean()
-        with self.cockpit(number, loss=loss):
-            loss.backward()
+        tracked_backward(self.cockpit, number, self.model(torch.ones(4, 3)).square().mean())
         self.optimizer.step()
 
 

@@ -31,6 +31,7 @@ from tests.cases.records import assert_same_histories, assert_same_records
 from tests.integrations.without_torchvision import lightning
 
 from gradlens.integrations.lightning import CockpitCallback  # isort: skip
+from tests.cases.steps import tracked_backward
 
 LIGHTNINGS_OWN = (
     ".*does not have many workers",
@@ -518,8 +519,7 @@ def test_two_networks_with_an_optimizer_each() -> None:
             with cockpit.forward(step):
                 loss = next(losses)
             optimizer.zero_grad()
-            with cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer)
             optimizer.step()
     for callback, cockpit in zip(callbacks, cockpits, strict=True):
         cockpit.close()

@@ -32,6 +32,7 @@ from gradlens.quantities import (
 from gradlens.quantities.presets import configuration
 from gradlens.torch_private import forward_hooks
 from tests.cases.records import assert_same_records
+from tests.cases.steps import tracked_backward
 from tests.cases.whole_networks import gpt2
 
 pytestmark = [
@@ -166,8 +167,7 @@ def test_values_are_those_of_a_plain_loop(
             group["lr"] = 0.1 * (1 - step / 3)
         logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

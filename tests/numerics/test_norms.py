@@ -15,6 +15,7 @@ from gradlens.numerics.norms import norm, row_norms, scale_of
 from gradlens.operators.dense import Dense
 from gradlens.quantities.geometry import cosines
 from tests.cases.simulated_device import SimulatedDevice
+from tests.cases.steps import tracked_backward
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -93,8 +94,7 @@ def test_vanishing_gradients_have_sizes_and_directions() -> None:
     for step in range(2):
         loss = model(torch.ones(5, 4)).sum() * 1e-25
         model.zero_grad()
-        with cockpit(step, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, step, loss)
     history = cockpit.history
     expected = pytest.approx(1e-25 * math.sqrt(15), rel=1e-5, abs=0)
     assert history["OutputGradientGeometry"][1]["layers"]["2"] == {

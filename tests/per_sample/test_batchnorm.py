@@ -13,7 +13,7 @@ import gradlens
 from gradlens.history.coverage import Coverage
 from gradlens.quantities import GradNorm, NormTest
 from tests.cases.references import without_hooks
-from tests.cases.steps import tracked_backward
+from tests.cases.steps import take_steps, tracked_backward
 
 
 class Net(nn.Module):
@@ -129,16 +129,10 @@ def test_training_is_the_same(policy: Any) -> None:
         model = Net().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         cockpit = gradlens.Cockpit(model, [NormTest(), GradNorm()], batchnorm=policy)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = losses_of(model, x, y).mean()
-            if tracked:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    tracked_backward(cockpit, step, loss)
-            else:
-                loss.backward()
-            optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tracking = cockpit if tracked else None
+            take_steps(tracking, optimizer, lambda _: losses_of(model, x, y).mean(), optimizer=None)
         return [*model.parameters(), *model.buffers()]
 
     assert all(

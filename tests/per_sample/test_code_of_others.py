@@ -426,10 +426,7 @@ def train(name: str, preset: str | None) -> tuple[list[Any], gradlens.Cockpit | 
     for step in range(4):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(torch.randn(N, D).double()), torch.arange(N) % C)
-        if cockpit is None:
-            loss.backward()
-        else:
-            tracked_backward(cockpit, step, loss, optimizer=optimizer)
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
         losses.append(loss.detach())
     kept = getattr(model, "kept", torch.zeros(()))
@@ -497,10 +494,7 @@ def test_a_loss_in_a_checkpoint_is_computed_as_often_as_without(preset: str) -> 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(3):
             loss = checkpoint(region, torch.randn(N, D), use_reentrant=False)
-            if cockpit is None:
-                loss.backward()
-            else:
-                tracked_backward(cockpit, step, loss, optimizer=optimizer)
+            tracked_backward(cockpit, step, loss, optimizer=optimizer)
         return len(count.numbers)
 
     assert calls(True) == calls(False)

@@ -25,6 +25,7 @@ from gradlens import Cockpit, quantities
 from gradlens.quantities import SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.references import assert_covered, per_sample_gradients_of_losses
+from tests.cases.steps import tracked_backward
 
 
 def norm_test_of(model: nn.Module, inputs: Tensor, around: Callable[..., None]) -> float:
@@ -92,9 +93,7 @@ def test_gradients_that_are_views_of_autograds_own_stay_as_they_are() -> None:
     other(inputs).square().mean((1, 2)).mean().backward()
     cockpit = Cockpit(model, [*gradlens.configuration("full"), quantities.HessTrace(name="H")])
     losses = model(inputs).square().mean((1, 2))
-    loss = losses.mean()
-    with cockpit(0, loss=loss, info={"individual_losses": losses}):
-        loss.backward()
+    tracked_backward(cockpit, 0, losses.mean(), info={"individual_losses": losses})
     for found, expected in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(found.grad, expected.grad)
 

@@ -30,6 +30,7 @@ from tests.cases.ruled_layers import (
     own_linear,
     with_head,
 )
+from tests.cases.steps import take_steps, tracked_backward
 
 STEPS = 5
 """Each on other data."""
@@ -92,8 +93,7 @@ def tracked(place: str, policy: BatchNormPolicy, rule: Any) -> gradlens.Cockpit:
         for step in range(3):
             model.zero_grad()
             loss = F.cross_entropy(model(randn(N, D)), torch.arange(N) % C)
-            with cockpit(step, loss=loss):
-                loss.backward()
+            tracked_backward(cockpit, step, loss)
     return cockpit
 
 
@@ -131,15 +131,8 @@ def trained(track: bool) -> list[Tensor]:
     optimizer = torch.optim.Adam(model.parameters())
     every = [quantities.NormTest(), quantities.GradHist2d(), quantities.GradNoiseScale()]
     cockpit = gradlens.Cockpit(model, every) if track else None
-    for step in range(4):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
-        if cockpit is None:
-            loss.backward()
-        else:
-            with cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
-        optimizer.step()
+    loss_of = lambda _: F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)  # noqa: E731
+    take_steps(cockpit, optimizer, loss_of, range(4))
     if cockpit is not None:
         assert cockpit.coverage().share == 1
     return [*model.parameters(), torch.get_rng_state()]

@@ -15,6 +15,7 @@ from torch.nn import functional
 import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.torch_private import LossModule
+from tests.cases.steps import tracked_backward
 
 N, CLASSES = 5, 3
 Parts = Callable[[Tensor, Tensor], Tensor]
@@ -366,9 +367,7 @@ def test_losses_in_half_precision_whose_mean_is_in_single(dtype: torch.dtype) ->
     model, inputs = model.to(dtype), inputs.to(dtype)
     cockpit = Cockpit(model, [Losses(), quantities.NormTest()], loss_function=module)
     losses = module(model(inputs), labels())
-    loss = losses.float().mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
+    tracked_backward(cockpit, 0, losses.float().mean())
     found = torch.as_tensor(cockpit.history["Losses"][0])
     torch.testing.assert_close(found, losses.detach().float(), rtol=0.02, atol=0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from gradlens.quantities import NormTest
 from gradlens.samples.batchnorm import BatchNormPolicy
 from tests.cases.references import assert_covered, per_sample_gradients_of_losses
 from tests.cases.row_cases import ROW_CASES, Net, mlp, position_bias, randn
-from tests.cases.steps import tracked_backward
+from tests.cases.steps import take_steps, tracked_backward
 from tests.cases.whole_networks import BY_HAND, is_refused
 
 
@@ -320,12 +319,7 @@ def trained(reentrant: bool, policy: BatchNormPolicy | None) -> tuple[nn.Module,
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = labels(model(randn(6, 4)))
-            with nullcontext() if cockpit is None else cockpit(step, loss=loss):
-                loss.backward()
-            optimizer.step()
+        take_steps(cockpit, optimizer, lambda _: labels(model(randn(6, 4))), optimizer=None)
     return model, cockpit
 
 

@@ -18,6 +18,7 @@ import gradlens
 from gradlens.quantities import GradHist1d, NormTest, Quantity
 from tests.cases.references import assert_covered, per_sample_gradients_of_losses
 from tests.cases.row_cases import C, D, H, N, Net, classes, randn
+from tests.cases.steps import tracked_backward
 
 
 class Drawing(torch.autograd.Function):
@@ -123,8 +124,7 @@ def train(name: str, tracked: bool) -> tuple[list[Tensor], Tensor, gradlens.Cock
     for step in range(3):
         loss = F.cross_entropy(model(randn(N, D)), classes(N))
         if tracked:
-            with cockpit(step, loss=loss):
-                loss.backward()
+            tracked_backward(cockpit, step, loss)
         else:
             loss.backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

@@ -29,6 +29,7 @@ from gradlens.plotting.rendering import APART, apart
 from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import findings_of, main_findings, others, summarize
 from gradlens.sinks.publisher import publish
+from tests.cases.steps import tracked_backward
 from tests.diagnosis.runs import SETUP, STEPS, layer_columns, run
 from tests.sinks.cases import Kept
 
@@ -217,8 +218,7 @@ def test_a_cockpit_in_a_notebook_is_diagnosed() -> None:
     cockpit = Cockpit(model, "economy")
     optimizer = torch.optim.SGD([model.weight], lr=0.1)
     loss = torch.nn.functional.cross_entropy(model(torch.rand(8, 4)), torch.arange(8) % 3)
-    with cockpit(0, loss=loss, optimizer=optimizer):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss, optimizer=optimizer)
     assert "The optimizer lacks trainable parameters (bias; fact)" in cockpit._repr_html_()
     cockpit.close()
 

@@ -19,6 +19,7 @@ from gradlens.history.html import in_short, table
 from gradlens.history.records import Note, Source
 from gradlens.plotting.output import NotebookFigure
 from gradlens.quantities import GradNorm, Loss, NormTest
+from tests.cases.steps import tracked_backward
 
 
 class Cells(HTMLParser):
@@ -77,8 +78,7 @@ def cockpit() -> gradlens.Cockpit:
         for step in range(4):
             loss = model(torch.randn(5, 4)).square().mean()
             model.zero_grad()
-            with found(step, loss=loss):
-                loss.backward()
+            tracked_backward(found, step, loss)
     return found
 
 

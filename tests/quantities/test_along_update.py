@@ -24,6 +24,7 @@ from gradlens.history.history import History
 from gradlens.quantities import CriticalSharpness, Quantity, StepLedger
 from gradlens.quantities.along_update import RESOLUTION, TRIES, search
 from tests.cases.records import assert_identical
+from tests.cases.steps import tracked_backward
 from tests.quantities.test_optimizer_state import Attention, Recurrent, Residual, mlp
 
 STEPS = 2
@@ -353,8 +354,7 @@ def test_what_modules_count_and_collect_is_left_as_it_was() -> None:
             x = torch.randn(5, 4)
             loss, closure = loss_of(model, x), partial(loss_of, model, x)
             optimizer.zero_grad()
-            with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure)
             optimizer.step()
         cockpit.close()
         models.append(model)
@@ -379,9 +379,7 @@ def test_the_model_is_left_as_it_was() -> None:
         return model(x).square().mean()
 
     cockpit = Cockpit(model, both(), strict=True)
-    loss = model(x).square().mean()
-    with cockpit(0, loss=loss, optimizer=optimizer, closure=closure):
-        loss.backward()
+    tracked_backward(cockpit, 0, model(x).square().mean(), optimizer=optimizer, closure=closure)
     weight, versions = layer.weight, [p._version for p in model.parameters()]
     optimizer.step()
     assert cockpit.history["CriticalSharpness"][0]["ratio"] > 0
@@ -495,8 +493,7 @@ def test_a_loss_that_never_rises_has_no_ratio_at_any_step() -> None:
         optimizer.zero_grad()
         loss = model(torch.ones(3, 4)).sum()
         closure = lambda: model(torch.ones(3, 4)).sum()  # noqa: E731
-        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure, batch_size=3):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure, batch_size=3)
         optimizer.step()
         value = cockpit.history["CriticalSharpness"][step]
         assert "isn't higher than before the step at any rate" in value["ratio"].reason
@@ -578,9 +575,7 @@ def test_with_a_probe_it_is_the_loss_of_the_probe() -> None:
     tracked = [CriticalSharpness(on=probe), StepLedger(on=probe)]
     cockpit, optimizer = Cockpit(model.double(), tracked, strict=True), SGD(model.parameters())
     probe.data[:] = [(a.double(), b.double()) for a, b in probe.data]  # type: ignore[index]
-    loss = squared_error(model(x.double()), y.double())
-    with cockpit(0, loss=loss, optimizer=optimizer):
-        loss.backward()
+    tracked_backward(cockpit, 0, squared_error(model(x.double()), y.double()), optimizer=optimizer)
     start, modes = _copied(model), [module.training for module in model.modules()]
     optimizer.step()
     assert modes == [module.training for module in model.modules()]

@@ -15,6 +15,7 @@ from gradlens.quantities import OutputNorm, Phase, Quantity, SingleStepQuantity
 from gradlens.quantities.update import Update
 from gradlens.reductions import SquaredNorms
 from gradlens.schedules import Schedule, linear
+from tests.cases.steps import tracked_backward
 
 
 class Plain(SingleStepQuantity):
@@ -84,8 +85,7 @@ def train(tracked: Sequence[Quantity], steps: int = 3) -> Cockpit:
     for step in range(steps):
         optimizer.zero_grad()
         loss = model(torch.randn(5, 4)).square().mean()
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
     return cockpit
 

@@ -23,7 +23,7 @@ from gradlens.curvature.diagonals import DiagonalKind
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import CurvatureQuantity, Quantity
 from tests.cases.references import dense_hessian, without_hooks
-from tests.cases.steps import tracked_backward
+from tests.cases.steps import take_steps, tracked_backward
 
 SAMPLES = 6
 
@@ -185,11 +185,7 @@ def test_adamw_has_a_threshold_by_default() -> None:
     model = nn.Linear(3, 2)
     optimizer = AdamW(model.parameters())
     cockpit = Cockpit(model, [quantities.Stability()])
-    for step in range(2):
-        loss = model(torch.randn(4, 3)).square().mean()
-        optimizer.zero_grad()
-        tracked_backward(cockpit, step, loss, optimizer=optimizer)
-        optimizer.step()
+    take_steps(cockpit, optimizer, lambda _: model(torch.randn(4, 3)).square().mean(), range(2))
     found = cockpit.history["Stability"][1]
     assert found["threshold"] == pytest.approx((2 - 1e-3 * 0.01) * 1.9 / (0.1 * 1e-3))
     assert 0 < found["ratio"] < 1

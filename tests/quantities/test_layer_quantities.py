@@ -23,7 +23,7 @@ from gradlens.quantities import LayerQuantity, Quantity
 from gradlens.quantities.parameter_quantity import OfParameters
 from tests.cases.layer_cases import CASES, Array, Flow, flows
 from tests.cases.records import assert_same_records, leaves
-from tests.cases.steps import tracked_backward
+from tests.cases.steps import take_steps, tracked_backward
 
 STEPS = 3
 BATCHES = (6, 6, 4)
@@ -694,12 +694,7 @@ def test_nothing_breaks_a_training_loop(samples: int, dtype: torch.dtype) -> Non
     ):
         cockpit = gradlens.Cockpit(model, [*everything()])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = model(inputs).float().square().sum()
-            tracked_backward(cockpit, step, loss, optimizer=optimizer)
-            optimizer.step()
-        cockpit.close()
+        take_steps(cockpit, optimizer, lambda _: model(inputs).float().square().sum())  # noqa: B023
         for quantity in cockpit.quantities:
             for value in cockpit.history[quantity.name].values():
                 reasons(value)

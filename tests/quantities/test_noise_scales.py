@@ -26,6 +26,7 @@ from gradlens.quantities import GradNoiseScale, GradNorm
 from gradlens.quantities.dual_norms import dual_sums
 from gradlens.signals import is_normalization
 from tests.cases.networks import NETWORKS
+from tests.cases.steps import tracked_backward
 
 
 class Residual(nn.Module):
@@ -151,8 +152,7 @@ def track(*parts: Callable[[nn.Module, Tensor], Tensor], **info: Any) -> Any:
     cockpit = Cockpit(model, [GradNoiseScale(between="parts")], facts=False)
     for place, part in enumerate(parts):
         loss = part(model, torch.randn(4, 3))
-        with cockpit(0, loss=loss, accumulating=place < len(parts) - 1, **info):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss, accumulating=place < len(parts) - 1, **info)
     found = cockpit.history["GradNoiseScale"][0]
     return found["value"] if isinstance(found, dict) else found
 
@@ -196,9 +196,7 @@ def test_training_is_the_same_and_compiled_code_is_not_left() -> None:
         model, inputs = made("mlp")
         cockpit = Cockpit(model, tracked)
         for place in range(2):
-            loss = loss_of(model, inputs(3))
-            with cockpit(0, loss=loss, accumulating=place < 1):
-                loss.backward()
+            tracked_backward(cockpit, 0, loss_of(model, inputs(3)), accumulating=place < 1)
         ends.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 

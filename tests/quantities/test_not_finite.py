@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gradlens import Cockpit
 from gradlens.history.undefined import Undefined
+from tests.cases.steps import tracked_backward
 from tests.quantities.test_units import LAWS, network, numbers
 
 WITHOUT_REASON = {"HessTrace", "SpectralDensity"}
@@ -33,9 +34,7 @@ def test_a_sample_that_is_not_finite(name: str, bad: float) -> None:
             loss: Tensor = loss_function(model(inputs), torch.zeros(6, 3).double())
             return loss
 
-        loss = closure()
-        with cockpit(step, loss=loss, optimizer=optimizer, closure=closure):
-            loss.backward()
+        tracked_backward(cockpit, step, closure(), optimizer=optimizer, closure=closure)
         optimizer.step()
     cockpit.close()
     found = [number for record in cockpit.history[name].values() for _, number in numbers(record)]

@@ -27,6 +27,7 @@ from gradlens.quantities import (
 from gradlens.quantities.moments import Moments
 from tests.cases.records import assert_same_records
 from tests.cases.simulated_device import SimulatedDevice
+from tests.cases.steps import tracked_backward
 
 STEPS = 3
 
@@ -215,8 +216,7 @@ def train(
         for part, (x, y) in enumerate(both, 1):
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = (model(x) - y).square().mean() / parts
-            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=part < parts):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer, accumulating=part < parts)
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         found.gradients.append(copied(lambda p: p.grad))
@@ -397,8 +397,7 @@ def loop(
     for step in range(steps):
         model.zero_grad()
         loss = factor * model(torch.randn(6, 4)).square().mean()
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
+        tracked_backward(cockpit, step, loss, optimizer=optimizer)
         change(step)
         optimizer.step()
         for other in others:

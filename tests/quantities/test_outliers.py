@@ -15,7 +15,7 @@ import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.quantities import Quantity
 from tests.cases.records import assert_same_records
-from tests.cases.steps import tracked_backward
+from tests.cases.steps import take_steps, tracked_backward
 
 CLASSES = 3
 
@@ -123,8 +123,7 @@ def tracked(model: nn.Module, inputs: Tensor, parts: int, bfloat16: bool = False
     for part, some in enumerate(inputs.chunk(parts)):
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = model(some).float().square().mean() / parts
-        with cockpit(0, loss=loss, optimizer=optimizer, accumulating=part < parts - 1):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss, optimizer=optimizer, accumulating=part < parts - 1)
     optimizer.step()
     cockpit.close()
     return cockpit
@@ -307,13 +306,13 @@ def trained(steps: int, change: Callable[[nn.Module, int], None]) -> gradlens.Hi
     model = nn.Sequential(nn.Linear(90, 80, bias=False))
     cockpit = Cockpit(model, [quantities.WeightSpectrum(), quantities.UpdateSpectrum()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    for step in range(steps):
+
+    def loss_of(step: int) -> Tensor:
         change(model, step)
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 90)).square().mean()
-        tracked_backward(cockpit, step, loss, optimizer=optimizer)
-        optimizer.step()
-    cockpit.close()
+        loss: Tensor = model(torch.randn(4, 90)).square().mean()
+        return loss
+
+    take_steps(cockpit, optimizer, loss_of, range(steps))
     return cockpit.history
 
 

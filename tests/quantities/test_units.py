@@ -20,6 +20,7 @@ from torch.optim import SGD, Adam, Optimizer
 from gradlens import Cockpit, quantities
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import Quantity
+from tests.cases.steps import tracked_backward
 
 N, STEPS, RATE = 6, 3, 0.1
 
@@ -146,9 +147,7 @@ def values(
         def closure(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
             return unit * loss_function(model(inputs), labels)
 
-        loss = closure()
-        with cockpit(step, loss=loss, optimizer=opt, closure=closure):
-            loss.backward()
+        tracked_backward(cockpit, step, closure(), optimizer=opt, closure=closure)
         opt.step()
     cockpit.close()
     return cockpit.history[quantity.name]

@@ -19,7 +19,7 @@ from gradlens import Cockpit, quantities
 from gradlens.quantities.optimizer import local_step_size
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
-from tests.cases.steps import tracked_backward
+from tests.cases.steps import take_steps, tracked_backward
 
 STEPS, SAMPLES = 4, 6
 
@@ -310,11 +310,8 @@ def test_alpha_of_an_update_along_which_slopes_are_unknown(name: str) -> None:
     change(model)
     optimizer = SGD(model.parameters(), lr=0.1)
     cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module, batchnorm="skip")
-    for step in range(2):
-        optimizer.zero_grad()
-        loss = module(model(torch.randn(5, 3)), torch.randn(5, 2))
-        tracked_backward(cockpit, step, loss, optimizer=optimizer)
-        optimizer.step()
+    loss_of = lambda _: module(model(torch.randn(5, 3)), torch.randn(5, 2))  # noqa: E731
+    take_steps(cockpit, optimizer, loss_of, range(2))
     found = cockpit.history["Alpha"][0]
     assert (f"{unknown} have moved" in found.reason) if unknown else math.isfinite(found)
 

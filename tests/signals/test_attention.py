@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from gradlens import Cockpit
 from gradlens.history.history import History
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import AttentionEntropy, AttentionLogits
+from tests.cases.steps import take_steps, tracked_backward
 
 N, T, D, H = 8, 5, 8, 2
 SEEN = torch.ones(T, T, dtype=torch.bool).tril()
@@ -105,8 +105,7 @@ def tracked(model: nn.Module, parts: int = 1, layers: str | None = None) -> Hist
     x = 3 * torch.randn(N, T, D, generator=generator)
     for number, part in enumerate(x.chunk(parts), start=1):
         loss = model(part).square().mean() / parts
-        with cockpit(0, loss=loss, accumulating=number < parts):
-            loss.backward()
+        tracked_backward(cockpit, 0, loss, accumulating=number < parts)
     return cockpit.history
 
 
@@ -230,12 +229,8 @@ def test_training_stays_as_it_is() -> None:
     def trained(cockpit: Cockpit | None, model: nn.Module) -> list[Tensor]:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         torch.manual_seed(1)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = model(torch.randn(N, T, D)).square().mean()
-            with nullcontext() if cockpit is None else cockpit(step, loss=loss):
-                loss.backward()
-            optimizer.step()
+        loss_of = lambda _: model(torch.randn(N, T, D)).square().mean()  # noqa: E731
+        take_steps(cockpit, optimizer, loss_of, optimizer=None)
         return [*model.state_dict().values(), torch.get_rng_state()]
 
     def network() -> nn.Module:

@@ -25,6 +25,7 @@ from gradlens.recorders import (
     ForwardPre,
     Recorder,
 )
+from tests.cases.steps import tracked_backward
 
 ALL: list[type[Recorder]] = [ForwardPre, ForwardInput, ForwardOutput, BackwardInput, BackwardOutput]
 every_recorder = pytest.mark.parametrize("kind", ALL)
@@ -478,8 +479,6 @@ def test_passes_of_a_cockpit_are_not_recorded(model: nn.Sequential) -> None:
     recorder = BackwardOutput().modules(model, indices=0)
     cockpit = gradlens.Cockpit(model, [HessEigenvalues(), NormTest()])
     with recorder:
-        loss = model(torch.randn(5, 4)).square().mean()
-        with cockpit(0, loss=loss):
-            loss.backward()
+        tracked_backward(cockpit, 0, model(torch.randn(5, 4)).square().mean())
     assert len(recorder[0]) == 1
     assert len(cockpit.history["HessEigenvalues"]) == len(cockpit.history["NormTest"]) == 1

@@ -14,6 +14,7 @@ from gradlens import Aggregate, Cockpit, GradlensWarning, History, configuration
 from gradlens.history.histograms import Histogram
 from gradlens.quantities import GradHist1d, Loss, OutputNorm
 from gradlens.sinks import Sink
+from tests.cases.steps import tracked_backward
 
 STEPS = 6
 EPOCH = 3
@@ -85,8 +86,7 @@ def train(cockpit: Cockpit, after_step: Callable[[int], None] | None = None) -> 
             warnings.filterwarnings("ignore", f".*{NOTE}", GradlensWarning)
             if step == 0:
                 cockpit(step)
-            with cockpit(step, loss=loss, optimizer=optimizer, info=info):
-                loss.backward()
+            tracked_backward(cockpit, step, loss, optimizer=optimizer, info=info)
         optimizer.step()
         cockpit.log(step, learning_rate=0.1, **{"Übung (groß)": float(step)})
         if step % EPOCH == EPOCH - 1:
