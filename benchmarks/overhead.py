@@ -3,7 +3,8 @@
 ``python -m benchmarks.overhead [PROBLEM ...] [--only WORD ...] [--without WORD ...] [--write]``
 prints ratios of each contender's steps to the plain steps beside them, their quartiles, and the
 peak memory above a plain step's. ``--write`` makes docs/overhead.csv of it, from which the
-documentation's table and figure are drawn.
+documentation's table and figure are drawn. ``--guard`` measures what benchmarks/thresholds.csv has
+limits of, and exits with 1 if one of them is exceeded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -171,6 +172,19 @@ def measure(
         yield Measurement(problem, name, median(seconds), ratio, quartiles[0], quartiles[2], memory)
 
 
+def limits() -> dict[tuple[str, str], tuple[float, float]]:
+    """What ratios and megabytes may be at most, by problem and contender."""
+    with (Path(__file__).parent / "thresholds.csv").open() as file:
+        rows = csv.DictReader(file)
+        return {(r["problem"], r["contender"]): (float(r["ratio"]), float(r["MB"])) for r in rows}
+
+
+def is_kept(one: Measurement) -> bool:
+    """Of ratios, the lower quartile counts, so that a burst of other work does no harm."""
+    ratio, megabytes = limits()[one.problem, one.contender]
+    return one.low <= ratio and one.megabytes is not None and one.megabytes <= megabytes
+
+
 def main() -> None:
     """Print a table of ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -188,25 +202,30 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="default: the problem's own")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", action="store_true", help="write docs/overhead.csv")
+    parser.add_argument("--guard", action="store_true", help="exit with 1 above thresholds.csv")
     options = parser.parse_args()
     known = [*PROBLEMS, *NAMED]
     unknown = set(options.problems) - set(known)
     if unknown:
         parser.error(f"no problem is called {', '.join(unknown)}: choose of {', '.join(known)}")
 
-    def wanted(name: str) -> bool:
+    def wanted(problem: str, name: str) -> bool:
         if any(word in name for word in options.without):
+            return False
+        if options.guard and (problem, name) not in limits():
             return False
         return any(word in name for word in options.only)
 
     warnings.simplefilter("ignore")
     if options.cpu:  # threads that wait for others take its time, too
         torch.set_num_threads(1)
-    for problem in options.problems or PROBLEMS:
+    exceeded: list[str] = []
+    usual = dict.fromkeys(problem for problem, _ in limits()) if options.guard else PROBLEMS
+    for problem in options.problems or usual:
         print(f"{problem}, batch {options.batch or problem_of(problem).batch_size}")
         found = []
-        limits = options.steps, options.device, options.batch, options.seconds, options.cpu
-        for one in measure(problem, wanted, *limits):
+        settings = options.steps, options.device, options.batch, options.seconds, options.cpu
+        for one in measure(problem, partial(wanted, problem), *settings):
             found.append(one)
             memory = "" if one.megabytes is None else f"{one.megabytes:8.0f} MB"
             print(
@@ -216,6 +235,12 @@ def main() -> None:
             )
         if options.write:
             write(found, options.device)
+        if options.guard:  # what couldn't be measured isn't known to be kept
+            kept = {one.contender for one in found if is_kept(one)}
+            guarded = {name for of, name in limits() if of == problem and wanted(problem, name)}
+            exceeded += [f"{problem}, {name}" for name in sorted(guarded - kept)]
+    if exceeded:
+        sys.exit(f"above benchmarks/thresholds.csv, or unknown: {'; '.join(exceeded)}")
 
 
 COLUMNS = ("problem", "contender", "ratio", "low", "high", "MB", "plain ms")
