@@ -19,7 +19,15 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from tests.cases.random_layers import COUPLINGS, VECTOR_LAYERS, WAYS, Called, Sizes, Written
+from tests.cases.random_layers import (
+    COUPLINGS,
+    VECTOR_LAYERS,
+    WAYS,
+    Called,
+    Reversed,
+    Sizes,
+    Written,
+)
 
 WIDTH, LENGTH, SIDE, VOCABULARY = 4, 3, 4, 5
 
@@ -81,18 +89,6 @@ class OnceDifferentiable(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         return gradients[0] * weight, (gradients[0] * x).reshape(-1, WIDTH).sum(0)
-
-
-class Reversed(torch.autograd.Function):
-    """The identity, with the negative of its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return -gradients[0]
 
 
 class Overwriting(torch.autograd.Function):

@@ -16,9 +16,10 @@ from torch.nn.functional import (
     unfold,
 )
 
-from benchmarks.zoo.by_hand_rows import Applied, Build, linear, parameter, parted
+from benchmarks.zoo.by_hand_rows import Build, linear, parameter, parted
 from benchmarks.zoo.losses import CLASSES, classify, images
 from benchmarks.zoo.network import Batch, Network, also_told
+from tests.cases.row_cases import Net
 
 KIND = "by hand: images"
 C = 4
@@ -83,14 +84,14 @@ class Windows(nn.Module):
         return hidden.movedim(-1, 1)
 
 
-def patches(model: Applied, x: Tensor) -> Tensor:
+def patches(model: Net, x: Tensor) -> Tensor:
     """Patches as tokens, a class token, position embeddings, one encoder layer (ViT)."""
     tokens = model.patch(x).flatten(2).transpose(1, 2)
     tokens = torch.cat([model.token.expand(len(x), -1, -1), tokens], 1) + model.positions
     return model.head(model.layer(tokens)[:, 0])
 
 
-def modulated(model: Applied, x: Tensor) -> Tensor:
+def modulated(model: Net, x: Tensor) -> Tensor:
     """Each sample's own kernels, with samples folded into groups of one convolution (StyleGAN)."""
     n, _, height, width = x.shape
     style = model.style(x.mean((2, 3))) + 1
@@ -112,19 +113,19 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(x, (self.weight - mean) / (std + 1e-5), self.bias)
 
 
-def aligned(model: Applied, x: Tensor) -> Tensor:
+def aligned(model: Net, x: Tensor) -> Tensor:
     """An image is moved to where a small network wants it (spatial transformer)."""
     where = 0.1 * model.where(x.flatten(1)).view(-1, 2, 3) + torch.eye(2, 3, dtype=x.dtype)
     grid = affine_grid(where, list(x.shape), align_corners=False)
     return model.convolution(grid_sample(x, grid, align_corners=False))
 
 
-def local(model: Applied, x: Tensor) -> Tensor:
+def local(model: Net, x: Tensor) -> Tensor:
     """Each place has its own kernel."""
     return torch.einsum("nip,poi->nop", unfold(x, 3), model.weight)
 
 
-def regions(model: Applied, x: Tensor, owner: Tensor, corners: Tensor) -> Tensor:
+def regions(model: Net, x: Tensor, owner: Tensor, corners: Tensor) -> Tensor:
     """A head on regions cut out of images, of which each sample has another number.
 
     Each of R regions has an owner and a corner where it starts.
@@ -169,7 +170,7 @@ def noisy() -> Batch:
     return {**batch, "noise": torch.randn_like(batch["x"]), "time": torch.randint(5, (4,))}
 
 
-def variational(model: Applied, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def variational(model: Net, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """An autoencoder whose noise is an input: the image, means and logarithms of variances."""
     mean, log_variance = model.encoder(x.flatten(1)).chunk(2, 1)
     return model.decoder(mean + noise * (log_variance / 2).exp()), mean, log_variance

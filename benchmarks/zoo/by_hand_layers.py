@@ -13,9 +13,11 @@ from torch.nn.functional import linear, relu
 from torch.nn.utils.parametrizations import orthogonal
 
 from benchmarks.zoo.by_hand_losses import uncalled, ways
-from benchmarks.zoo.by_hand_rows import Applied, parameter, parted
+from benchmarks.zoo.by_hand_rows import parameter, parted
 from benchmarks.zoo.losses import CLASSES, classify, numbers, regress, targets
 from benchmarks.zoo.network import Batch, Network
+from tests.cases.random_layers import Reversed
+from tests.cases.row_cases import Net
 
 KIND = "by hand: layers"
 D = 6
@@ -38,33 +40,33 @@ class LowNorm(nn.Module):
 # Functions of a network's parts and of inputs [N, D].
 
 
-def lists(model: Applied, x: Tensor) -> Tensor:
+def lists(model: Net, x: Tensor) -> Tensor:
     """Weights in lists and dictionaries, used by functions."""
     for weight in model.weights:
         x = x + (x @ weight).tanh()
     return linear(x, model.named["out"], model.named["bias"])
 
 
-def hyper(model: Applied, x: Tensor) -> Tensor:
+def hyper(model: Net, x: Tensor) -> Tensor:
     """Each sample's weights come out of a network of that sample."""
     weights = model.generator(x).view(-1, D, H) / D
     return model.head((x[:, None] @ weights)[:, 0].tanh())
 
 
-def generated(model: Applied, x: Tensor) -> Tensor:
+def generated(model: Net, x: Tensor) -> Tensor:
     """Weights for all samples come out of a network of a few parameters."""
     weight = model.generator(model.code).view(H, D)
     return model.head(linear(x, weight).tanh())
 
 
-def called(model: Applied, x: Tensor) -> Tensor:
+def called(model: Net, x: Tensor) -> Tensor:
     """A network called with weights that are mixtures of two others'."""
     other = dict(model.b.named_parameters())
     mixed = {n: model.mixture * p + other[n] for n, p in model.a.named_parameters()}
     return model.head(functional_call(nn.Linear(D, H), mixed, (x,)).tanh())
 
 
-def capsules(model: Applied, x: Tensor) -> Tensor:
+def capsules(model: Net, x: Tensor) -> Tensor:
     """Capsules that agree by three rounds of routing."""
     votes = torch.einsum("nid,ikde->nike", model.inside(x).view(-1, 4, 3), model.weight)
     scores = x.new_zeros(votes.shape[:3])
@@ -76,7 +78,7 @@ def capsules(model: Applied, x: Tensor) -> Tensor:
     return output.square().sum(-1)
 
 
-def equilibrium(model: Applied, x: Tensor) -> Tensor:
+def equilibrium(model: Net, x: Tensor) -> Tensor:
     """A layer applied until not much changes, and once with its gradient."""
     inside = model.inside(x)
     with torch.no_grad():
@@ -86,61 +88,47 @@ def equilibrium(model: Applied, x: Tensor) -> Tensor:
     return model.head((inside + 0.5 * model.again(state)).tanh())
 
 
-def modulated(model: Applied, x: Tensor) -> Tensor:
+def modulated(model: Net, x: Tensor) -> Tensor:
     """One part of the inputs scales and shifts what another part gives."""
     body, condition = x.split([4, 2], 1)
     scale, shift = model.condition(condition).chunk(2, 1)
     return model.head(relu(model.body(body) * (1 + scale) + shift))
 
 
-def butterfly(model: Applied, x: Tensor) -> Tensor:
+def butterfly(model: Net, x: Tensor) -> Tensor:
     """Two block-diagonal matrices with a permutation between them (Monarch)."""
     x = torch.einsum("nki,kij->nkj", x.view(-1, 3, 2), model.left).transpose(1, 2)
     return model.head(torch.einsum("nki,kij->nkj", x, model.right).flatten(1))
 
 
-def tensorised(model: Applied, x: Tensor) -> Tensor:
+def tensorised(model: Net, x: Tensor) -> Tensor:
     """A weight that is a product of small tensors."""
     x = x.view(-1, 2, 3)
     return model.head(torch.einsum("nij,iar,rjb->nab", x, model.a, model.b).flatten(1))
 
 
-def force(model: Applied, x: Tensor) -> Tensor:
+def force(model: Net, x: Tensor) -> Tensor:
     """Minus the gradient of an energy by the inputs."""
     x = x.detach().requires_grad_()
     return torch.autograd.grad(model.net(x).sum(), x, create_graph=True)[0]
 
 
-def bilinear(model: Applied, x: Tensor) -> Tensor:
+def bilinear(model: Net, x: Tensor) -> Tensor:
     """Products of two views of the inputs."""
     return model.head(model.layer(*x.split([4, 2], 1)).tanh())
 
 
-def complex_weights(model: Applied, x: Tensor) -> Tensor:
+def complex_weights(model: Net, x: Tensor) -> Tensor:
     """Weights of complex numbers."""
     weight = torch.view_as_complex(model.weight)
     return model.head((x.to(weight.dtype) @ weight.T).abs())
-
-
-class Reverse(torch.autograd.Function):
-    """The identity, whose gradient has another sign."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """A view."""
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Minus the gradient."""
-        return -gradient
 
 
 def two_losses(model: nn.Module, batch: Batch) -> Tensor:
     """The sum of what the head and the other head lose."""
     hidden = model.body(batch["x"]).tanh()
     first = nn.functional.cross_entropy(model.head(hidden), batch["y"])
-    second = model.domain(Reverse.apply(hidden))
+    second = model.domain(Reversed.apply(hidden))
     return first + 0.3 * nn.functional.cross_entropy(second, 2 - batch["y"])
 
 

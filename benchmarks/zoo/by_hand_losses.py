@@ -13,7 +13,6 @@ from benchmarks.zoo.by_hand_rows import (
     SETS,
     TRUNK,
     TWO,
-    Applied,
     D,
     H,
     equal_halves,
@@ -26,6 +25,7 @@ from benchmarks.zoo.by_hand_rows import (
 )
 from benchmarks.zoo.losses import CLASSES, WORDS, numbers
 from benchmarks.zoo.network import Batch, Network, also_told
+from tests.cases.row_cases import Net
 
 KIND = "by hand: losses"
 
@@ -44,19 +44,19 @@ def masked_head(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model.second(hidden[batch["mask"]]), batch["y"][batch["mask"]])
 
 
-def pairs_in_one(model: Applied, a: Tensor, b: Tensor) -> Tensor:
+def pairs_in_one(model: Net, a: Tensor, b: Tensor) -> Tensor:
     """Both sides of the pairs in one call, one behind the other."""
     left, right = model.net(torch.cat([a, b])).chunk(2)
     return model.head((left - right).abs())
 
 
-def pairs_interleaved(model: Applied, a: Tensor, b: Tensor) -> Tensor:
+def pairs_interleaved(model: Net, a: Tensor, b: Tensor) -> Tensor:
     """Both sides of the pairs in one call, in turns."""
     left, right = model.net(torch.stack([a, b], 1).flatten(0, 1)).view(len(a), 2, -1).unbind(1)
     return model.head((left - right).abs())
 
 
-def pairs_in_two(model: Applied, a: Tensor, b: Tensor) -> Tensor:
+def pairs_in_two(model: Net, a: Tensor, b: Tensor) -> Tensor:
     """One call for each side of the pairs."""
     return model.head((model.net(a) - model.net(b)).abs())
 
@@ -107,7 +107,7 @@ def two_towers_part(model: nn.Module, batch: Batch, n: int) -> Tensor:
     return cross_entropy(queries @ documents.T, torch.arange(len(queries)))
 
 
-def cropped(model: Applied, x: Tensor) -> Tensor:
+def cropped(model: Net, x: Tensor) -> Tensor:
     """A student sees all crops ``[N, C, D]`` in one call and a teacher the first; ``[C, N]``."""
     of_crops = x.transpose(0, 1)
     student = model.student(of_crops.flatten(0, 1)).log_softmax(-1)
@@ -296,6 +296,6 @@ def _of_meeting_samples() -> list[Network]:
     ]
 
 
-def uncalled(model: Applied, *inputs: Tensor) -> Tensor:
+def uncalled(model: Net, *inputs: Tensor) -> Tensor:
     """For networks whose parts are called alone."""
     raise NotImplementedError

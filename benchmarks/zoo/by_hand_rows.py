@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.zoo.losses import CLASSES, WORDS, classify, numbers, regress, targets
 from benchmarks.zoo.network import Batch, Network, also_told
+from tests.cases.row_cases import Net
 
 KIND = "by hand: rows"
 D = 7
@@ -25,49 +26,35 @@ def mlp(inside: int = D, outside: int = CLASSES) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inside, H), nn.Tanh(), nn.Linear(H, outside))
 
 
-class Applied(nn.Module):
-    """A network whose forward pass is a function of its parts and the inputs."""
-
-    def __init__(self, function: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Whatever the function makes of them."""
-        return self.function(self, *inputs)
-
-
-def multiple_choice(model: Applied, x: Tensor) -> Tensor:
+def multiple_choice(model: Net, x: Tensor) -> Tensor:
     """Samples folded with their choices, ``[N, C, D]``."""
     return model.net(x.flatten(0, 1)).view(x.shape[:2])
 
 
-def multiple_choice_texts(model: Applied, x: Tensor) -> Tensor:
+def multiple_choice_texts(model: Net, x: Tensor) -> Tensor:
     """Texts ``[N, C, T]`` of which each goes through a recurrent layer."""
     _, (state, _) = model.recurrent(model.table(x.flatten(0, 1)))
     return model.head(state[0]).view(x.shape[:2])
 
 
-def crops_of_sizes(model: Applied, x: Tensor) -> Tensor:
+def crops_of_sizes(model: Net, x: Tensor) -> Tensor:
     """Images cropped to three sizes, with one call for those of each size."""
     pooled = [model.convolution(x[..., :k, :k]).relu().mean((2, 3)) for k in (4, 6, 8)]
     return model.head(torch.stack(pooled).mean(0))
 
 
-def soft(model: Applied, x: Tensor) -> Tensor:
+def soft(model: Net, x: Tensor) -> Tensor:
     """All experts see all samples, in one product."""
     outputs = torch.einsum("nd,edk->nek", x, model.weight)
     return (model.router(x).softmax(-1)[..., None] * outputs).sum(1)
 
 
-def chosen_heads(model: Applied, x: Tensor, task: Tensor) -> Tensor:
+def chosen_heads(model: Net, x: Tensor, task: Tensor) -> Tensor:
     """The head of each sample's own task ``[N]`` is taken from a table of heads."""
     return torch.bmm(model.trunk(x).tanh()[:, None], model.heads[task])[:, 0]
 
 
-def one_large_graph(model: Applied, x: Tensor, edges: Tensor, owner: Tensor, graphs: int) -> Tensor:
+def one_large_graph(model: Net, x: Tensor, edges: Tensor, owner: Tensor, graphs: int) -> Tensor:
     """Vertices ``[V, D]`` of several graphs, edges ``[2, E]``, and whose each vertex is."""
     for layer in (model.first, model.second):
         messages = layer(x)
@@ -124,7 +111,7 @@ def one_of_shuffled(batch: Batch, n: int) -> Batch:
     return {"x": batch["x"][own], "edges": edges, "owner": owner, "y": batch["y"][n : n + 1]}
 
 
-def graph_convolution(model: Applied, x: Tensor, neighbours: Tensor) -> Tensor:
+def graph_convolution(model: Net, x: Tensor, neighbours: Tensor) -> Tensor:
     """Vertices ``[N, V, D]`` with the adjacency of each sample's own graph."""
     hidden = (neighbours @ model.first(x)).relu()
     return model.head((neighbours @ model.second(hidden)).relu().mean(1))
@@ -141,7 +128,7 @@ def neighbours_loss(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model(batch["x"], batch["neighbours"]), batch["y"])
 
 
-def early_exit(model: Applied, x: Tensor) -> Tensor:
+def early_exit(model: Net, x: Tensor) -> Tensor:
     """Samples that are done leave the loop."""
     left, output = torch.arange(len(x)), x
     for _ in range(3):
@@ -150,7 +137,7 @@ def early_exit(model: Applied, x: Tensor) -> Tensor:
     return model.head(output)
 
 
-def prototypes(model: Applied, x: Tensor) -> Tensor:
+def prototypes(model: Net, x: Tensor) -> Tensor:
     """Distances from the entries of a table."""
     return -torch.cdist(model.encoder(x), model.codes.weight)
 
@@ -164,13 +151,13 @@ def tokens_batch(samples: int, length: int) -> Batch:
     return {"x": x, "y": labels, "tokens": labels, "mask": mask}
 
 
-def film_frames(model: Applied, x: Tensor) -> Tensor:
+def film_frames(model: Net, x: Tensor) -> Tensor:
     """Films ``[N, F, C, H, W]`` whose frames go through a convolution one by one."""
     frames = model.convolution(x.flatten(0, 1)).relu().mean((2, 3))
     return model.head(frames.view(*x.shape[:2], -1).mean(1))
 
 
-def frames_first(model: Applied, x: Tensor) -> Tensor:
+def frames_first(model: Net, x: Tensor) -> Tensor:
     """The same with frames folded in front of samples."""
     folded = x.transpose(0, 1).flatten(0, 1)
     frames = model.convolution(folded).relu().mean((2, 3))
@@ -212,7 +199,7 @@ def parted(
     function: Callable[..., Tensor], **parts: Callable[[], nn.Module | nn.Parameter]
 ) -> Build:
     """Something that builds the ``parts`` and applies the function."""
-    return lambda: Applied(function, **{key: part() for key, part in parts.items()})
+    return lambda: Net(function, **{key: part() for key, part in parts.items()})
 
 
 def parameter(*shape: int, scale: float = 1.0) -> Callable[[], nn.Parameter]:

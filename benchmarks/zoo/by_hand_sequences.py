@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, elu, one_hot, scaled_dot_product_attention
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
-from benchmarks.zoo.by_hand_rows import Applied, Build, linear, parameter, parted
+from benchmarks.zoo.by_hand_rows import Build, linear, parameter, parted
 from benchmarks.zoo.losses import (
     CLASSES,
     WORDS,
@@ -23,6 +23,7 @@ from benchmarks.zoo.losses import (
     words,
 )
 from benchmarks.zoo.network import Batch, Network, also_told, labelled
+from tests.cases.row_cases import Net
 
 KIND = "by hand: sequences"
 D = 6
@@ -66,7 +67,7 @@ class Packed(nn.Module):
         return self.head((state[0] if isinstance(state, tuple) else state)[0])
 
 
-def packed_in_front(model: Applied, x: list[Tensor]) -> Tensor:
+def packed_in_front(model: Net, x: list[Tensor]) -> Tensor:
     """A layer in front of the recurrent one is called on the packed rows ``[Tₙ, D]``."""
     packed = pack_sequence(x, enforce_sorted=False)
     packed = packed._replace(data=model.inside(packed.data).tanh())
@@ -112,7 +113,7 @@ class Cells(nn.Module):
         return self.head(torch.stack(outputs, 0)).mean(0)
 
 
-def gated_by_hand(model: Applied, x: Tensor) -> Tensor:
+def gated_by_hand(model: Net, x: Tensor) -> Tensor:
     """A gated loop of two linear layers that are called at each time."""
     state = x.new_zeros(len(x), H)
     for step in x.unbind(1):
@@ -122,7 +123,7 @@ def gated_by_hand(model: Applied, x: Tensor) -> Tensor:
     return model.head(state)
 
 
-def translate(model: Applied, x: Tensor) -> Tensor:
+def translate(model: Net, x: Tensor) -> Tensor:
     """An encoder's states, a decoder with teacher forcing, and attention between them.
 
     The words to come are those that came in.
@@ -183,7 +184,7 @@ class Language(nn.Module):
         return self.head(self.norm(hidden + self.layer(hidden)))
 
 
-def language_first(model: Applied, x: Tensor) -> Tensor:
+def language_first(model: Net, x: Tensor) -> Tensor:
     """Words ``[T, N]`` in, words out, with positions in front of samples all the way."""
     hidden, _ = model.layer(model.table(x))
     mixed, _ = model.attention(hidden, hidden, hidden, need_weights=False)
@@ -196,7 +197,7 @@ def words_first(samples: int, length: int) -> Callable[[], Batch]:
     return lambda: {key: value.T.contiguous() for key, value in of().items()}
 
 
-def biased(model: Applied, x: Tensor) -> Tensor:
+def biased(model: Net, x: Tensor) -> Tensor:
     """Attention with a table of relative positions, which is a layer or a parameter."""
     n, t, _ = x.shape
     query, key, value = model.mix(x).view(n, t, 3, 2, 4).permute(2, 0, 3, 1, 4)
@@ -207,7 +208,7 @@ def biased(model: Applied, x: Tensor) -> Tensor:
     return model.out((scores.softmax(-1) @ value).transpose(1, 2).reshape(n, t, 8))
 
 
-def rotated(model: Applied, x: Tensor) -> Tensor:
+def rotated(model: Net, x: Tensor) -> Tensor:
     """By learned frequencies."""
     angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * model.frequencies
     a, b = x.chunk(2, -1)
@@ -215,13 +216,13 @@ def rotated(model: Applied, x: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-def rotary(model: Applied, x: Tensor) -> Tensor:
+def rotary(model: Net, x: Tensor) -> Tensor:
     """Attention whose queries and keys are rotated."""
     scores = rotated(model, model.query(x)) @ rotated(model, model.key(x)).transpose(1, 2)
     return scores.softmax(-1) @ model.value(x)
 
 
-def linear_attention(model: Applied, x: Tensor) -> Tensor:
+def linear_attention(model: Net, x: Tensor) -> Tensor:
     """Attention without a softmax, by einsum."""
     query, key = elu(model.query(x)) + 1, elu(model.key(x)) + 1
     state = torch.einsum("ntd,nte->nde", key, model.value(x))
@@ -229,7 +230,7 @@ def linear_attention(model: Applied, x: Tensor) -> Tensor:
     return torch.einsum("ntd,nde->nte", query, state) / size[..., None]
 
 
-def windowed(model: Applied, x: Tensor) -> Tensor:
+def windowed(model: Net, x: Tensor) -> Tensor:
     """Attention inside of sliding windows that ``unfold`` cuts out."""
     padded = nn.functional.pad(model.both(x), (0, 0, 1, 1))
     key, value = padded.unfold(1, 3, 1).chunk(2, 2)
@@ -237,30 +238,30 @@ def windowed(model: Applied, x: Tensor) -> Tensor:
     return torch.einsum("ntw,ntdw->ntd", scores.softmax(-1), value)
 
 
-def perceive(model: Applied, x: Tensor) -> Tensor:
+def perceive(model: Net, x: Tensor) -> Tensor:
     """Latents that all samples share look at the inputs (Perceiver)."""
     latents = model.latents.expand(len(x), -1, -1)
     return model.head(model.attention(latents, x, x)[0].mean(1))
 
 
-def fourier(model: Applied, x: Tensor) -> Tensor:
+def fourier(model: Net, x: Tensor) -> Tensor:
     """Mixing by a Fourier transform over time and features (FNet)."""
     return model.net(x + torch.fft.fft2(x).real)
 
 
-def filtered(model: Applied, x: Tensor) -> Tensor:
+def filtered(model: Net, x: Tensor) -> Tensor:
     """A learned filter of complex numbers in Fourier space."""
     weight = torch.view_as_complex(model.weight)
     return torch.fft.irfft(torch.fft.rfft(x, dim=1) * weight, n=x.shape[1], dim=1)
 
 
-def mixer(model: Applied, x: Tensor) -> Tensor:
+def mixer(model: Net, x: Tensor) -> Tensor:
     """Layers over time and over features in turns."""
     x = x + model.times(x.transpose(1, 2)).transpose(1, 2).tanh()
     return x + model.features(x).tanh()
 
 
-def state_space(model: Applied, x: Tensor) -> Tensor:
+def state_space(model: Net, x: Tensor) -> Tensor:
     """A diagonal linear recurrence, step by step, whose steps depend on the inputs (Mamba)."""
     step = nn.functional.softplus(model.step(x))[..., None]
     inside, outside = model.both(x).chunk(2, -1)
@@ -272,7 +273,7 @@ def state_space(model: Applied, x: Tensor) -> Tensor:
     return torch.stack(outputs, 1) + model.skip * x
 
 
-def long_convolution(model: Applied, x: Tensor) -> Tensor:
+def long_convolution(model: Net, x: Tensor) -> Tensor:
     """A convolution as long as the sequence, by Fourier transforms of a generated kernel."""
     t = x.shape[1]
     times = torch.arange(t, dtype=x.dtype)[:, None]
@@ -281,7 +282,7 @@ def long_convolution(model: Applied, x: Tensor) -> Tensor:
     return torch.fft.irfft(product, n=2 * t, dim=1)[:, :t]
 
 
-def causal(model: Applied, x: Tensor) -> Tensor:
+def causal(model: Net, x: Tensor) -> Tensor:
     """Dilated causal convolutions with gates (WaveNet)."""
     hidden = x.transpose(1, 2)
     for layer in model.layers:
@@ -305,13 +306,13 @@ class Encoded(nn.Module):
         return self.head(self.layer(x.transpose(0, 1))).mean(0)
 
 
-def decoded(model: Applied, x: Tensor) -> Tensor:
+def decoded(model: Net, x: Tensor) -> Tensor:
     """A decoder over half of the sequence that looks at the other half."""
     memory, target = x.chunk(2, 1)
     return model.head(model.layer(target, memory).mean(1))
 
 
-def masked_tokens(model: Applied, x: Tensor, labels: Tensor) -> Tensor:
+def masked_tokens(model: Net, x: Tensor, labels: Tensor) -> Tensor:
     """A head on those tokens alone that are to be predicted."""
     hidden = model.body(x).flatten(0, 1)
     places = (labels.flatten() != -100).nonzero()[:, 0]
@@ -335,7 +336,7 @@ def next_word(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), batch["x"][:, 1:].flatten())
 
 
-def one_hot_words(model: Applied, x: Tensor) -> Tensor:
+def one_hot_words(model: Net, x: Tensor) -> Tensor:
     """Words as vectors of zeros and a one, times a matrix, and a head."""
     return model.head((one_hot(x, WORDS).double() @ model.matrix).tanh().mean(1))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tests.cases import references
+from tests.cases.data_cases import Tied
 
 
 @dataclass(frozen=True)
@@ -97,21 +98,12 @@ class _Unused(nn.Module):
         return torch.relu(self.layer(x)) + self.shift
 
 
-class _Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(torch.tanh(self.layer(x)))[:, :3]
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": _linear,
     "perceptron": _perceptron,
     "convolutional": _convolutional,
     "unused": _Unused,
-    "tied": _Tied,
+    "tied": Tied,
 }
 
 CRITERIA: dict[str, Callable[[], nn.Module]] = {

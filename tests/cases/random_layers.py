@@ -67,8 +67,21 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
+        gradient = gradient.to(x.dtype)  # under autocast
         rows = gradient.reshape(-1, gradient.shape[-1])
         return gradient @ weight, rows.T @ x.reshape(-1, x.shape[-1])
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, with the negative of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
 
 
 class Symmetric(nn.Module):

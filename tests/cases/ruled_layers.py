@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from gradlens.graph.layer_rules import LayerRule
+from tests.cases.random_layers import LinearFunction
 from tests.cases.row_cases import (
     C,
     D,
@@ -28,21 +29,6 @@ from tests.cases.row_cases import (
 )
 
 
-class Product(torch.autograd.Function):
-    """x Wᵀ."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x @ weight.T
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        gradient = gradient.to(x.dtype)  # under autocast
-        return gradient @ weight, gradient.flatten(0, -2).T @ x.flatten(0, -2)
-
-
 class OwnLinear(nn.Module):
     """s·(x Wᵀ) + b."""
 
@@ -53,7 +39,7 @@ class OwnLinear(nn.Module):
         self.bias = nn.Parameter(torch.randn(outputs))
 
     def forward(self, x: Tensor, times: float = 1.0) -> Tensor:
-        return Product.apply(times * x, self.weight) * self.scale + self.bias
+        return LinearFunction.apply(times * x, self.weight) * self.scale + self.bias
 
 
 def own_linear(module: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> dict[str, Tensor]:
@@ -110,7 +96,7 @@ class Penalised(OwnLinear):
     penalty: Tensor
 
     def forward(self, x: Tensor, times: float = 1.0) -> Tensor:
-        hidden = Product.apply(x, self.weight)
+        hidden = LinearFunction.apply(x, self.weight)
         self.penalty = hidden.square().sum(1)
         return hidden * self.scale + self.bias
 
