@@ -18,6 +18,7 @@ import gradlens
 from gradlens import quantities, register_layer_rule
 from gradlens.gradients import rules as node_rules
 from gradlens.samples.batchnorm import BatchNormPolicy
+from tests.cases.random_layers import LinearFunction
 from tests.cases.references import per_sample_gradients_of_losses
 from tests.cases.row_cases import C, D, H, N, RowCase, cross_entropy, randn, vectors
 from tests.cases.ruled_layers import (
@@ -25,7 +26,6 @@ from tests.cases.ruled_layers import (
     WRONG_RULES,
     Normalised,
     OwnLinear,
-    Product,
     once,
     own_linear,
     with_head,
@@ -113,7 +113,7 @@ def test_fewer_backward_calls_than_samples() -> None:
     calls = []
 
     def count(frame: FrameType, event: str, _: Any) -> None:
-        calls[-1] += event == "call" and frame.f_code is Product.backward.__code__
+        calls[-1] += event == "call" and frame.f_code is LinearFunction.backward.__code__
 
     for rules in ({}, {OwnLinear: own_linear}):
         calls.append(0)
