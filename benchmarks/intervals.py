@@ -31,6 +31,7 @@ from gradlens.numerics.noise_scales import (
 )
 from gradlens.operators.dense import Dense
 from gradlens.quantities.dual_norms import dual_sums
+from gradlens.quantities.group_gradients import between_groups
 
 Array: TypeAlias = NDArray[np.float64]
 Generator: TypeAlias = np.random.Generator
@@ -179,6 +180,25 @@ def _of_dual_norm(norm: DualNorm, noise: str, n: int, seed: int) -> Interval:
     return Interval(found.low, found.high, float(truth**2))
 
 
+def _of_groups(entry: str, cosine: float, noise: str, n: int, seed: int) -> Interval:
+    """Of two groups of n samples, whose expected gradients have this cosine."""
+    generator, across = np.random.default_rng(seed), np.roll(GRADIENT, PARAMETERS // 2)
+    across = across - across @ GRADIENT / (GRADIENT @ GRADIENT) * GRADIENT
+    across *= np.linalg.norm(GRADIENT) / np.linalg.norm(across)
+    other = 2 * (cosine * GRADIENT + math.sqrt(1 - cosine**2) * across)
+    deviations = NOISY * np.linalg.norm(GRADIENT) * DEVIATIONS / np.linalg.norm(DEVIATIONS)
+    rows = np.concatenate([m + deviations * NOISE[noise](generator, n) for m in (GRADIENT, other)])
+    found = between_groups(rows @ rows.T, ["a"] * n + ["b"] * n)
+    if entry == "norm":
+        norm = found["groups"]["b"]
+        return Interval(norm["low"], norm["high"], float(np.linalg.norm(other)))
+    pair = found["pairs"]["a and b"]
+    return Interval(pair["low"], pair["high"], cosine)
+
+
+NOISY = 2.0
+"""Of groups, the root of the noise's trace over the norm of the gradient."""
+
 PARTS, OF_PART = 4, 8
 
 
@@ -260,6 +280,14 @@ KINDS: tuple[Kind, ...] = (
         "noise scale",
         (3, 8, 32, 59, 64, 128, 512),
         {name: partial(_of_noise_scale, name) for name in NOISE},
+    ),
+    *(
+        Kind(
+            f"{entry} of groups, {cosine}",
+            (4, 16, 64),
+            {name: partial(_of_groups, entry, cosine, name) for name in NOISE},
+        )
+        for entry, cosine in (("cosine", 1.0), ("cosine", 0.5), ("cosine", -0.8), ("norm", 0.5))
     ),
     *(
         Kind(

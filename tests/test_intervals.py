@@ -25,8 +25,8 @@ DOESNT_HOLD = {
 }
 """What the docs name as the cases for which intervals don't hold."""
 
-ELSEWHERE = [each.name for each in KINDS if each.name.startswith("noise scale, ")]
-"""Tested in tests/quantities/test_noise_scales.py: they are nearly always too wide."""
+ELSEWHERE = [e.name for e in KINDS if e.name.startswith("noise scale, ") or "groups" in e.name]
+"""Tested in tests/quantities, in test_noise_scales.py and test_group_gradients.py."""
 
 CASES = [
     pytest.param(partial(draw, number), id=f"{kind.name}-{name}-{number}")

@@ -314,15 +314,20 @@ def _closure(closure: Any) -> Callable[[], Any]:
 
 
 def _ids(given: Any) -> tuple[SampleId, ...]:
+    return _of_samples(given, IDS)
+
+
+def _groups(given: Any) -> tuple[SampleId, ...]:
+    return _of_samples(given, GROUPS)
+
+
+def _of_samples(given: Any, words: str) -> tuple[SampleId, ...]:
     listed = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
     if isinstance(listed, (list, tuple)):
         found: list[Any] = [e.item() if isinstance(e, (np.generic, Tensor)) else e for e in listed]
         if {*map(type, found)} <= {int, str}:
             return tuple(found)
-    raise TypeError(
-        f"info={{'ids': {_short(given)}}} are no ids of samples: pass a whole number or a text for "
-        "each sample, such as its number in the data set"
-    )
+    raise TypeError(words.format(given=_short(given)))
 
 
 _CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
@@ -332,6 +337,7 @@ _CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
     "batch_size": _samples,
     "individual_losses": checked_losses,
     "ids": _ids,
+    "groups": _groups,
     "scaler": None,
     "closure": _closure,
     "outputs": None,
@@ -346,6 +352,14 @@ def _of_kind(value: object, kind: Any, name: str, noun: str, instead: str) -> An
     return value
 
 
+IDS = (
+    "info={{'ids': {given}}} are no ids of samples: pass a whole number or a text for each sample, "
+    "such as its number in the data set"
+)
+GROUPS = (
+    "info={{'groups': {given}}} are no groups of samples: pass a whole number or a text for each "
+    "sample, such as its class or domain"
+)
 QUANTITIES = (
     "a list of instances or of names, such as [gradlens.quantities.Loss()], or the name of a "
     'preset, such as "economy"'

@@ -287,8 +287,8 @@ class Cockpit:
             Another backward pass of the same step follows. The values of a step are those of all
             its micro-batches together.
         ``info``
-            The same by name, ``"ids"`` of the samples, ``"outputs"``, and anything that quantities
-            of your own need.
+            The same by name, ``"ids"`` and ``"groups"`` of the samples, ``"outputs"``, and anything
+            that quantities of your own need.
         ``debug``
             Log what is tracked at this step.
         """

@@ -379,6 +379,7 @@ class TrackedStep:
             covered=frozenset(reducer.covered),
             missing=self._missing(gradients),
             coupling=gradients.coupling,
+            groups=self._context.info.get("groups"),
             projections=None if before is None else before.projections,
             sums=self._sums_of_part(gradients),
         )
@@ -455,7 +456,7 @@ class TrackedStep:
             loss=part.loss,
             individual_losses=part.individual_losses,
             optimizer=context.info.get("optimizer"),
-            info=context.info,
+            info={**context.info, "groups": part.groups} if self._is_part else context.info,
             reduced=whole.values,
             signals=signals,
             uncovered=_uncovered(part, tracking.frozen),

@@ -84,7 +84,8 @@ class StepValues:
         for quantity in self.active:
             needed = next((n for n in quantity.needs if n not in _FOUND and n not in info), "")
             if needed:
-                reason = NOT_PASSED.format(quantity=quantity.name, needed=needed)
+                text = NO_GROUPS if needed == "groups" else NOT_PASSED
+                reason = text.format(quantity=quantity.name, needed=needed)
                 if raises:
                     raise ValueError(reason)
                 self.refusing(quantity)(reason)
@@ -153,6 +154,10 @@ _FOUND = ("individual_losses", "gradients_of_parts")
 NOT_PASSED = (
     "{quantity} needs the {needed}: pass {needed}=..., made before the context, as in "
     "with cockpit(global_step, {needed}={needed})"
+)
+NO_GROUPS = (
+    "{quantity} needs the {needed} of samples: pass one for each sample, as in "
+    'with cockpit(global_step, info={{"{needed}": {needed}}})'
 )
 
 

@@ -229,6 +229,7 @@ KNOWN: Mapping[str, tuple[Part, ...]] = {
         ("Stability", "CriticalSharpness"), (Part("sharpness", "sharpness"), Part("ratio", "ratio"))
     ),
     "StepLedger": (Part("change", "change"), Part("rest", "rest")),
+    "GroupGradients": (Part("smallest cosine", "value"),),
     **dict.fromkeys(
         ("GradNoiseScale", "NormTest", "InnerTest", "OrthoTest", "MeanGSNR"), (Part("", "value"),)
     ),

@@ -61,6 +61,7 @@ from gradlens.instruments.numbers import (
     BatchSizeInstrument,
     EarlyStoppingInstrument,
     GradNoiseScaleInstrument,
+    GroupGradientsInstrument,
     LearningRateInstrument,
     LossesInstrument,
     LossInstrument,
@@ -143,8 +144,8 @@ BUILT_IN: tuple[Instrument, ...] = (
     *(ClippingInstrument(), UpdateSizeInstrument(), RelativeUpdateInstrument()),
     *(MomentsInstrument(), GradientOverRootInstrument(), MomentCosinesInstrument()),
     *(DistanceInstrument(), LedgerInstrument(), GradientTestsInstrument()),
-    *(Histogram1dInstrument(), Histogram2dInstrument(), HessMaxEVInstrument()),
-    *(StabilityInstrument(), CriticalSharpnessInstrument()),
+    *(GroupGradientsInstrument(), Histogram1dInstrument(), Histogram2dInstrument()),
+    *(HessMaxEVInstrument(), StabilityInstrument(), CriticalSharpnessInstrument()),
     *(HessEigenvaluesInstrument(), HessTraceInstrument()),
     *(SpectralDensityInstrument(), DirectionsInstrument(), OverlapInstrument(), TICInstrument()),
     *(MeanGSNRInstrument(), EarlyStoppingInstrument(), BatchSizeInstrument()),
@@ -181,6 +182,7 @@ __all__ += ["CorrelationsInstrument", "CovarianceRanksInstrument", "CovarianceSp
 __all__ += ["CriticalSharpnessInstrument", "DirectionsInstrument", "DistanceInstrument"]
 __all__ += ["EarlyStoppingInstrument", "GenericInstrument", "GradNoiseScaleInstrument"]
 __all__ += ["GradNormInstrument", "GradientOverRootInstrument", "GradientTestsInstrument"]
+__all__ += ["GroupGradientsInstrument"]
 __all__ += ["HessEigenvaluesInstrument", "HessMaxEVInstrument", "HessTraceInstrument"]
 __all__ += ["Histogram1dInstrument", "Histogram2dInstrument", "KurtosisInstrument"]
 __all__ += ["LayerConditionsInstrument", "LayerHistogramsInstrument"]

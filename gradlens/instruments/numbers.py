@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, final
 
@@ -204,6 +205,27 @@ class EarlyStoppingInstrument(Instrument):
             room=(0.0, 0.1),
             danger=Line(found.steps, np.zeros_like(found.steps)),
         )
+
+
+class GroupGradientsInstrument(Instrument):
+    """Cosines between the gradients of each two groups of samples.
+
+    A single pair has the band of its confidence interval; those of several would hide each other.
+    """
+
+    kinds = ("GroupGradients",)
+    title = "Groups of samples"
+
+    def content(self, history: History) -> Lines:
+        records = history[self.names[0]].column("pairs")
+        pairs = {name: records.column(name) for name in records.entries}
+        found = {name: field_line(each, "value") for name, each in pairs.items()}
+        shown = Lines(limits=(-1.05, 1.05), levels=(0.0,))
+        if len(found) > 1:
+            return replace(shown, layers=found)
+        name, one = next(iter(pairs.items()), ("cosine", records))
+        value, low, high = (field_line(one, entry) for entry in ("value", "low", "high"))
+        return replace(shown, curves=(Curve(name, value, spreads=((low, high),)),))
 
 
 class GradNoiseScaleInstrument(Instrument):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.loss import LossReduction
+from gradlens.history.spikes import SampleId
 from gradlens.numerics.noise_scales import PartSums
 from gradlens.numerics.unavailable import Contain
 from gradlens.operators.composed import Joined
@@ -138,7 +139,8 @@ class BatchPart:
     minimises: the factor that backward was called with, of ``passes`` backward passes. ``loss`` is
     the loss and ``individual_losses`` are ℓₙ ``[N]``, or ``None`` for the reason
     ``without_losses``. ``covered`` are the parameters that have per-sample gradients, and
-    ``missing`` the reasons why others have none. ``are_kept`` is whether these are kept until all
+    ``missing`` the reasons why others have none. ``groups`` are those of the samples, if they were
+    passed. ``are_kept`` is whether these are kept until all
     parts are there, which takes ``kept_bytes``. ``projections`` ``[N]`` are those of the step
     before on its update, and ``sums`` are of this part's own gradients. ``tracked`` says what is
     computed at which step, and ``failure`` why nothing can be.
@@ -154,6 +156,7 @@ class BatchPart:
     covered: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
     coupling: frozenset[str] = frozenset()
+    groups: tuple[SampleId, ...] | None = None
     are_kept: bool = True
     kept_bytes: int = 0
     projections: Tensor | None = None
@@ -219,6 +222,7 @@ def merged(
         one.covered & other.covered,
         {**one.missing, **other.missing},
         one.coupling | other.coupling,
+        None if one.groups is None or other.groups is None else one.groups + other.groups,
         **of_both,
     )
 

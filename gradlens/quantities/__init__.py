@@ -37,6 +37,7 @@ from gradlens.quantities.gradient_noise import (
     NormTest,
     OrthoTest,
 )
+from gradlens.quantities.group_gradients import GroupGradients
 from gradlens.quantities.layer_quantity import (
     ActivationOutliers,
     AttentionEntropy,
@@ -77,9 +78,9 @@ from gradlens.quantities.spectra import (
 
 # What a step, or its update, consists of.
 __all__ = ["CABS", "Alpha", "ClippedGradNorm", "Distance", "EarlyStopping", "GradCovariance"]
-__all__ += ["GradHist1d", "GradHist2d", "GradNoiseScale", "GradNorm", "InnerTest", "Loss"]
-__all__ += ["MeanGSNR", "NormTest", "OptimizerState", "OrthoTest", "Parameters", "RelativeUpdate"]
-__all__ += ["StepLedger", "Time", "UpdateSize"]
+__all__ += ["GradHist1d", "GradHist2d", "GradNoiseScale", "GradNorm", "GroupGradients", "InnerTest"]
+__all__ += ["Loss", "MeanGSNR", "NormTest", "OptimizerState", "OrthoTest", "Parameters"]
+__all__ += ["RelativeUpdate", "StepLedger", "Time", "UpdateSize"]
 # Of curvature.
 __all__ += ["CriticalSharpness", "DirectionalDerivatives", "HessEigenvalues", "HessMaxEV"]
 __all__ += ["HessTrace"]

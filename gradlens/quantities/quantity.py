@@ -25,7 +25,7 @@ from gradlens.signals.signal import Request
 from gradlens.stateful import State, Stateful
 
 Needed: TypeAlias = Literal[
-    "loss", "optimizer", "closure", "individual_losses", "gradients_of_parts"
+    "loss", "optimizer", "closure", "individual_losses", "gradients_of_parts", "groups"
 ]
 
 

@@ -228,6 +228,17 @@ def outputs(entropy: np.ndarray, loss: np.ndarray) -> History:
     return of_quantity("OutputEntropy", {"4": entries}, changed(S, loss=loss))
 
 
+def groups(*ends: np.ndarray) -> History:
+    """Upper ends of the cosines of pairs of groups, each at every fifth step."""
+    records = {
+        step: {
+            "pairs": {f"{n} and web": {"value": -0.5, "high": e[step]} for n, e in enumerate(ends)}
+        }
+        for step in range(0, STEPS, 5)
+    }
+    return run(series={"GroupGradients": records})
+
+
 def spike_after(rms: float, steps: int = 6, **options: float) -> History:
     """The gradient outgrows v at step 100, and the loss rises for some steps from the next on."""
     rises = (EVERY > 100) & (100 + steps >= EVERY)
@@ -506,6 +517,10 @@ FAULTY: dict[str, list[History]] = {
 """Runs with each fault, from weak to strong."""
 
 NOTICED: dict[str, list[History]] = {
+    "groups_oppose": [
+        groups(np.full(STEPS, 0.1), np.where(EVERY < 50, 1.0, -0.1)),
+        groups(np.where(EVERY < 12, -0.3, math.nan)),
+    ],
     "frozen_layer": [run(setup=replace(SETUP, frozen=("0.weight",)))],
     "batch_repeated": [run(changed(S, checksum=0.25))],
     "data_order": [unlabelled(input_mean=DRIFT)],
@@ -822,7 +837,7 @@ def test_what_is_needed() -> None:
     expected = {
         *("overfitting", "samples_mixed", "constant_output", "saturated_units", "padding_in_loss"),
         *("update_large", "attention_logits", "second_moment_old", "entropy_collapse"),
-        "activation_outlier",
+        *("activation_outlier", "groups_oppose"),
     }
     assert known.keys() == expected
     assert "valid_loss" in known["overfitting"][0]

@@ -96,6 +96,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, list[float]]]] = {
         ({"change": -3.0, "first": -4.0, "second": 1.5, "rest": -0.5, "layers": {}},),
         {"StepLedger change": [-3.0], "StepLedger rest": [-0.5]},
     ),
+    "GroupGradients": (({"value": -0.5, "pairs": {}},), {"GroupGradients smallest cosine": [-0.5]}),
     "GradNoiseScale": (({"value": math.inf, "low": 1.0},), {"GradNoiseScale": [math.inf]}),
     **{
         kind: (({"value": 1.5, "layers": {"in": 1.0, "out": 2.0}}, 3.0), {kind: [1.5, 3.0]})

@@ -57,6 +57,7 @@ VIEWS: dict[str, View] = {
     "CriticalSharpness": View("Critical sharpness", group="curvature", yscale="symlog"),
     "StepLedger": View("Step ledger", group="step size", label="ΔL"),
     "GradNoiseScale": View("Gradient noise scale", group="noise", yscale="log"),
+    "GroupGradients": View("Groups of samples", group="gradients"),
     "EarlyStopping": View("Early stopping", group="noise", label="criterion"),
     "CABS": View("Batch size", group="noise", yscale="log", label="batch size"),
     "MyQuantity": View("Sharpness", group="curvature", yscale="log", label="my own"),
@@ -140,6 +141,7 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
             "passes": 6,
         },
         "StepLedger": lambda: ledger(decay * noise, names),
+        "GroupGradients": lambda: group_gradients(0.9 - 1.5 * time * noise),
         "GradNoiseScale": lambda: noise_scale(float(rng.normal(0.02, 0.015))),
         **{n: partial(logged, n, decay) for n in LOGGED},
         "MyQuantity": lambda: 20 / (0.1 + decay) * noise,
@@ -235,6 +237,16 @@ def covariance(size: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any
                                               for p, n in enumerate(layers)}}  # fmt: skip
 
 
+def group_gradients(cosine: float) -> dict[str, Any]:
+    """Three groups, of which the third turns away from the others."""
+    pairs = {"a and b": 0.9, "a and c": cosine, "b and c": cosine / 2}
+    return {
+        "value": cosine,
+        "groups": {n: {"norm": 1.0, "low": 0.5, "high": 1.5, "samples": 9} for n in "abc"},
+        "pairs": {n: {"value": c, "low": c - 0.1, "high": 1.0} for n, c in pairs.items()},
+    }
+
+
 def spectrum(size: float, rng: Any) -> dict[str, Any]:
     """Eigenvalues, and what follows from them."""
     found = np.sort(size * np.exp(-np.arange(12) / (2 + size)) * rng.lognormal(0, 0.2, 12))[::-1]
@@ -302,6 +314,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "EarlyStoppingInstrument": ("EarlyStopping",),
     "BatchSizeInstrument": ("CABS", "batch_size"),
     "GradNoiseScaleInstrument": ("GradNoiseScale",),
+    "GroupGradientsInstrument": ("GroupGradients",),
     "LossesInstrument": ("train_loss", "valid_loss", "test_loss"),
     "AccuracyInstrument": ("train_accuracy", "valid_accuracy", "test_accuracy"),
     "LearningRateInstrument": ("learning_rate",),

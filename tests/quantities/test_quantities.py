@@ -198,6 +198,8 @@ OF_OPTIMIZERS = {"ClippedGradNorm", "OptimizerState", "RelativeUpdate"}
 """Tested in test_optimizer_state.py."""
 ALONG_UPDATES = {"CriticalSharpness", "StepLedger"}
 """Tested in test_along_update.py."""
+OF_GROUPS = {"GroupGradients"}
+"""Tested in test_group_gradients.py."""
 OF_CURVATURE = {
     "DirectionalDerivatives",
     "HessEigenvalues",
@@ -398,6 +400,7 @@ def test_every_public_quantity_has_a_reference() -> None:
         IN_UPDATES
         | OF_OPTIMIZERS
         | OF_CURVATURE
+        | OF_GROUPS
         | OF_DIAGONALS
         | ALONG_UPDATES
         | (OF_LAYERS - ABSTRACT)

@@ -1,4 +1,4 @@
-"""What quantities show of single layers: updates, attention, old moments, entropies, outliers."""
+"""What quantities show of single layers, and of groups of samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradlens.diagnosis.needs import LOSS, quantity
 from gradlens.diagnosis.numbers import NORMAL, first, largest, median, ratio, smallest, smooth
 from gradlens.diagnosis.rule import INSTABILITY, Rule, Sign, above, below
 from gradlens.history.finding import Certainty
-from gradlens.history.lines import Floats
+from gradlens.history.lines import Floats, field_line
 
 RECORDS = 3
 """So many records of a layer in a row must be beyond a limit."""
@@ -177,6 +177,19 @@ def channel_is_large(evidence: Evidence) -> Iterator[Sign]:
     yield from beyond(ByName(found.steps, same), KURTOSIS, words, certainty="fact", is_alarm=False)
 
 
+# Groups ---------------------------------------------------------------------------------------
+
+
+def groups_oppose(evidence: Evidence) -> Iterator[Sign]:
+    for series in evidence.history.of_kind("GroupGradients")[:1]:
+        pairs = evidence.history[series].column("pairs")
+        ends = {n: field_line(pairs.column(n), "high").values for n in pairs.entries}
+        found = ByName(pairs.steps.astype(np.int64), ends)
+        words = "upper end of the interval of the cosine"
+        # Groups oppose each other at each minimum of their mean loss, too.
+        yield from beyond(found, 0.0, words, is_above=False, is_alarm=False)
+
+
 RULES = (
     Rule(
         fault="update_large",
@@ -238,5 +251,16 @@ RULES = (
             "Dettmers et al. (2022), arXiv:2208.07339: outlier channels",
             "Bondarenko et al. (2023), arXiv:2306.12929: kurtosis of outputs",
         ),
+    ),
+    Rule(
+        fault="groups_oppose",
+        title="The gradients of groups of samples oppose each other",
+        needs=(quantity("GroupGradients"),),
+        find=groups_oppose,
+        advice="Each step that makes one of the groups better makes the other worse. Weigh the "
+        "groups, give them layers of their own, or train on them separately; where both have "
+        "become as good as the network allows, nothing is wrong.",
+        others=("label_noise",),
+        sources=("Yu et al. (2020), arXiv:2001.06782: gradients of tasks that conflict",),
     ),
 )
