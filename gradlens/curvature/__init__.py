@@ -5,8 +5,8 @@
 parameters, and ``JacobianOperator`` is that of a network's outputs. Each is that of a mini-batch,
 and its ``over_data`` that of all batches of a data set. The functions analyse any symmetric matrix
 by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson``), the diagonal
-(``hutchinson_diagonal``), the ``frobenius_norm`` and the ``spectral_density``; ``InverseOperator``
-multiplies by the inverse.
+(``hutchinson_diagonal``), the ``frobenius_norm``, the ``log_determinant`` and the
+``spectral_density``; ``InverseOperator`` multiplies by the inverse.
 ``LowRankGGN`` has all non-zero eigenvalues of a mini-batch's generalised Gauss-Newton matrix, its
 eigenvectors, and each sample's ``DirectionalDerivatives`` along them; ``ntk`` is the empirical
 neural tangent kernel between samples.
@@ -26,11 +26,13 @@ from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.estimate import (
     DiagonalEstimate,
     Estimate,
+    LogDeterminant,
     SpectralDensity,
     frobenius_norm,
     hutchinson,
     hutchinson_blocks,
     hutchinson_diagonal,
+    log_determinant,
     spectral_density,
 )
 from gradlens.curvature.fisher import (
@@ -51,9 +53,10 @@ __all__ += ["FisherOperator", "GGNOperator", "GradCovarianceOperator", "HessianO
 __all__ += ["JacobianOperator", "LossCurvature", "LossDiagonal", "LossOverData", "Probe"]
 __all__ += ["SumOverData"]
 # What is computed of any symmetric matrix.
-__all__ += ["DiagonalEstimate", "Eigenpairs", "Estimate", "InverseOperator", "Solution"]
-__all__ += ["SpectralDensity", "SymmetricMatrix", "eigenpairs", "frobenius_norm", "hutchinson"]
-__all__ += ["hutchinson_blocks", "hutchinson_diagonal", "spectral_density"]
+__all__ += ["DiagonalEstimate", "Eigenpairs", "Estimate", "InverseOperator", "LogDeterminant"]
+__all__ += ["Solution", "SpectralDensity", "SymmetricMatrix", "eigenpairs", "frobenius_norm"]
+__all__ += ["hutchinson", "hutchinson_blocks", "hutchinson_diagonal", "log_determinant"]
+__all__ += ["spectral_density"]
 # Directions of large curvature, and inner products of samples' Jacobians.
 __all__ += ["DirectionalDerivatives", "Directions", "LowRankGGN", "directional_derivatives", "ntk"]
 

@@ -1,4 +1,4 @@
-"""Estimates with their errors; of a matrix's trace, diagonal, norm and density of eigenvalues.
+"""Estimates with errors: of a matrix's trace, diagonal, norm, determinant, density of eigenvalues.
 
 They come from its products with vectors of random signs.
 """
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg import eigh_tridiagonal
+from scipy.linalg import eigh_tridiagonal, solve_banded
 from scipy.special import stdtrit
 from torch import Tensor
 
@@ -373,6 +373,22 @@ def _extent(nodes: Array) -> float:
 def lanczos(products: Products, starts: Iterable[Tensor], steps: int) -> Iterator[_Rule]:
     """Nodes and weights ``[m]`` of Gauss' rule for vᵀf(H)v, v being each start ``[D]`` as a unit.
 
+    The nodes are the eigenvalues of the tridiagonal matrices, and the weights, which sum to one,
+    the squared first entries of their eigenvectors (Golub and Welsch, 1969, Eq. 2.6).
+    """
+    return starmap(_gauss, tridiagonal(products, starts, steps))
+
+
+def _gauss(diagonal: Array, off_diagonal: Array) -> _Rule:
+    nodes, vectors = eigh_tridiagonal(diagonal, off_diagonal)
+    return np.asarray(nodes, np.float64), np.asarray(vectors[0], np.float64) ** 2
+
+
+def tridiagonal(
+    products: Products, starts: Iterable[Tensor], steps: int
+) -> Iterator[tuple[Array, Array]]:
+    """H on the Krylov space of each start, as a diagonal ``[m]`` and what is beside it ``[m − 1]``.
+
     By at most ``steps`` steps of Lanczos' method, with full reorthogonalisation in float64: Paige
     (1972), variant A1; fewer where the space becomes invariant under H. Of a matrix over data, the
     steps of as many starts as fit in memory take one pass.
@@ -383,7 +399,9 @@ def lanczos(products: Products, starts: Iterable[Tensor], steps: int) -> Iterato
         yield from _side_by_side(products, group, steps)
 
 
-def _side_by_side(products: Products, starts: Sequence[Tensor], steps: int) -> list[_Rule]:
+def _side_by_side(
+    products: Products, starts: Sequence[Tensor], steps: int
+) -> list[tuple[Array, Array]]:
     """Those of all starts, whose vectors are multiplied together at each step."""
     bases = [[start / start.norm()] for start in starts]
     diagonals: list[list[float]] = [[] for _ in starts]
@@ -401,8 +419,100 @@ def _side_by_side(products: Products, starts: Sequence[Tensor], steps: int) -> l
             off_diagonals[run].append(size)
             rest = projected_out(rest / size, bases[run])
             bases[run].append(rest / rest.norm())
-    # The nodes are the eigenvalues of the tridiagonal matrices, and the weights, which sum to one,
-    # the squared first entries of their eigenvectors (Golub and Welsch, 1969, Eq. 2.6).
-    pairs = zip(map(np.array, diagonals), map(np.array, off_diagonals), strict=True)
-    found = starmap(eigh_tridiagonal, pairs)
-    return [(np.asarray(n, np.float64), np.asarray(v[0], np.float64) ** 2) for n, v in found]
+    return [*zip(map(np.array, diagonals), map(np.array, off_diagonals), strict=True)]
+
+
+# The determinant, by the same quadrature --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogDeterminant:
+    """An estimate of log det(H + damping·I), between ``lower`` and ``upper``.
+
+    Both are from the same probes. Their expectations are a lower and an upper bound of the true
+    value, so that their difference is what further steps would change.
+    """
+
+    lower: Estimate
+    upper: Estimate
+
+    @property
+    def value(self) -> float:
+        """The middle of both; a NaN with its reason if there is none."""
+        known = isinstance(self.lower.value, Undefined)
+        return self.lower.value if known else (self.lower.value + self.upper.value) / 2
+
+    def confidence_interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Bounds that hold the true value with probability ``level``, approximately."""
+        return self.lower.confidence_interval(level)[0], self.upper.confidence_interval(level)[1]
+
+
+def log_determinant(
+    matrix: SymmetricMatrix, damping: float, probes: int = 10, steps: int = 50, *, seed: Seed = 0
+) -> LogDeterminant:
+    """log det(H + ``damping``·I) of a positive semidefinite H, by stochastic Lanczos quadrature.
+
+    It is the trace of the logarithm: the mean of zᵀlog(H + damping·I)z over ``probes`` random signs
+    z (Ubaru, Chen and Saad, 2017, Alg. 1), each by ``steps`` products. Gauss' rule is an upper
+    bound of each of these, and Gauss-Radau's with a node at the smallest possible eigenvalue a
+    lower one (Bai and Golub, 1996, Sec. 3).
+
+    Raises ``ValueError`` unless there are a positive damping, a probe and a step. NaN with their
+    reason if an eigenvalue is negative, or if the damping is within the products' rounding errors.
+    """
+    if not 0 < damping < math.inf:
+        raise ValueError(f"damping={damping}: pass a positive number")
+    if probes < 1 or steps < 1:
+        raise ValueError(f"{probes} probes of {steps} steps: take one of each at least")
+    generator, products = np.random.default_rng(seed), Products(matrix)
+    try:
+        starts = (signs_like(products.like, generator) for _ in range(probes))
+        found = [*tridiagonal(products, starts, steps)]
+        upper = [_gauss(*each) for each in found]
+        least = min(float(nodes.min()) for nodes, _ in upper)
+        if least < -products.rounding:
+            raise UnavailableError(NEGATIVE.format(least=least))
+        if damping < products.rounding:
+            raise UnavailableError(WITHIN_ROUNDING.format(damping=damping, least=products.rounding))
+    except UnavailableError as error:
+        unknown = undefined_estimate(products.count, str(error))
+        return LogDeterminant(unknown, unknown)
+    whole = min(steps, products.size)
+    lower = [
+        _gauss(*each)  # exact
+        if len(each[0]) < whole or whole == products.size
+        else _radau(*each, least=-products.rounding)
+        for each in found
+    ]
+    return LogDeterminant(*(_of_logarithm(each, damping, products) for each in (lower, upper)))
+
+
+def _radau(diagonal: Array, off_diagonal: Array, least: float) -> _Rule:
+    """The rule of as many nodes, of which ``least`` is one (Golub, 1973, Sec. 4)."""
+    changed, last = diagonal.copy(), np.zeros(len(off_diagonal))
+    changed[-1] = least
+    if len(last):
+        last[-1], beside = off_diagonal[-1] ** 2, off_diagonal[:-1]
+        band = np.array([[0.0, *beside], diagonal[:-1] - least, [*beside, 0.0]])
+        changed[-1] += solve_banded((1, 1), band, last)[-1]
+    return _gauss(changed, off_diagonal)
+
+
+def _of_logarithm(rules: Sequence[_Rule], damping: float, products: Products) -> Estimate:
+    """The trace of a logarithm, from rules for the quadratic forms of all probes."""
+    logarithms = np.log(np.concatenate([np.maximum(n, 0.0) for n, _ in rules]) + damping)
+    weights = np.concatenate([weights for _, weights in rules]) / len(rules)
+    error, freedom = _standard_error(logarithms[None], weights, len(rules), products.size)
+    size = products.size
+    value = size * float(logarithms @ weights)
+    return Estimate(value, size * float(error[0]), float(freedom[0]), products.count)
+
+
+NEGATIVE = (
+    "the matrix has an eigenvalue of at most {least:.3g}, and must be positive semidefinite, as "
+    "GGNOperator is"
+)
+WITHIN_ROUNDING = (
+    "damping={damping:g} is within the rounding errors of products, which hide eigenvalues below "
+    "{least:.2g}: take a larger damping, or a model in float64"
+)

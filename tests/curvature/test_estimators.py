@@ -1,4 +1,4 @@
-"""The Frobenius norm and inverse products, against dense matrices."""
+"""The Frobenius norm, determinants and inverse products, against dense matrices."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from gradlens.curvature import GGNOperator, InverseOperator, frobenius_norm
+from gradlens.curvature import GGNOperator, InverseOperator, frobenius_norm, log_determinant
+from gradlens.curvature.operator import signs_like
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.data_cases import build, dense_ggn
 
@@ -37,6 +39,62 @@ def test_intervals_of_norms_hold_the_truth_about_as_often_as_they_state() -> Non
     assert 165 <= sum(low <= truth <= high for low, high in intervals) <= 197
     values = [estimate.value for estimate in estimates]
     assert abs(np.mean(values) - truth) < 4 * np.std(values) / math.sqrt(200)
+
+
+# Determinants -------------------------------------------------------------------------------
+
+LOW_RANK = symmetric(np.maximum(np.arange(SIZE) - 30.0, 0))
+
+
+def truth_of(matrix: NDArray[Any], damping: float) -> float:
+    return float(np.linalg.slogdet(matrix + damping * np.eye(len(matrix)))[1])
+
+
+@pytest.mark.parametrize("matrix", [DECAYING, LOW_RANK], ids=["decaying", "low rank"])
+@pytest.mark.parametrize(("damping", "steps"), [(1.0, 3), (1e-3, 6)])
+def test_intervals_of_determinants_hold_the_truth(
+    matrix: NDArray[Any], damping: float, steps: int
+) -> None:
+    truth = truth_of(matrix, damping)
+    found = [log_determinant(matrix, damping, 4, steps, seed=seed) for seed in range(40)]
+    intervals = [each.confidence_interval() for each in found]
+    assert sum(low <= truth <= high for low, high in intervals) >= 33  # one in a thousand fails
+    ends = np.array([(each.lower.value, each.upper.value) for each in found])
+    error = 4 * ends.std(0) / math.sqrt(40)
+    assert ends[:, 0].mean() - error[0] <= truth <= ends[:, 1].mean() + error[1]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 9, SIZE])
+def test_bounds_of_a_single_probe_enclose_its_quadratic_form(steps: int) -> None:
+    values, vectors = np.linalg.eigh(DECAYING)
+    logarithm = (vectors * np.log(values + 0.01)) @ vectors.T
+    generator = np.random.default_rng(3)
+    signs = signs_like(torch.zeros(SIZE, dtype=torch.float64), generator).numpy()
+    found = log_determinant(DECAYING, 0.01, 1, steps, seed=3)
+    low, truth, high = found.lower.value, signs @ logarithm @ signs, found.upper.value
+    if steps == SIZE:
+        assert (low, high) == pytest.approx((truth, truth), rel=1e-9)
+    else:
+        assert low < truth < high
+
+
+def test_determinants_of_a_network() -> None:
+    problem = build("perceptron", "cross-entropy")
+    ggn = GGNOperator.over_data(problem.model, problem.loss_of("mean"), problem.batches)
+    low, high = log_determinant(ggn, 0.1, 6, 10).confidence_interval()
+    assert low <= truth_of(dense_ggn(problem, "mean").numpy(), 0.1) <= high
+    assert high - low < 30
+
+
+def test_determinants_that_cannot_be_had() -> None:
+    assert "must be positive semidefinite" in log_determinant(INDEFINITE, 0.1).value.reason  # type: ignore[attr-defined]
+    single = log_determinant(DECAYING.astype(np.float32).astype(np.float64), 1e-17)
+    assert "within the rounding errors" in single.value.reason  # type: ignore[attr-defined]
+    assert math.isnan(single.confidence_interval()[0])
+    assert log_determinant(np.zeros((5, 5)), 0.5).value == pytest.approx(5 * math.log(0.5))
+    for damping, probes in ((0.0, 1), (-1.0, 1), (math.inf, 1), (1.0, 0)):
+        with pytest.raises(ValueError, match=r"damping=.*positive|probes of .* steps: take"):
+            log_determinant(DECAYING, damping, probes)
 
 
 # Inverse products -------------------------------------------------------------------------------
