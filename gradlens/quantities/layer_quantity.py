@@ -20,7 +20,16 @@ from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_o
 from gradlens.quantities.quantity import SingleStepQuantity, select_for
 from gradlens.quantities.step import EMPTY, NO_ELEMENTS, NO_FEATURES, Step, all_explained
 from gradlens.signals.attention import NO_KEYS, NO_SCORES, Attention, AttentionRows
-from gradlens.signals.predicates import computes_attention, is_activation, is_affine, is_batch_norm
+from gradlens.signals.predicates import (
+    computes_attention,
+    is_activation,
+    is_affine,
+    is_batch_norm,
+    is_dropout,
+    is_embedding,
+    is_normalization,
+    is_recurrent,
+)
 from gradlens.signals.reductions import (
     Active,
     CentralMoments,
@@ -393,7 +402,8 @@ class OutputEntropy(LayerQuantity):
     logit, which is that of most. ``"rms"`` and ``"largest"`` are the root mean square and the
     largest absolute value of the logits; those that are -inf, of classes that are ruled out, don't
     count. A record also has the mean over layers of the entropy over log C, and the largest share.
-    All positions count, also those that a loss ignores.
+    All positions count, also those that a loss ignores. By default, a last layer that is a
+    normalisation, an activation, dropout, an embedding or recurrent has a NaN: it has no logits.
     """
 
     signal = Signal.OUTPUT
@@ -402,7 +412,8 @@ class OutputEntropy(LayerQuantity):
     view = View("Output entropy", group="layers", label="share")
 
     def layer_value(self, layer: str, module: nn.Module, reduced: Predictions) -> Any:
-        if isinstance(module, (LossModule, *PROBABILITIES)):
+        is_chosen = self.layers is not None
+        if isinstance(module, (LossModule, *PROBABILITIES)) or not (is_chosen or _is_head(module)):
             return Undefined(NO_LOGITS.format(kind=type(module).__name__))
         if not reduced.count:
             return Undefined(EMPTY)
@@ -427,6 +438,12 @@ class OutputEntropy(LayerQuantity):
             return {}
         shares = [layer["entropy"] / math.log(layer["classes"]) for layer in known]
         return {"entropy": sum(shares) / len(shares), **largest_of(layers, ("top_share",))}
+
+
+def _is_head(module: nn.Module) -> bool:
+    """Whether a network's last layer may have its logits: what is written last may run before."""
+    of_features = (is_normalization, is_recurrent, is_embedding, is_dropout, is_activation)
+    return isinstance(module, nn.LogSoftmax) or not any(each(module) for each in of_features)
 
 
 PROBABILITIES = (nn.Softmax, nn.Softmax2d, nn.Softmin, nn.Sigmoid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -67,6 +67,8 @@ class AttentionRows:
 @dataclass(frozen=True)
 class Attention(SignalReduction[AttentionRows]):
     """The largest score, and the mean entropy of the weights, of each head."""
+
+    classes: ClassVar[Sequence[type[object]] | None] = (AttentionRows,)
 
     def reduce(self, samples: Tensor) -> AttentionRows:
         """Of weights ``[N, H, T, S]`` whose scores aren't known."""
@@ -190,9 +192,7 @@ def _written_out(
         return
     weights = _by_head(weights)
     (product, factor), *others = products
-    factors = None
-    if factor is not None and not others:
-        factors = _queries_and_keys(product, factor, weights)
+    factors = None if factor is None or others else _queries_and_keys(product, factor, weights)
     for some in _pieces(weights.shape[2], weights[:, :, :1].numel()):
         part, scores = accumulable(weights[:, :, some]), None
         if factors is not None:

@@ -252,6 +252,14 @@ def outliers(kurtosis: float, channels: np.ndarray) -> History:
     return of_quantity("ActivationOutliers", {"2": entries})
 
 
+def critical(often: int) -> History:
+    """One of so many steps raises the loss of its own batch, which is high for ten steps."""
+    loss = np.where(abs(EVERY - 25) < 5, 3.6, S["loss"])
+    ratios = np.where(EVERY % often == 0, 2.0, 0.5)
+    series = {"CriticalSharpness": {step: {"ratio": ratios[step]} for step in range(STEPS)}}
+    return run(changed(S, loss=loss), series=series)
+
+
 ROUNDS = {"stateless": (np.arange(STEPS) % 40 == 0).astype(float)}
 SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
 TANH_ALONE = {"saturated/0": np.full(ROWS, 0.95)}
@@ -444,6 +452,7 @@ FAULTY: dict[str, list[History]] = {
             L | by_weight_update(0.005),
         ),
         valid(2, 8, 5, 9, 4, layers=L | by_weight_update(0.005)),
+        critical(often=4),
     ],
     "lr_too_low": [
         run(changed(S, loss=STUCK), by_weight("update_rms", *[size] * 3)) for size in (1e-5, 1e-8)
@@ -609,6 +618,7 @@ HEALTHY: dict[str, History] = {
     "cosine": run(cosine(S["loss"])),
     "a first rise": run(changed(S, loss=np.where(np.arange(STEPS) < 4, 3.5, S["loss"]))),
     "one late spike": run(changed(S, loss=at(130, 2.5))),
+    "few steps that raise their loss": critical(often=12),
     "He": run(layers=by_weight("weight_rms", *[1.41 / 8] * 3)),
     "inputs in 0 to 1": run(changed(S, input_mean=0.3, input_std=0.1, input_rms=0.32)),
     "small weights that sines make up for": run(layers=by_weight("weight_rms", *[0.01] * 3)),

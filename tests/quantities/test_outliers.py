@@ -294,6 +294,8 @@ def test_classes_that_are_ruled_out() -> None:
         (torch.full((3, 4), -math.inf), Same(), "has NaN or Inf"),
         (torch.zeros(3, 4), nn.Softmax(1), "the outputs of Softmax are no logits"),
         (torch.zeros(3, 1), nn.Sigmoid(), "the outputs of Sigmoid are no logits"),
+        (torch.randn(3, 4), nn.LayerNorm(4), "the outputs of LayerNorm are no logits"),
+        (torch.randn(3, 4), nn.Dropout(), "the outputs of Dropout are no logits"),
         (torch.zeros(3, 0), Same(), "the layer has no features"),
     ],
 )
