@@ -7,7 +7,9 @@ or the reason of a NaN. Another table has programs that look like mistakes and a
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -273,6 +275,19 @@ IN_CONTEXTS: dict[str, Program] = {
     ),
     "another model's optimizer": lambda _: called(optimizer=sgd(net())),
     "half of the batch size": half_of_the_batch_size,
+    "a scaler's name": lambda _: called(scaler="amp"),
+    "parts as a text": lambda _: called(accumulating="no"),
+    "info that is a list": lambda _: called(info=[1]),
+    "a set of ids": lambda _: called(info={"ids": {1, 2}}),
+    "a closure that was called": lambda _: called(closure=3.0),
+    "a loss scale of zero": lambda _: called(loss_scale=0),
+    "a negative step": lambda _: called(-1),
+    "a batch size of zero": lambda _: called(batch_size=0),
+    "an aggregate's name": lambda _: cockpit_of(net(), some()).evaluation(0, "epoch"),
+    "push of a dict": lambda _: cockpit_of(net(), some()).push(metric={"train": 1.0}),
+    "a state dict of the model": lambda _: cockpit_of(net(), some()).load_state_dict(
+        net().state_dict()
+    ),
     "log of a dict": lambda _: cockpit_of(net()).log(3, {"valid_loss": 1.0}),
     "log under a quantity's name": lambda _: cockpit_of(net(), some()).log(3, Loss=1.0),
     "log of an object": lambda _: cockpit_of(net(), some()).log(3, valid_loss=object()),
@@ -388,6 +403,65 @@ def logged_after_close(cockpit: Cockpit, model: nn.Module) -> None:
     cockpit.log(9, test_accuracy=0.5)
 
 
+def called_without_with(cockpit: Cockpit, model: nn.Module) -> None:
+    loss = loss_of(model)
+    cockpit(0, loss=loss)
+    loss.backward()
+    gc.collect()
+
+
+def forward_inside(_: Path) -> Cockpit:
+    cockpit = Cockpit(model := net(), some())
+    with cockpit(0):
+        loss_of(model).backward()
+    return cockpit
+
+
+def steps_out_of_order(cockpit: Cockpit, model: nn.Module) -> None:
+    for step in (5, 3, 4):
+        model.zero_grad()
+        tracked_backward(cockpit, step, loss_of(model))
+
+
+def scaled_without_scaler(cockpit: Cockpit, model: nn.Module) -> None:
+    loss = loss_of(model)
+    with cockpit(0, loss=loss):
+        torch.amp.GradScaler("cpu", init_scale=1024.0).scale(loss).backward()
+
+
+def loss_without_gradient(cockpit: Cockpit, model: nn.Module) -> None:
+    with torch.no_grad():
+        loss = loss_of(model)
+    with cockpit(0, loss=loss):
+        pass
+
+
+def cockpit_after_the_forward_pass(_: Path) -> Cockpit:
+    loss = loss_of(model := net())
+    cockpit = Cockpit(model, some())
+    tracked_backward(cockpit, 0, loss)
+    return cockpit
+
+
+def schedule_without_return(_: Path) -> Cockpit:
+    schedule: Any = lambda step: None  # noqa: E731
+    return train(Cockpit(model := net(), [quantities.GradNorm(schedule)]), model)
+
+
+def pipe_as_run(folder: Path) -> None:
+    os.mkfifo(folder / "run.jsonl")
+    Cockpit(net(), run=folder / "run.jsonl", resume=True)
+
+
+def pipe_as_file(folder: Path) -> None:
+    os.mkfifo(folder / "run.jsonl")
+    gradlens.load_run(folder / "run.jsonl")
+
+
+def device_as_run(_: Path) -> None:
+    Cockpit(net(), run=os.devnull)
+
+
 def two_contexts_of_one_forward_pass(_: Path) -> Cockpit:
     model = net()
     cockpit = Cockpit(model, [quantities.OutputNorm()])
@@ -437,12 +511,14 @@ LOOPS: dict[str, Program] = {
         forgotten_zero_grad, steps_of_epochs, context_entered_twice, no_backward, backward_before,
         two_backwards, another_loss, detached_loss, another_model, copied_model,
         parameters_replaced, optimizer_from_before, layer_replaced, loss_is_missing,
-        never_the_last_part, used_after_close, logged_after_close,
+        never_the_last_part, used_after_close, logged_after_close, called_without_with,
+        steps_out_of_order, scaled_without_scaler, loss_without_gradient,
     ),
     **{program.__name__: program for program in (
         replaced_for_updates, two_contexts_of_one_forward_pass, functions_of_weights,
         nothing_for_the_budget, curvature_of_micro_batches, root_of_a_mean,
-        parameters_without_model,
+        parameters_without_model, cockpit_after_the_forward_pass, schedule_without_return,
+        forward_inside, pipe_as_run, pipe_as_file, device_as_run,
     )},
 }  # fmt: skip
 
@@ -506,6 +582,240 @@ def test_a_mistake_has_a_reason_and_a_remedy(name: str, tmp_path: Path) -> None:
     assert REMEDY.search(text), text
     if name in AT_ONCE:
         assert re.match(r"\w+Error: ", text)
+
+
+# The remedies, followed --------------------------------------------------------------------------
+
+
+def made(*arguments: Any, **given: Any) -> Program:
+    """A cockpit that is made with arguments and used for a step."""
+    return lambda _: train(cockpit_of(model := net(), *arguments, **given), model, 1)
+
+
+def tracking(build: Callable[[], Quantity]) -> Program:
+    """A quantity that is made and tracked."""
+    return lambda _: train(Cockpit(model := net(), [build()]), model, 1)
+
+
+def with_loss(loss_function: nn.Module, **given: Any) -> Program:
+    """A cockpit that knows the loss module."""
+
+    def program(_: Path) -> Cockpit:
+        model = net()
+        cockpit = Cockpit(model, some(), loss_function=loss_function, **given)
+        loss = loss_function(model(torch.randn(5, 4)), torch.randn(5, 2).softmax(1))
+        tracked_backward(cockpit, 0, loss, optimizer=sgd(model))
+        return cockpit
+
+    return program
+
+
+def used(**given: Any) -> Program:
+    """A step whose context is given something."""
+    return lambda _: called(**given)
+
+
+def losses_stacked(_: Path) -> Cockpit:
+    cockpit = Cockpit(model := net(), [quantities.Loss(), quantities.NormTest()])
+    losses = torch.stack([model(torch.randn(1, 4)).square().mean() for _ in range(5)])
+    tracked_backward(cockpit, 0, losses.mean(), individual_losses=losses)
+    return cockpit
+
+
+def scaled_with_scaler(_: Path) -> Cockpit:
+    cockpit, scaler = Cockpit(model := net(), some()), torch.amp.GradScaler("cpu")
+    loss = loss_of(model)
+    with cockpit(0, loss=loss, scaler=scaler):
+        scaler.scale(loss).backward()
+    return cockpit
+
+
+def logged(**values: Any) -> Program:
+    """Values that are logged behind a loop."""
+
+    def program(_: Path) -> Cockpit:
+        cockpit = train(Cockpit(model := net(), some()), model)
+        cockpit.log(2, **values)
+        return cockpit
+
+    return program
+
+
+def other_file(folder: Path) -> Cockpit:
+    (folder / "run.jsonl").write_text("precious")
+    return train(Cockpit(model := net(), some(), run=folder / "other.jsonl"), model)
+
+
+def whole_batch_size(_: Path) -> Cockpit:
+    cockpit = Cockpit(model := net(), some())
+    tracked_backward(cockpit, 0, loss_of(model, 16), batch_size=16)
+    return cockpit
+
+
+def initialised(_: Path) -> Cockpit:
+    model = nn.Sequential(nn.LazyLinear(3))
+    model(torch.randn(5, 4))
+    return train(cockpit_of(model, some()), model, 1)
+
+
+def partly_frozen(_: Path) -> Cockpit:
+    model = net().requires_grad_(False)
+    model[2].requires_grad_(True)
+    return train(cockpit_of(model, [quantities.Loss(), quantities.GradNorm()]), model, 1)
+
+
+def each_its_own(_: Path) -> Cockpit:
+    Cockpit(net(), some())
+    return train(Cockpit(model := net(), some()), model, 1)
+
+
+def resumed_state(_: Path) -> Cockpit:
+    state = train(Cockpit(model := net(), [quantities.Loss()]), model, 1).state_dict()
+    cockpit = Cockpit(model, [quantities.Loss()])
+    cockpit.load_state_dict(state)
+    return cockpit
+
+
+def counted(_: Path) -> Cockpit:
+    cockpit, step = Cockpit(model := net(), some()), 0
+    for _epoch in range(2):
+        for _batch in range(2):
+            model.zero_grad()
+            tracked_backward(cockpit, step, loss_of(model), optimizer=sgd(model))
+            step += 1
+    return cockpit
+
+
+def last_part_said(_: Path) -> Cockpit:
+    cockpit, optimizer = Cockpit(model := net(), some()), sgd(model)
+    for part in range(2):
+        loss = loss_of(model)
+        tracked_backward(cockpit, 0, loss, optimizer=optimizer, accumulating=part == 0)
+    return cockpit
+
+
+def another_cockpit(folder: Path) -> Cockpit:
+    model, run = net(), folder / "run.jsonl"
+    chosen = [quantities.Loss(), quantities.NormTest()]
+    train(Cockpit(model, chosen, run=run), model).close()
+    chosen = [quantities.Loss(), quantities.NormTest()]
+    cockpit = Cockpit(model, chosen, run=run, resume=True)
+    model.zero_grad()
+    tracked_backward(cockpit, 3, loss_of(model))
+    return cockpit
+
+
+def drawn(plotter: CockpitPlotter, **options: Any) -> Program:
+    """A figure of a run."""
+
+    def program(_: Path) -> None:
+        cockpit = train(Cockpit(model := net(), some()), model)
+        plotter.plot(cockpit, show_plot=False, **options)
+
+    return program
+
+
+def gradients_of_weight(_: Path) -> None:
+    model = net()
+    with gradlens.per_sample_gradients(model) as gradients:
+        loss_of(model).backward()
+    assert gradients["0.weight"] is not None
+
+
+def plain(_: Path) -> Cockpit:
+    return train(Cockpit(model := net(), some()), model, 1)
+
+
+def last_step(_: Path) -> None:
+    history = plain(_).history
+    assert history[history.steps[-1]]
+
+
+FOLLOWED: dict[str, Program] = {
+    "a quantity as a rule": made(some(), diagnose=True),
+    "an option as a text": made(some(), facts=False),
+    "a misspelt layer of a sink": made(some(), sinks=[Forgetful(layers=["0.weight"])]),
+    "a class": made([quantities.Loss()]),
+    "a quantity that is in no list": made([quantities.Loss()]),
+    "a batch size as a text": used(batch_size=5),
+    "a misspelt name of a quantity": made(["NormTest"]),
+    "a dict of quantities": made([quantities.Loss()]),
+    "a preset inside a list": made([*configuration("economy")[:2], quantities.Parameters()]),
+    "two quantities of one name": made([quantities.Loss(), quantities.Loss(name="other")]),
+    "quantities in two cockpits": each_its_own,
+    "an aggregate of a class": made([gradlens_.Aggregate(quantities.Loss())]),
+    "a misspelt layer": made([quantities.InputNorm(layers="Linear")]),
+    "parameters that are used up": plain,
+    "named parameters": plain,
+    "a state dict": plain,
+    "an optimizer as the model": plain,
+    "a lazy module": initialised,
+    "frozen parameters": partly_frozen,
+    "quantities before the model": plain,
+    "a misspelt reduction": made(some(), loss_reduction="mean"),
+    "a loss that is a function": with_loss(nn.CrossEntropyLoss()),
+    "a class of losses": with_loss(nn.CrossEntropyLoss()),
+    "a sum loss without loss_reduction": with_loss(summing(), loss_reduction="sum"),
+    "a mean loss as a sum": with_loss(nn.CrossEntropyLoss(), loss_reduction="mean"),
+    "a run that exists": other_file,
+    "a misspelt policy for batchnorm": made(some(), batchnorm="frozen"),
+    "zero as schedule": tracking(lambda: quantities.Loss(1)),
+    "a fraction as schedule": tracking(lambda: quantities.Loss(2)),
+    "a schedule that isn't called": tracking(lambda: quantities.Loss(schedules.linear(2))),
+    "a schedule without an argument": tracking(lambda: quantities.Loss(lambda step: step < 9)),
+    "linear(0)": tracking(lambda: quantities.Loss(schedules.linear(1))),
+    "linear with a broken offset": tracking(lambda: quantities.Loss(schedules.linear(10, 0))),
+    "epochs of no length": tracking(lambda: quantities.Loss(schedules.epochs(2, 3))),
+    "logarithmic by steps and not exponents": tracking(
+        lambda: quantities.Loss(schedules.logarithmic(0, 3))
+    ),
+    "a policy's class": tracking(lambda: quantities.GradHist1d(adapt=GradAbsMax())),
+    "one number of bins for two axes": tracking(lambda: quantities.GradHist2d(bins=(4, 4))),
+    "no bins": tracking(lambda: quantities.GradHist1d(bins=5)),
+    "a range that is a number": tracking(lambda: quantities.GradHist1d(range=(-5, 5))),
+    "a range from high to low": tracking(lambda: quantities.GradHist1d(range=(-2, 2))),
+    "the loss as the step": used(),
+    "a broken step": used(),
+    "several steps": used(),
+    "a negative step": used(),
+    "loss.item()": used(),
+    "a loss for each sample": used(),
+    "losses of samples in a list": losses_stacked,
+    "the optimizer's class": counted,
+    "half of the batch size": whole_batch_size,
+    "a scaler's name": scaled_with_scaler,
+    "scaled_without_scaler": scaled_with_scaler,
+    "parts as a text": last_part_said,
+    "info that is a list": used(info={"own": 1}),
+    "a closure that was called": used(closure=lambda: torch.zeros(())),
+    "a loss scale of zero": used(loss_scale=1.0),
+    "a batch size of zero": used(batch_size=5),
+    "a state dict of the model": resumed_state,
+    "log of a dict": logged(valid_loss=1.0),
+    "log under a quantity's name": logged(logged_Loss=1.0),
+    "steps_of_epochs": counted,
+    "steps_out_of_order": counted,
+    "called_without_with": used(),
+    "forward_inside": used(),
+    "cockpit_after_the_forward_pass": used(),
+    "schedule_without_return": tracking(lambda: quantities.GradNorm(lambda step: step % 10 == 0)),
+    "never_the_last_part": last_part_said,
+    "used_after_close": another_cockpit,
+    "pipe_as_run": other_file,
+    "a plot into a file": drawn(CockpitPlotter()),
+    "a size by its name": drawn(CockpitPlotter(), size=5),
+    "one instrument": drawn(CockpitPlotter(instruments=[instruments.LossInstrument()])),
+    "a misspelt scale": lambda _: gradlens_.View("Mine", yscale="log") and None,
+    "the last step": last_step,
+    "a misspelt parameter": gradients_of_weight,
+}
+"""Programs that do what the mistakes' messages say, by the names of the mistakes."""
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_remedy_works_when_it_is_followed(name: str, tmp_path: Path) -> None:
+    assert name in CASES
+    assert not said(FOLLOWED[name], tmp_path)
 
 
 # What is no mistake ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
@@ -249,6 +250,12 @@ def step_number(global_step: Any) -> int:
     return step
 
 
+def check_accumulating(given: Any) -> None:
+    """``TypeError`` for what is no truth value, such as a text, which counts as true."""
+    instead = "True for all parts of a step but the last one"
+    _of_kind(given, (bool, int, np.bool_, Tensor), "accumulating=", "bool", instead)
+
+
 def check_extensions(extensions: Sequence[Any]) -> None:
     """``TypeError`` names what is no extension of BackPACK's."""
     for extension in extensions:
@@ -260,6 +267,8 @@ def checked_info(info: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 
     ``TypeError`` or ``ValueError`` names what is of the wrong kind.
     """
+    if not isinstance(info, Mapping):
+        raise TypeError(f"info={_short(info)} is no dict: pass info={{'ids': ids}} and the like")
     known = {**info, **{name: value for name, value in given.items() if value is not None}}
     for name, check in _CHECKED.items():
         value = known.pop(name, None)
@@ -303,6 +312,12 @@ def _optimizer(optimizer: Any) -> Optimizer:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
+def _scaler(scaler: Any) -> GradScaler:
+    instead = "the instance whose scale() is called on the loss"
+    found: GradScaler = _of_kind(scaler, GradScaler, "scaler=", "torch.amp.GradScaler", instead)
+    return found
+
+
 def _closure(closure: Any) -> Callable[[], Any]:
     if callable(closure) and not isinstance(closure, Tensor):
         found: Callable[[], Any] = closure
@@ -338,7 +353,7 @@ _CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
     "individual_losses": checked_losses,
     "ids": _ids,
     "groups": _groups,
-    "scaler": None,
+    "scaler": _scaler,
     "closure": _closure,
     "outputs": None,
 }

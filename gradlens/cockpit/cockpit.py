@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gradlens.cockpit.aggregation import Aggregate, Aggregation
 from gradlens.cockpit.arguments import (
+    check_accumulating,
     check_budget,
     check_extensions,
     check_loss_function,
@@ -293,6 +294,7 @@ class Cockpit:
             Log what is tracked at this step.
         """
         step = step_number(global_step)
+        check_accumulating(accumulating)
         if extensions:
             check_extensions(extensions)
         given = {
@@ -333,7 +335,9 @@ class Cockpit:
         "epoch" or "window".
         """
         if name in ("epoch", "window"):
-            raise ValueError(f"evaluation(name={name!r}): series of aggregates are called so")
+            raise ValueError(
+                f"evaluation(name={name!r}): series of aggregates are called so: give another name"
+            )
         step = Step(step_number(global_step), self.parameters, self.loss_reduction)
         return self._tracking.forward_passes.evaluation(step, name)
 

@@ -19,7 +19,7 @@ from gradlens.history.coverage import Coverage
 from gradlens.history.history import History, Reading
 from gradlens.history.json_lines import Encoded, encoded, line_of, to_line
 from gradlens.history.records import LeftOutWarning, Source
-from gradlens.history.run_file import RunFile
+from gradlens.history.run_file import RunFile, check_regular
 from gradlens.history.undefined import Undefined
 from gradlens.messages import GradlensWarning, log
 from gradlens.numerics.unavailable import first_line
@@ -68,6 +68,7 @@ class Run:
 
     def _resume(self, path: Path, writes: bool) -> str:
         """Take in what a file has; what could not be read, in words."""
+        check_regular(path)
         if not path.exists() or not path.stat().st_size:
             return ""
         with warnings.catch_warnings():
@@ -85,10 +86,12 @@ class Run:
         cut = reading.mend() if writes else ""
         return "; ".join(filter(None, [cut, past.damage]))
 
-    def begin_step(self, global_step: int) -> None:
-        """A step's context is entered."""
+    def begin_step(self, global_step: int) -> bool:
+        """A step's context is entered; whether that of a later one was before."""
+        goes_back = self.has_begun and global_step < self._step
         self.has_begun = True
         self._step = global_step
+        return goes_back
 
     def has_values(self, global_step: int) -> bool:
         """Whether a quantity has a value at the step already."""

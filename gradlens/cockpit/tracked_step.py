@@ -59,6 +59,8 @@ class TrackedStep:
     those ``of_part`` are computed here, and joined to those of the whole by ``BatchAssembly``.
     """
 
+    _is_entered = True  # until it is made
+
     def __init__(
         self,
         tracking: Tracking,
@@ -69,7 +71,6 @@ class TrackedStep:
         debug: bool,
     ) -> None:
         self._tracking = tracking
-        self._is_entered = False
         scale = GradientScale(info.get("scaler"), info.get("optimizer"))
         self._context = StepContext(global_step, info, accumulating, scale)
         self._observers: Sequence[Observer] = ()
@@ -88,6 +89,7 @@ class TrackedStep:
         self._add_up: Tensor | None = None
         self._apart: PartGradients | None = None
         self._contexts: ExitStack | None = None
+        self._is_entered = False
 
     def __del__(self) -> None:
         """Say so if it was never entered."""

@@ -70,7 +70,7 @@ class Tracking:
     def begin_step(self, global_step: int) -> None:
         """A step's context is entered: the one before is over, and what waited for the update."""
         budget, is_first = self.budget, not self.run.has_begun
-        self.run.begin_step(global_step)
+        goes_back = self.run.begin_step(global_step)
         if budget is not None:
             if budget.begin_step(global_step):  # what was tracked before has been paid for
                 self.run.take_in(global_step, "spending", budget.spending)
@@ -94,6 +94,8 @@ class Tracking:
         is_behind = self.forward_passes.begin_step(global_step)
         if is_behind and self.run.has_values(global_step):
             self.run.note_now(REPEATED)
+        elif goes_back:
+            self.run.note_now(BACK)
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note_now(left_over)
@@ -130,6 +132,11 @@ REPEATED = (
     "the step has had a context before, whose values are replaced in the history; the run's file "
     "keeps both. Give each context a step of its own, counted through all epochs, or each network "
     "a cockpit of its own"
+)
+BACK = (
+    "the step comes after a later one: series are in the order of the steps' numbers, and not in "
+    "that of the training. Count steps up, through all epochs, and give each loop a cockpit of its "
+    "own; where a checkpoint is loaded, call cockpit.load_state_dict(...), too"
 )
 APART = (
     "torch.distributed has {count} processes, and values are those of this process's own samples: "

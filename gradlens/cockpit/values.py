@@ -212,7 +212,7 @@ def pushable(name: str, value: Any) -> float:
         pass
     raise TypeError(
         f"push({name}=...) takes a number, or a tensor or array of one element, and got "
-        f"{_in_words(value)}"
+        f"{_in_words(value)}: pass each number under a name of its own"
     )
 
 

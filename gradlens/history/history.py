@@ -36,7 +36,7 @@ from gradlens.history.records import (
     Source,
     Spending,
 )
-from gradlens.history.run_file import new_file
+from gradlens.history.run_file import check_regular, new_file
 from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import EXACT, Content, Series, taken_in
 from gradlens.history.setup import Setup
@@ -429,6 +429,7 @@ class Reading:
 
     def read(self) -> Reading:
         """Read the file from its beginning, as ``read_on``."""
+        check_regular(self._path)
         with self._path.open("rb", buffering=BUFFER) as file:
             self.read_on(file)
         return self

@@ -65,16 +65,23 @@ class RunFile:
                 return
 
 
+def check_regular(path: Path) -> None:
+    """``OSError`` for a pipe, a device or a folder, whose reading may never end."""
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"{path} is a directory: choose another path, such as {path / 'run.jsonl'}"
+        )
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is a pipe or device, and no file: choose another path")
+
+
 def new_file(path: str | Path) -> FileIO:
     """A new file, whose folders are made; ``FileExistsError`` if there is one.
 
     ``OSError`` if there can't be one.
     """
     path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(
-            f"{path} is a directory: choose another path, such as {path / 'run.jsonl'}"
-        )
+    check_regular(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, so that nothing is left behind in a process that is killed.

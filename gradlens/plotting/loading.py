@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gradlens.compat.cockpit_log import read_cockpit_log
 from gradlens.history.history import BUFFER, History, Reading
+from gradlens.history.run_file import check_regular
 
 HEADER = b'{"gradlens_run"'
 BEGINNING = 512
@@ -40,6 +41,7 @@ class GrowingRun:
             in_it = f"pass a file in it, such as {file / names[0]}{more}" if names else ""
             advice = in_it or "pass the file that the run was written to"
             raise ValueError(f"{file} is a directory, not a run: {advice}")
+        check_regular(file)
         with file.open("rb", buffering=BUFFER) as stream:
             beginning = stream.read(BEGINNING)
             if beginning.startswith(HEADER):

@@ -16,6 +16,7 @@ from torch import nn
 from gradlens import Cockpit, History, quantities, schedules
 from gradlens.cockpit.aggregation import Aggregate, Aggregation, statistics_of
 from gradlens.history.undefined import Undefined
+from gradlens.messages import GradlensWarning
 from tests.cases.references import expected_statistics, numbers
 from tests.cases.steps import tracked_backward
 
@@ -235,8 +236,9 @@ def test_an_epoch_stands_under_its_last_step_whether_or_not_that_is_tracked() ->
 def test_steps_may_go_back() -> None:
     """As after a return to an earlier checkpoint."""
     cockpit = train([Aggregate(quantities.Loss())])
-    for number in (7, 8):
-        step(cockpit, number)
+    with pytest.warns(GradlensWarning, match="comes after a later one"):
+        step(cockpit, 7)
+    step(cockpit, 8)
     cockpit.tick_epoch()
     assert [*cockpit.history["Loss (epoch)"]] == [4, 8, 9, 14]
 

@@ -179,7 +179,7 @@ def test_the_summary_says_what_is_wrong() -> None:
     start = lines.index("what is wrong (gradlens diagnose run.jsonl says more)")
     assert lines[start + 1].startswith(f"  step {AT}: The optimizer lacks")
     assert start < lines.index(next(line for line in lines if line.startswith("series")))
-    assert "wrong" not in render(summarize(healthy()), 80)
+    assert "what is wrong" not in render(summarize(healthy()), 80)
 
 
 def test_a_message_is_in_front_of_the_lines_of_findings() -> None:
