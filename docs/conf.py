@@ -1,5 +1,6 @@
 """Sphinx configuration."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ version = release = gradlens.__version__
 
 extensions = [
     "cells",
+    "curves",
     "fault_pages",
     "mathml",
     "run_gallery",
@@ -29,8 +31,13 @@ exclude_patterns = ["_build"]
 nitpicky = False
 autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
 autodoc_typehints = "signature"
-# Its own names are unknown where it is used.
-autodoc_type_aliases = {"SymmetricMatrix": "gradlens.curvature.SymmetricMatrix"}
+# Types are written by their names: a reader looks up "Closure", and not what it stands for.
+ALIAS = re.compile(r"^([A-Z]\w*): TypeAlias =", re.MULTILINE)
+autodoc_type_aliases = {
+    name: name
+    for file in Path(gradlens.__file__).parent.rglob("*.py")
+    for name in ALIAS.findall(file.read_text("utf-8"))
+}
 python_maximum_signature_line_length = 140
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
