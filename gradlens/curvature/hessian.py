@@ -167,29 +167,39 @@ class GGNOperator(LossOperator):
     """The generalised Gauss-Newton matrix Jᵀ(∇²ℓ)J ``[D, D]``, times ``scale``.
 
     J is the Jacobian of the network's ``outputs``, of any shape, ∇²ℓ the loss's Hessian with
-    respect to them (Schraudolph, 2002, Sec. 3). Both graphs must be alive. Terms of the loss that
-    don't depend on the outputs, such as a regulariser, don't enter. Over data, products raise
-    ``UnavailableError`` where the loss is linear in the outputs, so that the matrix is zero.
+    respect to them (Schraudolph, 2002, Sec. 3). Of several outputs, none may be computed from
+    another; those that the loss doesn't depend on don't count. Both graphs must be alive. Terms of
+    the loss that don't depend on the outputs, such as a regulariser, don't enter. Over data,
+    products raise ``UnavailableError`` where the loss is linear in the outputs, so that the matrix
+    is zero.
 
     Raises ``ValueError`` for a loss that is not a scalar or has no graph, and ``UnavailableError``
-    for outputs that have no graph or that it doesn't depend on, and, here or with the first
-    product, where an operation can't be differentiated twice.
+    for outputs that have no graph, that it doesn't depend on or that depend on each other, and,
+    here or with the first product, where an operation can't be differentiated twice.
     """
 
     def __init__(
-        self, loss: Tensor, outputs: Tensor, parameters: Mapping[str, Tensor], scale: float = 1.0
+        self,
+        loss: Tensor,
+        outputs: Tensor | Sequence[Tensor],
+        parameters: Mapping[str, Tensor],
+        scale: float = 1.0,
     ) -> None:
         super().__init__(parameters, scale)
         check_loss(loss)
-        check_outputs(loss, outputs)
-        self.outputs = outputs
-        self.jacobian = JacobianOperator(outputs, parameters)
-        self._loss_gradient = differentiable_gradient(loss, [outputs])
+        if isinstance(outputs, Tensor):
+            check_outputs(loss, outputs)
+            self._each, self.outputs = [outputs], outputs
+        else:
+            self._each = independent(loss, outputs)
+            self.outputs = self._each[0] if len(self._each) == 1 else joined(self._each)
+        self.jacobian = JacobianOperator(self.outputs, parameters)
+        self._loss_gradient = differentiable_gradient(loss, self._each)
 
     @classmethod
     def _of_batches(cls, whole: LossOverData) -> OfBatch:
         def of_batch(each: BatchLoss) -> GGNOperator:
-            operator = cls(each.loss, each.output, whole.parameters)
+            operator = cls(each.loss, each.tensors, whole.parameters)
             if each.index == 0 and operator.is_zero():
                 raise UnavailableError(LINEAR_IN_OUTPUTS)
             return operator
@@ -202,15 +212,21 @@ class GGNOperator(LossOperator):
 
         Raises ``UnavailableError`` for a loss that is linear in them.
         """
-        (gradient,) = self._loss_gradient
-        if gradient is None:
+        if all(gradient is None for gradient in self._loss_gradient):
             raise UnavailableError(LINEAR_IN_OUTPUTS)
-        return gradient.detach()
+        pairs = zip(self._loss_gradient, self._each, strict=True)
+        return self._joined([torch.zeros_like(o) if g is None else g.detach() for g, o in pairs])
 
     def loss_hessian_product(self, direction: Tensor) -> Tensor:
         """(∇²ℓ)u without the ``scale``; u and the result are of the outputs' shape."""
-        (curved,) = derivative(self._loss_gradient, [self.outputs], [direction])
-        return curved
+        directions = [direction]
+        if len(self._each) > 1:
+            parts = direction.split([each.shape[1:].numel() for each in self._each], 1)
+            directions = [part.reshape(o.shape) for part, o in zip(parts, self._each, strict=True)]
+        return self._joined(derivative(self._loss_gradient, self._each, directions))
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return joined(parts) if len(parts) > 1 else parts[0]
 
     def is_zero(self, seed: int = 0) -> bool:
         """Whether the loss is linear in the outputs, by a product with a random vector."""
@@ -238,6 +254,41 @@ def check_outputs(loss: Tensor, outputs: Tensor) -> None:
         raise UnavailableError(
             "the loss doesn't depend on the outputs: pass the tensor that it is given"
         )
+
+
+def independent(loss: Tensor, outputs: Iterable[Tensor]) -> list[Tensor]:
+    """The outputs that a loss depends on.
+
+    Raises ``UnavailableError`` if there are none, if one is computed from another, so that the loss
+    can't be split at both, or if they have different numbers of rows.
+    """
+    graph = Graph(loss)
+    each_once = {id(each): each for each in outputs if each.requires_grad}.values()
+    found = [each for each in each_once if graph.number_of(each) >= 0]
+    if not found:
+        raise UnavailableError(
+            "the loss depends on none of the outputs: pass the tensors that it is given"
+        )
+    for one in found if len(found) > 1 else ():
+        below = Graph(one)
+        if any(below.number_of(other) >= 0 for other in found if other is not one):
+            raise UnavailableError(DEPENDENT)
+    if len(found) > 1 and len({each.shape[:1] or id(each) for each in found}) > 1:
+        shapes = ", ".join(str([*each.shape]) for each in found)
+        raise UnavailableError(f"outputs of shapes {shapes} have different numbers of samples")
+    return found
+
+
+def joined(outputs: Sequence[Tensor]) -> Tensor:
+    """All elements of each row of several outputs, ``[N, K]``."""
+    with torch.enable_grad():
+        return torch.cat([each.reshape(len(each), -1) for each in outputs], 1)
+
+
+DEPENDENT = (
+    "one of the outputs is computed from another one, and the loss can't be split at both: pass "
+    "those from which the loss is computed, such as the logits without hidden states"
+)
 
 
 def check_rows(outputs: Tensor) -> None:

@@ -94,6 +94,11 @@ class BatchOutputs:
             return self.outputs
         raise ValueError(ONE_TENSOR.format(kind=_described(self.outputs)))
 
+    @property
+    def tensors(self) -> Tensor | list[Tensor]:
+        """The outputs as one tensor, or all tensors in them."""
+        return self.outputs if isinstance(self.outputs, Tensor) else _tensors(self.outputs)
+
 
 class NetworkOverData:
     """A model and the batches that it is called with.

@@ -391,7 +391,7 @@ def test_what_has_no_matrix_is_refused() -> None:
         JacobianOperator(outputs.detach(), problem.parameters)
 
 
-def test_outputs_must_be_one_tensor_but_for_the_hessian() -> None:
+def test_outputs_may_be_several_tensors_of_which_the_jacobian_takes_one() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -406,6 +406,8 @@ def test_outputs_must_be_one_tensor_but_for_the_hessian() -> None:
     pair = Pair()
     found = matrix_of(HessianOperator.over_data(pair, loss, BATCHES))
     np.testing.assert_array_equal(found, matrix_of(hessian()))
-    operator = GGNOperator.over_data(pair, loss, BATCHES)
+    found = matrix_of(GGNOperator.over_data(pair, loss, BATCHES))
+    single = GGNOperator.over_data(pair.inner, nn.functional.cross_entropy, BATCHES)
+    np.testing.assert_array_equal(found, matrix_of(single))
     with pytest.raises(ValueError, match=r"returned a tuple of 2.*one tensor"):
-        operator @ np.ones(operator.shape[0])
+        JacobianOperator.over_data(pair, BATCHES)
