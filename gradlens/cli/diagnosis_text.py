@@ -13,7 +13,7 @@ from gradlens.diagnosis.autopsy import autopsy
 from gradlens.diagnosis.samples import Ranked, have_losses
 from gradlens.history.finding import Finding
 from gradlens.history.records import Samples
-from gradlens.history.spikes import NEVER, SampleId, Spike
+from gradlens.history.spikes import NEVER, SampleId, Spike, Suspect
 from gradlens.instruments.scales import number_label
 
 INDENT = "    "
@@ -216,6 +216,7 @@ def _whole(step: int, spikes: Mapping[int, Spike]) -> Iterator[str]:
     if spike.suspects:
         yield ""
         yield from _table(spike)
+        yield from _positions(spike.suspects[0])
     ratios = sorted(spike.ratios.items(), key=lambda each: -each[1])[:LAYERS]
     if ratios:
         words = ", ".join(f"{name} {_number(ratio)}" for name, ratio in ratios)
@@ -284,6 +285,15 @@ def _table(spike: Spike) -> Iterator[str]:
             ),
         ]
     )  # fmt: skip
+
+
+def _positions(worst: Suspect) -> Iterator[str]:
+    """The labels of the first sample with the largest losses, such as words."""
+    if worst.positions:
+        words = (f"{p.index} (label {p.target}) {_percent(p.share)}" for p in worst.positions)
+        name = in_short(str(worst.name))
+        yield ""
+        yield f"Largest shares of the loss of sample {name}, by position: {', '.join(words)}"
 
 
 def _number(value: float) -> str:

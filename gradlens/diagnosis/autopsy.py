@@ -75,6 +75,15 @@ def oddities(suspect: Suspect) -> Iterator[str]:
             yield f"its {what} is {ratio:.3g} times as large as that of the median sample"
 
 
+def at_positions(suspect: Suspect) -> str:
+    """Where most of a sample's loss is, if that is at few of its positions."""
+    share = sum(each.share for each in suspect.positions)
+    if not share > EVEN:
+        return ""
+    places = ", ".join(f"{each.index} (label {each.target})" for each in suspect.positions)
+    return f", {share:.0%} of whose loss is at positions {places}"
+
+
 def _is_odd(ratio: float) -> bool:
     return ratio > ODD_ROW or ratio < 1 / ODD_ROW
 
@@ -133,6 +142,7 @@ def _of_sample(spike: Spike, worst: Suspect) -> Conclusion:
     text = f"Sample {_shown(worst.name)} has {worst.share:.1%} of the squared gradient norms"
     if odd:
         text += f", and {' and '.join(odd)}"
+    text += at_positions(worst)
     if certain:
         return Conclusion("sample", "very likely", f"{text}: look at it.", (worst.name,))
     why = (

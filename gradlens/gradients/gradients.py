@@ -19,8 +19,9 @@ from gradlens.gradients.reduce import Reducer
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
-from gradlens.graph.loss import Batch, LossReduction, read_loss
+from gradlens.graph.loss import Batch, Loss, LossReduction, Rows, read_loss
 from gradlens.graph.model_calls import Given, ModelCall, calls_behind
+from gradlens.numerics.host import on_device
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator
@@ -261,15 +262,47 @@ def find_plan(
     return plan, True
 
 
-def samples_of_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -> Tensor | None:
-    """The sample of each row of the loss function that a loss is a multiple of, ``[M]``.
+@dataclass(frozen=True)
+class SampleLosses:
+    """ℓₙ ``[N]``, of the ``rows`` of the loss function that a loss is a multiple of.
 
-    ``None`` if that isn't known, or a row is of several samples.
+    ``owners`` ``[M]`` has the sample of each row, and ``parts`` ``[M, K]`` add up to ℓₙ.
+    """
+
+    losses: Tensor
+    parts: Tensor
+    owners: Tensor
+    rows: Rows
+
+
+def sample_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -> SampleLosses | None:
+    """ℓₙ from the loss's graph, before the backward pass.
+
+    ``None`` if that isn't known, if a row is of no sample or several, or if a sample has no row.
     """
     if not loss.requires_grad:
         return None
-    graph = Graph(loss)
-    node = read_loss(loss).function
+    found = read_loss(loss)
+    rows = found.rows(setting.loss_reduction, loss_scale(info))
+    owners = None if rows is None else _owners_of_rows(setting, loss, found, info)
+    if rows is None or owners is None or len(owners) != len(rows.parts):
+        return None
+    counts = torch.bincount(owners) if int(owners.min()) >= 0 else owners.new_zeros(1)
+    if not bool(counts.all()):
+        return None
+    samples, weight = len(counts), 1.0
+    if setting.loss_reduction == "mean":
+        weight = samples / len(owners)
+    owners, parts = on_device(owners, rows.parts.device), rows.parts * weight
+    losses = parts.new_zeros(samples).index_add_(0, owners, parts.sum(1))
+    return SampleLosses(losses, parts, owners, rows)
+
+
+def _owners_of_rows(
+    setting: Setting, loss: Tensor, found: Loss, info: Mapping[str, Any]
+) -> Tensor | None:
+    """The sample of each row of a loss function, ``[M]``, on the host."""
+    node, graph = found.function, Graph(loss)
     number = None if node is None else graph.by_sequence_number.get(sequence_number(node))
     edges = [] if number is None else [each for each in graph.children[number] if each is not None]
     if not edges:

@@ -52,13 +52,13 @@ class Batch:
 
 
 class Rows(NamedTuple):
-    """ℓₙ ``[N]`` of the rows of a loss function's input.
+    """The losses of the M rows of a loss function's input.
 
-    ``targets`` are what they are compared with, and ``outputs`` the network's: log-probabilities
-    ``[N, C, ...]`` if the targets are classes.
+    ``parts`` ``[M, K]`` add up to them. ``targets`` are what the rows are compared with, and
+    ``outputs`` the network's: log-probabilities ``[M, C, ...]`` if the targets are classes.
     """
 
-    losses: Tensor
+    parts: Tensor
     targets: Tensor
     outputs: Tensor
 
@@ -124,9 +124,13 @@ class Loss:
     @torch.no_grad()
     def values(self, weighted: bool = True) -> Tensor:
         """The function's value at each row of the targets ``[M]``, a mean over its elements."""
-        values = _values(self.function, weighted)
-        return values.flatten(1).mean(1) if values.dim() > 1 else values.reshape(-1)
+        return self._elements(weighted).mean(1)
 
+    def _elements(self, weighted: bool) -> Tensor:
+        values = _values(self.function, weighted)
+        return values.flatten(1) if values.dim() > 1 else values.reshape(-1, 1)
+
+    @torch.no_grad()
     def rows(self, loss_reduction: LossReduction, scale: float = 1.0) -> Rows | None:
         """The losses of the rows of a batch; ``None`` where they can't be had in this way.
 
@@ -136,12 +140,13 @@ class Loss:
         targets = self.targets
         if targets is None or not (self.is_multiple and targets.dim() and targets.numel()):
             return None
-        values = self.values()
-        samples = len(values) if loss_reduction == "mean" else 1
-        ratio = self.value.detach().to(values) / scale * samples / values.sum()
+        elements = self._elements(weighted=True)
+        parts = elements / max(elements.shape[1], 1)
+        samples = len(parts) if loss_reduction == "mean" else 1
+        ratio = self.value.detach().to(parts) / scale * samples / parts.sum()
         # Where that isn't finite, the values are taken as they are.
-        losses = values * torch.where(ratio.isfinite(), ratio, 1.0)
-        return Rows(losses, targets, saved(self.function, "self"))
+        parts = parts * torch.where(ratio.isfinite(), ratio, 1.0)
+        return Rows(parts, targets, saved(self.function, "self"))
 
 
 REDUCTIONS = ("", "mean", "sum")

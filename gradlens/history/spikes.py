@@ -18,13 +18,26 @@ NEVER = -1
 
 
 @dataclass(frozen=True)
+class Position:
+    """One of the values that a sample's loss is the sum of, such as that of a word.
+
+    ``index`` is its place among these, ``target`` its label, and ``share`` that of the loss.
+    """
+
+    index: int
+    target: int
+    share: float
+
+
+@dataclass(frozen=True)
 class Suspect:
     """One sample of the batch.
 
     ``index`` is its place in the batch and ``id`` what the user calls it. ``share`` is that of
     Σₙ‖gₙ‖², ``loss`` is ℓₙ and ``loss_share`` its share of Σₙ|ℓₙ|. ``input_ratio`` and
     ``target_ratio`` are the root mean square of the sample's row over that of the median row, of
-    what the model was called with and of real targets. What isn't known is a NaN.
+    what the model was called with and of real targets. What isn't known is a NaN. ``positions``
+    are those with the largest losses of a sample that has several labels.
     """
 
     index: int
@@ -34,6 +47,7 @@ class Suspect:
     loss_share: float = math.nan
     input_ratio: float = math.nan
     target_ratio: float = math.nan
+    positions: tuple[Position, ...] = ()
 
     @property
     def name(self) -> SampleId:

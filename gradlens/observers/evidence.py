@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradlens.gradients.gradients import Setting, layer_of
-from gradlens.gradients.loss_factor import loss_scale
+from gradlens.gradients.gradients import SampleLosses, Setting, layer_of, sample_losses
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, kind_of, plain_name
 from gradlens.graph.loss import read_loss
 from gradlens.graph.model_calls import calls_behind
-from gradlens.history.spikes import Origin, SampleId, Suspect
+from gradlens.history.spikes import Origin, Position, SampleId, Suspect
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import saved, saved_by_name, sequence_number
 
 SUSPECTS = 4
 """Samples that are named at most."""
+POSITIONS = 3
+"""Positions of a sample that are named at most."""
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What the loss's graph shows before the backward pass.
 
-    ``losses``, ``inputs`` and ``targets`` are by row: ℓₙ, and the root mean squares of the input's
-    and of real targets. ``bad`` are the rows that aren't finite where ``origin`` says, at the layer
-    ``place``; ``origin`` is empty if the loss is finite. ``hint`` is that of ``Spike``.
+    ``losses``, ``inputs`` and ``targets`` are by sample: ℓₙ, and the root mean squares of the
+    input's and of real targets; ``by_part`` has what ℓₙ are sums of. ``bad`` are the samples that
+    aren't finite where ``origin`` says, at the layer ``place``; ``origin`` is empty if the loss is
+    finite. ``hint`` is that of ``Spike``.
     """
 
     losses: Tensor | None = None
+    by_part: SampleLosses | None = None
     inputs: Tensor | None = None
     targets: Tensor | None = None
     bad: Tensor | None = None
@@ -65,6 +70,7 @@ class Evidence:
                 _share(None if losses is None else losses.abs(), index),
                 _ratio(inputs, index),
                 _ratio(targets, index),
+                _positions(self.by_part, index),
             )
             for index in ranked
         )
@@ -95,20 +101,37 @@ def _ratio(sizes: Tensor | None, index: int) -> float:
     return float(sizes[index] / sizes[sizes.isfinite()].median())
 
 
+def _positions(found: SampleLosses | None, sample: int) -> tuple[Position, ...]:
+    """Those of a sample with several labels that have the largest losses, or NaN."""
+    if found is None or found.rows.targets.is_floating_point():
+        return ()
+    if found.rows.targets.numel() != found.parts.numel():
+        return ()
+    own = found.owners == sample
+    losses = found.parts[own].flatten().double().cpu()
+    labels = found.rows.targets.reshape(found.parts.shape)[own].flatten().tolist()
+    if len(losses) < 2:
+        return ()
+    worst = losses.nan_to_num(math.inf).topk(min(POSITIONS, len(losses))).indices.tolist()
+    shares = (losses / losses.sum()).tolist()
+    return tuple(Position(place, labels[place], shares[place]) for place in worst)
+
+
 def evidence_of(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> Evidence:
     """Look at the parameters, at what the model was called with, and at the graph."""
     graph = Graph(info["loss"])
-    loss = read_loss(info["loss"])
-    rows = loss.rows(setting.loss_reduction, loss_scale(info))
+    loss, by_part = read_loss(info["loss"]), None
+    with suppress(UnavailableError):
+        by_part = sample_losses(setting, info["loss"], info)
     known = info.get("individual_losses")
-    losses = known if known is not None else None if rows is None else rows.losses
+    losses = known if known is not None else None if by_part is None else by_part.losses
     samples = 0 if losses is None else len(losses)
     inputs = _inputs(graph, setting, samples or len(info.get("ids") or ()))
     targets = loss.targets
     if targets is not None and not (targets.is_floating_point() and targets.dim()):
         targets = None
     on_host = None if losses is None else losses.detach().double().cpu()
-    found = Evidence(on_host, _root_mean_squares(inputs), _root_mean_squares(targets))
+    found = Evidence(on_host, by_part, _root_mean_squares(inputs), _root_mean_squares(targets))
     if is_finite:
         return found
     weights = bad_tensors(setting.leaves)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.gradients.gradients import Setting, samples_of_losses
-from gradlens.gradients.loss_factor import loss_scale
-from gradlens.graph.loss import Rows, read_loss
+from gradlens.gradients.gradients import SampleLosses, Setting, sample_losses
 from gradlens.history.records import ARRAYS, MOST_SAMPLES, Samples
 from gradlens.history.spikes import SampleId
-from gradlens.numerics.host import on_device
 from gradlens.observers.autopsy import norms_of
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 
@@ -28,11 +25,19 @@ FIRST = 1000
 """Losses after which it is written for the first time."""
 
 
+class _Known(NamedTuple):
+    """Of a batch: ℓₙ ``[N]``, and labels and predicted classes ``[N]``, or ``[0]``."""
+
+    losses: Tensor
+    labels: Tensor
+    predicted: Tensor
+
+
 class SampleLog(Observer):
     """What is known of each sample: a sum over its losses, and what was last.
 
     Losses are those that the user passes as ``individual_losses``, or that the loss function's node
-    shows, in the order of the batch; norms are those of tracked steps that have some.
+    shows; norms are those of tracked steps that have some.
     """
 
     work = "what is known of single samples"
@@ -44,7 +49,7 @@ class SampleLog(Observer):
         self._places: dict[SampleId, int] = {}
         self._left_out: set[SampleId] = set()
         self._table = np.zeros((len(_COLUMNS), 0))
-        self._waiting: list[tuple[Sequence[SampleId], Rows]] = []
+        self._waiting: list[tuple[Sequence[SampleId], _Known]] = []
         self._step = 0
         self._losses = 0
         self._written = 0.0
@@ -56,40 +61,30 @@ class SampleLog(Observer):
         """Take in the losses of a batch whose samples have ids."""
         self._step = context.global_step
         ids: Sequence[SampleId] = context.info["ids"]
-        rows = self._rows(context.info)
-        if rows is None:
+        known = self._known(context.info)
+        if known is None:
             self._records.note(self._step, NO_LOSSES)
-        elif len(rows.losses) != len(ids):
-            text = OTHER_COUNT.format(ids=len(ids), rows=len(rows.losses))
+        elif len(known.losses) != len(ids):
+            text = OTHER_COUNT.format(ids=len(ids), samples=len(known.losses))
             self._records.note(self._step, text)
         else:
-            self._waiting.append((ids, rows))
+            self._waiting.append((ids, known))
         if len(self._waiting) >= WAITING:
             self._take_in()
             if self._losses >= max(FIRST, GROWTH * self._written):
                 self._write()
 
-    def _rows(self, info: Mapping[str, Any]) -> Rows | None:
-        """The losses of the batch's rows, with labels and predictions where there are classes."""
+    def _known(self, info: Mapping[str, Any]) -> _Known | None:
+        """The losses of the batch's samples, with labels and predictions where they have one."""
         loss: Tensor | None = info.get("loss")
-        found = None if loss is None else self._by_loss_function(loss, info)
-        known: Tensor | None = info.get("individual_losses")
-        if known is None:
-            return found
-        fits = found is not None and len(found.losses) == len(known)
-        rest = (found.targets, found.outputs) if found and fits else (_NOTHING, _NOTHING)
-        return Rows(known.detach(), *rest)
-
-    def _by_loss_function(self, loss: Tensor, info: Mapping[str, Any]) -> Rows | None:
-        found = read_loss(loss).rows(self._setting.loss_reduction, loss_scale(info))
-        samples = None if found is None else samples_of_losses(self._setting, loss, info)
-        if found is None or samples is None or len(samples) != len(found.losses):
-            return None
-        places = samples.argsort()
-        if not torch.equal(samples[places], torch.arange(len(samples), device="cpu")):
-            return None  # some samples have no row, or several
-        places = on_device(places, found.losses.device)
-        return Rows(*(each[places] if len(each) else each for each in _of_classes(found)))
+        found = None if loss is None else sample_losses(self._setting, loss, info)
+        given: Tensor | None = info.get("individual_losses")
+        if found is None:
+            return None if given is None else _Known(given.detach(), _NOTHING, _NOTHING)
+        if given is None:
+            return _Known(found.losses, *_classes(found))
+        fits = len(found.losses) == len(given)
+        return _Known(given.detach(), *(_classes(found) if fits else (_NOTHING, _NOTHING)))
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Take in the gradient norms of a tracked step."""
@@ -116,8 +111,8 @@ class SampleLog(Observer):
 
     def _take_in(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for ids, rows in waiting:
-            losses = rows.losses.double().cpu().numpy()
+        for ids, known_of_batch in waiting:
+            losses = known_of_batch.losses.double().cpu().numpy()
             places = self._places_of(ids)
             known = (places >= 0) & np.isfinite(losses)
             places, losses = places[known], losses[known]
@@ -127,9 +122,9 @@ class SampleLog(Observer):
             np.add.at(self._table[_LOSS_SUM], places, losses)
             np.add.at(self._table[_EXCESS_SUM], places, losses - np.median(losses))
             self._table[_LAST, places] = losses
-            if len(rows.targets):
-                self._table[_LABEL, places] = rows.targets.cpu().numpy()[known]
-                self._table[_PREDICTED, places] = rows.outputs.cpu().numpy()[known]
+            if len(known_of_batch.labels):
+                self._table[_LABEL, places] = known_of_batch.labels.cpu().numpy()[known]
+                self._table[_PREDICTED, places] = known_of_batch.predicted.cpu().numpy()[known]
             self._losses += len(losses)
             self._has_new = True
 
@@ -190,12 +185,14 @@ _COLUMNS = (
 _NOTHING = torch.zeros(0, device="cpu")
 
 
-def _of_classes(rows: Rows) -> Rows:
-    """Rows with a class as the target of each, and the most probable one as the output, if any."""
-    targets, outputs = rows.targets, rows.outputs
-    if targets.dim() == 1 and outputs.dim() == 2 and not targets.is_floating_point():
-        return Rows(rows.losses, targets, outputs.argmax(1))
-    return Rows(rows.losses, _NOTHING, _NOTHING)
+def _classes(found: SampleLosses) -> tuple[Tensor, Tensor]:
+    """Each sample's class and the most probable one, if there are classes, and one row of each."""
+    targets, outputs = found.rows.targets, found.rows.outputs
+    are_classes = targets.dim() == 1 and outputs.dim() == 2 and not targets.is_floating_point()
+    if not are_classes or len(found.owners) != len(found.losses):
+        return _NOTHING, _NOTHING
+    places = found.owners.argsort()
+    return targets[places], outputs[places].argmax(1)
 
 
 NO_LOSSES = (
@@ -204,6 +201,6 @@ NO_LOSSES = (
     "of a loss function such as nn.CrossEntropyLoss, or individual_losses=..."
 )
 OTHER_COUNT = (
-    "{ids} ids were passed, and the loss function has {rows} rows: losses are known by id only "
-    "where each sample has one row"
+    "{ids} ids were passed, and the loss is that of {samples} samples: pass an id for each sample "
+    "of the batch"
 )

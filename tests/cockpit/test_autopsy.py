@@ -322,6 +322,57 @@ def test_a_loss_that_no_single_node_shows() -> None:
     assert worst.input_ratio > 50
 
 
+WORDS, LENGTH, WRONG = 12, 8, 6
+
+LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "joined": lambda o, y: functional.cross_entropy(o.reshape(-1, WORDS), y.reshape(-1)),
+    "channels": lambda o, y: functional.cross_entropy(o.transpose(1, 2), y),
+    "by position": lambda o, y: functional.cross_entropy(
+        o.transpose(0, 1).reshape(-1, WORDS), y.t().reshape(-1)
+    ),
+    "sum": lambda o, y: functional.cross_entropy(o.flatten(0, 1), y.flatten(), reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_positions_of_a_sample(layout: str) -> None:
+    """Each word follows the one before, but for wrong labels of one sample."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(WORDS, 16), nn.Linear(16, WORDS))
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+    reduction = "sum" if layout == "sum" else "mean"
+    cockpit = Cockpit(network, [], loss_reduction=reduction)
+    for step in range(AT + 1):
+        text = (torch.randint(WORDS, (4, 1)) + torch.arange(LENGTH + 1)) % WORDS
+        inputs, targets, ids = text[:, :-1], text[:, 1:].clone(), [100 + step + n for n in range(4)]
+        places = torch.randperm(LENGTH)[:WRONG]
+        if step == AT:
+            targets[2, places] = (targets[2, places] + 5) % WORDS
+        outputs = network(inputs)
+        loss = LAYOUTS[layout](outputs, targets)
+        optimizer.zero_grad()
+        with cockpit(step, loss=loss, info={"ids": ids}):
+            loss.backward()
+        optimizer.step()
+    cockpit.close()
+    worst = only_spike(cockpit).suspects[0]
+    logits = outputs.detach().transpose(1, 2)
+    losses = functional.cross_entropy(logits, targets, reduction="none")[2]
+    assert worst.id == ids[2]
+    assert {each.index for each in worst.positions} < {*places.tolist()}
+    for each in worst.positions:
+        assert each.target == targets[2, each.index]
+        assert each.share == pytest.approx(float(losses[each.index] / losses.sum()), rel=1e-5)
+    of_sample = losses.sum() if layout == "sum" else losses.mean()
+    assert worst.loss == pytest.approx(float(of_sample), rel=1e-5)
+    samples = cockpit.history.samples
+    assert samples is not None
+    place = samples.ids.index(ids[2])
+    assert samples.last_loss[place] == pytest.approx(float(of_sample), rel=1e-5)
+    conclusion = autopsy(only_spike(cockpit))
+    assert f"{worst.positions[0].index} (label {worst.positions[0].target})" in conclusion.text
+
+
 def test_without_per_sample_gradients_the_spike_is_recorded_with_the_reason() -> None:
     network = nn.Linear(3, 2)
     cockpit = Cockpit(network, [])
