@@ -61,10 +61,10 @@ class Axes:
 
         Behind a convolution of images, pixels that were made positions have its channels there.
         """
-        *others, last = tensor.shape
-        if self.known or len(others) != 2 or self.channels is None:
+        if self.known or tensor.dim() != 3 or self.channels is None:
             return self.channel_last
-        return self.channel_last or (last == self.channels and last not in others[1:])
+        _, middle, last = tensor.shape
+        return self.channel_last or (last == self.channels and last != middle)
 
     def axis_of(self, tensor: Tensor) -> int:
         """The axis that counts the samples of a batch."""
