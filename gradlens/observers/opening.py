@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from gradlens.diagnosis.opening import opening
 from gradlens.history.records import Spending
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
+from gradlens.stateful import State
 
 AFTER = 50
 """Steps after which it is said: most of what a run says at all can be seen by then, and a user
@@ -89,6 +91,14 @@ class Opening(Observer):
             if self._own_seconds is not None and self._times:
                 self._records.take_in(context.global_step, "spending", spending(self._times))
             self._say()
+
+    def state_dict(self) -> State:
+        """How many steps there were, and whether it was said; a program measures its own times."""
+        return {"steps": self._steps, "is_said": self._is_said}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._steps, self._is_said = state["steps"], state["is_said"]
 
     def _say(self) -> None:
         self._is_said = True

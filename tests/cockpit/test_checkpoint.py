@@ -394,6 +394,7 @@ NOT_SAVED = re.compile(
             r"\.Autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
             r"\.assembly\._(step|later)|\.FactRecorder\._optimizer",
             r"_capture\._forward_passes|_paused$",
+            r"\.Opening\._(step|times|entered|own|inside|since|is_look)",  # this program's times
             r"\.statistics",  # a tuple instead of a list
         )
     )
