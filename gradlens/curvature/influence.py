@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradlens.curvature.factors import SamplesJacobians
+from gradlens.curvature.factors import MAX_BYTES, SamplesJacobians
 from gradlens.curvature.inverse import VECTORS, InverseOperator
 from gradlens.curvature.operator import Products, flat, shaped
 from gradlens.curvature.over_data import BatchLoss, LossFunction, LossOverData, Split, as_pair
@@ -21,12 +21,14 @@ from gradlens.numerics.precision import double
 from gradlens.samples.plan import Plans
 
 RANK = 20
-"""The rank of the preconditioner, whose products take one pass together.
+"""The rank of the preconditioner, whose products take one pass together, or some.
 
 A trade-off: for networks of a thousand parameters, it halved the products of a system with a
-damping of 0.01 or less, and 40 saved another sixth. Where ``JOINT_BYTES`` don't hold so many
-vectors, there is none.
+damping of 0.01 or less, and 40 saved another sixth.
 """
+
+BYTES_OF_RANK = 4 * torch.float64.itemsize
+"""Memory of the preconditioner for each parameter and rank, while it is made."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ def influence(
     has scores of its own, which takes a linear system for each. ``parameters`` are names of
     parameters, or of modules for all of theirs; by default, all that require a gradient.
 
-    The system is solved by conjugate gradients, preconditioned up to a million parameters or so, to
-    a residual of ``tolerance`` with at most ``max_products`` passes through the training data.
-    Memory is that of one batch and of some vectors of all parameters, whatever N and M are. The
-    model runs in its present mode, and is left as it was. Of a model that several processes train,
-    each must have all of the data.
+    The system is solved by conjugate gradients to a residual of ``tolerance``, with at most
+    ``max_products`` passes through the training data. They are preconditioned where that takes no
+    more than 2 GiB, up to three million parameters. Beside that, memory is that of one batch and of
+    some vectors of all parameters, whatever N and M are. The model runs in its present mode, and is
+    left as it was. Of a model that several processes train, each must have all of the data.
 
     Raises ``ValueError`` as ``GGNOperator.over_data`` does for the model, the loss and the data,
     and for a negative damping; ``UnavailableError`` where samples are coupled, as by ``BatchNorm``
@@ -96,18 +98,18 @@ def influence(
         model=model,
         plans=Plans(),
     )
-    together = Products(curvature.ggn).together(kept=VECTORS)
     inverse = InverseOperator(
         curvature.ggn,
         damping,
         tolerance=tolerance,
         max_products=max_products,
-        rank=RANK if together >= RANK else 0,
+        rank=RANK if RANK * curvature.ggn.shape[0] * BYTES_OF_RANK <= MAX_BYTES else 0,
     )
     if not by_sample:
         mean = flat(test_loss.mean_gradient(), curvature.ggn.device)[None]
         found = _of_gradients(mean, inverse, curvature)
         return Influence(found.scores[:, 0], found.residuals, found.products, found.reason)
+    together = Products(curvature.ggn).together(kept=VECTORS)
     parts = [
         _of_gradients(test_loss.gradients_of(range(start, start + together)), inverse, curvature)
         for start in range(0, test_loss.samples, together)

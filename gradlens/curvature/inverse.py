@@ -64,7 +64,8 @@ class InverseOperator(LinearOperator):
     ``damping`` must make the matrix positive definite. With a ``rank``, they are preconditioned by
     an approximation of H of that rank (Frangella et al., 2023, Alg. 2.1), from as many products
     with random vectors, which all solutions share: fewer products for each where H has a few
-    eigenvalues that are far larger than the others and the damping. Numbers are of float64.
+    eigenvalues that are far larger than the others and the damping. Numbers are of float64, and the
+    approximation takes four of them for each parameter and rank at most.
 
     Raises ``ValueError`` for a negative damping or rank; products raise ``UnavailableError`` where
     they don't converge.
@@ -184,7 +185,7 @@ class InverseOperator(LinearOperator):
         drawn = normal_like(like, np.random.default_rng(self._seed))
         start, _ = torch.linalg.qr(drawn.T)
         images = torch.stack([image for _, image in products.each(start.T)], dim=1)
-        shift = products.eps * images.norm()
+        shift = products.rounding  # without it, rounding could make small eigenvalues negative
         images += shift * start
         factor, failed = torch.linalg.cholesky_ex(start.T @ images)
         if int(failed):  # the matrix isn't positive semidefinite, which conjugate gradients find
@@ -192,7 +193,7 @@ class InverseOperator(LinearOperator):
         root = torch.linalg.solve_triangular(factor, images.T, upper=False).T
         vectors, values, _ = torch.linalg.svd(root, full_matrices=False)
         values = (values.square() - shift).clamp_(min=0.0)
-        kept = values > products.rounding
+        kept = values > shift
         values = values[kept] + self.damping
         return vectors[:, kept], values[-1:] / values - 1
 

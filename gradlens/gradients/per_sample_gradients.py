@@ -116,6 +116,10 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         With those of an ``other`` batch of M samples, each pair has one of them, ``[N, M]``: of
         training data and of validation data, say. ``ValueError`` for those of other parameters.
         """
+        if not isinstance(other, per_sample_gradients | None):
+            raise TypeError(
+                f"other is a {type(other).__name__}: pass the per_sample_gradients of another batch"
+            )
         own = self._complete()
         others = own if other is None else other._complete()
         shapes, of_others = ({name: [*g.shape] for name, g in b.items()} for b in (own, others))
@@ -131,9 +135,11 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         """
         if not isinstance(direction, Mapping) or not direction:
             raise ValueError(NO_DIRECTION.format(kind=type(direction).__name__))
-        unknown = [name for name in direction if name not in self._setting.parameters]
-        if unknown:
-            raise ValueError(self._why_absent(unknown[0]))
+        for name, part in direction.items():
+            if name not in self._setting.parameters:
+                raise ValueError(self._why_absent(name))
+            if not isinstance(part, Tensor):
+                raise ValueError(NO_TENSOR.format(name=name, kind=type(part).__name__))
         found = self._complete(direction)
         return _sum_of([each.dot(direction[name].to(each.device)) for name, each in found.items()])
 
@@ -215,7 +221,11 @@ OTHER_PARAMETERS = (
 )
 NO_DIRECTION = (
     "the direction has no parts ({kind}): pass a dict of tensors by parameter name, such as "
-    "{{name: p.grad for name, p in model.named_parameters()}}"
+    "{{name: each.mean() for name, each in g.items()}}"
+)
+NO_TENSOR = (
+    "the direction's part for {name!r} is a {kind}: pass a tensor of the parameter's shape, or "
+    "leave out the name where it is zero"
 )
 UNSEEN = (
     "no gradient has come to it: the backward pass was outside the context, or it didn't start at "

@@ -192,6 +192,8 @@ class GradientOperator(ABC):
         With an ``other`` operator, of M samples' gradients of the same parameter in another batch,
         each pair has one of them, ``[N, M]``.
         """
+        if not isinstance(other, GradientOperator | None):
+            raise TypeError(f"other is a {type(other).__name__}: pass an operator, such as g[name]")
         if other is not None and other.shape != self.shape:
             raise ValueError(
                 f"the other gradients are of a parameter of shape {list(other.shape)}, and these "

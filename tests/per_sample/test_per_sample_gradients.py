@@ -203,6 +203,12 @@ def test_what_has_no_products_is_refused() -> None:
         gradients.dot({"wieght": torch.zeros(4, 5)})
     with pytest.raises(ValueError, match="direction has shape"):
         gradients.dot({"weight": torch.zeros(5, 4)})
+    with pytest.raises(ValueError, match="'weight' is a NoneType: pass a tensor"):
+        gradients.dot({"weight": None})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="pass the per_sample_gradients of another batch"):
+        gradients.gram(model)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pass an operator"):
+        gradients["weight"].gram(torch.zeros(4, 5))  # type: ignore[arg-type]
     for nothing in ({}, [torch.zeros(4, 5)]):
         with pytest.raises(ValueError, match="pass a dict of tensors by parameter name"):
             gradients.dot(nothing)  # type: ignore[arg-type]
