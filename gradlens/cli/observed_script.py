@@ -92,7 +92,7 @@ class Trace:
     """
 
     def __init__(self, path: Path, steps: int, made: list[Cockpit]) -> None:
-        self._file = path.open("w")
+        self._file = path.open("w", buffering=1)  # by lines, of which a killed process leaves all
         self._steps, self._count = steps, 0
         self._made = made
         self._own = 0.0
