@@ -57,6 +57,10 @@ FEW_SAMPLES, ENOUGH_SAMPLES, FEWEST_LEVELS = 32, 64, 4
 """Batches of fewer samples are averaged until there are so many as the second, whose mean squared
 error has a standard deviation of a fifth; but a run has so many separate means at least."""
 
+TERMS = 2.0
+"""The loss over the mean of single losses, or its inverse: more than weights of classes, smoothed
+labels and small penalties make of it at the start."""
+
 SMALL_UPDATE, BEYOND_REACH = 0.1, 10.0
 """‖update‖/‖θ‖ of updates between which the gradient doesn't change its size, and how many times
 further than the weights can have raised it a loss must have risen: measured at most 2 in runs that
@@ -175,12 +179,17 @@ class Evidence:
     def is_of_samples(self) -> bool:
         """Whether the loss may be the mean of the single losses.
 
-        Their median is at most twice their mean (Markov's inequality, since they aren't negative),
-        and their largest is no less than it. The latter is asked of the first steps alone: with
-        smoothed labels, the loss stays above single losses, which are recorded without smoothing.
+        It is about their mean at first, whatever weights and smoothing change later, unless there
+        are other terms, or factors. Their median is at most twice their mean (Markov's inequality,
+        since they aren't negative), and their largest is no less than it. The latter is asked of
+        the first steps alone: with smoothed labels, the loss stays above single losses, which are
+        recorded without smoothing.
         """
         if len(self.loss.values) != len(self.steps):
             return True
+        over_mean = finite(ratio(self.loss.values, self.column("loss_mean")))[:FIRST_STEPS]
+        if len(over_mean) and not 1 / TERMS < median(over_mean) < TERMS:
+            return False
         over_median = median(ratio(self.loss.values, self.column("loss_median")))
         over_largest = ratio(self.loss.values, self.column("loss_max"))
         return not (over_median < 1 / 2 or median(finite(over_largest)[:FIRST_STEPS]) > 1)
@@ -235,8 +244,13 @@ class Evidence:
         """
         if self.is_moved_by_others or smallest(self.loss.values) < 0:
             return math.nan
-        known = [each for each in (self.first_loss, self.chance) if each > 0]
+        known = [each for each in (self._early(FIRST_STEPS), self.chance) if each > 0]
         return max(known) if known else math.nan
+
+    def _early(self, steps: int) -> float:
+        """The first loss; of batches too small for a mean, not less than the median of a few."""
+        few = median(self.loss.values[: min(self.width, steps)])
+        return float(np.fmax(self.first_loss, few)) if self.width > 1 else self.first_loss
 
     @cached_property
     def first_loss(self) -> float:
@@ -265,7 +279,7 @@ class Evidence:
 
         That is chance, or the first loss if chance isn't known; single batches vary.
         """
-        reference = self.chance if math.isfinite(self.chance) else self.first_loss
+        reference = self.chance if math.isfinite(self.chance) else self._early(self.width)
         if self.is_moved_by_others:
             return math.nan
         return self.late_loss / reference if reference > 0 else math.nan

@@ -58,7 +58,13 @@ COVERAGE = Need(
     "a quantity of per-sample gradients, as in configuration('economy')",
     lambda evidence: evidence.history.latest("coverage") is not None,
 )
-OUTPUTS = column("output_std", "the outputs that a loss such as a cross-entropy was called with")
+OUTPUTS = Need(
+    "the outputs that a loss such as a cross-entropy was called with, or vectors and their norms",
+    lambda evidence: any(
+        np.isfinite(evidence.column(name)).any() for name in ("output_std", "direction_spread")
+    ),
+)
+CODES = column("code_nats", "a code m + s * e with noise e, as of a variational autoencoder")
 LABELS = Need(
     "a cross-entropy, which is passed to the context: cockpit(step, loss=loss)",
     lambda evidence: bool(evidence.labels.size) or bool(evidence.by_name("dense_labels")),

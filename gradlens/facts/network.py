@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gradlens.facts.parameters import ByKind, groups, rms
 from gradlens.facts.rows import Rows
@@ -20,6 +21,8 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, Node, called, kind_of, plain_name
 from gradlens.graph.loss import Loss
 from gradlens.history.setup import Layer, Setup
+from gradlens.numerics.precision import accumulable
+from gradlens.signals.attention import FUSED, SOFTMAX
 from gradlens.signals.predicates import has_parameters, is_embedding, is_normalization
 from gradlens.torch_private import (
     ChannelNorm,
@@ -268,6 +271,85 @@ class Network:
                         waiting.append(consumer)
         return False
 
+    def columns(self, loss: Loss) -> dict[str, Tensor | float]:
+        """Facts of steps, of what the nodes have kept; only those that are known."""
+        found = {
+            "unlogged": float(self.unlogged),
+            "targets_beyond": self.beyond,
+            "next_seen": self.next_seen,
+            "code_nats": self.code_nats,
+            "direction_spread": None if loss.name else self.direction_spread,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def next_seen(self) -> Tensor | None:
+        """Of attention of places to each other, the largest share of those that see the next one.
+
+        ``None`` without such attention. A causal mask hides what comes later.
+        """
+        seen = (
+            _next_seen(*each) for each in zip(self._graph.nodes, self._graph.kinds, strict=True)
+        )
+        known = [each for each in seen if each is not None]
+        return torch.stack(known).amax() if known else None
+
+    @property
+    def code_nats(self) -> Tensor | None:
+        """How much the code of a variational autoencoder says of its sample at most, in nats.
+
+        The code is m + s·e with constants e. The divergence of N(m, s²) from N(0, 1), which is the
+        mean over samples ``[N, ...]``, is no less than the mutual information of code and sample.
+        ``None`` if there isn't exactly one code, or if m or s isn't kept.
+        """
+        found = [
+            (mean, spread)
+            for number, kind in enumerate(self._graph.kinds)
+            if kind.startswith("Add") and len(self._graph.children[number]) == 2
+            for mean, spread in self._code(*self._graph.children[number])
+        ]
+        return _nats(*found[0]) if len(found) == 1 else None
+
+    def _code(self, one: Edge | None, other: Edge | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """The mean and the spread of a code that is the sum of two inputs."""
+        for mean, noise in ((one, other), (other, one)):
+            if mean is None or noise is None or self._graph.kinds[noise[0]] != "MulBackward0":
+                continue
+            factors = [edge for edge in self._graph.children[noise[0]] if edge is not None]
+            if len(factors) != 1 or self._alone[factors[0][0]]:
+                continue
+            spreads = self._kept(factors[0][0], ("Exp", "Sqrt"), "result")
+            squared = [
+                user for user, _, output in self._graph.consumers[mean[0]] if output == mean[1]
+            ]
+            means = [t for user in squared for t in self._kept(user, ("Pow", "Mul"), "self")]
+            if spreads and means and means[0].shape == spreads[0].shape:
+                yield means[0], spreads[0]
+
+    def _kept(self, number: int, kinds: tuple[str, ...], name: str) -> list[Tensor]:
+        """What a node of one of some kinds has kept under a name, where it is."""
+        if plain_name(self._graph.kinds[number]) not in kinds:
+            return []
+        tensors = dict(saved_by_name(self._graph.nodes[number]))
+        return [tensors[name].detach()] if name in tensors else []
+
+    @property
+    @torch.no_grad()
+    def direction_spread(self) -> Tensor | None:
+        """How far the directions of vectors ``[N, D]`` that the loss compares are apart.
+
+        It is the root of 1 − ‖mean direction‖², from 0 for one direction to 1; ``None`` if the loss
+        divides nothing by the norms of vectors.
+        """
+        for number in self._of_loss():
+            same = len({*self._graph.children[number]}) == 1
+            kinds = ("LinalgVectorNorm", *(("Mul",) if same else ()))
+            for rows in self._kept(number, kinds, "self"):
+                if rows.dim() == 2 and len(rows) > 1 and rows.shape[1] > 1:
+                    mean = functional.normalize(accumulable(rows), dim=1).mean(0)
+                    return (1 - mean.square().sum()).clamp(min=0).sqrt()
+        return None
+
     @property
     def unlogged(self) -> bool:
         """Whether a Kullback-Leibler divergence gets probabilities in place of their logarithms.
@@ -337,11 +419,31 @@ class Network:
             if shape and shape[axis] == 1:
                 return called(self._graph.kinds[number])
         for number, kind in enumerate(self._graph.kinds):
+            node, size = self._graph.nodes[number], 0
             if kind.startswith("NativeLayerNorm"):
-                shape = saved(self._graph.nodes[number], "normalized_shape", ())
-                if shape and math.prod(shape) == 1:
-                    return next(iter(map(layer_of, self._weights.get(number, ()))), "layer_norm")
+                size = math.prod(saved(node, "normalized_shape", ()) or (0,))
+            elif kind.startswith("NativeGroupNorm"):
+                size = saved(node, "C") * saved(node, "HxW") // saved(node, "group")
+            if size == 1:
+                return next(iter(map(layer_of, self._weights.get(number, ()))), called(kind))
         return ""
+
+    @property
+    def rows_of_several(self) -> bool:
+        """Whether the loss takes scores ``[N, C, ...]`` for rows ``[M, C]`` by a view alone.
+
+        Each row then has scores of several places, and of some classes only.
+        """
+        for number in self._of_loss():
+            edge = self._graph.children[number][0] if self._kinds[number].is_view else None
+            if edge is None or plain_name(self._graph.kinds[number]) not in ("View", "UnsafeView"):
+                continue
+            before, after = self._graph.shape(edge), self._graph.shape((number, 0))
+            is_cut = len(before) > 2 and len(after) == 2 and before[1] == after[1] > 1
+            of_place = math.prod(before[2:])
+            if is_cut and before[-1] != after[1] != of_place and self._kinds[edge[0]].rows == 1:
+                return True
+        return False
 
     def _softmaxes_of_loss(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """Nodes of a softmax between the loss and the last layers, each with its axis and shape."""
@@ -418,6 +520,42 @@ class Network:
         """What an activation has returned, where its node has saved it without hooks."""
         saved = saved_where_they_are(self._graph.nodes[activation.node])
         return saved[0] if len(saved) == 1 else None
+
+
+@torch.no_grad()
+def _next_seen(node: Node, kind: str) -> Tensor | None:
+    """The share of places of which attention lets the one before see them, if it is such a node."""
+    name, kept = plain_name(kind), {}
+    if name in SOFTMAX or name.startswith(FUSED):
+        kept = dict(saved_by_name(node))
+    weights = kept.get("result")
+    if weights is not None:
+        is_last = signed(saved(node, "dim")) in (-1, weights.dim() - 1)
+        is_square = weights.dim() > 2 and weights.shape[-2] == weights.shape[-1] >= FEWEST_PLACES
+        return (weights.diagonal(1, -2, -1) > 0).float().mean() if is_last and is_square else None
+    queries, keys = (kept.get(each) for each in ("query", "key"))
+    if queries is None or keys is None or queries.is_nested:
+        return None
+    if not queries.shape[-2] == keys.shape[-2] >= FEWEST_PLACES:
+        return None
+    mask = next((kept[n] for n in ("attn_mask", "attn_bias", "bias") if n in kept), None)
+    if mask is None or mask.shape[-2] != mask.shape[-1]:
+        return queries.new_tensor(float(not saved(node, "is_causal", False)))
+    is_open = mask.detach().diagonal(1, -2, -1) > HIDDEN
+    return is_open.float().mean() * float(not saved(node, "is_causal", False))
+
+
+FEWEST_PLACES = 4
+"""Shorter texts may be other things, such as pairs."""
+HIDDEN = -1e3
+"""What is added to the scores of places that a mask hides is below."""
+
+
+@torch.no_grad()
+def _nats(mean: Tensor, spread: Tensor) -> Tensor:
+    """The divergence of normal distributions ``[N, ...]`` from the standard one, by sample."""
+    terms = accumulable(mean).square() + spread.square() - 1 - 2 * spread.log()
+    return terms.sum() / 2 / len(terms)
 
 
 KEEPING = ("Expand", "NativeDropout", "ReshapeAlias", "ToCopy", "UnsafeView", "View")
@@ -529,6 +667,7 @@ def setup_of(
         over_samples=network.is_over_samples(loss),
         over_queries=network.is_over_queries,
         of_one=network.of_one,
+        rows_of_several=network.rows_of_several,
         bootstrapped=network.is_bootstrapped(loss),
         before_loss=network.before_loss,
         target_trained=loss.target_needs_gradient,

@@ -110,6 +110,14 @@ def update_numbers(before: Mapping[str, Tensor], parameters: Mapping[str, nn.Par
     return {"update_rms": found}
 
 
+@torch.no_grad()
+def is_same(elements: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> Tensor:
+    """Whether some elements of parameters are what they were."""
+    pairs = [(each, some_elements(parameters[n], FEW)) for n, each in elements.items()]
+    same = [(one == other).all() for one, other in pairs]
+    return torch.stack([each.to(same[0].device) for each in same]).all().float()
+
+
 class Strangers:
     """Weights in the graph of the loss that aren't the model's, from one record to the next."""
 

@@ -14,15 +14,24 @@ from torch.optim import Optimizer
 
 from gradlens.facts.network import Network, activation_shares, setup_of
 from gradlens.facts.parameters import (
+    FEW,
     Strangers,
     dense,
+    is_same,
     parameter_numbers,
     second_moments,
     some_elements,
     unscaled_norm,
     update_numbers,
 )
-from gradlens.facts.rows import Rows, dense_labels, loss_rows, output_columns, rows_of
+from gradlens.facts.rows import (
+    Rows,
+    dense_labels,
+    loss_rows,
+    output_columns,
+    rows_of,
+    token_columns,
+)
 from gradlens.facts.step_facts import StepFacts, facts_of
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import joined_loss, loss_scale
@@ -61,6 +70,7 @@ class FactRecorder(Observer):
         self._setting = setting
         self._run = run
         self._parameters = dense(setting.parameters)
+        self._first = {name: some_elements(p, FEW) for name, p in self._parameters.items()}
         self._optimizer = OptimizerSteps(self._parameters)
         self._strangers = Strangers()
         self._labels: Counter[int] = Counter()
@@ -106,6 +116,9 @@ class FactRecorder(Observer):
         if optimizer is not None:
             facts.numbers["lr"] = learning_rate(optimizer)
             facts.numbers["stateless"] = float(not optimizer.state)
+            facts.numbers["overwritten"] = float(self._optimizer.is_overwritten)
+            if self._optimizer.is_overwritten:
+                facts.numbers["restored"] = is_same(self._first, self._parameters)
         if is_first:
             self._read_network(facts, graph, loss, info)
 
@@ -127,10 +140,10 @@ class FactRecorder(Observer):
         network = None
         if graph is not None and loss is not None:
             network = Network(graph, self._setting.names)
-            strangers, beyond = self._strangers.numbers(network.strangers), network.beyond
+            strangers = self._strangers.numbers(network.strangers)
             facts.of_layers = activation_shares(network) | strangers | dense_labels(loss)
-            facts.numbers |= output_columns(loss) | {"unlogged": float(network.unlogged)}
-            facts.numbers |= {} if beyond is None else {"targets_beyond": beyond}
+            facts.numbers |= output_columns(loss) | token_columns(self._call(), loss)
+            facts.numbers |= network.columns(loss)
         setup = setup_of(self._setting, info, network, loss, facts.rows)
         self._run.take_in(facts.step, "setup", setup)
         if setup.groups and not any(name for group in setup.groups for name in group.parameters):
@@ -272,7 +285,8 @@ class OptimizerSteps(HookOwner):
     past step, judged by one parameter: to one that the optimizer has used, and that was changed
     nowhere since. What isn't certain doesn't count: where the optimizer isn't known, a loop that
     clips gradients in place isn't found, nor is one with a fused optimizer, whose updates autograd
-    doesn't count.
+    doesn't count. ``is_overwritten`` says that something has written to the optimizer's parameters
+    since its latest step; what is written to ``parameter.data`` isn't counted.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -281,20 +295,24 @@ class OptimizerSteps(HookOwner):
         self._scale: GradientScale | None = None
         self._left: _Left | None = None
         self._was_stale = self._goes_on = False
+        self._updated: list[int] = []
         self._optimizer: Optimizer | None = None
         self._remove_hook: Callable[[], object] = lambda: None
         self.count = 0
         self.norm: Tensor | None = None
-        self.is_stale = False
+        self.is_stale = self.is_overwritten = False
 
     def enter(self, optimizer: Optimizer | None) -> None:
-        """The next backward pass comes: see whether the gradient of the last one is still there."""
+        """The next backward pass comes: see what has become of gradients and parameters."""
         self._was_stale = self._left is not None and self._left.is_stale()
         if optimizer is not None and optimizer is not self._optimizer:
             self.close()
-            self._optimizer = optimizer
-            hook = OwnedHook(self, OptimizerSteps._before_step)
-            self._remove_hook = removal(self, [optimizer.register_step_pre_hook(hook)])
+            self._optimizer, self._updated = optimizer, []
+            before = optimizer.register_step_pre_hook(OwnedHook(self, OptimizerSteps._before_step))
+            after = optimizer.register_step_post_hook(OwnedHook(self, OptimizerSteps._after_step))
+            self._remove_hook = removal(self, [before, after])
+        self.is_overwritten = bool(self._updated) and self._updated != self._versions_held()
+        self._updated = self._versions_held() if self._updated else []
 
     def leave(self, goes_on: bool) -> None:
         """The backward pass is over; the step may go on with another one, before an update."""
@@ -313,6 +331,7 @@ class OptimizerSteps(HookOwner):
     def _before_step(self, *_: object) -> None:
         """Count it; whatever has changed the gradient until now hasn't set it to zero."""
         self.count += 1
+        self._updated = []  # a closure may be called within the step
         scale = self._scale if self.count == 1 else None
         if scale is not None and self._versions != self._present_versions():
             gradients = gradients_of(self._parameters)
@@ -323,6 +342,14 @@ class OptimizerSteps(HookOwner):
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         if any(each is self._left.parameter for group in groups for each in group["params"]):
             self._left = replace(self._left, changes=version(left), is_used=True)
+
+    def _after_step(self, *_: object) -> None:
+        self._updated = self._versions_held()
+
+    def _versions_held(self) -> list[int]:
+        """How often each parameter of the optimizer has been changed."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return versions(each for group in groups for each in group["params"])
 
     @property
     def is_following(self) -> bool:

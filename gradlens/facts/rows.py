@@ -235,6 +235,34 @@ FEWEST_OF_ROW = 4
 
 
 @torch.no_grad()
+def token_columns(call: ModelCall | None, loss: Loss) -> dict[str, Tensor]:
+    """Facts of steps, of a loss with a label for each token ``[N, T]`` that a model was given.
+
+    ``labels_here`` is the share of the labels that are the token in their place, ``labels_next`` of
+    those that are the one after it. A label for the last token, or the first one, may be missing.
+    """
+    given = [] if call is None else [each.reference() for each in call.inputs]
+    tokens = next((t for t in given if t is not None and t.dim() == 2), None)
+    of = "" if loss.targets is None else kind_of(kind(loss.function)).targets
+    if loss.targets is None or of != "classes" or tokens is None or tokens.is_floating_point():
+        return {}
+    width = loss.targets.numel() // max(len(tokens), 1)
+    if width < FEWEST_OF_ROW or width not in (tokens.shape[1], tokens.shape[1] - 1):
+        return {}
+    if width * len(tokens) != loss.targets.numel():
+        return {}
+    labels = loss.targets.reshape(len(tokens), width)
+    is_counted = labels != signed(saved(loss.function, "ignore_index"))
+    later = tokens[:, 1 : width + 1]
+    found = {"labels_here": tokens[:, :width], "labels_next": later}
+    return {
+        name: ((labels[:, : each.shape[1]] == each) & is_counted[:, : each.shape[1]]).sum()
+        / is_counted[:, : each.shape[1]].sum()
+        for name, each in found.items()
+    }
+
+
+@torch.no_grad()
 def output_columns(loss: Loss) -> dict[str, Tensor]:
     """Facts of steps, of what a loss function has compared with its targets.
 

@@ -104,9 +104,13 @@ def facts_of(steps: Sequence[StepFacts], labels: Counter[int]) -> dict[int, dict
     for places, rows in _alike(batches, elements):
         _add(found, places, batch_columns(rows, elements[places[0]]))
     # There is one for each sample, rather than for each word.
+    of_rows = [step.losses_and_labels() for step in steps]
+    for row, (values, _) in zip(found, of_rows, strict=True):
+        if np.isfinite(values).any():
+            row["loss_mean"] = float(np.nanmean(values))
     of_samples = [
-        [each if each.size and each.size == size else None for each in step.losses_and_labels()]
-        for step, size in zip(steps, samples, strict=True)
+        [each if each.size and each.size == size else None for each in both]
+        for both, size in zip(of_rows, samples, strict=True)
     ]
     losses = {n: each for n, (each, _) in enumerate(of_samples) if each is not None}
     for places, values in _alike(losses, classes):

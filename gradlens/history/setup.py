@@ -51,7 +51,8 @@ class Setup:
     but linear nodes between, and ``is_linear`` says that all of the network's nodes are linear.
     ``over_samples`` says that a softmax in front of the loss is over the samples, ``over_queries``
     that one of attention is over queries, whose values are summed over keys, ``of_one`` names
-    what has a single element to normalise, and ``bootstrapped`` says that the loss's target adds a
+    what has a single element to normalise, ``rows_of_several`` says that a view has made rows of
+    scores out of several places, and ``bootstrapped`` says that the loss's target adds a
     constant to the network's own prediction, through which a gradient flows.
     ``half`` says that there are nodes in float16, and ``scaler`` that a gradient scaler was passed.
     """
@@ -71,6 +72,7 @@ class Setup:
     over_samples: bool = False
     over_queries: bool = False
     of_one: str = ""
+    rows_of_several: bool = False
     bootstrapped: bool = False
     before_loss: str = ""
     target_trained: bool = False

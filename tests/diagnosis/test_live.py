@@ -25,14 +25,15 @@ from tests.diagnosis.runs import SETUP, SHAPES, changed, layer_columns, row, run
 
 def test_a_finding_is_new_once() -> None:
     layers = layer_columns(still=["2.weight", "4.weight"])
-    history = run(changed(step_columns(), input_rms=200.0), layers)
+    setup = replace(SETUP, groups=())
+    history = run(changed(step_columns(), input_rms=200.0), layers, setup)
     live = LiveDiagnosis(history)
     found = [live.after_step() for _ in range(60)]
     assert [each.fault for each in found[7]] == ["input_scale"]
     assert not any(found[8:])
-    history.setups[90] = replace(SETUP, missed=("4.weight",))
+    history.setups[90] = replace(setup, missed=("4.weight",))
     assert [each.fault for each in live.now()] == ["optimizer_misses"]
-    history.setups[90] = replace(SETUP, missed=("4.weight", "2.weight"))
+    history.setups[90] = replace(setup, missed=("4.weight", "2.weight"))
     assert [each.where for each in live.now()] == [("4.weight", "2.weight")]
 
 

@@ -260,6 +260,14 @@ def critical(often: int) -> History:
     return run(changed(S, loss=loss), series=series)
 
 
+WRITTEN = {"overwritten": (np.arange(STEPS) % 40 == 0) * (np.arange(STEPS) > 0) * 1.0}
+
+
+def tokens(here: float = 0.1, later: float = 0.1, seen: float = 1.0) -> dict[str, np.ndarray]:
+    shares = {"labels_here": here, "labels_next": later, "next_seen": seen}
+    return {name: np.full(STEPS, share) for name, share in shares.items()}
+
+
 ROUNDS = {"stateless": (np.arange(STEPS) % 40 == 0).astype(float)}
 SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
 TANH_ALONE = {"saturated/0": np.full(ROWS, 0.95)}
@@ -290,7 +298,10 @@ FAULTY: dict[str, list[History]] = {
         covered(reason)
         for reason in ("samples meet between it and 4, as far as can be seen", AMBIGUOUS)
     ],
-    "constant_output": [run(changed(S, loss=STUCK) | {"output_std": 1e-9 * np.ones(STEPS)})],
+    "constant_output": [
+        run(changed(S, loss=STUCK) | {"output_std": 1e-9 * np.ones(STEPS)}),
+        run(S | {"direction_spread": np.full(STEPS, 0.01)}),
+    ],
     "loss_broadcast": [run(setup=replace(SETUP, broadcast="[20, 1] and [20]"))],
     "softmax_twice": [
         run(setup=replace(SETUP, before_loss=kind)) for kind in ("softmax", "sigmoid")
@@ -361,6 +372,20 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=STUCK), labels(900.0, *[100.0] * 9)),
         run(changed(S, loss=STUCK), labels(2000.0, *[20.0] * 9)),
         run(layers=dense_labels(most=0.99)),
+    ],
+    "target_seen": [
+        run(S | tokens(here=1.0, seen=0.0)),
+        run(S | tokens(later=1.0, seen=1.0)),
+    ],
+    "scores_reshaped": [run(setup=replace(SETUP, rows_of_several=True))],
+    "posterior_collapse": [run(S | {"code_nats": np.full(STEPS, nats)}) for nats in (1e-5, 0.04)],
+    "weights_overwritten": [
+        run(
+            changed(S, loss=STUCK) | {"overwritten": np.ones(STEPS)},
+            by_weight("update_rms", 0.1, 0.1, 0.1),
+        ),
+        run(changed(S, loss=2.3 * 0.98 ** (np.arange(STEPS) % 40)) | WRITTEN),
+        run(S | WRITTEN | {"restored": WRITTEN["overwritten"]}),
     ],
     "padding_in_loss": [run(layers=dense_labels(padding=share)) for share in (0.2, 0.9)],
     "data_order": [
@@ -539,6 +564,8 @@ NOTICED: dict[str, list[History]] = {
         run(layers=changed(L, **{"zero_gradients/4.bias": 0.5})),
     ],
     "optimizer_anew": [run({**S, **ROUNDS}, setup=adam())],
+    "target_seen": [run(S | tokens(here=1.0))],
+    "no_step": [run(layers=layer_columns(still=["2.weight"]))],
     "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
     "precision_underflow": [
         run(layers=by_weight("zero_gradients", zeros, zeros, 0.0), setup=replace(SETUP, half=True))
@@ -709,7 +736,7 @@ def alarms(history: History) -> list[Finding]:
 
 def test_every_rule_has_runs() -> None:
     assert {rule.fault for rule in RULES} == FAULTY.keys() | NOTICED.keys()
-    assert len(RULES) == 60
+    assert len(RULES) == 65
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -847,7 +874,7 @@ def test_what_is_needed() -> None:
     expected = {
         *("overfitting", "samples_mixed", "constant_output", "saturated_units", "padding_in_loss"),
         *("update_large", "attention_logits", "second_moment_old", "entropy_collapse"),
-        *("activation_outlier", "groups_oppose"),
+        *("activation_outlier", "groups_oppose", "posterior_collapse"),
     }
     assert known.keys() == expected
     assert "valid_loss" in known["overfitting"][0]

@@ -65,6 +65,10 @@ def adam(parameters: list[nn.Parameter]) -> Optimizer:
     return Adam(parameters, 1e-3)
 
 
+def fast(parameters: list[nn.Parameter]) -> Optimizer:
+    return Adam(parameters, 0.03)
+
+
 def momentum(parameters: list[nn.Parameter]) -> Optimizer:
     return SGD(parameters, 0.01, momentum=0.9)
 
@@ -76,6 +80,7 @@ def found(
     anew: bool = False,
     decay: float = 1.0,
     others: tuple[nn.Module, ...] = (),
+    after: Callable[[nn.Module, int], object] = lambda model, step: None,
 ) -> dict[str, bool]:
     """The faults that are found, and whether each is an alarm."""
     torch.manual_seed(0)
@@ -90,6 +95,7 @@ def found(
         optimizer.zero_grad()
         tracked_backward(cockpit, step, loss, optimizer=optimizer)
         optimizer.step()
+        after(model, step)
         if not anew:
             schedule.step()
     cockpit.close()
@@ -97,7 +103,8 @@ def found(
 
 
 FAULTS = {"unregistered_layers", "optimizer_anew", "lr_decayed", "target_trained", "loss_of_scores",
-          "target_scale", "softmax_axis"}  # fmt: skip
+          "target_scale", "softmax_axis", "weights_overwritten", "scores_reshaped", "target_seen",
+          "posterior_collapse", "constant_output", "one_element"}  # fmt: skip
 
 
 def anew(layers: list[nn.Module]) -> object:
@@ -220,3 +227,137 @@ def test_attention_over_queries(heads: int, axis: int, divided: bool) -> None:
 
     is_wrong = axis == -2 and not divided
     assert found(layers, loss) == ({"softmax_axis": True} if is_wrong else {})
+
+
+FIRST = mlp().state_dict()
+
+
+@torch.no_grad()
+def draw(model: nn.Module, step: int) -> None:
+    for layer in model.modules() if step % 15 == 14 else ():
+        if isinstance(layer, nn.Linear):
+            layer.reset_parameters()
+
+
+@torch.no_grad()
+def bound(model: nn.Module, step: int) -> None:
+    for parameter in model.parameters():
+        parameter.clamp_(-1, 1)
+
+
+@pytest.mark.slow
+def test_weights_that_something_else_writes_to() -> None:
+    written = {"weights_overwritten": True}
+    assert found(mlp(), after=lambda model, _: model.load_state_dict(FIRST)) == written
+    assert found(mlp(), after=draw, make=fast) == written
+    assert found(mlp(), after=bound).get("weights_overwritten") is not True
+
+
+Axes = Callable[[Tensor], Tensor]
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_wrong"),
+    [
+        (lambda scores: scores.permute(0, 2, 1).reshape(-1, CLASSES), False),
+        (lambda scores: scores.reshape(-1, CLASSES), True),
+    ],
+)
+def test_scores_of_several_places(rows: Axes, is_wrong: bool) -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(rows(model(x[:, None])), labels.repeat_interleave(20))
+
+    layers = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, CLASSES, 1))
+    assert found(layers, loss) == ({"scores_reshaped": True} if is_wrong else {})
+
+
+class Text(nn.Module):
+    """A model of texts of 6 tokens, whose attention is written out, fused, or a recurrent layer."""
+
+    def __init__(self, way: str, masked: bool) -> None:
+        super().__init__()
+        self.way, self.masked = way, masked
+        self.tokens, self.out = nn.Embedding(CLASSES, 8), nn.Linear(8, CLASSES)
+        self.layer = nn.GRU(
+            8, 4 if way == "both" else 8, batch_first=True, bidirectional=way == "both"
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.tokens(tokens)
+        if self.way == "fused":
+            h = functional.scaled_dot_product_attention(h, h, h, is_causal=self.masked)
+        elif self.way == "mask":
+            mask = torch.ones(6, 6).tril().bool() if self.masked else None
+            h = functional.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None], mask)[
+                :, 0
+            ]
+        elif self.way == "written out":
+            hidden = torch.full((6, 6), -1e9 if self.masked else 0.0).triu(1)
+            h = (h @ h.mT + hidden).softmax(-1) @ h
+        else:
+            h = self.layer(h)[0]
+        return self.out(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "masked"),
+    [("fused", True), ("fused", False), ("mask", True), ("written out", True),
+     ("written out", False)],
+)  # fmt: skip
+def test_texts_that_see_their_labels(way: str, masked: bool) -> None:
+    def loss_at(shift: int) -> Losses:
+        def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+            text = (x[:, :7] > 0).long() + (x[:, 7:14] > 0).long()
+            tokens, targets = text[:, :6], text[:, shift : shift + 6]
+            return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+        return loss
+
+    assert found(Text(way, masked), loss_at(1)) == ({} if masked else {"target_seen": True})
+    assert found(Text(way, masked), loss_at(0)) == {"target_seen": masked}
+
+
+@pytest.mark.slow
+def test_recurrent_layers_that_see_their_labels() -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        text = (x[:, :7] > 0).long() + (x[:, 7:14] > 0).long()
+        return functional.cross_entropy(model(text)[:, :-1].flatten(0, 1), text[:, 1:].flatten())
+
+    assert found(Text("both", False), loss) == {"target_seen": True}
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-3])
+def test_codes_that_say_nothing(factor: float) -> None:
+    layers = nn.ModuleList([nn.Linear(20, 8), nn.Linear(4, 20)])
+    with torch.no_grad():
+        layers[0].weight.mul_(factor)
+        layers[0].bias.mul_(factor)
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        mean, log_variance = layers[0](x).chunk(2, 1)
+        code = mean + (log_variance / 2).exp() * torch.randn_like(mean)
+        divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
+        return (layers[1](code) - x).square().sum(1).mean() + divergence
+
+    faults = found(layers, loss, make=lambda p: Adam(p, 1e-5))
+    assert faults == ({"posterior_collapse": True} if factor < 1 else {})
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-3])
+def test_vectors_of_one_direction(factor: float) -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return 1 - functional.cosine_similarity(model(x), model(x.flip(0))).mean()
+
+    layer = nn.Linear(20, 4)
+    with torch.no_grad():
+        layer.weight.mul_(factor)
+        layer.bias.copy_(torch.tensor([0.0, 1.0, 2.0, 3.0]) * (1 - factor))
+    faults = found(layer, loss, make=lambda p: Adam(p, 1e-5))
+    assert faults == ({"constant_output": True} if factor < 1 else {})
+
+
+@pytest.mark.parametrize("groups", [2, 16])
+def test_groups_of_one(groups: int) -> None:
+    layers = nn.Sequential(nn.Linear(20, 16), nn.GroupNorm(groups, 16), nn.ReLU(), nn.Linear(16, 4))
+    assert ("one_element" in found(layers)) == (groups == 16)

@@ -1,4 +1,4 @@
-"""Labels of which most are of one class, or padding."""
+"""Labels of which most are of one class, or padding, or that the network gets as its input."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from gradlens.diagnosis.course import LONG_ENOUGH
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import DENSE_LABELS, LABELS
-from gradlens.diagnosis.numbers import finite, median
+from gradlens.diagnosis.numbers import finite, first, median
 from gradlens.diagnosis.rule import Rule, Sign, above
-from gradlens.history.finding import Measured
+from gradlens.history.finding import Certainty, Measured
 
 PADDING = 0.1
 """Share of the labels that are padding."""
@@ -94,7 +94,55 @@ def _first_step(evidence: Evidence) -> int:
     return int(counts.steps[seen >= FEWEST][0])
 
 
+ALL = 0.99
+"""Share of the labels that are the tokens which the network gets."""
+SEEN = 0.5
+"""Share of the places that attention lets see the next one. A causal mask leaves none."""
+REVERSE = "_reverse"
+"""The end of the names of a recurrent layer's weights for the other direction."""
+
+
+def seen(evidence: Evidence) -> Iterator[Sign]:
+    """Labels of a text that are the tokens in their place, or the next ones where these are seen.
+
+    An autoencoder's labels are its own tokens on purpose, but then no attention is causal.
+    """
+    here, later, attends = (
+        median(evidence.column(name)) for name in ("labels_here", "labels_next", "next_seen")
+    )
+    place = first(np.isfinite(evidence.column("labels_here")))
+    if place is None or (here > ALL and later > ALL):  # texts of one token
+        return
+    step = int(evidence.steps[place])
+    if here > ALL:
+        number = above("share of the labels that are the token in their place", here, ALL)
+        yield Sign(step, (number,), is_alarm=attends == 0)
+        return
+    is_both = any(REVERSE in name for name in evidence.history.parameters)
+    if later > ALL and (attends > SEEN or is_both):
+        numbers = [above("share of the labels that are the next token", later, ALL)]
+        if attends > SEEN:
+            numbers.append(above("share of places that attention lets see it", attends, SEEN))
+        certainty: Certainty = "fact" if attends > SEEN else "very likely"
+        yield Sign(step, tuple(numbers), certainty, title=AHEAD, advice=MASK)
+
+
+AHEAD = "The network sees the next token, which it has to predict"
+MASK = (
+    "Pass a causal mask, or is_causal=True, to attention, and use recurrent layers of one "
+    "direction: otherwise the loss falls since the network copies, and it can't continue a text."
+)
+
 RULES = (
+    Rule(
+        fault="target_seen",
+        title="The labels of the loss are the tokens that the network gets in the same places",
+        needs=(LABELS,),
+        find=seen,
+        advice="Shift the labels: outputs[:, :-1] predict tokens[:, 1:]. Of an autoencoder, which "
+        "has to get its tokens through a code, nothing is wrong.",
+        explains=("overfitting",),
+    ),
     Rule(
         fault="padding_in_loss",
         title="The loss counts padding: many rows of labels end in one label that is nowhere else",

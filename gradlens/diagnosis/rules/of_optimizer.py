@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck, rise
+from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck, rise, spread, update_ratio
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, OPTIMIZER, RATES, STALE, UPDATES, WEIGHTS
-from gradlens.diagnosis.numbers import first, largest, median, medians, ratio, share
+from gradlens.diagnosis.numbers import Truths, first, largest, median, medians, ratio, share
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
 from gradlens.diagnosis.rules.unchanged import changes
 
@@ -60,13 +60,52 @@ def anew(evidence: Evidence) -> Iterator[Sign]:
         numbers = (above("share of the steps that begin with an empty state", share, MOST),)
         yield Sign(int(evidence.steps[is_empty][0]), numbers)
     elif is_empty.sum() >= ROUNDS:
-        losses, places = evidence.column("loss"), np.flatnonzero(is_empty)
-        rises = [median(losses[n : n + AROUND]) / median(losses[n - AROUND : n]) for n in places]
-        number = above("loss when the state is empty, over that before", median(rises), RISES)
-        rounds = above("rounds that begin with an empty state", len(places), ROUNDS - 1)
-        is_alarm = median(rises) > RISES
+        rises = _rises(evidence, is_empty)
+        number = above("loss when the state is empty, over that before", rises, RISES)
+        rounds = above("rounds that begin with an empty state", is_empty.sum(), ROUNDS - 1)
+        is_alarm = rises > RISES
         found = (rounds, number) if is_alarm else (rounds,)
         yield Sign(int(evidence.steps[is_empty][0]), found, is_alarm=is_alarm, title=ROUND)
+
+
+def _rises(evidence: Evidence, holds: Truths) -> float:
+    """The loss from some steps on, over that before each of them; the median."""
+    losses = evidence.column("loss")
+    places = [place for place in np.flatnonzero(holds) if place]
+    return median([median(losses[n : n + AROUND]) / median(losses[n - AROUND : n]) for n in places])
+
+
+LOST = 0.8
+"""The loss from there on over the first one, where what has been learnt is lost."""
+REDRAWN = 0.3
+"""How far weights are from one step to the next, over their size, if they are drawn again."""
+
+
+def overwritten(evidence: Evidence) -> Iterator[Sign]:
+    """Weights that something else than the optimizer writes to, so that nothing stays learnt.
+
+    Averages, bounds and perturbations of weights are written as well, of runs that learn, or of
+    those that don't for another reason.
+    """
+    holds, restored = (evidence.column(name) > 0 for name in ("overwritten", "restored"))
+    if holds.sum() < ROUNDS:
+        return
+    rises, after = _rises(evidence, holds), median(evidence.column("loss")[holds])
+    falls_back = rises > max(RISES, spread(evidence)) and after > LOST * evidence.first_loss > 0
+    is_restored, moved = restored.sum() >= ROUNDS, update_ratio(evidence)
+    if not (is_restored or falls_back or is_stuck(evidence)):
+        return
+    numbers = [above("steps before which weights were written to", holds.sum(), ROUNDS - 1)]
+    if is_restored:
+        numbers = [above("steps that begin with the first weights", restored.sum(), ROUNDS - 1)]
+    elif falls_back:
+        numbers.append(above("loss from there on, over that before", rises, RISES))
+    yield Sign(
+        int(evidence.steps[max(np.flatnonzero(holds)[0] - 1, 0)]),
+        tuple(numbers),
+        "fact" if is_restored else "very likely" if falls_back else "consistent with",
+        is_alarm=is_restored or falls_back or not 0 < moved < REDRAWN,
+    )
 
 
 ROUND = "The optimizer is made anew again and again, and forgets what it has averaged"
@@ -197,6 +236,16 @@ RULES = (
         advice="Call scheduler.step() once an epoch if the schedule counts epochs. Otherwise give "
         "the schedule the number of steps of the whole run.",
         explains=("no_step", "lr_too_low", "labels_random"),
+    ),
+    Rule(
+        fault="weights_overwritten",
+        title="Weights are written to between the optimizer's steps, and nothing stays learnt",
+        needs=(OPTIMIZER, UPDATES),
+        find=overwritten,
+        advice="Look for load_state_dict, init functions and copy_ in the loop: the first weights "
+        "may be drawn or loaded again, or those of a target network copied the wrong way. Where "
+        "each round begins anew on purpose, nothing is wrong.",
+        explains=("optimizer_anew", "no_step", *INSTABILITY, *NO_PROGRESS),
     ),
     Rule(
         fault="optimizer_anew",

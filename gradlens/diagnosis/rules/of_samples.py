@@ -8,8 +8,8 @@ import numpy as np
 
 from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.needs import COVERAGE, OUTPUTS
-from gradlens.diagnosis.numbers import largest
+from gradlens.diagnosis.needs import CODES, COVERAGE, OUTPUTS
+from gradlens.diagnosis.numbers import first, largest
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, below
 
 MEETING = "samples meet"
@@ -54,6 +54,7 @@ SMALLEST = 4
 
 def constant(evidence: Evidence) -> Iterator[Sign]:
     """The same output for every input, at the end of a run that learns nothing."""
+    yield from _of_directions(evidence)
     spreads = evidence.column("output_std")
     variance = evidence.typical("target_variance")
     spreads = spreads / np.sqrt(variance) if 0 < variance < 1 else spreads
@@ -68,6 +69,44 @@ def constant(evidence: Evidence) -> Iterator[Sign]:
         yield Sign(int(step), numbers, "very likely")
 
 
+ONE_DIRECTION = 0.02
+"""How far the directions of a loss's vectors are apart, from 0 to 1."""
+
+
+def _of_directions(evidence: Evidence) -> Iterator[Sign]:
+    """Vectors that a loss compares by their angles, and that all point the same way."""
+    spreads = evidence.column("direction_spread")
+    known = np.isfinite(spreads)
+    late = spreads[known][-RECORDS:]
+    if known.sum() > RECORDS and evidence.length >= LONG_ENOUGH and largest(late) < ONE_DIRECTION:
+        number = below("spread of the directions of the vectors", largest(late), ONE_DIRECTION)
+        since = first(known & (spreads < ONE_DIRECTION)) or 0
+        step = int(evidence.steps[since])
+        yield Sign(step, (number,), title=DIRECTION, advice=APART)
+
+
+DIRECTION = "The vectors of all samples point in the same direction"
+APART = (
+    "Keep samples apart: by negative pairs, by a predictor and a target without gradient, or by "
+    "terms for variance and covariance. Without these, one direction for all is the best solution."
+)
+
+NATS = 0.05
+"""What a code says of its sample at most, in nats (of which a bit has 0.7): measured 1 and more in
+healthy autoencoders."""
+
+
+def collapsed(evidence: Evidence) -> Iterator[Sign]:
+    """A code that is drawn from nearly the same distribution for each sample."""
+    nats = evidence.column("code_nats")
+    known = np.isfinite(nats)
+    late = nats[known][-RECORDS:]
+    if known.sum() > RECORDS and evidence.length >= LONG_ENOUGH and largest(late) < NATS:
+        number = below("nats that the code says of its sample at most", largest(late), NATS)
+        step = int(evidence.steps[known & (nats < NATS)][0])
+        yield Sign(step, (number,))
+
+
 RULES = (
     Rule(
         fault="samples_mixed",
@@ -79,6 +118,17 @@ RULES = (
         "Layers that compare samples on purpose, as in contrastive learning, are right.",
         others=("labels_random",),
         explains=NO_PROGRESS,
+    ),
+    Rule(
+        fault="posterior_collapse",
+        title="The code of the variational autoencoder says nothing of its sample",
+        needs=(CODES,),
+        find=collapsed,
+        advice="Give the divergence a smaller weight, or let it grow from 0 (annealing), and sum "
+        "reconstruction errors over the elements of a sample, rather than averaging them; a "
+        "decoder that sees its targets, as in a text, needs a code least.",
+        explains=("constant_output", "no_gradient", "vanishing_gradients", "labels_random"),
+        sources=("Bowman et al. (2016), arXiv:1511.06349, Sec. 3.1",),
     ),
     Rule(
         fault="constant_output",

@@ -108,6 +108,11 @@ def of_one(evidence: Evidence, step: int) -> Sign:
     return Sign(step, where=(evidence.setup.of_one,))
 
 
+def reshaped(evidence: Evidence, step: int) -> Sign:
+    """Rows of scores that a view has made of several places."""
+    return Sign(step)
+
+
 RECORDS = 4
 """Records, so many steps apart that whatever is trained has changed in between."""
 
@@ -205,6 +210,15 @@ RULES = (
         advice="Give predictions and targets the same shape, by outputs.squeeze(1) or "
         "targets.unsqueeze(1). As it is, the best that a network can learn is the mean target.",
         explains=("samples_mixed", *NO_PROGRESS),
+    ),
+    Rule(
+        fault="scores_reshaped",
+        title="A view has made each row of the loss's scores out of several places",
+        needs=(GRAPH,),
+        find=since(lambda setup: setup.rows_of_several, reshaped),
+        advice="Scores [N, C, H, W] become rows by permute(0, 2, 3, 1).reshape(-1, C); or pass "
+        "them as they are, since CrossEntropyLoss takes [N, C, H, W] and labels [N, H, W].",
+        explains=NO_PROGRESS,
     ),
     Rule(
         fault="target_trained",

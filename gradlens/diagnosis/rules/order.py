@@ -143,6 +143,8 @@ def _by_labels(evidence: Evidence) -> Iterator[Sign]:
     expected = random_entropy(evidence.labels, int(min(samples, LARGEST)))
     found = float(finite(entropies).mean()) / expected if expected > 0 else math.nan
     means = finite(evidence.column("label_mean"))
+    if len({*means[len(means) // 2 :]}) == 1:  # all labels are of one class, in whatever order
+        return
     if found < ENTROPY and not (len(means) and rank_ratio(means) > ALTERNATING):
         numbers = (below("entropy of a batch's labels, over that of random ones", found, ENTROPY),)
         yield Sign(int(evidence.steps[known][0]), numbers)

@@ -41,6 +41,7 @@ def no_step(evidence: Evidence) -> Iterator[Sign]:
     length = int(steps[-1]) - since
     is_without = bool(names) and all(_without_gradient(evidence, name) for name in names)
     if length < max(FEWEST, SHARE * evidence.length) or is_without:
+        yield from _held_back(evidence, names)
         return
     rates, updates = (each[evidence.steps >= since] for each in (evidence.column("lr"), updates))
     no_rate = bool((rates == 0).all()) and rates.size > 0
@@ -50,9 +51,33 @@ def no_step(evidence: Evidence) -> Iterator[Sign]:
     yield Sign(
         since,
         tuple(numbers),
-        title=NO_RATE if no_rate else "",
+        title=NO_RATE if no_rate else "" if not np.nansum(updates) else STEPS,
         advice=SET_RATE if no_rate else "" if not np.nansum(updates) else TINY,
     )
+
+
+def _held_back(evidence: Evidence, names: Sequence[str]) -> Iterator[Sign]:
+    """Weights that the optimizer has, and that don't change although they have a gradient."""
+    steps = evidence.by_name("weight_rms").steps
+    held = {name for group in evidence.setup.groups for name in group.parameters}
+    held -= {*evidence.setup.missed}
+    idle = np.asarray(still(evidence, names).all(axis=1))
+    where = tuple(
+        name
+        for name, is_still in zip(names, idle, strict=True)
+        if is_still and name in held and not _without_gradient(evidence, name)
+    )
+    if where and len(steps) >= RECORDS and steps[-1] - steps[0] >= FEWEST:
+        number = above("parameters with a gradient that never change", len(where), 0)
+        is_alarm = is_stuck(evidence)
+        yield Sign(int(steps[0]), (number,), "fact", is_alarm, where, title=HELD, advice=GROUP)
+
+
+HELD = "Parameters have a gradient and are in the optimizer, but never change"
+GROUP = (
+    "Look at the learning rate of their parameter group, which may be 0, and for what undoes "
+    "their updates. If they are to stay what they are, requires_grad_(False) saves time."
+)
 
 
 def no_gradient(evidence: Evidence) -> Iterator[Sign]:
@@ -147,9 +172,10 @@ def _at_the_end(holds: Truths) -> int:
 
 NO_RATE = "The learning rate is zero"
 SET_RATE = "Set the learning rate, or look at the schedule that has set it to zero."
+STEPS = "No weight changes, although the optimizer steps"
 TINY = (
-    "The optimizer steps, but no weight changes: it has other parameters than the model, or "
-    "updates are lost since they are smaller than the weights' precision, as in bfloat16."
+    "The optimizer has other parameters than the model, its updates are lost since they are "
+    "smaller than the weights' precision, as in bfloat16, or something else undoes them."
 )
 INDEPENDENT = "The loss doesn't depend on any parameter"
 ZERO = "Parameters have a gradient that is exactly zero, and never change"
