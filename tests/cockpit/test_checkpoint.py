@@ -207,6 +207,7 @@ class Loop:
                 optimizer=optimizer,
                 accumulating=goes_on,
                 closure=partial(self._whole_loss, index),
+                info={"groups": [["odd", "even"][int(n) % 2] for n in part]},
             ):
                 loss.backward()
         if parts is not None:
