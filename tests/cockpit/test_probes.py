@@ -33,12 +33,12 @@ from tests.cases.data_cases import DataProblem, Reduction, build
 from tests.cases.steps import tracked_backward
 
 ON_PROBES: dict[str, Callable[[Probe], Quantity]] = {
-    "HessMaxEV": lambda probe: HessMaxEV(on=probe, tolerance=1e-9),
-    "HessEigenvalues": lambda probe: HessEigenvalues(on=probe, k=2, tolerance=1e-9),
-    "GGN": lambda probe: HessEigenvalues(on=probe, matrix="ggn", k=2, tolerance=1e-9),
+    "HessMaxEV": lambda probe: HessMaxEV(on=probe),
+    "HessEigenvalues": lambda probe: HessEigenvalues(on=probe, k=2),
+    "GGN": lambda probe: HessEigenvalues(on=probe, matrix="ggn", k=2),
     "trace of the GGN": lambda probe: HessTrace(on=probe, curvature="diag_ggn_exact"),
     "SpectralDensity": lambda probe: SpectralDensity(on=probe, steps=4),
-    "Stability": lambda probe: Stability(on=probe, tolerance=1e-9),
+    "Stability": lambda probe: Stability(on=probe),
 }
 KINDS = ("HessMaxEV", "HessEigenvalues", "HessTrace", "SpectralDensity", "Stability")
 

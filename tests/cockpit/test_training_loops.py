@@ -389,7 +389,7 @@ def curvature_quantities() -> list[Quantity]:
         quantities.HessEigenvalues(k=2, max_products=20),
         quantities.TICDiag(curvature="diag_ggn_exact"),
         quantities.TICTrace(samples=3, curvature="diag_ggn_mc"),
-        quantities.SpectralDensity(),
+        quantities.SpectralDensity(probes=2, steps=5),
         quantities.Stability(),
         quantities.DirectionalDerivatives(k=2),
         CABS(),
