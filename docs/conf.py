@@ -27,6 +27,7 @@ html_theme = "furo"
 html_title = "gradlens"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_search_scorer = "scorer.js"
 exclude_patterns = ["_build"]
 nitpicky = False
 autodoc_mock_imports = ["accelerate", "lightning", "transformers"]

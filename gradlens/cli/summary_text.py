@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -96,7 +96,8 @@ def _table(rows: Sequence[Row], width: int) -> list[str]:
     spark = min(room - name, SPARK[1]) if room - name >= SPARK[0] else 0
     lines_of = [(row.scalar.line, row.scalar.view.yscale == "log") for row in rows]
     trends = ["trend", *(sparkline(line, spark, log) for line, log in lines_of)]
-    notes = ["", *(_undefined(row) for row in rows)]
+    first = {row.reason: name for row, name in zip(rows[::-1], names[::-1], strict=True)}
+    notes = ["", *(_undefined(r, name, first) for r, name in zip(rows, names, strict=True))]
     lines = []
     for head, trend, line, note in zip(("series", *names), trends, cells, notes, strict=True):
         # A name that is too long for the table has lines of its own.
@@ -178,11 +179,15 @@ def _change(value: float) -> str:
     return f"{arrow} {100 * value:+.0f}%"
 
 
-def _undefined(row: Row) -> str:
+def _undefined(row: Row, name: str, first: Mapping[str, str]) -> str:
+    """How many NaN a row has, and why; a reason is said of the ``first`` one that has it."""
     if not row.undefined:
         return ""
     count = f"{row.undefined} NaN, the latest at step {row.undefined_step}"
-    return f"{count}: {row.reason}" if row.reason else count
+    if not row.reason:
+        return count
+    teller = first[row.reason]
+    return f"{count}: {row.reason if teller == name else f'as for {teller}'}"
 
 
 def _extent(history: History) -> str:

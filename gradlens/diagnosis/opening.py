@@ -114,7 +114,7 @@ def _advice(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[str]:
     if not any(tracked):
         yield 'track "economy": step lengths, and how noisy the gradients are'
     if not VALIDATION.is_met(evidence):
-        yield "cockpit.log(step, valid_loss=...) when it is known: overfitting is seen by it"
+        yield "log the validation loss by cockpit.log(step, valid_loss=...): it shows overfitting"
     yield "nothing is missing; gradlens.CockpitPlotter().plot(cockpit) draws what there is"
 
 
@@ -125,5 +125,5 @@ def _cheaper(history: History) -> Iterator[str]:
         return
     every = spending.look_seconds / spending.step_seconds * (1 - CHEAP) / CHEAP
     if (spending.at_most or spending.taken) > DEAR:
-        number = "" if math.isnan(every) else f", or every {math.ceil(every)} steps"
-        yield f"track for {percent(CHEAP)} of the time: Cockpit(..., budget={CHEAP}){number}"
+        number = "" if math.isnan(every) else f", or track every {math.ceil(every)} steps"
+        yield f"for {percent(CHEAP)} of the time, pass budget={CHEAP} to the cockpit{number}"

@@ -173,6 +173,15 @@ def test_names_are_whole_at_eighty_columns() -> None:
     assert "GradCovariance trace" in text
 
 
+def test_a_reason_is_said_once() -> None:
+    history = run([1.0, Undefined("too noisy")])
+    (first,) = history.names
+    history.append(1, {"second": Undefined("too noisy"), "third": Undefined("unknown")})
+    text = render(summarize(history), 80)
+    assert text.count("too noisy") == text.count("unknown") == 1
+    assert f"1 NaN, the latest at step 1: as for {first}" in text
+
+
 def test_words_under_the_table() -> None:
     history = run([1.0, Undefined("too\nnoisy\x1b[31m")])
     history.append(1, {"words": "hello"})
