@@ -122,6 +122,10 @@ def why_not_to_pass(tensor: Tensor) -> str:
     return next(filter(None, reasons), "")
 
 
+OTHER_OUTPUTS = (
+    "the model returns something else than tensors beside them, and it isn't known which is which: "
+    "return tensors alone, or use DistributedDataParallel without find_unused_parameters"
+)
 RUNS_CODE = (
     "the backward function of {kind} would have to run once more for it, and may change something "
     "that stays ({what}): let it compute with torch's functions alone, and change nothing"
@@ -170,11 +174,41 @@ def call(
     """
     node = graph.nodes[number]
     if hands_gradients_on(node):
-        return tuple(gradients)
+        return _handed_on(graph, number, gradients)
     if is_python_function(node):
         given = _given(graph, number, gradients)
         return _call_function(graph, number, given, create_graph)[0]
     return _by_edge(graph, number, call_node(graph, number, gradients, create_graph))
+
+
+def _handed_on(graph: Graph, number: int, gradients: Sequence[Tensor | None]) -> Gradients:
+    """The gradient at each tensor that a function hands on, which may hand on other objects, too.
+
+    Torch knows these as tensors without axes, so that only the shapes of the others can tell.
+    """
+    outputs = [tuple(each.shape) for each in output_metadata(graph.nodes[number])]
+    edges = graph.children[number]
+    if len(outputs) == len(edges):
+        return tuple(gradients)
+    inputs = [None if edge is None else graph.shape(edge) for edge in edges]
+    first, last = _places(inputs, outputs), _places(inputs[::-1], outputs[::-1])
+    latest = [len(outputs) - 1 - place for place in reversed(last)]
+    pairs = zip(edges, first, latest, strict=True)
+    if any(edge is not None and one != other for edge, one, other in pairs):
+        raise RefusedNodeError(number, OTHER_OUTPUTS)
+    return tuple(gradients[place] for place in first)
+
+
+def _places(
+    inputs: Sequence[tuple[int, ...] | None], outputs: Sequence[tuple[int, ...]]
+) -> list[int]:
+    """The first output of each input's shape behind that of the input before it."""
+    found, start = list[int](), 0
+    for shape in inputs:
+        fitting = (n for n in range(start, len(outputs)) if shape in (None, outputs[n]))
+        found.append(next(fitting))
+        start = found[-1] + 1
+    return found
 
 
 def call_node(

@@ -18,7 +18,7 @@ from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.over_data import LossOverData
 from gradlens.curvature.probe import Probe
 from gradlens.gradients.gradients import layer_of
-from gradlens.graph.fully_shard import reshard
+from gradlens.graph.fully_shard import kept_whole, reshard, sharding_of
 from gradlens.graph.passes import why_not_to_pass
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import (
@@ -31,7 +31,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner
-from gradlens.numerics.shards import any_distributed, own_parts, processes_of
+from gradlens.numerics.shards import own_parts, processes_of, whole
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.quantities.optimizer import NEGATIVE, UNKNOWN_SIZE
 from gradlens.quantities.parameter_quantity import real_parts
@@ -245,15 +245,14 @@ class StepLedger(_AlongUpdate):
 
     It takes one product with the Hessian and four forward passes, and the memory of a graph that is
     differentiated twice and of three copies of the parameters. Where the loss can't be
-    differentiated twice, second term and rest are NaN. Where parameters are divided among
-    processes, the value is one. ``closure`` and ``on`` are as for ``CriticalSharpness``.
+    differentiated twice, second term and rest are NaN. Of a model that ``fully_shard`` was called
+    with, each process gathers all parameters and the update for the product. ``closure`` and ``on``
+    are as for ``CriticalSharpness``.
     """
 
     view = View("Step ledger", group="step size", label="ΔL")
 
     def compute(self, step: Step, line: UpdateLine, taken: Taken) -> dict[str, Any]:
-        if any_distributed(step.parameters.values()):
-            raise UnavailableError(DIVIDED)
         start = line.checked_start()
         change = line.loss(1.0) - start
         firsts, seconds = line.terms()
@@ -404,8 +403,8 @@ class UpdateLine:
         """
         self._move(0.0)
         trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
-        by_name = dict(zip(self._parameters, self._direction, strict=True))
-        direction = [by_name[name] for name in trained]
+        direction = [whole(self._update.direction[name]) for name in trained]
+        sharding = sharding_of(self._model)
         firsts, seconds = (torch.zeros(len(trained), dtype=torch.float64) for _ in range(2))
         why = ""
 
@@ -415,16 +414,18 @@ class UpdateLine:
                 raise UnavailableError(NO_GRAPH)
             if unpassable := why_not_to_pass(loss):
                 raise UnavailableError(unpassable)
+            made = {} if sharding is None else sharding.unsharded()
+            leaves = {name: made.get(id(p), p) for name, p in trained.items()}
             try:
-                curved = HessianOperator(loss, trained).product(direction)
+                curved = HessianOperator(loss, leaves).product(direction)
                 seconds.add_(_products(curved, direction), alpha=weight / 2)
             except UnavailableError as error:
                 why = str(error)
-            gradient = derivative([loss], [*trained.values()], [torch.ones_like(loss)])
+            gradient = derivative([loss], [*leaves.values()], [torch.ones_like(loss)])
             firsts.add_(_products(gradient, direction), alpha=weight)
 
         def own() -> list[float]:
-            with self._passing(), torch.enable_grad():
+            with self._passing(), kept_whole(self._model), torch.enable_grad():
                 self._each(add)
             return [*firsts.tolist(), *seconds.tolist(), float(bool(why))]
 
@@ -602,8 +603,4 @@ FAILED_ELSEWHERE = "the loss couldn't be computed in another process: {reason}"
 SEVERAL_RATES = (
     "the optimizer has {count} learning rates other than zero: the ratio is that of the update as "
     "a whole"
-)
-DIVIDED = (
-    "the parameters are divided among processes (fully_shard or tensor parallelism), where torch "
-    "has no second derivatives"
 )

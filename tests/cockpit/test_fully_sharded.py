@@ -29,6 +29,7 @@ from gradlens.quantities import (
     ParameterNorm,
     Parameters,
     RelativeUpdate,
+    StepLedger,
     UpdateGeometry,
     WeightSignFlips,
 )
@@ -216,8 +217,9 @@ CASES = {
 def quantities() -> list[Any]:
     by_parameter = [ParameterNorm(), GradientGeometry(), UpdateGeometry(), GradientActivation()]
     companions = [GradHist2d(), EarlyStopping(), Distance(), Parameters(), WeightSignFlips()]
-    of_optimizer = [OptimizerState(), RelativeUpdate(), CriticalSharpness()]
-    return [*tracked(), *by_parameter, *companions, *of_optimizer]
+    of_optimizer = [OptimizerState(), RelativeUpdate()]
+    along_update = [CriticalSharpness(), StepLedger()]
+    return [*tracked(), *by_parameter, *companions, *of_optimizer, *along_update]
 
 
 def worker(rank: int, processes: int, port: int, folder: Path) -> None:

@@ -23,6 +23,7 @@ from gradlens.curvature import Probe
 from gradlens.history.history import History
 from gradlens.quantities import CriticalSharpness, Quantity, StepLedger
 from gradlens.quantities.along_update import RESOLUTION, TRIES, search
+from tests.cases.process_group import in_process_group
 from tests.cases.records import assert_identical
 from tests.cases.steps import tracked_backward
 from tests.quantities.test_optimizer_state import Attention, Recurrent, Residual, mlp
@@ -386,6 +387,50 @@ def test_the_model_is_left_as_it_was() -> None:
     assert layer.weight is weight
     assert all(module.training for module in model.modules())
     assert [p._version for p in model.parameters()] == [each + 1 for each in versions]
+
+
+class Returning(nn.Module):
+    """Returns several things, of which a loss takes the first tensor."""
+
+    def __init__(self, *order: str) -> None:
+        super().__init__()
+        self.inner, self.order = mlp(), order
+
+    def forward(self, x: Tensor) -> list[Any]:
+        out = self.inner(x)
+        made = {"output": out, "cache": object(), "loss": out.square().mean(), "input": x}
+        return [made[name] for name in self.order]
+
+
+@pytest.mark.parametrize(
+    "order", ["output cache", "cache output", "loss input output cache", "loss cache"]
+)
+def test_what_a_parallel_model_returns_beside_tensors(order: str) -> None:
+    """``find_unused_parameters`` puts a function behind all that a model returns."""
+
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        first: Tensor = next(each for each in model(x) if isinstance(each, Tensor))
+        return first.square().mean()
+
+    def value(wrap: Callable[[nn.Module], nn.Module]) -> Any:
+        torch.manual_seed(0)
+        model, x = wrap(Returning(*order.split()).double()), torch.randn(6, 4).double()
+        optimizer = SGD(model.parameters())
+        cockpit = Cockpit(model, [StepLedger()], facts=False, autopsy=False)
+        loss = loss_of(model, x)
+        with cockpit(0, loss=loss, optimizer=optimizer, closure=partial(loss_of, model, x)):
+            loss.backward()
+        optimizer.step()
+        return cockpit.history["StepLedger"][0]
+
+    parallel = partial(nn.parallel.DistributedDataParallel, find_unused_parameters=True)
+    found = in_process_group(partial(value, parallel))
+    if order == "loss cache":  # torch knows both as tensors without axes
+        assert "isn't known which is which" in found.reason
+    else:
+        expected = value(lambda model: model)
+        for name in ("change", "first", "second"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-9)
 
 
 # Bad input --------------------------------------------------------------------------------------
