@@ -12,10 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradlens.curvature.factors import MAX_BYTES, SamplesJacobians
+from gradlens.curvature.hessian import GGNOperator
 from gradlens.curvature.inverse import VECTORS, InverseOperator
 from gradlens.curvature.operator import Products, flat, shaped
-from gradlens.curvature.over_data import BatchLoss, LossFunction, LossOverData, Split, as_pair
-from gradlens.curvature.probe import DataCurvature
+from gradlens.curvature.over_data import (
+    BatchLoss,
+    LossFunction,
+    LossOverData,
+    Split,
+    SumOverData,
+    as_pair,
+)
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.precision import double
 from gradlens.samples.plan import Plans
@@ -91,28 +98,22 @@ def influence(
         LossOverData(model, loss, data, parameters, loss_reduction, split, joined=False)
         for data in (train, test)
     )
-    curvature = DataCurvature(
-        global_step=0,
-        parameters=train_loss.parameters,
-        loss=train_loss,
-        model=model,
-        plans=Plans(),
-    )
+    matrix = SumOverData(train_loss, GGNOperator._of_batches(train_loss))
     inverse = InverseOperator(
-        curvature.ggn,
-        damping,
+        matrix,
+        damping * train_loss.divisor,
         tolerance=tolerance,
         max_products=max_products,
-        rank=RANK if RANK * curvature.ggn.shape[0] * BYTES_OF_RANK <= MAX_BYTES else 0,
+        rank=RANK if RANK * matrix.shape[0] * BYTES_OF_RANK <= MAX_BYTES else 0,
     )
     if not by_sample:
-        mean = flat(test_loss.mean_gradient(), curvature.ggn.device)[None]
-        found = _of_gradients(mean, inverse, curvature)
+        mean = flat(test_loss.mean_gradient(), matrix.device)[None]
+        found = _of_gradients(mean, inverse, train_loss, model)
         return Influence(found.scores[:, 0], found.residuals, found.products, found.reason)
-    together = Products(curvature.ggn).together(kept=VECTORS)
+    together = Products(matrix).together(kept=VECTORS)
+    groups = (range(start, start + together) for start in range(0, test_loss.samples, together))
     parts = [
-        _of_gradients(test_loss.gradients_of(range(start, start + together)), inverse, curvature)
-        for start in range(0, test_loss.samples, together)
+        _of_gradients(test_loss.gradients_of(group), inverse, train_loss, model) for group in groups
     ]
     return Influence(
         np.concatenate([part.scores for part in parts], axis=1),
@@ -123,11 +124,11 @@ def influence(
 
 
 def _of_gradients(
-    gradients: Tensor, inverse: InverseOperator, curvature: DataCurvature
+    gradients: Tensor, inverse: InverseOperator, train_loss: LossOverData, model: nn.Module
 ) -> Influence:
     """The scores ``[N, k]`` of test losses with these gradients ``[k, D]``."""
     found = inverse.solve_many(gradients.cpu().double().numpy())
-    parameters = curvature.parameters
+    parameters, plans = train_loss.parameters, Plans()
     vectors = [
         shaped(torch.tensor(each.vector, dtype=torch.float64, device="cpu"), parameters)
         for each in found
@@ -136,9 +137,9 @@ def _of_gradients(
     scores: list[Tensor] = []
 
     def add(batch: BatchLoss) -> None:
-        ggn = curvature.of_batch(batch).ggn
-        factor = batch.samples if curvature.loss.loss_reduction == "mean" else 1
-        jacobians = SamplesJacobians(ggn.jacobian, curvature.model, curvature.plans)
+        ggn = GGNOperator(batch.loss, batch.tensors, parameters)
+        factor = batch.samples if train_loss.loss_reduction == "mean" else 1
+        jacobians = SamplesJacobians(ggn.jacobian, model, plans)
         operators = jacobians.operators(ggn.loss_gradient * factor)
         along = double(torch.zeros(batch.samples, len(found), device="cpu"))
         for name, each in operators.items():
@@ -146,8 +147,8 @@ def _of_gradients(
             along += torch.stack([each.dot(v) for v in placed], dim=1).cpu()
         scores.append(along)
 
-    curvature.loss.each(add)
-    along = torch.cat(scores).numpy() / curvature.loss.samples
+    train_loss.each(add)
+    along = torch.cat(scores).numpy() * train_loss.divisor / train_loss.samples
     solved = np.array([each.converged for each in found])
     return Influence(
         np.where(solved, along, np.nan),

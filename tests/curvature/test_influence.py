@@ -150,6 +150,43 @@ def test_wrong_arguments_are_refused(case: str) -> None:
         gradlens.influence(**given)
 
 
+class Heads(nn.Module):
+    """Two outputs, of the same hidden layer."""
+
+    def __init__(self, *heads: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+        self.heads = nn.ModuleList(nn.Linear(3, size) for size in heads)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(head(self.body(x)) for head in self.heads)
+
+
+class Joined(Heads):
+    """The same in one tensor."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.cat(super().forward(x), 1)
+
+
+def test_several_outputs() -> None:
+    torch.manual_seed(0)
+    apart, together = Heads(3, 2).double(), Joined(3, 2).double()
+    together.load_state_dict(apart.state_dict())
+    batches = [(torch.randn(n, 4).double(), torch.randint(2, (n,))) for n in (5, 3)]
+    cross_entropy = nn.functional.cross_entropy
+
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        one, two = outputs.split([3, 2], 1) if isinstance(outputs, Tensor) else outputs
+        return cross_entropy(one, targets) + 2 * cross_entropy(two, targets)
+
+    found, expected = (
+        gradlens.influence(each, loss, batches, batches, damping=DAMPING).scores
+        for each in (apart, together)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_coupled_samples_are_refused() -> None:
     given = problem_with(lambda model: model.append(nn.BatchNorm1d(3)))
     with pytest.raises(UnavailableError, match="eval mode"):
