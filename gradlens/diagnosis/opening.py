@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.evidence import Evidence
@@ -102,15 +102,10 @@ def _advice(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[str]:
         if not need.is_met(evidence):
             faults = sum(need.words in rule.lacks(evidence) for rule in RULES)
             yield f"pass {need.words.replace(', which is passed', '')}; {faults} faults need it"
-    yield from _cheaper(history)
     tracked = {source.kind for source in history.sources.values()}
-    for finding in findings:
-        if finding.fault in SINGLE and history.samples is None:
-            yield 'pass info={"ids": ids} to the context, and gradlens samples names the samples'
-        shown = SHOWN_BY.get(finding.fault, "")
-        lacking = [each for each in shown.split(", ") if each and each.split("(")[0] not in tracked]
-        if lacking:
-            yield f"track {' and '.join(lacking)}, which show more of {finding.fault}"
+    yield from _more_of(history, tracked, [each for each in findings if each.is_alarm])
+    yield from _cheaper(history)
+    yield from _more_of(history, tracked, findings)
     if not any(tracked):
         yield 'track "economy": step lengths, and how noisy the gradients are'
     if not VALIDATION.is_met(evidence):
@@ -118,12 +113,27 @@ def _advice(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[str]:
     yield "nothing is missing; gradlens.CockpitPlotter().plot(cockpit) draws what there is"
 
 
+def _more_of(
+    history: History, tracked: Collection[str], findings: Sequence[Finding]
+) -> Iterator[str]:
+    """What shows more of what was found."""
+    for finding in findings:
+        if finding.fault in SINGLE and history.samples is None:
+            yield 'pass info={"ids": ids} to the context, and gradlens samples names the samples'
+        shown = SHOWN_BY.get(finding.fault, "")
+        lacking = [each for each in shown.split(", ") if each and each.split("(")[0] not in tracked]
+        if lacking:
+            yield f"track {' and '.join(lacking)} to see more of {finding.fault}"
+
+
 def _cheaper(history: History) -> Iterator[str]:
     """A way to track for a smaller share of the time, where it is large and no budget is set."""
     spending = history.spending
     if spending is None or not math.isnan(spending.share):
         return
-    every = spending.look_seconds / spending.step_seconds * (1 - CHEAP) / CHEAP
     if (spending.at_most or spending.taken) > DEAR:
-        number = "" if math.isnan(every) else f", or track every {math.ceil(every)} steps"
+        number = ""
+        if spending.step_seconds > 0 and math.isfinite(spending.look_seconds):
+            every = spending.look_seconds / spending.step_seconds * (1 - CHEAP) / CHEAP
+            number = f", or track every {max(2, math.ceil(every))} steps"
         yield f"for {percent(CHEAP)} of the time, pass budget={CHEAP} to the cockpit{number}"

@@ -88,7 +88,7 @@ class Opening(Observer):
         self._inside += self._clock() - self._since
         self._is_look |= outcome.step is not None
         if self._steps > AFTER and not context.accumulating:
-            if self._own_seconds is not None and self._times:
+            if self._own_seconds is not None and any(each.whole for each in self._times):
                 self._records.take_in(context.global_step, "spending", spending(self._times))
             self._say()
 

@@ -126,6 +126,22 @@ def test_what_is_missing_is_recommended_until_it_is_there() -> None:
     assert "nothing is missing" in advice(some(), valid=True)
 
 
+def test_what_shows_more_of_a_fault_is_tracked_next() -> None:
+    cockpit = Cockpit(model := net(), some())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e4)
+    for step in range(20):
+        inputs = torch.randn(16, 4)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), inputs[:, :2])
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    cockpit.close()
+    *_, found, advice = opening(cockpit.history)
+    assert "learning rate" in found
+    assert "HessMaxEV" in advice
+
+
 def test_a_fault_has_quantities_that_show_more_of_it() -> None:
     faults = {rule.fault for rule in RULES}
     assert {*SHOWN_BY, *SINGLE} <= faults
