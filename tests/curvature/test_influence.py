@@ -51,7 +51,6 @@ CASES: list[tuple[str, str, Reduction]] = [
     ("convolutional", "bce", "sum"),
     ("recurrent", "mse", "mean"),
     ("tied", "cross-entropy", "sum"),
-    ("normalised", "mse", "mean"),
     ("frozen", "cross-entropy", "mean"),
 ]
 

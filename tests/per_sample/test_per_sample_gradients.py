@@ -158,12 +158,8 @@ ACROSS += ["embedding", "layer norm, sequence", "prelu", "lstm", "module used tw
 ACROSS += ["tied weights", "data-dependent branch"]
 
 
-@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES])
 @pytest.mark.parametrize("name", ACROSS)
-def test_products_between_batches(
-    name: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gradlens.operators.operator.PIECE_BYTES", piece_bytes)
+def test_products_between_batches(name: str) -> None:
     torch.manual_seed(0)
     model, inputs = NETWORKS[name].build().double(), NETWORKS[name].inputs
     train, validation = gradients_of(model, inputs(5)), gradients_of(model, inputs(2))
