@@ -31,10 +31,9 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
+ACROSS = ("perceptron", "convolutional", "normalised", "frozen")
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
-    **{
-        name: (build, lambda n: draw(n, 4)) for name, build in MODELS.items() if name != "recurrent"
-    },
+    **{name: (build, lambda n: draw(n, 4)) for name, build in MODELS.items() if name in ACROSS},
     **{
         name: (NETWORKS[name].build, NETWORKS[name].inputs)
         for name in ("linear, sequence", "conv2d", "tied weights", "module used twice", "prelu")
