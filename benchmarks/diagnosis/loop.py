@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from benchmarks.diagnosis.problem import Split
 from benchmarks.diagnosis.training import Batch, Training, batches, model_of
 from gradlens import Cockpit, GradlensWarning, configuration
+from gradlens.quantities import (
+    ActivationOutliers,
+    AttentionEntropy,
+    AttentionLogits,
+    OptimizerState,
+    OutputEntropy,
+    RelativeUpdate,
+)
 from gradlens.schedules import linear
+from gradlens.signals.predicates import computes_attention
 
 TRACKED_EVERY = 10
 """Steps from one tracked step to the next."""
@@ -73,8 +82,13 @@ class Outcome:
         return min(self.validated.values())
 
 
+OF_LAYERS = ActivationOutliers, OptimizerState, OutputEntropy, RelativeUpdate
+OF_ATTENTION = AttentionEntropy, AttentionLogits
+"""Quantities that rules on single layers read, besides the preset."""
+
+
 class Tracked:
-    """The economy preset every few steps, with the run's file at ``path``.
+    """The economy preset and ``OF_LAYERS`` every few steps, with the run's file at ``path``.
 
     ``alarmed`` is the step of the first alarm, if there are alarms while the run goes on.
     """
@@ -83,7 +97,10 @@ class Tracked:
 
     def __init__(self, model: nn.Module, training: Training, path: Path, diagnose: bool) -> None:
         live: dict[str, Any] = {"diagnose": True} if diagnose else {}
-        quantities = configuration("economy", linear(TRACKED_EVERY))
+        schedule = linear(TRACKED_EVERY)
+        has_attention = any(map(computes_attention, model.modules()))
+        of_layers = (*OF_LAYERS, *(OF_ATTENTION if has_attention else ()))
+        quantities = [*configuration("economy", schedule), *(each(schedule) for each in of_layers)]
         self.cockpit = Cockpit(
             model, quantities, run=path, loss_reduction=training.declared, **live
         )
@@ -140,7 +157,8 @@ def _train(
                 if tracked is not None:
                     tracked.cockpit.log(step, valid_loss=outcome.validated[step])
             for group in optimizer.param_groups:
-                group["lr"] = problem.rate * training.schedule(step, problem.steps)
+                rate = problem.rate * group.get("factor", 1.0)
+                group["lr"] = rate * training.schedule(step, problem.steps)
             if training.zeroed(step):
                 optimizer.zero_grad()
             outcome.losses.append(backward(training, model, optimizer, step, batch, tracked))

@@ -72,7 +72,8 @@ class Training:
     """A problem and the loop that trains it.
 
     ``prepare`` changes the new network, ``mode`` sets its modules' modes before each forward pass,
-    and ``trained`` gives the optimizer's parameters. ``order`` gives the batches' indices and
+    and ``trained`` gives the optimizer's parameters, or groups of them, which may have a ``factor``
+    of the rate. ``order`` gives the batches' indices and
     ``change`` what becomes of a batch. ``schedule`` is the factor of the rate by step and number
     of steps. Gradients are zeroed before the steps for which ``zeroed`` says so, and the optimizer
     takes a step where ``updated`` says so. ``micro_batches`` is in how many parts a batch is

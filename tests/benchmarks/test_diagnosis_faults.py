@@ -22,7 +22,7 @@ SEARCHED = {"lr_too_high": ["tanh"], "lr_edge": ["sigmoid"], "overfitting": ["si
 
 
 def test_there_are_all_faults_of_the_catalogue() -> None:
-    assert len(NAMES) == 38
+    assert len(NAMES) == 42
     assert len(WAYS) == len(FAULTS) >= 41
     assert LIKES.keys() <= {*NAMES}
     assert {*NAMES} >= SYMPTOMS

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam, AdamW
 
 from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options, with_problem
-from benchmarks.diagnosis.faults.presence import hurts, stalls
+from benchmarks.diagnosis.faults.presence import hurts, spikes, stalls
 from benchmarks.diagnosis.faults.structure import (
     ACTIVATIONS,
     NORMS,
@@ -28,7 +28,8 @@ from benchmarks.diagnosis.faults.structure import (
     of_type,
     scale,
 )
-from benchmarks.diagnosis.training import Training, model_of
+from benchmarks.diagnosis.layers import Attention
+from benchmarks.diagnosis.training import Training, model_of, trainable
 
 EQUAL = 0.5
 """Times 1/sqrt(fan-in): the value of all weights of a layer whose units are equal."""
@@ -248,6 +249,80 @@ def expert_unused(training: Training, strength: float, seed: int, count: int) ->
     return Injected(replace(training, prepare=prepare), unused)
 
 
+# What quantities show of single layers.
+
+
+def with_own_rate(model: nn.Module, name: str, factor: float) -> list[dict[str, Any]]:
+    """A group for one weight, whose rate is so many times that of the others."""
+    own = model.get_parameter(name)
+    others = [each for each in trainable(model) if each is not own]
+    return [{"params": others}, {"params": [own], "factor": factor}]
+
+
+def update_large(training: Training, strength: float, seed: int) -> Injected | None:
+    names = weights_of(model_of(training, seed))
+    if len(names) < 3:
+        return None
+    name = names[len(names) // 2]
+    trained = partial(with_own_rate, name=name, factor=strength)
+    return Injected(replace(training, trained=trained), frozenset({name}))
+
+
+def sharpen(model: nn.Module, factor: float) -> None:
+    """Multiply the weights of queries, which makes scores of attention as many times larger."""
+    with torch.no_grad():
+        for _, layer in of_type(model, nn.MultiheadAttention):
+            layer.in_proj_weight[: layer.embed_dim] *= factor
+        for _, layer in of_type(model, Attention):
+            layer.queries.weight *= factor
+
+
+def attention_logits(training: Training, strength: float, seed: int) -> Injected | None:
+    if not of_type(model_of(training, seed), nn.MultiheadAttention, Attention):
+        return None
+    return Injected(replace(training, prepare=partial(sharpen, factor=strength)))
+
+
+def enlarge(model: nn.Module, name: str, factor: float) -> None:
+    """Multiply what the first unit of a layer computes."""
+    with torch.no_grad():
+        for parameter in model.get_submodule(name).parameters(recurse=False):
+            parameter[0] *= factor
+
+
+WIDE = 32
+"""Units of a layer: where one is all that is large, the kurtosis is about three times as much."""
+
+
+def activation_outlier(training: Training, strength: float, seed: int) -> Injected | None:
+    layers = affine(model_of(training, seed))[:-1]
+    wide = [name for name, layer in layers if len(layer.weight) >= WIDE]  # type: ignore[arg-type]
+    if not wide:
+        return None
+    prepare = partial(enlarge, name=wide[0], factor=strength)
+    return Injected(replace(training, prepare=prepare), frozenset({wide[0]}), notice="always")
+
+
+def outgrow(model: nn.Module, after: int, factor: float) -> None:
+    """From a step on, gradients are so many times as large."""
+    calls = [0]
+
+    def count(module: nn.Module, inputs: object) -> None:
+        calls[0] += module.training
+
+    model.register_forward_pre_hook(count)
+    for parameter in trainable(model):
+        parameter.register_hook(lambda gradient: gradient * (factor if calls[0] > after else 1.0))
+
+
+def second_moment_old(training: Training, strength: float, seed: int) -> Injected | None:
+    if training.problem.optimizer not in (Adam, AdamW):
+        return None
+    after = training.problem.steps // 2
+    prepare = partial(outgrow, after=after, factor=strength)
+    return Injected(replace(training, prepare=prepare))
+
+
 # fmt: off
 OF_LAYERS = (
     Fault("symmetric_init", "share of pairs of layers", (0.01, 0.5, 1.0), symmetric_init),
@@ -266,4 +341,9 @@ OF_LAYERS = (
     Fault("saturated_units", "factor of weights", (10, 30, 100), saturated_units, hurts),
     Fault("expert_unused", "one, bias lowered by", (15, 30, 1000), partial(expert_unused, count=1)),
     Fault("expert_unused", "two, bias lowered by", (15, 30, 1000), partial(expert_unused, count=2)),
+    Fault("update_large", "factor of one weight's rate", (30, 100, 300), update_large, hurts),
+    Fault("attention_logits", "factor of queries", (30, 100, 300), attention_logits, hurts),
+    Fault("activation_outlier", "factor of one unit", (30, 100, 300), activation_outlier),
+    Fault("second_moment_old", "factor of late gradients",
+          (10, 100, 1000), second_moment_old, spikes),
 )

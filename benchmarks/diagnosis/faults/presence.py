@@ -78,3 +78,9 @@ def jumps_at(step: int, faulty: Outcome) -> bool:
     """The loss of this step is far above those before it."""
     before = max(faulty.losses[max(0, step - BEFORE) : step], default=math.inf)
     return not math.isfinite(faulty.losses[step]) or faulty.losses[step] > JUMPED * before
+
+
+def spikes(faulty: Outcome, healthy: Outcome) -> bool:
+    """Late losses are far above those of the healthy run at the same steps."""
+    late = len(healthy.losses) // 2
+    return max(faulty.losses[late:], default=0.0) > 2 * max(healthy.losses[late:], default=math.inf)

@@ -9,7 +9,7 @@ import numpy as np
 from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import STEPS_OF_WEIGHTS
-from gradlens.diagnosis.numbers import Truths, share
+from gradlens.diagnosis.numbers import Truths, largest, median, share
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
 
 FEWEST = 10
@@ -62,10 +62,12 @@ def _held_back(evidence: Evidence, names: Sequence[str]) -> Iterator[Sign]:
     held = {name for group in evidence.setup.groups for name in group.parameters}
     held -= {*evidence.setup.missed}
     idle = np.asarray(still(evidence, names).all(axis=1))
+    sizes = {n: median(evidence.by_name("gradient_rms").values.get(n, ())) for n in names}
+    least = VANISHED * largest([*sizes.values()])
     where = tuple(
         name
         for name, is_still in zip(names, idle, strict=True)
-        if is_still and name in held and not _without_gradient(evidence, name)
+        if is_still and name in held and sizes[name] > least
     )
     if where and len(steps) >= RECORDS and steps[-1] - steps[0] >= FEWEST:
         number = above("parameters with a gradient that never change", len(where), 0)
@@ -73,6 +75,8 @@ def _held_back(evidence: Evidence, names: Sequence[str]) -> Iterator[Sign]:
         yield Sign(int(steps[0]), (number,), "fact", is_alarm, where, title=HELD, advice=GROUP)
 
 
+VANISHED = 1e-3
+"""A gradient over the largest one, below which updates may be lost since they are so small."""
 HELD = "Parameters have a gradient and are in the optimizer, but never change"
 GROUP = (
     "Look at the learning rate of their parameter group, which may be 0, and for what undoes "
