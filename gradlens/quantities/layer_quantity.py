@@ -443,6 +443,8 @@ class OutputEntropy(LayerQuantity):
 def _is_head(module: nn.Module) -> bool:
     """Whether a network's last layer may have its logits: what is written last may run before."""
     of_features = (is_normalization, is_recurrent, is_embedding, is_dropout, is_activation)
+    if isinstance(module, nn.Flatten) and module.start_dim == 0:
+        return False  # a vector, of which it isn't known whether it is of samples
     return isinstance(module, nn.LogSoftmax) or not any(each(module) for each in of_features)
 
 
