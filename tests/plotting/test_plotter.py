@@ -99,7 +99,7 @@ LAYERED = (
 MAPPED = ("GradNorm", "UpdateSize", "Distance", "HessTrace", "GradCovariance")
 OVER_STEPS = ("Loss", "GradNorm", "NormTest", "Alpha", "HessTrace", "GradHist1d", "learning_rate")
 """Some of each kind of panel that has an axis of steps, which all have in common."""
-LIKE_OTHERS = ("CriticalSharpness", "StepLedger")
+LIKE_OTHERS = ("GroupGradients", "CriticalSharpness", "StepLedger")
 TWICE = tuple(kind for kind in (*VIEWS, *LOGGED) if kind not in LIKE_OTHERS)
 """As many kinds as a figure has room for twice, without some whose panels are like others'."""
 SCENES = {
