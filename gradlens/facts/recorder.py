@@ -311,8 +311,8 @@ class OptimizerSteps(HookOwner):
             before = optimizer.register_step_pre_hook(OwnedHook(self, OptimizerSteps._before_step))
             after = optimizer.register_step_post_hook(OwnedHook(self, OptimizerSteps._after_step))
             self._remove_hook = removal(self, [before, after])
-        self.is_overwritten = bool(self._updated) and self._updated != self._versions_held()
-        self._updated = self._versions_held() if self._updated else []
+        now = self._versions_held() if self._updated else []
+        self.is_overwritten, self._updated = now != self._updated, now
 
     def leave(self, goes_on: bool) -> None:
         """The backward pass is over; the step may go on with another one, before an update."""
