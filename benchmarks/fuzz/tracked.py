@@ -58,6 +58,7 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
     "GradNorm": ((),),
     "GradientActivation": ((),),
     "GradientGeometry": ((), (("normalize", True),), (("correlation", False),)),
+    "GroupGradients": ((),),
     "HessEigenvalues": ((), (("k", 2), ("which", "magnitude")), (("k", 1), ("which", "smallest"))),
     "HessMaxEV": ((), (("tolerance", 0.03),)),
     "HessTrace": (

@@ -139,8 +139,10 @@ class CockpitWatch(Watch):
             given["scaler"] = loop.scaler
         if found is not None:
             given["closure"] = partial(loop.loss_of, found.inputs, found.targets)
-        if "by info" in options:
-            given = {"info": given}
+        info = {}
+        if found is not None and found.samples is not None:
+            info = {"groups": [n % 2 for n in range(found.samples)]}
+        given = {"info": {**given, **info}} if "by info" in options else {**given, "info": info}
         return self.cockpit(step, accumulating=accumulating, **given)
 
     def evaluation(self) -> AbstractContextManager[Any]:

@@ -91,7 +91,7 @@ def everything() -> list[Quantity]:
         *of_layers(),
         *(quantities.MeanTID(), quantities.VarTID()),
         *(quantities.ClippedGradNorm(), quantities.OptimizerState(), quantities.RelativeUpdate()),
-        *(quantities.CriticalSharpness(), quantities.StepLedger()),
+        *(quantities.CriticalSharpness(), quantities.StepLedger(), quantities.GroupGradients()),
     ]
 
 
@@ -111,7 +111,8 @@ def train(tracked: bool, steps: int = 8) -> dict[str, Any]:
         optimizer.zero_grad()
         loss = loss_function(model(inputs), labels)
         closure = partial(loss_again, model, loss_function, inputs, labels)
-        tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure)
+        info = {"groups": [n % 2 for n in range(len(inputs))]}
+        tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure, info=info)
         optimizer.step()
         losses.append(loss.item())
     return {

@@ -254,8 +254,6 @@ def losses_along_the_update(rank: int) -> None:
     history = trained(replicated(), tracked, half(rank), again=fails if rank else None)
     for name in history.names:
         assert "out of luck" in history[name][0].reason
-    history = trained(sharded(), [StepLedger()], half(rank))
-    assert "divided among processes" in history["StepLedger"][0].reason
 
 
 def flat_parameters(rank: int) -> None:

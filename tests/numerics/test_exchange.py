@@ -145,5 +145,6 @@ def test_nothing_is_unpickled() -> None:
             if isinstance(node, (ast.Import, ast.ImportFrom))
             for alias in node.names
         }
-        found |= {(path.name, name) for name in called | imported if words.search(name)}
+        names = (called | imported) - {"History.load"}  # which reads lines of JSON
+        found |= {(path.name, name) for name in names if words.search(name)}
     assert not found

@@ -66,6 +66,9 @@ LAWS: dict[str, Law] = {
         lambda c: quantities.GradientActivation(threshold=1e-3 * c), {"": 0}
     ),
     "GradCovariance": Law(lambda c: quantities.GradCovariance(), SPECTRUM),
+    "GroupGradients": Law(
+        lambda c: quantities.GroupGradients(), {"": 0, "groups": 1, "samples": 0}
+    ),
     "GradNoiseScale": Law(
         lambda c: quantities.GradNoiseScale(), {"": 0, "trace": 2, "squared_norm": 2}
     ),
@@ -147,7 +150,8 @@ def values(
         def closure(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
             return unit * loss_function(model(inputs), labels)
 
-        tracked_backward(cockpit, step, closure(), optimizer=opt, closure=closure)
+        info = {"groups": [n % 2 for n in range(N)]}
+        tracked_backward(cockpit, step, closure(), optimizer=opt, closure=closure, info=info)
         opt.step()
     cockpit.close()
     return cockpit.history[quantity.name]
