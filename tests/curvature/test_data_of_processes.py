@@ -72,11 +72,10 @@ def worker(rank: int, port: int) -> None:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     join_group(rank, PROCESSES, port)
     try:
-        ways = itertools.cycle(WAYS.values())
-        for turn, name in enumerate(MODELS):
-            for place, kind in enumerate(DENSE):
-                reduction: Any = "sum" if (turn + place) % 2 else "mean"
-                check_matrix(rank, next(ways), name, kind, reduction)
+        # Each network in each way, with the kinds of matrices and of losses in turn.
+        kinds, reductions = itertools.cycle(DENSE), itertools.cycle(["mean", "mean", "sum", "sum"])
+        for name, wrap in itertools.product(MODELS, WAYS.values()):
+            check_matrix(rank, wrap, name, next(kinds), next(reductions))
         for wrap in WAYS.values():
             check_draws(rank, wrap)
             check_numbers(rank, wrap)

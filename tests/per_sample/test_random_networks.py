@@ -12,7 +12,7 @@ from tests.cases.random_networks import Part, Recipe, draw_recipe, each_once, ex
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("GRADLENS_RANDOM_NETWORKS", "30"))
+EXAMPLES = int(os.environ.get("GRADLENS_RANDOM_NETWORKS", "60"))
 """How many networks hypothesis draws; 2,000 take a few minutes."""
 
 EACH = each_once()
