@@ -24,7 +24,7 @@ from gradlens.graph.undisturbed import training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
 from gradlens.numerics.unavailable import first_line
 from gradlens.parts.processes import Processes, process_group_of
-from gradlens.torch_private import torch_functions_on, tree_leaves, tree_map_only
+from gradlens.torch_private import torch_functions_on, tree_leaves, tree_map_only, uncompiled
 
 # Outputs --------------------------------------------------------------------------------------
 
@@ -129,8 +129,8 @@ class NetworkOverData:
         joined: bool = True,
     ) -> None:
         check_data(data)
-        replicas = replicas_of(model)
-        self._model = model.module if isinstance(model, Replica) else model
+        replicas, plain = replicas_of(model), uncompiled(model)
+        self._model = plain.module if isinstance(plain, Replica) else model
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._data = data
         self._split = split
