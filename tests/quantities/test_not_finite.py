@@ -34,7 +34,8 @@ def test_a_sample_that_is_not_finite(name: str, bad: float) -> None:
             loss: Tensor = loss_function(model(inputs), torch.zeros(6, 3).double())
             return loss
 
-        tracked_backward(cockpit, step, closure(), optimizer=optimizer, closure=closure)
+        info = {"groups": [n % 2 for n in range(6)]}
+        tracked_backward(cockpit, step, closure(), optimizer=optimizer, closure=closure, info=info)
         optimizer.step()
     cockpit.close()
     found = [number for record in cockpit.history[name].values() for _, number in numbers(record)]
