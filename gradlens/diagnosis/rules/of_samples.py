@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import CODES, COVERAGE, OUTPUTS
-from gradlens.diagnosis.numbers import first, largest
+from gradlens.diagnosis.numbers import largest
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, below
 
 MEETING = "samples meet"
@@ -75,14 +76,22 @@ ONE_DIRECTION = 0.02
 
 def _of_directions(evidence: Evidence) -> Iterator[Sign]:
     """Vectors that a loss compares by their angles, and that all point the same way."""
-    spreads = evidence.column("direction_spread")
-    known = np.isfinite(spreads)
-    late = spreads[known][-RECORDS:]
-    if known.sum() > RECORDS and evidence.length >= LONG_ENOUGH and largest(late) < ONE_DIRECTION:
-        number = below("spread of the directions of the vectors", largest(late), ONE_DIRECTION)
-        since = first(known & (spreads < ONE_DIRECTION)) or 0
-        step = int(evidence.steps[since])
-        yield Sign(step, (number,), title=DIRECTION, advice=APART)
+    words = "spread of the directions of the vectors"
+    for sign in _late_below(evidence, "direction_spread", ONE_DIRECTION, words):
+        yield replace(sign, title=DIRECTION, advice=APART)
+
+
+def _late_below(evidence: Evidence, column: str, limit: float, words: str) -> Iterator[Sign]:
+    """A sign if the last records of a column are all below a limit, in a run that is long enough.
+
+    Its step is the first one at which the column was below.
+    """
+    values = evidence.column(column)
+    known = np.isfinite(values)
+    late = values[known][-RECORDS:]
+    if known.sum() > RECORDS and evidence.length >= LONG_ENOUGH and largest(late) < limit:
+        step = int(evidence.steps[known & (values < limit)][0])
+        yield Sign(step, (below(words, largest(late), limit),))
 
 
 DIRECTION = "The vectors of all samples point in the same direction"
@@ -98,13 +107,8 @@ healthy autoencoders."""
 
 def collapsed(evidence: Evidence) -> Iterator[Sign]:
     """A code that is drawn from nearly the same distribution for each sample."""
-    nats = evidence.column("code_nats")
-    known = np.isfinite(nats)
-    late = nats[known][-RECORDS:]
-    if known.sum() > RECORDS and evidence.length >= LONG_ENOUGH and largest(late) < NATS:
-        number = below("nats that the code says of its sample at most", largest(late), NATS)
-        step = int(evidence.steps[known & (nats < NATS)][0])
-        yield Sign(step, (number,))
+    words = "nats that the code says of its sample at most"
+    yield from _late_below(evidence, "code_nats", NATS, words)
 
 
 RULES = (
