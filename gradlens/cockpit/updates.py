@@ -158,13 +158,19 @@ class PendingUpdate:
         self._end: Mapping[str, Tensor] = {}
         self._changed: tuple[tuple[str, ...], Tensor] = (), torch.zeros(0, device="cpu")
         # It stays until the context after: torch's hooks must not change while they run.
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
+        self._has_begun = False
+        self._given: dict[str, tuple[int, int]] = {}
         optimizer = step.optimizer
         # Where several optimizers share the parameters, the update is over at the next step.
         self._is_of_all = optimizer is not None and not not_held(optimizer, step.parameters)
         is_of_some = any(Phase.AFTER_OPTIMIZER in each.quantity.phases for each in waiting)
         if optimizer is not None and (self._is_of_all or is_of_some):
-            self._handle = optimizer.register_step_post_hook(lambda *_: self._stepped())
+            self._given = self._gradients()
+            self._handles = [
+                optimizer.register_step_pre_hook(lambda *_: self._begins()),
+                optimizer.register_step_post_hook(lambda *_: self._stepped()),
+            ]
 
     @property
     def needs_next_step(self) -> bool:
@@ -175,6 +181,18 @@ class PendingUpdate:
     def needs_losses(self) -> bool:
         """Whether per-sample losses of the next step are needed."""
         return any("individual_losses" in each.quantity.needs for each in self.waiting)
+
+    def _begins(self) -> None:
+        # A step that calls that of its base class begins twice.
+        if not self._has_begun and not torch.compiler.is_compiling():
+            self._has_begun, self._given = True, self._gradients()
+
+    def _gradients(self) -> dict[str, tuple[int, int]]:
+        """Which tensors the gradients are, and how often each was written to, by name."""
+        if not self._of(Phase.AFTER_OPTIMIZER):
+            return {}
+        gradients = ((name, p.grad) for name, p in self.step.parameters.items())
+        return {name: (id(g), g._version) for name, g in gradients if g is not None}
 
     def _stepped(self) -> None:
         if torch.compiler.is_compiling():
@@ -204,7 +222,13 @@ class PendingUpdate:
 
         measures = [measure for each in called for measure in each.quantity.measures]
         measures += [] if left_out is None else [is_left_out]
-        step = replace(self.step, gradient_scale=scale, measures=measures)
+        are_same = self._gradients().items() <= self._given.items()
+        step = replace(
+            self.step,
+            gradient_scale=scale,
+            measures=measures,
+            overwritten="" if are_same else WRITES_GRADIENTS,
+        )
         if left_out is not None and bool(step.measured(is_left_out)):
             self._refuse(called, UNSEEN)
         self._call(Phase.AFTER_OPTIMIZER, step)
@@ -279,8 +303,8 @@ class PendingUpdate:
         if self._end and not self.overtaken:
             changed = are_different(self._end, sums_of_bits(self.step.parameters))
             self._changed = (*self._end,), changed
-        if self._handle is not None:
-            self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
     def changed(self, _: Step) -> tuple[tuple[str, ...], Tensor]:
         """Parameters, and whether they have changed since the update, as a measure."""
@@ -349,6 +373,11 @@ def _norms(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], Tensor]:
 NEVER_ENDED = (
     "the next step, {step}, was never completed: an exception has left it, or none of its "
     "micro-batches was the last (accumulating=False)"
+)
+WRITES_GRADIENTS = (
+    "the optimizer's step writes into p.grad, so that the gradient which it has taken isn't known: "
+    "pass foreach=False to torch's SGD with nesterov=True, or compute with a copy of p.grad in an "
+    "optimizer of your own"
 )
 UNSEEN = (
     "the optimizer's step wasn't seen: a gradient scaler has left it out, or it is a part of "

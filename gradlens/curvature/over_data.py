@@ -20,7 +20,7 @@ from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.fully_shard import kept_whole, sharding_of
 from gradlens.graph.loss import LossReduction
 from gradlens.graph.uncompiled import uncompiled_calls
-from gradlens.graph.undisturbed import training_kept, undisturbed
+from gradlens.graph.undisturbed import training_kept, undisturbed, without_fused_recurrence
 from gradlens.numerics.checksums import sum_of_bits_in_order
 from gradlens.numerics.unavailable import first_line
 from gradlens.parts.processes import Processes, process_group_of
@@ -195,6 +195,7 @@ class NetworkOverData:
             undisturbed(self._model),
             training_kept(self._model.parameters()),
             kept_whole(self._model),
+            without_fused_recurrence(self._model),
             _seeded(self._device, self._passes),
             uncompiled_calls(),
             torch.enable_grad(),

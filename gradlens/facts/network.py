@@ -388,7 +388,7 @@ class Network:
                 if is_chance:
                     if self._kinds[of].makes_probabilities:
                         continue
-                    low, high = torch.tensor(limits).sigmoid().tolist()
+                    low, high = torch.tensor(limits, device="cpu").sigmoid().tolist()
                     limits = low, high
                 targets = self._targets(number, of)
                 return None if targets is None else share_beyond(targets, *limits)

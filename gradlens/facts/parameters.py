@@ -134,9 +134,9 @@ class Strangers:
         known = [p for p in weights if p in before]
         same = [(before[p] == self._seen[p]).all().float() for p in known]
         found = {
-            "all": torch.tensor(float(len(weights))),
-            "new": torch.tensor(float(len(weights) - len(known))),
-            "same": torch.stack(same).sum() if same else torch.tensor(0.0),
+            "all": torch.tensor(float(len(weights)), device="cpu"),
+            "new": torch.tensor(float(len(weights) - len(known)), device="cpu"),
+            "same": torch.stack(same).sum() if same else torch.zeros((), device="cpu"),
         }
         return {"strangers": found}
 

@@ -75,6 +75,21 @@ def random_states_kept() -> Iterator[None]:
 
 
 @contextmanager
+def without_fused_recurrence(model: nn.Module) -> Iterator[None]:
+    """cuDNN is off in the context, if the model has recurrent layers.
+
+    Its recurrent layers can't be differentiated twice, and in eval mode not even once.
+    """
+    before = torch.backends.cudnn.enabled
+    try:
+        if any(isinstance(each, nn.RNNBase) for each in model.modules()):
+            torch.backends.cudnn.enabled = False
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
+@contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """All modules are in eval mode inside the context, and in their own modes afterwards.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.groups import in_groups
-from gradlens.numerics.host import on_device
+from gradlens.numerics.host import on_device, packed
 from gradlens.numerics.precision import SMALL
 from gradlens.numerics.shards import own_parts
 
@@ -23,7 +23,7 @@ def sums_of_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Two versions of a parameter have the same sum with a probability of about 2^-32 at most, unless
     their elements are the same in another order.
     """
-    flat = [_real(each).flatten() for each in own_parts(tensors.values())]
+    flat = [packed(_real(each)) for each in own_parts(tensors.values())]
     keys = [(each.device, each.dtype) if 0 < each.numel() <= SMALL else None for each in flat]
     return dict(zip(tensors, in_groups(flat, keys, _sums_at_once), strict=True))
 

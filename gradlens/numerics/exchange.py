@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.host import packed
 
 T = TypeVar("T")
 
@@ -144,5 +145,4 @@ def _device_of(group: dist.ProcessGroup | None) -> torch.device:
 
 
 def _bytes_of(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+    return packed(tensor.detach().cpu()).view(torch.uint8).numpy().tobytes()

@@ -32,10 +32,20 @@ def on_host(value: Nested) -> Nested:
     a tuple. The program waits for the device once for all small tensors of a dtype, instead of once
     for each of them.
     """
-    if is_on_host(value):
+    tensors = _tensors(value)
+    if all(each.device.type == "cpu" for each in tensors):
         return value
-    moved: Nested = _filled(value, iter(_moved(_tensors(value))))
+    moved: Nested = _filled(value, iter(_moved(tensors)))
     return moved
+
+
+def packed(tensor: Tensor) -> Tensor:
+    """Its elements ``[E]``, next to each other in memory, so that it can be viewed as bytes.
+
+    ``flatten`` keeps the stride of a vector, and ``contiguous`` that of a single element.
+    """
+    flat = tensor.flatten()
+    return flat if flat.stride(0) == 1 else flat.contiguous().as_strided(flat.shape, (1,))
 
 
 def is_on_host(value: Any) -> bool:
@@ -115,7 +125,7 @@ def _moved_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
         return [tensors[0].cpu()]
     # The largest dtypes first, so that each number begins at a multiple of its own size.
     order = sorted(range(len(tensors)), key=lambda place: -tensors[place].dtype.itemsize)
-    content = [tensors[place].reshape(-1).view(torch.uint8) for place in order]
+    content = [packed(tensors[place]).view(torch.uint8) for place in order]
     parts = torch.cat(content).cpu().split([len(each) for each in content])
     moved = {
         place: part.view(tensors[place].dtype).view(tensors[place].shape)

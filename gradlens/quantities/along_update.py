@@ -25,6 +25,7 @@ from gradlens.graph.undisturbed import (
     random_states,
     training_kept,
     undisturbed,
+    without_fused_recurrence,
 )
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
@@ -405,7 +406,7 @@ class UpdateLine:
         trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
         direction = [whole(self._update.direction[name]) for name in trained]
         sharding = sharding_of(self._model)
-        firsts, seconds = (torch.zeros(len(trained), dtype=torch.float64) for _ in range(2))
+        firsts, seconds = torch.zeros(2, len(trained), dtype=torch.float64, device="cpu")
         why = ""
 
         def add(loss: Tensor, weight: float) -> None:
@@ -425,7 +426,12 @@ class UpdateLine:
             firsts.add_(_products(gradient, direction), alpha=weight)
 
         def own() -> list[float]:
-            with self._passing(), kept_whole(self._model), torch.enable_grad():
+            with (
+                self._passing(),
+                kept_whole(self._model),
+                without_fused_recurrence(self._model),
+                torch.enable_grad(),
+            ):
                 self._each(add)
             return [*firsts.tolist(), *seconds.tolist(), float(bool(why))]
 

@@ -86,7 +86,7 @@ class ClippedGradNorm(Quantity):
     """‖p.grad‖₂ of each parameter by name, as the optimizer takes it: after clipping.
 
     Where the norms are those at the end of the backward pass, which are the values of ``GradNorm``,
-    it is a NaN with this reason.
+    it is a NaN with this reason; and it is one where the optimizer's step writes into ``p.grad``.
     """
 
     phases = (Phase.AFTER_BACKWARD, Phase.AFTER_OPTIMIZER)

@@ -19,7 +19,6 @@ from gradlens.numerics.precision import accumulable, double, widest
 from gradlens.numerics.shards import any_distributed, over_parts, own_part
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.parameter_quantity import (
-    NO_GRADIENT,
     OfParameters,
     gradient_of,
     real_parts,
@@ -284,7 +283,8 @@ class OptimizerState(OfParameters, OptimizerQuantity):
     for its m, and by no others. With AMSGrad, v is the largest so far; centered RMSprop subtracts
     the squared mean; Adamax's √v is its infinity norm; Adagrad's v is a sum; Adafactor's v is that
     of its factors. SGD and Muon have m alone, and RMSprop, Adadelta, Adagrad and Adafactor v alone.
-    g is ``p.grad``: after clipping, and without weight decay.
+    g is ``p.grad``: after clipping, and without weight decay. Where the optimizer's step writes
+    into it, as SGD's with ``nesterov=True`` and ``foreach=True`` does, entries with g are NaN.
 
     Of other optimizers, and of parameters that have no state yet, values are NaN with the reason.
     ``readers`` adds optimizers: functions by class, which make ``Moments`` of a parameter's state
@@ -317,9 +317,10 @@ class OptimizerState(OfParameters, OptimizerQuantity):
                 known[name] = Undefined(str(error))
                 continue
             gradient = None if isinstance(found, Undefined) else found
-            tensors = (moments.first, moments.second, gradient)
+            has = (each is not None for each in (moments.first, moments.second))
+            why_not = found.reason if isinstance(found, Undefined) else ""
             sign = -1 if group.get("maximize") else 1
-            known[name] = (*(each is not None for each in tensors), *moments.weights, sign)
+            known[name] = (*has, why_not, *moments.weights, sign)
             compared.append(Compared(parameter, moments, gradient))
         return known, sums_of(compared) if compared else torch.zeros(0, 5, device="cpu")
 
@@ -352,7 +353,7 @@ def _entries(
     sums: Sequence[float],
     has_first: bool,
     has_second: bool,
-    has_gradient: bool,
+    without_gradient: str,
     weight_of_first: float | Tensor,
     weight_of_second: float | Tensor,
     sign: int,
@@ -369,9 +370,9 @@ def _entries(
         weight = float(weight_of_second)
         found["root_v"] = math.sqrt(second / weight)
         found["rms"] = math.sqrt(quotients * weight / elements)
-    without = () if has_gradient else ("cosine", "rms")
+    without = ("cosine", "rms") if without_gradient else ()
     return {
-        name: Undefined(NO_GRADIENT) if name in without else explained(value, REASONS[name])
+        name: Undefined(without_gradient) if name in without else explained(value, REASONS[name])
         for name, value in found.items()
     }
 

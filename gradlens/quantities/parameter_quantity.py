@@ -127,6 +127,8 @@ def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
     """``p.grad``, dense and without a scaler's scale."""
     if parameter.grad is None or not parameter.requires_grad:
         return Undefined(NO_GRADIENT)
+    if step.overwritten:
+        return Undefined(step.overwritten)
     (scale,) = step.gradient_scale.of({"": parameter}).values()
     gradient = parameter.grad.detach().to_dense()
     if scale == 1:

@@ -41,8 +41,9 @@ class Step:
     ``lacking`` those of ``parameters`` that have a gradient, but none of single samples.
     ``missing`` says of parameters why they have no gradients of single samples. ``gradient_scale``
     has the factors of their gradients by a scaler. ``parts`` are sums over the parts of the batch,
-    if it has some, where a quantity needs ``"gradients_of_parts"``. ``measures`` are what
-    quantities measure of the step; all of them are moved to the host together.
+    if it has some, where a quantity needs ``"gradients_of_parts"``. ``overwritten`` is the reason
+    why ``p.grad`` isn't the gradient that the optimizer has taken. ``measures`` are what quantities
+    measure of the step; all of them are moved to the host together.
     """
 
     global_step: int
@@ -65,6 +66,7 @@ class Step:
     missing: Mapping[str, str] = field(default_factory=dict, repr=False)
     gradient_scale: GradientScale = field(default_factory=GradientScale, repr=False)
     parts: PartSums | None = field(default=None, repr=False)
+    overwritten: str = ""
     measures: Sequence[Measure] = ()
     _totals: dict[Reduction, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -185,8 +187,10 @@ class Step:
 
         The others are those that optimizers leave out, too, such as an expert without tokens.
         Parameters that are frozen, or that the model has no longer, may have gradients of earlier
-        steps, which don't count. ``UnavailableError`` if none has one.
+        steps, which don't count. ``UnavailableError`` if none has one, or if they are overwritten.
         """
+        if self.overwritten:
+            raise UnavailableError(self.overwritten)
         trained = {n: p for n, p in self.parameters.items() if n not in self.removed}
         found = {
             name: parameter.grad.detach() if parameter.grad.requires_grad else parameter.grad

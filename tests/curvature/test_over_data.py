@@ -411,3 +411,28 @@ def test_outputs_may_be_several_tensors_of_which_the_jacobian_takes_one() -> Non
     np.testing.assert_array_equal(found, matrix_of(single))
     with pytest.raises(ValueError, match=r"returned a tuple of 2.*one tensor"):
         JacobianOperator.over_data(pair, BATCHES)
+
+
+@pytest.mark.parametrize("is_recurrent", [True, False], ids=["recurrent", "linear"])
+@pytest.mark.parametrize("enabled", [True, False], ids=["cuDNN", "without"])
+def test_recurrent_layers_are_not_cudnns(is_recurrent: bool, enabled: bool) -> None:
+    """Those of cuDNN have no second derivative, and no first in eval mode."""
+    layer = nn.LSTM(3, 2, batch_first=True) if is_recurrent else nn.Linear(3, 2)
+    seen: list[bool] = []
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.backends.cudnn.enabled)
+            found = self.layer(x)
+            return (found[0] if is_recurrent else found)[:, -1]
+
+    data = [(torch.randn(4, 5, 3), torch.randn(4, 2))]
+    with torch.backends.cudnn.flags(enabled=enabled):
+        hessian = HessianOperator.over_data(Network().eval(), nn.MSELoss(), data)
+        hessian @ torch.ones(hessian.shape[1])
+        assert torch.backends.cudnn.enabled == enabled
+    assert set(seen) == {enabled and not is_recurrent}

@@ -117,7 +117,9 @@ CASES: dict[str, tuple[Callable[..., Optimizer], Recursion]] = {
     "NAdam": (optim.NAdam, adam),
     "RAdam": (optim.RAdam, adam),
     "Adamax": (optim.Adamax, adamax),
-    "SGD": (partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True), momentum),
+    "SGD": (
+        partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=False), momentum
+    ),
     "SGD, fused": (partial(optim.SGD, lr=0.1, momentum=0.9, fused=True), momentum),
     "SGD, foreach": (
         partial(optim.SGD, lr=0.1, momentum=0.9, foreach=True, maximize=True), momentum
@@ -248,6 +250,36 @@ def assert_state(found: Trained, recursion: Recursion, rtol: float) -> None:
 def test_state_of_each_optimizer(case: str) -> None:
     make, recursion = CASES[case]
     assert_state(train(make), recursion, 1e-8)
+
+
+class Decaying(optim.SGD):
+    """An optimizer of somebody's own that adds the weight decay to ``p.grad``."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.grad.add_(each.detach(), alpha=0.1)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+        partial(Decaying, lr=0.1, momentum=0.9),
+    ],
+    ids=["Nesterov's momentum, foreach", "decay"],
+)
+def test_gradients_that_the_optimizer_writes_into_are_not_the_gradient(
+    make: Callable[..., Optimizer],
+) -> None:
+    found = train(make)
+    for step in range(STEPS):
+        assert math.isnan(found.history["ClippedGradNorm"][step])
+        assert "foreach=False" in found.history["ClippedGradNorm"][step].reason
+        for record in found.history["OptimizerState"][step]["parameters"].values():
+            assert record["m"] > 0
+            assert "foreach=False" in record["cosine"].reason
 
 
 NETWORKS = {"residual": Residual, "recurrent": Recurrent, "attention": Attention}
