@@ -59,7 +59,7 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
     "GradientActivation": ((),),
     "GradientGeometry": ((), (("normalize", True),), (("correlation", False),)),
     "GroupGradients": ((),),
-    "HessEigenvalues": ((), (("k", 2), ("which", "magnitude")), (("k", 1), ("which", "smallest"))),
+    "HessEigenvalues": ((), (("k", 2), ("which", "magnitude")), (("k", 1), ("by", "layer"))),
     "HessMaxEV": ((), (("tolerance", 0.03),)),
     "HessTrace": (
         (),

@@ -342,8 +342,19 @@ def _checked(k: int, size: int, which: Which, max_products: int) -> int:
     return k
 
 
+@dataclass(frozen=True)
+class _Last:
+    """What the last search of a matrix has left: where the next one starts, and what it expects."""
+
+    vectors: Sequence[Tensor] = ()
+    next: float = math.nan
+    followed: int = 0
+
+
 class WarmStartedEigenpairs:
     """``eigenpairs`` from step to step, starting from products with the last eigenvectors.
+
+    There may be several matrices, such as the blocks of one, each with a name.
 
     The matrix may change in any way between two steps: the last vectors may then be eigenvectors of
     other eigenvalues. A search in full therefore starts from a new random vector, too, and explores
@@ -361,36 +372,40 @@ class WarmStartedEigenpairs:
         self._tolerance = tolerance
         self._max_products = max_products
         self._search_interval = search_interval
-        self._last: Sequence[Tensor] = ()
-        self._next = math.nan
-        self._followed = 0
+        self._last: dict[str, _Last] = {}
 
     def __call__(
-        self, matrix: SymmetricMatrix, seed: int, k: int = 1, which: Which = "largest"
+        self,
+        matrix: SymmetricMatrix,
+        seed: int,
+        k: int = 1,
+        which: Which = "largest",
+        name: str = "",
     ) -> Eigenpairs:
         """The outermost eigenpairs of a matrix, which may have changed since the last call."""
+        last = self._last.get(name, _Last())
         # Parameters may have been added.
-        fits = all(len(vector) == matrix.shape[0] for vector in self._last)
-        start, spent = self._last if fits else (), 0
-        if start and self._followed + 1 < self._search_interval:
+        fits = all(len(vector) == matrix.shape[0] for vector in last.vectors)
+        start, spent = last.vectors if fits else (), 0
+        if start and last.followed + 1 < self._search_interval:
             budget = min(FOLLOWING * k, self._max_products)
-            found = ritz_pairs(
-                matrix, k, which, self._tolerance, budget, start, seed, 0, self._next
-            )
-            last, following = outwardness(np.array([found.values[-1], self._next]), which)
-            if found.converged and not last < following:
-                self._last, self._followed = found.guesses, self._followed + 1
+            found = ritz_pairs(matrix, k, which, self._tolerance, budget, start, seed, 0, last.next)
+            outermost, following = outwardness(np.array([found.values[-1], last.next]), which)
+            if found.converged and not outermost < following:
+                self._last[name] = replace(last, vectors=found.guesses, followed=last.followed + 1)
                 return found
             start, spent = found.guesses, found.products
         found = ritz_pairs(matrix, k, which, self._tolerance, self._max_products, start, seed)
-        self._last, self._next, self._followed = found.guesses, found.next_value, 0
+        self._last[name] = _Last(found.guesses, found.next_value)
         return replace(found, products=spent + found.products)
 
     def state_dict(self) -> State:
         """The vectors of the last call, which are never changed in place, and what it needs."""
-        return {"vectors": list(self._last), "next": self._next, "followed": self._followed}
+        return {
+            name: {"vectors": [*last.vectors], "next": last.next, "followed": last.followed}
+            for name, last in self._last.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        self._last = list(state["vectors"])
-        self._next, self._followed = state["next"], state["followed"]
+        self._last = {name: _Last(**each) for name, each in state.items()}

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ class CurvatureOperator(ParameterOperator):
     ``UnavailableError`` for complex ones.
     """
 
-    joint: ClassVar[bool] = False
+    joint: bool = False
 
     def __init__(self, parameters: Mapping[str, Tensor], scale: float) -> None:
         super().__init__(parameters)
@@ -113,6 +113,11 @@ class CurvatureOperator(ParameterOperator):
         many = self.products([shaped(vector, self.parameters) for vector in vectors])
         return torch.stack([flat(parts, self.device) for parts in many])
 
+    @final
+    def block(self, names: Collection[str]) -> CurvatureOperator:
+        """The diagonal block of some of the parameters; ``KeyError`` for others."""
+        return _Block(self, {name: self.parameters[name] for name in names})
+
     @abstractmethod
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
         """The unscaled product, one detached tensor for each parameter."""
@@ -125,6 +130,26 @@ class CurvatureOperator(ParameterOperator):
 
     def _transpose(self) -> CurvatureOperator:
         return self
+
+
+@final
+class _Block(CurvatureOperator):
+    """A diagonal block, whose products are those of the ``whole`` matrix with zeros elsewhere."""
+
+    def __init__(self, whole: CurvatureOperator, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__(parameters, 1.0)
+        self.joint = whole.joint
+        self._whole = whole
+
+    def products(self, many: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        zeros = {n: torch.zeros_like(p) for n, p in self._whole.parameters.items()}
+        padded = [zeros | dict(zip(self.parameters, each, strict=True)) for each in many]
+        found = self._whole.products([[*each.values()] for each in padded])
+        of_all = (dict(zip(zeros, each, strict=True)) for each in found)
+        return [[each[name] for name in self.parameters] for each in of_all]
+
+    def _product(self, vectors: list[Tensor]) -> list[Tensor]:
+        return self.products([vectors])[0]
 
 
 def selected_parameters(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -471,7 +471,7 @@ class SumOverData(CurvatureOperator):
     are by default those of ``loss``.
     """
 
-    joint: ClassVar[bool] = True
+    joint = True
 
     def __init__(
         self, loss: LossOverData, of_batch: OfBatch, parameters: Mapping[str, Tensor] | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from dataclasses import dataclass, field
+from typing import Any, Literal, final, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.diagonals import (
@@ -20,11 +20,13 @@ from gradlens.curvature.diagonals import (
 )
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, Which
 from gradlens.curvature.estimate import Estimate, spectral_density
+from gradlens.curvature.operator import CurvatureOperator
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import NOT_FINITE
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.quantities.parameter_quantity import By, check_choice, check_layers, groups
 from gradlens.quantities.quantity import CurvatureQuantity, GradientCurvatureQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
@@ -38,7 +40,13 @@ class HessEigenvalues(CurvatureQuantity):
     have ``"converged"`` to the relative ``tolerance`` within ``max_products`` products of the
     matrix and a vector, the number of ``"products"``, and the ``"reason"`` if they have not.
     ``which`` is ``"largest"`` or ``"smallest"`` (algebraic), or ``"magnitude"``. ``matrix`` is
-    ``"hessian"``, or ``"ggn"``, which needs ``info={"outputs": ...}``. ``ValueError`` for others.
+    ``"hessian"``, or ``"ggn"``, which needs ``info={"outputs": ...}``.
+
+    With ``by="layer"`` or ``by="parameter"``, ``"layers"`` or ``"parameters"`` has the same for the
+    diagonal block of each layer or parameter by name, with its outermost eigenvalue as ``"value"``.
+    A layer is the module to which the parameters belong: their names up to the last dot. Each block
+    takes a search of its own. ``ValueError`` for other options, and for layers if the cockpit has
+    no model.
     """
 
     view = View("Curvature eigenvalues", group="curvature", yscale="symlog", label="λ")
@@ -48,9 +56,11 @@ class HessEigenvalues(CurvatureQuantity):
     matrix: Literal["hessian", "ggn"] = "hessian"
     tolerance: float = 1e-3  # that of HessMaxEV
     max_products: int = 300
+    by: By = field(default="network", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice(self, "by", get_args(By))
         if self.matrix not in ("hessian", "ggn"):
             raise ValueError(
                 f'{self.name}: matrix={self.matrix!r} is unknown: use "hessian" or "ggn"'
@@ -59,9 +69,25 @@ class HessEigenvalues(CurvatureQuantity):
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
         matrix = curvature.hessian if self.matrix == "hessian" else curvature.ggn
-        found = self._eigenpairs(matrix, curvature.seed, self.k, self.which)
+        found = self._entries(matrix, curvature.seed)
+        if self.by == "network":
+            return found
+        blocks: dict[str, Any] = {}
+        for name, names in groups(matrix.parameters, self.by).items():
+            of_block = self._entries(matrix.block(names), curvature.seed, name)
+            value = of_block["eigenvalues"][0]
+            known = value if math.isfinite(value) else Undefined(of_block["reason"])
+            blocks[name] = {"value": known, **of_block}
+        return {**found, f"{self.by}s": blocks}
+
+    def _entries(self, matrix: CurvatureOperator, seed: int, name: str = "") -> dict[str, Any]:
+        found = self._eigenpairs(matrix, seed, self.k, self.which, name)
         others = ("residuals", "converged", "products", "reason")
         return {"eigenvalues": found.values, **{name: getattr(found, name) for name in others}}
+
+    @final
+    def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
+        check_layers(self.name, self.by, model)
 
 
 @dataclass(eq=False)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 from torch import nn
 
-from gradlens.gradients.gradients import layer_of
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics import element_ratios
@@ -27,14 +26,19 @@ from gradlens.numerics.noise_scales import (
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.basics import gradient_norms
 from gradlens.quantities.dual_norms import DualBounds
-from gradlens.quantities.parameter_quantity import NO_GRADIENT, in_layers
-from gradlens.quantities.quantity import Quantity, SingleStepQuantity
+from gradlens.quantities.parameter_quantity import (
+    NO_GRADIENT,
+    By,
+    check_choice,
+    check_layers,
+    groups,
+    in_layers,
+)
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import ChosenDeviations, Deviations, ElementRatios
 from gradlens.signals.selection import Selection, Selectors, selection
-from gradlens.spelling import near
 
-By: TypeAlias = Literal["network", "layer", "parameter"]
 Between: TypeAlias = Literal["samples", "parts"]
 Norm: TypeAlias = Literal["l2", "l1", "nuclear"]
 
@@ -58,7 +62,7 @@ class NoiseQuantity(SingleStepQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_choice(self, "by", get_args(By))
+        check_choice(self, "by", get_args(By))
 
     @final
     def compute(self, step: Step) -> Any:
@@ -67,9 +71,9 @@ class NoiseQuantity(SingleStepQuantity):
         if self.by == "network":
             return network
         entries = network if isinstance(network, dict) else {"value": network}
-        untracked = _groups(step.untracked, self.by)
+        untracked = groups(step.untracked, self.by)
         values: dict[str, Any] = {}
-        for name, group in _groups(filter(self.is_of, step.parameters), self.by).items():
+        for name, group in groups(filter(self.is_of, step.parameters), self.by).items():
             lost = UNTRACKED.format(name=untracked[name][0]) if name in untracked else ""
             why = lost or self.why_not(step, group, parts)
             if why and isinstance(network, dict):
@@ -115,27 +119,8 @@ class NoiseQuantity(SingleStepQuantity):
 
     @final
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
-        if self.by == "layer" and model is None:
-            raise ValueError(
-                f"{self.name}: which layer a parameter is in is unknown: pass the model, as in "
-                "Cockpit(model, ...), instead of its parameters"
-            )
+        check_layers(self.name, self.by, model)
         self.select(model, parameters)
-
-
-def _check_choice(quantity: Quantity, option: str, choices: Sequence[str]) -> None:
-    given = getattr(quantity, option)
-    if given not in choices:
-        names, hint = ", ".join(map(repr, choices)), near(str(given), choices)
-        raise ValueError(f"{quantity.name}: {option}={given!r} is none of {names}{hint}")
-
-
-def _groups(names: Iterable[str], by: By) -> dict[str, list[str]]:
-    """Names of parameters by the layer that they are in, or each by itself."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(layer_of(name) if by == "layer" else name, []).append(name)
-    return groups
 
 
 def _why_not_all(step: Step, names: Sequence[str], covered: Container[str]) -> str:
@@ -229,8 +214,8 @@ class GradNoiseScale(NoiseQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_choice(self, "between", get_args(Between))
-        _check_choice(self, "norm", get_args(Norm))
+        check_choice(self, "between", get_args(Between))
+        check_choice(self, "norm", get_args(Norm))
         if not 0 <= self.smoothing < 1:
             raise ValueError(
                 f"{self.name}: smoothing={self.smoothing!r}: use a factor from 0 up to 1, or 0"

@@ -6,11 +6,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
+from gradlens.gradients.gradients import layer_of
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.host import on_host
@@ -23,6 +24,33 @@ from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.spelling import near
 
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it, or it is frozen"
+
+By: TypeAlias = Literal["network", "layer", "parameter"]
+
+
+def check_choice(quantity: Quantity, option: str, choices: Sequence[str]) -> None:
+    """``ValueError`` if an option of a quantity is none of the choices."""
+    given = getattr(quantity, option)
+    if given not in choices:
+        names, hint = ", ".join(map(repr, choices)), near(str(given), choices)
+        raise ValueError(f"{quantity.name}: {option}={given!r} is none of {names}{hint}")
+
+
+def groups(names: Iterable[str], by: By) -> dict[str, list[str]]:
+    """Names of parameters by the layer that they are in, or each by itself."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(layer_of(name) if by == "layer" else name, []).append(name)
+    return groups
+
+
+def check_layers(quantity: str, by: By, model: nn.Module | None) -> None:
+    """``ValueError`` if there is to be a value for each layer, and a cockpit has no model."""
+    if by == "layer" and model is None:
+        raise ValueError(
+            f"{quantity}: which layer a parameter is in is unknown: pass the model, as in "
+            "Cockpit(model, ...), instead of its parameters"
+        )
 
 
 def in_layers(

@@ -59,7 +59,7 @@ def all_quantities() -> list[Quantity]:
         quantities.SpectralDensity(probes=2, steps=5),
         quantities.GradHist1d(name="adapted", bins=5, adapt=GradAbsMax(linear(2))),
         quantities.GradHist2d(name="x, y", bins=(3, 3), adapt=(GradAbsMax(), ParamAbsMax())),
-        quantities.HessEigenvalues(name="k = 2", k=2, which="magnitude"),
+        quantities.HessEigenvalues(name="k = 2", k=2, which="magnitude", by="parameter"),
         quantities.Distance(linear(2), name="every second step"),
         quantities.Alpha(linear(3), name="every third step"),
     ]

@@ -34,7 +34,7 @@ from tests.cases.steps import tracked_backward
 
 ON_PROBES: dict[str, Callable[[Probe], Quantity]] = {
     "HessMaxEV": lambda probe: HessMaxEV(on=probe),
-    "HessEigenvalues": lambda probe: HessEigenvalues(on=probe, k=2),
+    "HessEigenvalues": lambda probe: HessEigenvalues(on=probe, k=2, by="layer"),
     "GGN": lambda probe: HessEigenvalues(on=probe, matrix="ggn", k=2),
     "trace of the GGN": lambda probe: HessTrace(on=probe, curvature="diag_ggn_exact"),
     "SpectralDensity": lambda probe: SpectralDensity(on=probe, steps=4),

@@ -20,6 +20,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.curvature.diagonals import DiagonalKind
+from gradlens.curvature.operator import parameter_slices
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import CurvatureQuantity, Quantity
 from tests.cases.references import dense_hessian, without_hooks
@@ -97,6 +98,31 @@ def test_eigenvalues(network: str, reduction: str) -> None:
             assert found[step]["converged"] is True
             np.testing.assert_allclose(found[step]["eigenvalues"], expected, rtol=1e-5)
             assert (found[step]["residuals"] <= 1e-6 * abs(expected)).all()
+
+
+@pytest.mark.parametrize("by", ["layer", "parameter"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_eigenvalues_of_diagonal_blocks(network: str, by: Literal["layer", "parameter"]) -> None:
+    quantity = quantities.HessEigenvalues(k=2, which="magnitude", tolerance=1e-7, by=by)
+    found, hessians, model, _ = track(quantity, network)
+    places = parameter_slices(dict(model.named_parameters()))
+    groups: dict[str, list[int]] = {}
+    for name, place in places.items():
+        one = name.rpartition(".")[0] if by == "layer" else name
+        groups.setdefault(one, []).extend(range(place.start, place.stop))
+    for step, hessian in enumerate(hessians):
+        records = found[step][f"{by}s"]
+        assert records.keys() == groups.keys()
+        for name, chosen in groups.items():
+            spectrum = np.linalg.eigvalsh(hessian[np.ix_(chosen, chosen)])
+            expected = spectrum[np.argsort(-abs(spectrum))][:2]
+            assert records[name]["converged"] is True
+            np.testing.assert_allclose(records[name]["eigenvalues"], expected, rtol=1e-5)
+            assert records[name]["value"] == records[name]["eigenvalues"][0]
+    with pytest.raises(ValueError, match="pass the model"):
+        gradlens.Cockpit(model.parameters(), [quantities.HessEigenvalues(by="layer")])
+    with pytest.raises(ValueError, match="by='layers' is none of"):
+        quantities.HessEigenvalues(by="layers")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("network", NETWORKS)

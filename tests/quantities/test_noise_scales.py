@@ -312,7 +312,7 @@ def bounds(rows: np.ndarray, norm: DualNorm) -> tuple[float, float, float, float
     least, most = sum(each.sum() for each in halves) / n, float((direction(mean) * mean).sum())
     if norm == "nuclear":
         covariance = sum((g - mean) @ (g - mean).T for g in rows) / (n - 1)
-        values = np.linalg.eigvalsh(covariance)
+        values = np.linalg.eigvalsh(covariance).clip(min=0)
         return least, most, float(np.sqrt(values).sum()), math.sqrt(len(values) * values.sum())
     without = [np.delete(rows, i, 0).std(0, ddof=1).sum() for i in range(n)]
     noise = n * rows.std(0, ddof=1).sum() - (n - 1) * float(np.mean(without))
