@@ -119,7 +119,8 @@ def sensible(recipe: Recipe) -> Recipe:
         options = (*(o for o in options if o != "extended"), "extended")
     chosen = recipe.tracked
     if "without loss" in options or "forward inside" in recipe.ways:
-        chosen = tuple(t for t in chosen if tracked.needs(t).isdisjoint({"loss", "closure", "groups"}))
+        unknown = {"loss", "closure", "groups"}
+        chosen = tuple(t for t in chosen if unknown.isdisjoint(tracked.needs(t)))
     if "optimizer" not in options or recipe.optimizer == "none":
         chosen = tuple(t for t in chosen if "optimizer" not in tracked.needs(t))
     if "parameters alone" in options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
@@ -17,8 +17,13 @@ import gradlens
 from gradlens.history.history import History
 from gradlens.quantities import (
     ActivationOutliers,
+    CriticalSharpness,
+    OptimizerState,
     OutputEntropy,
     Quantity,
+    RelativeUpdate,
+    Stability,
+    StepLedger,
     UpdateSpectrum,
     WeightSpectrum,
 )
@@ -55,9 +60,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 PRESETS = ("economy", "business", "full", "training")
-OF_LAYERS: tuple[type[Quantity], ...] = (
-    ActivationOutliers, OutputEntropy, WeightSpectrum, UpdateSpectrum,
-)  # fmt: skip
+OTHERS: Mapping[str, tuple[type[Quantity], ...]] = {
+    "layers": (ActivationOutliers, OutputEntropy, WeightSpectrum, UpdateSpectrum),
+    "updates": (OptimizerState, RelativeUpdate, CriticalSharpness, StepLedger, Stability),
+}
 
 WITH_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -71,7 +77,7 @@ def tracked(
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     quantities = gradlens.configuration(preset) if preset in PRESETS else []
-    quantities += [kind() for kind in OF_LAYERS] if preset == "layers" else []
+    quantities += [kind() for kind in OTHERS.get(preset, ())]
     # Facts are read once in several steps.
     cockpit = gradlens.Cockpit(model, quantities, loss_function=loss_function, facts=False)
     place, waits = device or nullcontext(), Counter[str]()
@@ -79,10 +85,16 @@ def tracked(
         optimizer.zero_grad()
         inputs = torch.randn(12, 10, dtype=torch.float64, device="cpu")
         labels = torch.randint(3, (12,), device="cpu")
-        outputs = model(inputs.to(where))
-        loss = loss_function(outputs, labels.to(where))
+        inputs, labels = inputs.to(where), labels.to(where)
+        outputs = model(inputs)
+        loss = loss_function(outputs, labels)
         before = Counter(device.waits) if device is not None else waits
-        with place, cockpit(step, loss=loss, optimizer=optimizer, info={"outputs": outputs}):
+        info = {
+            "outputs": outputs,
+            "optimizer": optimizer,
+            "closure": lambda x=inputs, y=labels: loss_function(model(x), y),
+        }
+        with place, cockpit(step, loss=loss, info=info):
             loss.backward()
         with place:
             optimizer.step()
@@ -173,12 +185,13 @@ def test_values_of_a_device_are_those_of_the_host(
 
 @pytest.mark.filterwarnings("ignore:gradlens, step")
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("preset", ["full", "layers", "updates"])
 @pytest.mark.slow
-def test_the_default_device_is_not_where_the_model_must_be(network: str) -> None:
+def test_the_default_device_is_not_where_the_model_must_be(preset: str, network: str) -> None:
     model = NETWORKS[network]().double()
-    expected = tracked(copy.deepcopy(model), "full", 3)[0]
+    expected = tracked(copy.deepcopy(model), preset, 3)[0]
     with torch.device("meta"):
-        found = tracked(model, "full", 3)[0]
+        found = tracked(model, preset, 3)[0]
     assert_same(found, expected)
 
 
