@@ -138,6 +138,8 @@ class Run:
         content = self._placed(content)
         if content == self.history.latest(kind):
             return
+        if kind == "facts":
+            content = Encoded(encoded(content))  # for history and file
         self.history.take_in(global_step, kind, content)
         self._write({"step": global_step, kind: content})
         if kind == "coverage":
@@ -211,7 +213,8 @@ class Run:
         return {name: next(reversed(one)) for name, one in series.items() if one}
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        self._write_line(f"{to_line(content)}\n".encode())
+        if self._file is not None:
+            self._write_line(f"{to_line(content)}\n".encode())
 
     def _write_line(self, line: bytes = b"") -> None:
         """Write a line, and those that wait; note that this fails from now on, or works again."""
