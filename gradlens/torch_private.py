@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -121,7 +122,7 @@ def saved_where_they_are(node: Any) -> list[Tensor]:
 
 def is_saved_elsewhere(node: Any) -> bool:
     """Whether hooks store tensors that a node has saved elsewhere, or recompute them."""
-    return any(one.unpack_hook is not None for one in _saved_tensors(node))
+    return any(map(attrgetter("unpack_hook"), _saved_tensors(node)))
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,11 @@ def _saved_tensors(node: Any, *names: str) -> list[Any]:
     """torch's objects that hold the tensors, each with the hook that gives it back."""
     node_type: Any = type(node)
     slots = [f"_raw_saved_{name}" for name in names] or _slots(node_type)
-    held = [getattr(node, name, ()) for name in slots]
-    return [one for slot in held for one in (slot if isinstance(slot, tuple) else [slot])]
+    found: list[Any] = []
+    for name in slots:
+        slot = getattr(node, name, ())
+        found += slot if isinstance(slot, tuple) else (slot,)
+    return found
 
 
 def saved_by_name(node: Any) -> Iterator[tuple[str, Tensor]]:

@@ -38,9 +38,9 @@ def recomputing() -> AbstractContextManager[Any]:
 
 def why_not_to_read(node: Node) -> str:
     """Why what a node has saved can't be read now; empty if it can."""
-    here = (each for each in saved_where_they_are(node) if each.layout == torch.strided)
-    if any(each.numel() and not each.untyped_storage().size() for each in here):
-        return SHARDED
+    for each in saved_where_they_are(node):
+        if each.layout == torch.strided and each.numel() and not each.untyped_storage().size():
+            return SHARDED
     if not is_saved_elsewhere(node):
         return ""
     key = recomputation_key()

@@ -116,10 +116,10 @@ def _remove(handles: Iterable[RemovableHandle]) -> None:
         remove_hook(handle)
 
 
-def hook_owners(model: nn.Module) -> set[HookOwner]:
-    """The owners of all hooks on a model's modules; a hook may be its own."""
+def hook_owners(modules: Iterable[nn.Module]) -> set[HookOwner]:
+    """The owners of all hooks on modules; a hook may be its own."""
     hooks: list[Any] = []
-    for module in model.modules():
+    for module in modules:
         hooks += [*forward_pre_hooks(module), *forward_hooks(module)]
     owners = [hook.owner if isinstance(hook, OwnedHook) else hook for hook in hooks]
     return {owner for owner in owners if isinstance(owner, HookOwner)}

@@ -116,7 +116,7 @@ class LayerCall:
         try:
             with (
                 torch.no_grad(),
-                buffers_kept(module),
+                buffers_kept(module.modules()),
                 training_kept(self.parameters.values()),
             ):
                 return dict(self.rule(module, inputs, _accumulable(grad_output)))
@@ -140,7 +140,7 @@ class LayerCall:
         try:
             with (
                 torch.enable_grad(),
-                buffers_kept(module),
+                buffers_kept(module.modules()),
                 training_kept(self.parameters.values()),
             ):
                 output = functional_call(without_hooks(module), own, inputs[:first], keywords)

@@ -22,11 +22,12 @@ def undisturbed(model: nn.Module | None) -> Iterator[None]:
 
     The user's own hooks on activations and modules can't be switched off: they do run.
     """
+    modules = [] if model is None else [*model.modules()]
     with ExitStack() as stack:
-        for owner in set() if model is None else hook_owners(model):
+        for owner in hook_owners(modules):
             stack.enter_context(owner.paused())
-        stack.enter_context(buffers_kept(model))
-        stack.enter_context(attributes_kept(model))
+        stack.enter_context(buffers_kept(modules))
+        stack.enter_context(attributes_kept(modules))
         yield
 
 
@@ -111,15 +112,15 @@ _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 
 @contextmanager
-def attributes_kept(model: nn.Module | None) -> Iterator[None]:
-    """Restore the modes of a model's modules, and their plain attributes.
+def attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Restore the modes of modules, and their plain attributes.
 
     Such are the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass, a number
     of calls, or a list of activations. Of other objects, what they hold isn't restored.
     """
     kept = [
         (vars(module), {n: v for n, v in vars(module).items() if n not in _OF_MODULES})
-        for module in ([] if model is None else model.modules())
+        for module in modules
     ]
     found: dict[int, Any] = {}
     for _, own in kept:
@@ -150,15 +151,15 @@ _CONTAINERS = (list, deque, dict, set, defaultdict, Counter, OrderedDict)
 
 
 @contextmanager
-def buffers_kept(model: nn.Module | None) -> Iterator[None]:
-    """Restore a model's buffers: the same tensors, with the same values as before the context.
+def buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Restore the modules' own buffers: the same tensors, with the values from before the context.
 
     Activation checkpointing runs layers again in each backward pass, and each run of a
     normalisation would change its running statistics.
     """
     kept = [
         (module, name, buffer, buffer.clone())
-        for module in ([] if model is None else model.modules())
+        for module in modules
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
     try:
