@@ -8,23 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from gradlens import quantities
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 
+KINDS = (
+    *("OutputNorm", "ParameterNorm", "UpdateGeometry", "ClippedGradNorm", "RelativeUpdate"),
+    *("OptimizerState", "OutputActivation", "AttentionLogits", "ActivationOutliers"),
+    *("OutputEntropy", "WeightSpectrum", "InputCovariance", "OutputGradientCovariance"),
+)
 VIEWS: dict[str, View] = {
-    "OutputNorm": View("Output norm", group="layers", yscale="log", label="‖output‖"),
-    "ParameterNorm": View("Parameter norm", group="layers", yscale="log", label="‖θ‖"),
-    "UpdateGeometry": View("Update geometry", group="layers", yscale="log"),
-    "ClippedGradNorm": View("Gradient clipping", group="step size", yscale="log"),
-    "RelativeUpdate": View("Relative update", group="step size", yscale="log", label="‖Δθ‖/‖θ‖"),
-    "OptimizerState": View("Optimizer state", group="step size", yscale="log", label="‖m‖, ‖√v‖"),
-    "OutputActivation": View("Active and dead units", group="layers", label="share"),
-    "AttentionLogits": View("Attention logits", group="layers", yscale="symlog", label="score"),
-    "ActivationOutliers": View("Activation outliers", group="layers", yscale="log"),
-    "OutputEntropy": View("Output entropy", group="layers", label="share"),
-    "WeightSpectrum": View("Weight spectrum", group="layers", yscale="log", label="σ₁"),
-    "InputCovariance": View("Input covariance", group="layers", yscale="log"),
-    "OutputGradientCovariance": View("Output gradient covariance", group="layers", yscale="log"),
+    **{kind: getattr(quantities, kind).view for kind in KINDS},
     "Aggregate": View("Output norm (epoch)", group="layers", yscale="log"),
 }
 """Kinds of quantities, and how they wish to be shown."""

@@ -133,12 +133,6 @@ def test_plot_writes_beside_the_run(run: Path, capsys: pytest.CaptureFixture[str
     assert images[0] != images[1]
 
 
-@pytest.mark.slow
-def test_plot_into_a_document(run: Path, tmp_path: Path) -> None:
-    assert called("plot", run, "-o", tmp_path / "new" / "a.pdf") == 0
-    assert (tmp_path / "new" / "a.pdf").read_bytes().startswith(b"%PDF")
-
-
 def words(path: Path) -> list[str]:
     """Texts of a figure in an SVG."""
     found = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(), flags=re.DOTALL)
@@ -153,15 +147,6 @@ def test_plot_until_a_step_with_a_title(run: Path, tmp_path: Path) -> None:
     assert called("plot", run, "-o", out) == 0
     assert "run" in words(out)
     assert any("last step 19 " in word for word in words(out))
-
-
-@pytest.mark.slow
-def test_plot_on_a_logarithmic_step_axis(run: Path, tmp_path: Path) -> None:
-    images = [tmp_path / name for name in ("a.svg", "b.svg")]
-    assert called("plot", run, "-o", images[0]) == called("plot", run, "-o", images[1]) == 0
-    assert words(images[0]) == words(images[1])
-    assert called("plot", run, "-o", images[1], "--log-steps") == 0
-    assert words(images[0]) != words(images[1])
 
 
 def test_plot_panels_for_a_paper(run: Path, tmp_path: Path) -> None:

@@ -268,13 +268,6 @@ def test_csv(run: Path, peculiar: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (str(peculiar), "λ") in by_name
 
 
-def test_csv_without_unicode(peculiar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
-    assert called("summary", peculiar, "--csv") == 0
-    assert b"\\u03bb,2.0" in printed.getvalue()
-
-
 def test_several_tables(
     run: Path, peculiar: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,6 @@ import io
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -161,58 +160,6 @@ def test_a_slow_drawing_takes_half_of_the_time(
 
 
 # Files --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_image_is_always_whole(tmp_path: Path) -> None:
-    """A thread writes the run while another one looks at the image."""
-    path, image = tmp_path / "run.jsonl", tmp_path / "live" / "now.png"
-    lines = content(realistic(12, ("Loss",)), tmp_path).splitlines(keepends=True)
-    seen: set[bytes] = set()
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.is_set():
-            if image.exists():
-                seen.add(image.read_bytes())
-            time.sleep(0.002)
-
-    def write() -> None:
-        for line in lines:
-            with path.open("ab") as file:
-                file.write(line[:20])
-                file.flush()
-                time.sleep(0.01)
-                file.write(line[20:])
-            time.sleep(0.05)
-        done.set()
-
-    class UntilDone(Display):
-        """The file, until the run has been written and drawn."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.file = FileDisplay(image, Screen("A run"))
-            self.steps = 0
-
-        def show(self, path: Path, history: History) -> None:
-            self.file.show(path, history)
-            self.steps = len(history.steps)
-
-        def wait(self, seconds: float) -> bool:
-            return self.file.wait(seconds) and self.steps < 12
-
-    workers = [threading.Thread(target=work) for work in (look, write)]
-    for worker in workers:
-        worker.start()
-    watch([path], UntilDone(), 0.02, io.StringIO())
-    for worker in workers:
-        worker.join(PATIENCE)
-    seen.add(image.read_bytes())
-    assert len(seen) >= 2
-    # The beginning and the end of a PNG.
-    assert all(one.startswith(b"\x89PNG") and b"IEND" in one[-12:] for one in seen)
-    assert [one.name for one in image.parent.iterdir()] == ["now.png"]
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.mp4", "a"])

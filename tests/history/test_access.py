@@ -8,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from gradlens import History, Undefined
+from gradlens.cockpit.aggregation import Aggregation
+from gradlens.cockpit.run import Run
 from gradlens.history.coverage import Coverage
 from gradlens.history.records import Note, Source
+from gradlens.quantities import GradNorm, Loss
+from tests.cases.records import assert_identical
 
 STEPS = (0, 2, 3, 7, 10)
 
@@ -53,10 +59,38 @@ def in_both(folder: Path) -> History:
     return found
 
 
-@pytest.fixture(params=[in_memory, in_a_file, in_both], ids=lambda make: make.__name__)
+def while_recorded(folder: Path) -> History:
+    """The same history, whose run goes on, and whose arrays are on disk alone."""
+    history = in_memory(folder)
+    parameters = {n: nn.Parameter(torch.zeros(shape)) for n, shape in history.parameters.items()}
+    quantities = Aggregation([GradNorm(), Loss()])
+    run = Run(quantities, parameters, folder / "recorded.jsonl", False, True)
+    run.history.sources.update(history.sources)
+    for step in history:
+        run.record(step, history[step])
+    run.history.notes += history.notes
+    run.take_in(0, "coverage", history.coverages[0])
+    assert not any(run.history.content._texts)
+    return run.history
+
+
+MAKERS = [in_memory, in_a_file, in_both, while_recorded]
+
+
+@pytest.fixture(params=MAKERS, ids=lambda make: make.__name__)
 def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
     make: Callable[[Path], History] = request.param
     return make(tmp_path)
+
+
+def test_series(history: History, tmp_path: Path) -> None:
+    expected = in_memory(tmp_path)
+    assert {*history.names} == {*expected.names}
+    for name in expected.names:
+        found = history[name]
+        assert_identical(dict(found), dict(expected[name]))
+        assert_identical({step: found.get(step) for step in found}, dict(expected[name]))
+        assert (len(found), [*reversed(found)]) == (len(expected[name]), [*expected[name]][::-1])
 
 
 def test_steps(history: History) -> None:

@@ -197,13 +197,6 @@ def test_existing_file_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("path", ["file/run.jsonl", "."])
-def test_unwritable_path(path: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="choose another path"):
-        RunFile(tmp_path / path)
-
-
 def test_a_run_that_cannot_be_written_as_a_whole_leaves_nothing(tmp_path: Path) -> None:
     history = example()
     with pytest.raises(TypeError, match="can't be recorded"):

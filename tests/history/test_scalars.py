@@ -10,7 +10,7 @@ import pytest
 
 from gradlens.history.history import History
 from gradlens.history.records import Source
-from gradlens.history.scalars import KNOWN, OF_LAYERS
+from gradlens.history.scalars import KNOWN
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from tests.instruments.test_instruments import VIEWS, realistic
@@ -102,6 +102,30 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, list[float]]]] = {
         kind: (({"value": 1.5, "layers": {"in": 1.0, "out": 2.0}}, 3.0), {kind: [1.5, 3.0]})
         for kind in ("NormTest", "InnerTest", "OrthoTest", "MeanGSNR")
     },
+    "OutputNorm": (
+        ({"layers": {"0": 1.0, "1": 3.0, "2": WHY}}, {"layers": {"0": WHY}}),
+        {"OutputNorm median": [2.0, NAN]},
+    ),
+    "ParameterNorm": (({"parameters": {"0.weight": 3.0}},), {"ParameterNorm median": [3.0]}),
+    "UpdateGeometry": (
+        ({"parameters": {"w": {"norm": 3.0, "correlation": 0.5}}, "correlation": 0.5},),
+        {"UpdateGeometry median": [3.0], "UpdateGeometry correlation": [0.5]},
+    ),
+    "InputCovariance": (
+        ({"layers": {"0": {"trace": 4.0, "stable_rank": 2.0}, "2": WHY}},),
+        {"InputCovariance median trace": [4.0], "InputCovariance median stable rank": [2.0]},
+    ),
+    "OutputActivation": (
+        ({"layers": {"1": {"dead": 0.5}}, "active": 0.45, "dead": 0.25, "worst": 0.5},),
+        {"OutputActivation active": [0.45], "OutputActivation dead": [0.25],
+         "OutputActivation worst": [0.5]},
+    ),
+    "WeightSpectrum": (
+        ({"parameters": {"w": {"norm": 3.0, "residual": 0.1, "stable_rank": 2.0}}},),
+        {"WeightSpectrum median σ₁": [3.0], "WeightSpectrum median stable rank": [2.0]},
+    ),
+    "Aggregate": (({"mean": 2.0, "median": 2.0, "std": 1.0, "count": 9},),
+                  {"Aggregate mean": [2.0], "Aggregate median": [2.0]}),
     "Few": (({"a": 1.0, "b": np.array([3.0, -3.0]), "c": "word"}, {"a": 2.0}),
             {"Few a": [1.0, 2.0], "Few b": [3.0, NAN]}),
     "Many": (({f"p{n}": float(n) for n in range(9)},), {"Many least": [0.0], "Many most": [8.0]}),
@@ -115,8 +139,9 @@ def test_numbers_of_a_series(kind: str) -> None:
     assert_same(told(recorded(kind, *values)), expected)
 
 
-def test_every_known_kind_has_a_case() -> None:
-    assert {*KNOWN} - {*OF_LAYERS} <= {*CASES}
+def test_each_way_of_reading_has_a_case() -> None:
+    tested = {KNOWN[kind] for kind in {*CASES} & {*KNOWN}}
+    assert {*KNOWN.values()} == tested
 
 
 @pytest.mark.parametrize("kind", [kind for kind, case in CASES.items() if case[1]])

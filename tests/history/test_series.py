@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlens import History, Undefined
-from gradlens.history.history import Reading
 from gradlens.history.json_lines import to_line
 from gradlens.history.lines import Line, field_line, line, line_through, lines
 from gradlens.history.series import Content, Series
 from gradlens.plotting.loading import GrowingRun
 from tests.cases.records import assert_identical
-from tests.history.test_history import example, from_line, values
+from tests.history.test_history import example, values
 from tests.instruments.test_instruments import realistic
 
 numbers = st.floats() | st.integers(-3, 3) | st.booleans() | st.none()
@@ -144,39 +143,3 @@ def test_reading_on_from_anywhere_is_reading_all(seed: int, tmp_path: Path) -> N
     assert found.names == history.names
     for name in history.names:
         assert_identical(dict(found[name]), dict(History.load(whole)[name]))
-
-
-def test_only_what_was_added_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    realistic(5, ("Loss",)).write(path)
-    reading = Reading(path, History())
-    with path.open("rb") as file:
-        reading.read_on(file)
-        first = reading.history
-        beginning = file.tell()
-    with path.open("ab") as file:
-        file.write(to_line({"step": 5, "values": {"Loss": 2.0}}).encode() + b"\n")
-    with path.open("rb") as file:
-        places = []
-        assert reading.is_of(file)
-        places.append(file.tell())
-        reading.read_on(file)
-    assert places == [beginning]
-    assert reading.history is first
-    assert first["Loss"][5] == 2.0
-
-
-def test_summaries_of_what_was_read_are_those_of_what_was_recorded(tmp_path: Path) -> None:
-    history = realistic(30, ("Loss", "GradNorm", "GradHist1d", "Alpha", "GradCovariance"))
-    history.write(tmp_path / "run.jsonl")
-    found = History.load(tmp_path / "run.jsonl").scalars()
-    expected = history.scalars()
-    assert [one.name for one in found] == [one.name for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert_equal_lines(one.line, other.line)
-
-
-def test_a_record_from_a_line_is_that_of_a_series() -> None:
-    value = {"$a": [1, True, None, "‖"], "b": {"$float": np.float32(2)}, "c": [np.arange(2)] * 2}
-    again = from_line(to_line({"value": value}))["value"]
-    assert_identical(series_of([(0, value)])[0], again)

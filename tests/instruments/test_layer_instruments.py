@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 
 from gradlens.history.history import History
 from gradlens.history.records import Source
-from gradlens.history.scalars import OF_LAYERS
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import (
@@ -212,53 +211,3 @@ def test_layers_are_on_the_second_screen() -> None:
     assert "LayerLinesInstrument" not in shown
     names = [type(one).__name__ for one in main_parts(history)]
     assert names.count("GenericInstrument") == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "record", "told"),
-    [
-        ("OutputNorm", {"layers": {"0": 1.0, "1": 3.0, "2": Undefined("why")}}, {"median": 2}),
-        ("ParameterNorm", {"parameters": {"0.weight": 3.0}}, {"median": 3}),
-        (
-            "UpdateGeometry",
-            {"parameters": {"0.weight": {"norm": 3.0, "correlation": 0.5}}, "correlation": 0.5},
-            {"median": 3, "correlation": 0.5},
-        ),
-        (
-            "InputCovariance",
-            {"layers": {"0": {"trace": 4.0, "stable_rank": 2.0}, "2": Undefined("why")}},
-            {"median trace": 4, "median stable rank": 2},
-        ),
-        (
-            "OutputActivation",
-            activation({"1": 0.0, "3": 0.5}),
-            {"active": 0.45, "dead": 0.25, "worst": 0.5},
-        ),
-        (
-            "WeightSpectrum",
-            {"parameters": {"0.weight": {"norm": 3.0, "residual": 0.1, "stable_rank": 2.0}}},
-            {"median σ₁": 3, "median stable rank": 2},
-        ),
-        ("OutputEntropy", predictions("2", 0.5), {"entropy": 0.5, "top_share": 0.55}),
-        ("Aggregate", statistics(2.0), {"mean": 2, "median": 2}),
-    ],
-)
-def test_numbers_for_comparisons(kind: str, record: Any, told: dict[str, float]) -> None:
-    found = {one.part: one.line.latest for one in recorded(kind, {0: record}).scalars()}
-    assert found == pytest.approx(told)
-
-
-@pytest.mark.parametrize("kind", OF_LAYERS)
-def test_every_kind_of_layers_tells_something(kind: str) -> None:
-    parts = {"norm": 1.0, "trace": 1.0, "stable_rank": 1.0}
-    record = {"layers": {"0": parts}, "correlation": 0.5, "mean": 1.0, "median": 1.0}
-    if OF_LAYERS[kind][0].name == "median" and len(OF_LAYERS[kind]) == 1:
-        record = {"layers": {"0": 1.0}}
-    found = recorded(kind, {0: record}).scalars()
-    assert len(found) == len(OF_LAYERS[kind])
-    assert all(one.line.finite.all() for one in found)
-
-
-def test_layers_without_numbers_lend_their_reason() -> None:
-    (one,) = recorded("OutputNorm", {0: {"layers": {"0": Undefined("why")}}}).scalars()
-    assert one.line.reason == "why"

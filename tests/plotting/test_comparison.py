@@ -141,13 +141,13 @@ def test_panels() -> None:
         "Gradient norm",
         "Loss",
         "Losses: train",
-        "Norm test θ",
+        "Norm test",
     ]
 
 
 def test_a_panel_of_one_run_keeps_its_colour() -> None:
     figure = compare({"a": losses("Loss", 1.0), "b": realistic(20, ("Loss", "NormTest"))})
-    assert [*lines(figure, "Norm test θ")] == [to_rgb(CATEGORICAL[1])]
+    assert [*lines(figure, "Norm test")] == [to_rgb(CATEGORICAL[1])]
 
 
 def test_a_unit_is_no_part_of_a_name() -> None:
@@ -192,7 +192,7 @@ def test_several_runs_are_plotted_over_each_other() -> None:
     runs = {name: realistic(20, KINDS) for name in ("a", "b")}
     plotter = CockpitPlotter()
     figure = plotter.plot(runs, show_plot=False, panels=["Loss", "NormTest"], style="paper")
-    assert titles(figure) == ["Loss", "Norm test θ"]
+    assert titles(figure) == ["Loss", "Norm test"]
     assert figure is plotter.figure
     assert legend(figure) == []
     figure = plotter.plot([*runs.values()], show_plot=False, plot_title="Both")

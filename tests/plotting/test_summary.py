@@ -107,13 +107,6 @@ def test_series_without_numbers_and_notes() -> None:
     assert found.history.truncated
 
 
-def test_nothing_is_changed() -> None:
-    history, untouched = realistic(30), realistic(30)
-    summarize(history)
-    assert history.names == untouched.names
-    assert history["Loss"] == untouched["Loss"]
-
-
 # The text -----------------------------------------------------------------------------------
 
 
@@ -165,12 +158,6 @@ def test_room_is_used_for_trends() -> None:
         return "".join(sign for sign in line if sign in LEVELS)
 
     assert len(trend(80)) < len(trend(100)) < len(trend(200)) == 48
-
-
-def test_names_are_whole_at_eighty_columns() -> None:
-    text = render(summary("long"), 80)
-    assert "…" not in text
-    assert "GradCovariance trace" in text
 
 
 def test_a_reason_is_said_once() -> None:
