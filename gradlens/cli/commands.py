@@ -23,6 +23,7 @@ from gradlens.cli.diagnosis_text import (
     spikes_json,
     spikes_text,
 )
+from gradlens.cli.text import as_line
 from gradlens.cli.watch import (
     Display,
     FileDisplay,
@@ -269,10 +270,10 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from gradlens.cli.verify import as_json, as_text, verify
+    from gradlens.cli.verify import as_text, verify
 
     verdict = verify(options.script, options.arguments, options.steps or 0)
-    _print(as_json(verdict) if options.json else as_text(verdict, width()))
+    _print(as_line(verdict) if options.json else as_text(verdict, width()))
     return int(bool(verdict.difference))
 
 

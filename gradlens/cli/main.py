@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -116,45 +117,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _number(text: str, kind: Callable[[str], Any], noun: str) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is {noun}") from None
+def _number(kind: type[Any], what: str, low: float, high: float = math.inf) -> Callable[[str], Any]:
+    """What reads a number that is above ``low`` and at most ``high``; ``what`` says what it is."""
+
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if low < (value := kind(text)) <= high and value < math.inf:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is {what}")
+
+    return read
 
 
-def _positive(text: str) -> int:
-    value: int = _number(text, int, "not a whole number")
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
+_positive = _number(int, "no positive whole number", 0)
+_port = _number(int, "no port: use one up to 65535", 0, 65535)
+_seconds = _number(float, "no positive number of seconds", 0)
+_inches = _number(float, "neither a number of inches nor column or page", -math.inf)
 
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Inches of a column and of both columns of a usual paper."""
 
 
-def _width(text: str) -> float:
-    noun = "neither a number of inches nor column or page"
-    return WIDTHS.get(text) or float(_number(text, float, noun))
+def _width(text: str) -> Any:
+    return WIDTHS.get(text) or _inches(text)
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
-
-
-def _port(text: str) -> int:
-    port = _positive(text)
-    if port > 65535:
-        raise argparse.ArgumentTypeError(f"{port} is no port: use one up to 65535")
-    return port
-
-
-def _seconds(text: str) -> float:
-    value: float = _number(text, float, "not a number")
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value
 
 
 # Commands -----------------------------------------------------------------------------------

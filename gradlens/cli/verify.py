@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gradlens.cli.text import as_line, wrapped
+from gradlens.cli.text import wrapped
 from gradlens.history.coverage import CoverageTable, few
 from gradlens.history.history import History
 from gradlens.history.html import count
@@ -201,11 +201,6 @@ def _recorded(history: History, table: CoverageTable | None) -> Iterator[str]:
         latest = history[name][next(reversed(history[name]))]
         if isinstance(latest, Undefined):
             yield f"{name} has no value in the end: {latest.reason}"
-
-
-def as_json(verdict: Verdict) -> str:
-    """One line of strict JSON."""
-    return as_line(verdict)
 
 
 def as_text(verdict: Verdict, width: int) -> str:

@@ -104,7 +104,10 @@ class CockpitCallback(TrainerCallback):
     def _train(self, train: Any, *args: Any, **kwargs: Any) -> Any:
         """Train as the trainer does, and close the cockpit in any case."""
         given = inspect.signature(train).bind(*args, **kwargs).arguments
-        self._checkpoint = self._resumed(given.get("resume_from_checkpoint"))
+        folder = given.get("resume_from_checkpoint")
+        if folder is True:
+            folder = get_last_checkpoint(str(self._trainer.args.output_dir))
+        self._checkpoint = Path(folder) if folder else None
         self._call_first()
         try:
             return train(*args, **kwargs)
@@ -113,12 +116,6 @@ class CockpitCallback(TrainerCallback):
             raise
         finally:
             self._close()
-
-    def _resumed(self, given: str | bool | None) -> Path | None:
-        folder = given
-        if given is True:
-            folder = get_last_checkpoint(str(self._trainer.args.output_dir))
-        return Path(folder) if folder and not isinstance(folder, bool) else None
 
     def _call_first(self) -> None:
         """Let callbacks that report logs be called later, since they are called in order."""
@@ -156,7 +153,10 @@ class CockpitCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Enter the context of the forward pass."""
-        self._enter_forward(state.global_step)
+        if self._is_training and self.cockpit is not None:
+            self._begin_batch(state.global_step)
+            self._contexts.close()
+            self._contexts.enter_context(self.cockpit.forward(self._step))
 
     on_substep_end = on_step_begin  # the next micro-batch's
 
@@ -255,12 +255,6 @@ class CockpitCallback(TrainerCallback):
         self._step = step
         self._passes.begin_batch()
 
-    def _enter_forward(self, step: int) -> None:
-        if self._is_training and self.cockpit is not None:
-            self._begin_batch(step)
-            self._contexts.close()
-            self._contexts.enter_context(self.cockpit.forward(step))
-
     def _close(self) -> None:
         """Leave the model and the accelerator as they were."""
         self._contexts.close()
@@ -291,13 +285,10 @@ class CockpitCallback(TrainerCallback):
             self._latest = LatestNumbers()
             options["sinks"] = [*options.get("sinks", ()), self._latest]
         # Quantities belong to one cockpit.
-        quantities = deepcopy(self._quantities)
-        return Cockpit(self._trainer.model_wrapped, quantities, run=self._run_path(), **options)
-
-    def _run_path(self) -> Path | None:
-        if self._run is None or self._trainings <= 1:
-            return self._run
-        return self._run.with_stem(f"{self._run.stem}-{self._trainings}")
+        quantities, run = deepcopy(self._quantities), self._run
+        if run is not None and self._trainings > 1:
+            run = run.with_stem(f"{run.stem}-{self._trainings}")
+        return Cockpit(self._trainer.model_wrapped, quantities, run=run, **options)
 
     def _load_state(self, cockpit: Cockpit) -> None:
         file = None if self._checkpoint is None else self._checkpoint / STATE_FILE

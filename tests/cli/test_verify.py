@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gradlens.cli.main import main
-from gradlens.cli.verify import Verdict, as_json, as_text, verify
+from gradlens.cli.text import as_line
+from gradlens.cli.verify import Verdict, as_text, verify
 from tests.cases import processes
 
 assert (
@@ -170,7 +171,7 @@ def test_text(width: int) -> None:
 
 
 def test_json() -> None:
-    assert json.loads(as_json(FOUND))["seconds"] == [0.3, 0.1]
+    assert json.loads(as_line(FOUND))["seconds"] == [0.3, 0.1]
 
 
 def test_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,9 +31,7 @@ class Recording:
             generator = np.random.default_rng(step)
             hist = {"hist": generator.poisson(5, 4), "edges": np.arange(5.0), "below": [step]}
             self.run.record(step, {"Loss": generator.random(), "GradHist1d": hist})
-            self.run.log(
-                step // 2, {"valid_loss": Undefined(f"step {step}"), "late": True}
-            )
+            self.run.log(step // 2, {"valid_loss": Undefined(f"step {step}"), "late": True})
         return self
 
 
