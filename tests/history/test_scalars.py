@@ -9,22 +9,12 @@ import numpy as np
 import pytest
 
 from gradlens.history.history import History
-from gradlens.history.records import Source
 from gradlens.history.scalars import KNOWN
 from gradlens.history.undefined import Undefined
-from gradlens.history.view import View
-from tests.instruments.test_instruments import VIEWS, realistic
+from tests.instruments.test_instruments import VIEWS, realistic, recorded
 
 NAN = float("nan")
 WHY = Undefined("one sample has no spread")
-
-
-def recorded(kind: str, *values: Any, parameters: tuple[str, ...] = ()) -> History:
-    """A run of one quantity."""
-    history = History({kind: Source((kind,), View(kind))}, dict.fromkeys(parameters, (2,)))
-    for step, value in enumerate(values):
-        history.append(step, {kind: value})
-    return history
 
 
 def told(history: History) -> dict[str, list[float]]:
@@ -136,7 +126,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, list[float]]]] = {
 @pytest.mark.parametrize("kind", CASES)
 def test_numbers_of_a_series(kind: str) -> None:
     values, expected = CASES[kind]
-    assert_same(told(recorded(kind, *values)), expected)
+    assert_same(told(recorded(kind, values)), expected)
 
 
 def test_each_way_of_reading_has_a_case() -> None:
@@ -147,7 +137,7 @@ def test_each_way_of_reading_has_a_case() -> None:
 @pytest.mark.parametrize("kind", [kind for kind, case in CASES.items() if case[1]])
 def test_a_record_that_is_no_number_keeps_its_reason(kind: str) -> None:
     values, expected = CASES[kind]
-    found = recorded(kind, *values, WHY).scalars()
+    found = recorded(kind, [*values, WHY]).scalars()
     assert {one.name for one in found} == {*expected}
     for one in found:
         assert math.isnan(one.line.values[-1])
@@ -157,14 +147,14 @@ def test_a_record_that_is_no_number_keeps_its_reason(kind: str) -> None:
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("value", [None, NAN, WHY])
 def test_nothing_but_gaps(kind: str, value: Any) -> None:
-    assert all(not one.line.finite.any() for one in recorded(kind, value, value).scalars())
+    assert all(not one.line.finite.any() for one in recorded(kind, [value, value]).scalars())
 
 
 @pytest.mark.parametrize("broken", [NAN, WHY])
 @pytest.mark.parametrize("place", range(3))
 def test_one_broken_parameter_is_not_hidden(broken: float, place: int) -> None:
     value = {f"p{n}": broken if n == place else 1.0 + n for n in range(3)}
-    history = recorded("Mine", value, parameters=("p0", "p1", "p2"))
+    history = recorded("Mine", [value], dict.fromkeys(value, (2,)))
     least, most = history.scalars()
     assert (least.part, most.part) == ("least", "most")
     assert np.isnan([least.line.values, most.line.values]).all()
@@ -172,7 +162,7 @@ def test_one_broken_parameter_is_not_hidden(broken: float, place: int) -> None:
 
 
 def test_a_record_of_another_form_is_a_gap() -> None:
-    found = told(recorded("GradNorm", {"w": 3.0}, "gone", {"w": 4.0}))
+    found = told(recorded("GradNorm", [{"w": 3.0}, "gone", {"w": 4.0}]))
     assert_same(found, {"GradNorm": [3.0, NAN, 4.0]})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -451,10 +451,13 @@ def test_two_quantities_of_a_kind(case: str) -> None:
 # Single instruments -------------------------------------------------------------------------
 
 
-def recorded(kind: str, values: Mapping[int, Any], **view: Any) -> History:
-    """A history of one quantity."""
-    history = History({kind: Source((kind,), View(kind, **view))})
-    for step, entry in values.items():
+def recorded(
+    kind: str, values: Mapping[int, Any] | Iterable[Any], parameters: Any = (), **view: Any
+) -> History:
+    """A history of one quantity of a network."""
+    history = History({kind: Source((kind,), View(kind, **view))}, dict(parameters))
+    steps = values.items() if isinstance(values, Mapping) else enumerate(values)
+    for step, entry in steps:
         history.append(step, {kind: entry})
     return history
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.lines import Line2D
 
-from gradlens.history.history import History
-from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
-from gradlens.history.view import View
 from gradlens.instruments import (
     ActivationInstrument,
     AggregateInstrument,
@@ -27,21 +25,14 @@ from gradlens.instruments import (
 from gradlens.instruments.series import input_to_output, layout, table
 from gradlens.plotting.screen import layer_parts, main_parts
 from tests.cases.layer_records import activation, predictions, statistics
-from tests.instruments.test_instruments import realistic, shown_texts
+from tests.instruments.test_instruments import line_data, realistic, shown_texts
+from tests.instruments.test_instruments import recorded as of_one
 
-
-def recorded(kind: str, records: dict[int, Any], **view: Any) -> History:
-    parameters = {f"{n}.weight": (2, 2) for n in (0, 2, 4)}
-    history = History({kind: Source((kind,), View(kind, **view))}, parameters)
-    for step, record in records.items():
-        history.append(step, {kind: record})
-    return history
+recorded = partial(of_one, parameters={f"{n}.weight": (2, 2) for n in (0, 2, 4)})
 
 
 def heights(drawing: Drawing, name: str) -> list[float]:
-    line = drawing.artists[name]
-    assert isinstance(line, Line2D)
-    return np.asarray(line.get_ydata()).tolist()
+    return line_data(drawing.artists[name])[1]
 
 
 def test_layers_without_parameters_keep_their_places() -> None:

@@ -15,14 +15,13 @@ from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
-from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
-from gradlens.history.view import View
 from gradlens.instruments import Drawing, LayerMapInstrument
 from gradlens.instruments.layers import DECADES, colour_norm
 from gradlens.instruments.scales import Scale, StepAxis
 from gradlens.instruments.series import columns, layout, short_names, table
 from gradlens.instruments.shapes import COLUMNS
+from tests.instruments.test_instruments import recorded as of_one
 
 PARAMETERS = {"in.weight": (2, 2), "in.bias": (2,), "out.weight": (1, 2), "out.bias": (1,)}
 REASON = "the gradient is gone"
@@ -32,10 +31,7 @@ def recorded(
     values: dict[int, Any], kind: str = "Mine", parameters: Any = PARAMETERS, **view: Any
 ) -> History:
     """A history of one quantity of a network."""
-    history = History({kind: Source((kind,), View(kind, **view))}, parameters)
-    for step, value in values.items():
-        history.append(step, {kind: value})
-    return history
+    return of_one(kind, values, parameters, **view)
 
 
 def drawn(history: History, **options: Any) -> Drawing:

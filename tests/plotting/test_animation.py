@@ -175,13 +175,6 @@ def test_gif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "4/4" in progress
 
 
-@pytest.mark.slow
-def test_one_step(tmp_path: Path) -> None:
-    animate(realistic(1, ("Loss", "GradHist1d")), Screen("A run"), tmp_path / "a.gif", most=3)
-    with Image.open(tmp_path / "a.gif") as image:
-        assert image.n_frames == 1
-
-
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="there is no ffmpeg")
 def test_video(tmp_path: Path) -> None:
     animate(realistic(5, ("Loss",)), Screen("A run"), tmp_path / "a.mp4", most=3)
@@ -206,9 +199,3 @@ def test_ffmpeg_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(OSError, match=r"ffmpeg can't write the video \(no such codec\)"):
         animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / "a.mp4", most=3)
     assert not [*tmp_path.glob("*.mp4")]
-
-
-@pytest.mark.parametrize("name", ["a.avi", "a", "a.png"])
-def test_unknown_ending(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"use one of \.gif, \.mp4"):
-        animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / name, most=3)

@@ -24,7 +24,6 @@ from gradlens.plotting.layout import TALLEST, WIDEST, arrange, pages
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.rendering import draw
 from gradlens.plotting.screen import Screen, words_of
-from gradlens.quantities.presets import configuration
 from tests.instruments.test_instruments import LOGGED, VIEWS, realistic, recorded, same, twice
 
 
@@ -60,8 +59,11 @@ def words(figure: Figure) -> set[str]:
     return {text.get_text() for text in figure.findobj(Text)}
 
 
-def boxes(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> dict[Text, tuple[float, ...]]:
-    """Where each text is that is really drawn, in pixels; empty ones are left out."""
+def clashes(figure: Figure, monkeypatch: pytest.MonkeyPatch, cut: float = 0.0) -> list[object]:
+    """Pairs of drawn texts that overlap by more than a thin edge, and texts that the figure cuts.
+
+    Of a text, ``cut`` pixels may be outside.
+    """
     seen: list[Text] = []
     draw = Text.draw
 
@@ -74,14 +76,22 @@ def boxes(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> dict[Text, tuple[f
     figure.draw_without_rendering()
     monkeypatch.undo()
     shown = [text for text in dict.fromkeys(seen) if text.get_visible() and text.get_text().strip()]
-    return {text: text.get_window_extent(canvas.get_renderer()).extents for text in shown}
+    found = {text: text.get_window_extent(canvas.get_renderer()).extents for text in shown}
+    width, height = figure.bbox.size
 
+    def overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+        across, up = (min(a[n + 2], b[n + 2]) - max(a[n], b[n]) for n in (0, 1))
+        return across > 1 and up > 1
 
-def overlap(a: tuple[float, ...], b: tuple[float, ...], slack: float = 1.0) -> bool:
-    """Whether two boxes share more than a thin edge."""
-    across = min(a[2], b[2]) - max(a[0], b[0])
-    up = min(a[3], b[3]) - max(a[1], b[1])
-    return across > slack and up > slack
+    pairs = itertools.combinations(found.items(), 2)
+    return [
+        *((a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)),
+        *(
+            text.get_text()
+            for text, (left, low, right, high) in found.items()
+            if min(left, low, width - right, height - high) < -cut
+        ),
+    ]
 
 
 def troubled() -> History:
@@ -146,17 +156,7 @@ def test_no_texts_overlap(
     widest = math.inf if screen == "primary" else WIDEST
     axis = step_axis(history, log_step)
     draw(figure, panels, words_of(history, "A run"), axis, widest=widest)
-    found = boxes(figure, monkeypatch)
-    pairs = itertools.combinations(found.items(), 2)
-    clashes = [(a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)]
-    assert clashes == []
-    width, height = figure.bbox.size
-    outside = [
-        text.get_text()
-        for text, (left, low, right, high) in found.items()
-        if left < 0 or low < 0 or right > width or high > height
-    ]
-    assert outside == []
+    assert clashes(figure, monkeypatch) == []
 
 
 def test_only_panels_with_data_take_up_space() -> None:
@@ -178,11 +178,6 @@ def test_notes_are_shown() -> None:
     history = realistic(10, ("Loss",))
     history.notes.append(Note(0, "bias is tied"))
     assert "Note at step 0: bias is tied" in words(drawn(history))
-
-
-def test_a_quantity_of_the_user_appears() -> None:
-    history = recorded("Mine", {0: 1.0, 1: 2.0})
-    assert titles(drawn(history)) == ["Mine"]
 
 
 def test_a_quantity_of_the_user_by_parameter_has_a_line_panel_and_a_map() -> None:
@@ -286,18 +281,6 @@ def test_saves_next_to_the_run(tmp_path: Path) -> None:
     realistic(5, ("Loss",)).write(tmp_path / "run.jsonl")
     CockpitPlotter().plot(tmp_path / "run.jsonl", show_plot=False, save_plot=True)
     assert (tmp_path / "cockpit__primary.png").exists()
-
-
-FULL = (
-    *("Loss", "Time", "GradNorm", "NormTest", "InnerTest", "OrthoTest", "GradHist1d", "Alpha"),
-    *("Distance", "UpdateSize", "MeanGSNR", "GradCovariance", "TICTrace", "HessTrace"),
-    *("HessMaxEV", "GradHist2d"),
-)
-"""Kinds of the full preset."""
-
-
-def test_full_run_has_everything_of_the_preset() -> None:
-    assert {*FULL} == {quantity.name for quantity in configuration("full")}
 
 
 def test_debug_lists_what_is_drawn_and_what_is_not(caplog: pytest.LogCaptureFixture) -> None:

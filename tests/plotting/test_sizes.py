@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from pathlib import Path
@@ -17,7 +16,7 @@ from gradlens.instruments.style import shorten, shorten_apart, size_in_points, t
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.screen import Screen
 from tests.instruments.test_instruments import realistic
-from tests.plotting.test_plotter import boxes, drawn, overlap, titles, words
+from tests.plotting.test_plotter import clashes, drawn, titles, words
 
 COLUMN = 3.3
 """Inches of a column of a paper."""
@@ -28,28 +27,13 @@ TWO_PARTS = ("Gradient tests", "Local step size α", "Signal along directions")
 EVERY = list(dict.fromkeys([*MAIN, *(p.title for p in Screen("", layers=True).panels(RUN))]))
 
 
-def clashes(figure: matplotlib.figure.Figure, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Pairs of texts that overlap, and texts that are cut at the figure's edge."""
-    found = boxes(figure, monkeypatch)
-    width, height = figure.bbox.size
-    pairs = itertools.combinations(found.items(), 2)
-    return [
-        *((a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)),
-        *(
-            text.get_text()
-            for text, (left, low, right, high) in found.items()
-            if left < -1 or low < -1 or right > width + 1 or high > height + 1
-        ),
-    ]
-
-
 @pytest.mark.parametrize("title", EVERY)
 def test_a_panel_in_a_column_has_a_label_and_nothing_is_cut(
     title: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figure = drawn(RUN, panels=[title], size=COLUMN, style="paper")
     assert figure.get_size_inches()[0] == pytest.approx(COLUMN)
-    assert clashes(figure, monkeypatch) == []
+    assert clashes(figure, monkeypatch, cut=1) == []
     (shown,) = titles(figure)[:1]
     assert shown.replace("\n", " ") == title
     assert 0.1 < figure.get_tightbbox().x0 < 0.2  # inches
@@ -112,7 +96,7 @@ def test_font_size_has_an_effect_and_nothing_overlaps(
 ) -> None:
     with matplotlib.rc_context({"font.size": size}):
         figure = drawn(realistic(60, ("Loss", "GradNorm", "NormTest", "GradHist1d", "HessTrace")))
-        assert clashes(figure, monkeypatch) == []
+        assert clashes(figure, monkeypatch, cut=1) == []
         (title,) = (ax.title for ax in [figure.axes[0]])
         assert figure.axes[0].get_title(loc="left")
         left = figure.axes[0]._left_title  # type: ignore[attr-defined]

@@ -19,15 +19,12 @@ from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.plotting.summary import Extreme, Row, Summary, relative_change, summarize
-from tests.instruments.test_instruments import realistic, same
+from tests.instruments.test_instruments import realistic, recorded, same
 
 
 def run(values: Sequence[float], every: int = 1, name: str = "Loss") -> History:
     """A run with one number per step."""
-    history = History({name: Source((name,), View(name))})
-    for place, value in enumerate(values):
-        history.append(place * every, {name: value})
-    return history
+    return recorded(name, {place * every: value for place, value in enumerate(values)})
 
 
 def row(values: Sequence[float], every: int = 1) -> Row:
