@@ -391,14 +391,22 @@ def test_a_checkpoint_without_state_is_said(tmp_path: Path) -> None:
 # What is refused --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", ["is_deepspeed_enabled", "is_fsdp_enabled"])
-def test_divided_models_are_refused(
-    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+REFUSED = {
+    "is_deepspeed_enabled": (True, "DeepSpeed divides the model's parameters"),
+    "is_fsdp_enabled": (True, "FSDP divides the model's parameters"),
+    "model_wrapped": (nn.DataParallel(nn.Linear(1, 1)), "DataParallel copies the model"),
+}
+
+
+@pytest.mark.parametrize("attribute", REFUSED)
+def test_divided_and_copied_models_are_refused(
+    attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_of(tmp_path)
     callback = tracked(trainer, NormTest())
-    monkeypatch.setattr(trainer, by, True)
-    with pytest.raises(ValueError, match=r"(DeepSpeed|FSDP) divides the model's parameters"):
+    value, reason = REFUSED[attribute]
+    monkeypatch.setattr(trainer, attribute, value)
+    with pytest.raises(ValueError, match=reason):
         callback.on_train_begin(trainer.args, trainer.state, trainer.control)
 
 
@@ -502,14 +510,6 @@ def test_a_callback_that_was_not_added_is_said(tmp_path: Path) -> None:
     CockpitCallback(trainer)
     with pytest.warns(GradlensWarning, match="add_callback"):
         trainer.train()
-
-
-def test_copied_models_are_refused(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path)
-    callback = tracked(trainer, NormTest())
-    trainer.model_wrapped = nn.DataParallel(trainer.model)
-    with pytest.raises(ValueError, match=r"DataParallel copies the model"):
-        callback.on_train_begin(trainer.args, trainer.state, trainer.control)
 
 
 def test_mistakes_are_named_when_it_is_made(tmp_path: Path) -> None:

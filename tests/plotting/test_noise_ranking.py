@@ -61,12 +61,6 @@ def test_the_noisiest_is_first(kind: str) -> None:
     assert found.series == "own"
 
 
-def test_parameters_are_ranked_too() -> None:
-    found = ranking({"value": 1.0, "parameters": {"a.weight": 1.0, "a.bias": 2.0}})
-    assert found.noun == "parameter"
-    assert [one.name for one in found.layers] == ["a.bias", "a.weight"]
-
-
 @pytest.mark.parametrize(
     "history",
     [
@@ -164,13 +158,6 @@ def test_small_values_of_a_ratio_of_signal_are_said_to_be_noisy() -> None:
     found = section(recorded(of_layers(a=1.0, b=2.0), kinds=("MeanGSNR",)))
     assert found[0] == "noisiest of 2 layers by MeanGSNR (θ; small is noisy)"
     assert found[2].split() == ["a", "1", "1"]
-
-
-def test_long_names_are_whole() -> None:
-    name = "a_module_with_a_long_name." * 3 + "layer"
-    found = section(recorded(of_layers(**{name: 1.0, "b": 2.0})), 40)
-    assert name in "".join(line.strip() for line in found)
-    assert all(len(line) <= 40 for line in found)
 
 
 def test_all_layers_are_in_the_data() -> None:

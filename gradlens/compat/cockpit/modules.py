@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import partial
+from itertools import groupby
 from types import ModuleType
 from typing import Any
 
-from gradlens.compat.cockpit.quantities import CLASSES, MODULES, OWN_QUANTITY
+from gradlens.compat.cockpit.quantities import CLASSES, NAMES, OWN_QUANTITY, module_of
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.bin_adaptation import BinAdaptation, GradAbsMax, NoAdaptation, ParamAbsMax
 
 PRESENT: Mapping[str, Mapping[str, Any]] = {
     **{
         f"quantities.{module}": {name: CLASSES[name] for name in names}
-        for module, names in MODULES.items()
+        for module, names in groupby(NAMES, module_of)
     },
     "quantities.quantity": {"Quantity": Quantity, "SingleStepQuantity": SingleStepQuantity},
     "quantities.bin_adaptation": {

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 from gradlens import quantities
-from gradlens.compat.cockpit_log import series_of
+from gradlens.compat.cockpit_log import VIEWS, series_of
 from gradlens.history.history import History
 from gradlens.schedules import EVERY_STEP, Schedule
 
-MODULES = {
-    "alpha": ("Alpha",),
-    "cabs": ("CABS",),
-    "distance": ("Distance",),
-    "early_stopping": ("EarlyStopping",),
-    "grad_hist": ("GradHist1d", "GradHist2d"),
-    "grad_norm": ("GradNorm",),
-    "hess_max_ev": ("HessMaxEV",),
-    "hess_trace": ("HessTrace",),
-    "inner_test": ("InnerTest",),
-    "loss": ("Loss",),
-    "mean_gsnr": ("MeanGSNR",),
-    "norm_test": ("NormTest",),
-    "ortho_test": ("OrthoTest",),
-    "parameters": ("Parameters",),
-    "tic": ("TICDiag", "TICTrace"),
-    "time": ("Time",),
-    "update_size": ("UpdateSize",),
-}
-"""The modules that cockpit has for its classes."""
+NAMES = (*VIEWS,)
 
-NAMES = tuple(name for names in MODULES.values() for name in names)
+
+def module_of(name: str) -> str:
+    """The module that cockpit has for a class, such as ``grad_hist`` for ``GradHist1d``."""
+    if name.startswith("TIC"):
+        return "tic"
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", re.sub("[12]d$", "", name)).lower()
+
 
 OWN_QUANTITY = (
     "a quantity of your own derives from gradlens.quantities.SingleStepQuantity, names its "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from backpack import extend, extensions
-from gradlens.compat.cockpit.quantities.bin_adaptation import GradAbsMax
+from gradlens.compat.cockpit.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from matplotlib import pyplot
 
 from gradlens.compat.cockpit import Cockpit, CockpitPlotter, quantities
@@ -26,7 +26,11 @@ tracked = [
 ]
 cockpit = Cockpit(network.parameters(), quantities=tracked)
 by_layer = quantities.GradHist2d(
-    schedules.linear(2), bins=(8, 6), range=((-1, 1), (-2, 2)), keep_individual=True
+    schedules.linear(2),
+    bins=(8, 6),
+    range=((-1, 1), (-2, 2)),
+    keep_individual=True,
+    adapt=(GradAbsMax(often), ParamAbsMax(often)),
 )
 cockpit.add(by_layer)
 plotter = CockpitPlotter(secondary_screen=True)

@@ -5,7 +5,7 @@ from backpack import extend
 
 from gradlens.compat.cockpit import Cockpit
 from gradlens.compat.cockpit.plotter import CockpitPlotter
-from gradlens.compat.cockpit.quantities import Alpha, HessMaxEV, Loss, Parameters
+from gradlens.compat.cockpit.quantities import Alpha, HessMaxEV, Loss, Parameters, Time
 from gradlens.compat.cockpit.utils import configuration, schedules
 
 
@@ -52,8 +52,9 @@ class Runner:
         cockpit.write(logpath)
 
 
+Cockpit.BACKPACK_CONV_SAVE_MEMORY = False
 every_step = schedules.linear(1)
-quantities = [cls(track_schedule=every_step) for cls in (Alpha, Parameters, HessMaxEV, Loss)]
+quantities = [cls(track_schedule=every_step) for cls in (Alpha, Parameters, HessMaxEV, Loss, Time)]
 Runner(torch.optim.SGD, quantities, schedules.linear(10, offset=3)).run(2, "results/run__log")
 Runner(torch.optim.SGD, configuration.configuration("economy"), lambda step: False).run(1, "b")
 
@@ -63,6 +64,7 @@ data = plotter.tracking_data
 assert list(data["iteration"]) == [0, 1, 2, 3, 4]
 assert data.train_accuracy.iloc[-1] == 0.0
 assert data.learning_rate.min() == data.learning_rate.max() == 0.1
+assert data.Time.dropna().is_monotonic_increasing
 assert data.Alpha.dropna().between(-2, 2).all()
 assert data[["iteration", "HessMaxEV"]].dropna().shape == (4, 2)
 assert len(data.Parameters.dropna().iloc[0][0][0]) == 2
