@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from gradlens.cli.panels_text import sparkline
@@ -18,7 +18,7 @@ from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.records import Note
 from gradlens.instruments.scales import number_label
-from gradlens.plotting.summary import DeadUnits, Extreme, NoiseRanking, Row, Summary
+from gradlens.plotting.summary import DeadUnits, NoiseRanking, Row, Summary
 
 HEADINGS = ("last", "change", "min", "step", "max", "step", "steps")
 GAPS = tuple(" " if heading == "step" else "  " for heading in HEADINGS)
@@ -155,12 +155,9 @@ def _notes(notes: Sequence[Note], width: int) -> list[str]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    extremes = (*_extreme_cells(row.low), *_extreme_cells(row.high))
-    return (shown(row.last), _change(row.change), *extremes, str(row.steps))
-
-
-def _extreme_cells(one: Extreme | None) -> tuple[str, str]:
-    return (shown(one.value), str(one.step)) if one else ("", "")
+    low, high = ("" if value is None else shown(value) for value in (row.min, row.max))
+    at_low, at_high = ("" if step is None else str(step) for step in (row.min_step, row.max_step))
+    return (shown(row.last), _change(row.change), low, at_low, high, at_high, str(row.steps))
 
 
 def shown(value: float) -> str:
@@ -200,8 +197,8 @@ def _extent(history: History) -> str:
 
 # For other programs -------------------------------------------------------------------------
 
-COLUMNS = ["run", "step", "series", "last", "change", "min", "min_step", "max", "max_step"]
-COLUMNS += ["steps", "undefined", "undefined_step", "reason"]
+OF_A_ROW = [field.name for field in fields(Row) if field.name != "scalar"]
+COLUMNS = ["run", "step", "series", *OF_A_ROW]
 """Of a table of several runs; ``step`` is the latest of a run."""
 
 
@@ -243,17 +240,4 @@ def as_csv(summary: Summary, run: str, heading: bool = True) -> str:
 
 
 def _entries(row: Row) -> dict[str, Any]:
-    low, high = row.low, row.high
-    return {
-        "series": row.scalar.name,
-        "last": row.last,
-        "change": row.change,
-        "min": low and low.value,
-        "min_step": low and low.step,
-        "max": high and high.value,
-        "max_step": high and high.step,
-        "steps": row.steps,
-        "undefined": row.undefined,
-        "undefined_step": row.undefined_step,
-        "reason": row.reason,
-    }
+    return {"series": row.scalar.name, **{name: getattr(row, name) for name in OF_A_ROW}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -160,19 +160,28 @@ class LayerConditionsInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
-        found = [_median(records, history, field) for field in CONDITIONS.values()]
+        found = [over_layers(records, history, n, np.nanmedian) for n in CONDITIONS.values()]
         colors = (SKY, BLUE, PURPLE, ORANGE)
         return Lines(tuple(map(Curve, CONDITIONS, found, colors)), scale="log")
 
 
-def _median(records: Series, history: History, field: str) -> Line:
-    """The median over layers, which may be ∞; NaN where no layer has a number."""
+def over_layers(
+    records: Series, history: History, field: str, reduce: Callable[..., Floats]
+) -> Line:
+    """One number of those of all layers, such as their median; NaN where no layer has a number."""
     found = [*layer_lines(records, history, (field,)).values()]
     table = np.array([one.values for one in found])
     known = ~np.isnan(table).all(axis=0)
-    middle = np.full(known.size, np.nan)
-    middle[known] = np.nanmedian(table[:, known], axis=0)
-    return Line(found[0].steps, middle, found[0].reason)
+    numbers = np.full(known.size, np.nan)
+    numbers[known] = reduce(table[:, known], axis=0)
+    reason = next((one.reason for one in found if one.reason), "")
+    return Line(found[0].steps, numbers, reason)
+
+
+def network_norm(history: History, name: str) -> Line:
+    """The norm of all parameters together, from the norms of each."""
+    (total,) = scalars_of(name, history[name], history.sources.get(name), history.parameters)
+    return total.line
 
 
 class _NormsInstrument(Instrument):
@@ -180,9 +189,8 @@ class _NormsInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         name = self.names[0]
-        found = lines(history[name])
-        (total,) = scalars_of(name, history[name], history.sources.get(name), history.parameters)
-        return Lines((Curve("total", total.line, INK),), ordered(found, history), scale=self.scale)
+        total = Curve("total", network_norm(history, name), INK)
+        return Lines((total,), ordered(lines(history[name]), history), scale=self.scale)
 
 
 class GradNormInstrument(_NormsInstrument):
@@ -326,7 +334,9 @@ class LogitsInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
-        rms, largest = (_median(records, history, name) for name in ("rms", "largest"))
+        rms, largest = (
+            over_layers(records, history, name, np.nanmedian) for name in ("rms", "largest")
+        )
         curves = (Curve("RMS", rms, BLUE), Curve("largest |z|", largest, ORANGE))
         return Lines(curves, scale="log")
 

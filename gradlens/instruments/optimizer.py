@@ -9,11 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, field_line
-from gradlens.history.scalars import scalars_of
-from gradlens.history.series import Series
+from gradlens.history.lines import Floats, Line, field_line
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layers import LayerLinesInstrument, layer_lines
+from gradlens.instruments.layers import LayerLinesInstrument, layer_lines, network_norm, over_layers
 from gradlens.instruments.panel import Curve, Lines, Readout, readout
 from gradlens.instruments.scales import number_label
 from gradlens.instruments.series import short_names
@@ -37,7 +35,7 @@ class MomentsInstrument(Instrument):
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         fields = {"‖m‖": "m", "‖√v‖": "root_v"}
-        found = {name: _total(records, history, field) for name, field in fields.items()}
+        found = {n: over_layers(records, history, field, _norm) for n, field in fields.items()}
         known = {name: one for name, one in found.items() if one.finite.any()}
         colors = {"‖m‖": BLUE, "‖√v‖": PURPLE}
         shown = known or {"‖m‖": found["‖m‖"]}
@@ -45,14 +43,8 @@ class MomentsInstrument(Instrument):
         return Lines(curves, scale="log", words=f"{', '.join(shown)} of all parameters")
 
 
-def _total(records: Series, history: History, field: str) -> Line:
-    """The norm over the parameters that have a number; NaN where none has one."""
-    found = [*layer_lines(records, history, (field,)).values()]
-    table = np.array([one.values for one in found])
-    known = np.isfinite(table)
-    sizes = np.linalg.norm(np.where(known, table, 0.0), axis=0)
-    reason = next((one.reason for one in found if one.reason), "")
-    return Line(found[0].steps, np.where(known.any(axis=0), sizes, np.nan), reason)
+def _norm(table: Floats, axis: int) -> Floats:
+    return np.asarray(np.sqrt(np.nansum(np.square(table), axis=axis)))
 
 
 class MomentCosinesInstrument(LayerLinesInstrument):
@@ -149,20 +141,14 @@ class ClippingInstrument(Instrument):
     title = "Gradient clipping"
 
     def content(self, history: History) -> Lines:
-        after = _norm(history, self.names[0])
+        after = network_norm(history, self.names[0])
         share = f"{100 * after.finite.mean():.0f} % of steps" if after.steps.size else ""
         shown: tuple[Curve, ...] = (Curve("after", after, ORANGE),)
         for name in history.of_kind("GradNorm")[:1]:
-            before = _norm(history, name)
+            before = network_norm(history, name)
             known = dict(zip(before.steps, before.values, strict=True))
             unclipped = np.array([known.get(step, np.nan) for step in after.steps])
             filled = np.where(after.finite, after.values, unclipped)
             whole = replace(after, values=filled)
             shown = (Curve("before", before, MUTED), Curve("after", whole, ORANGE))
         return Lines(shown, scale="log", latest=(share, False))
-
-
-def _norm(history: History, name: str) -> Line:
-    """The norm over all parameters."""
-    (total,) = scalars_of(name, history[name], history.sources.get(name), history.parameters)
-    return total.line

@@ -61,27 +61,22 @@ RECENT = 0.2
 
 
 @dataclass(frozen=True)
-class Extreme:
-    """A value and the first step that has it."""
-
-    value: float
-    step: int
-
-
-@dataclass(frozen=True)
 class Row:
     """What there is to say of one number per step.
 
-    ``change`` is that of ``relative_change``. ``steps`` counts the records and ``undefined`` those
-    without a number; ``reason`` says why the latest of these, at step ``undefined_step``, has none,
-    where that is known. The extremes are ``None`` if there is no number at all.
+    ``change`` is that of ``relative_change``. The extremes are those of the first steps that have
+    them, and ``None`` if there is no number at all. ``steps`` counts the records and ``undefined``
+    those without a number; ``reason`` says why the latest of these, at step ``undefined_step``, has
+    none, where that is known.
     """
 
     scalar: Scalar
     last: float
     change: float
-    low: Extreme | None
-    high: Extreme | None
+    min: float | None
+    min_step: int | None
+    max: float | None
+    max_step: int | None
     steps: int
     undefined: int
     undefined_step: int | None
@@ -140,12 +135,16 @@ def relative_change(values: Floats) -> float:
 def _row(scalar: Scalar) -> Row:
     line = scalar.line
     missing = line.steps[np.isnan(line.values)]
+    low, at_low = _extreme(line, np.nanargmin)
+    high, at_high = _extreme(line, np.nanargmax)
     return Row(
         scalar,
-        last=line.latest,
-        change=relative_change(line.values),
-        low=_extreme(line, np.nanargmin),
-        high=_extreme(line, np.nanargmax),
+        line.latest,
+        relative_change(line.values),
+        low,
+        at_low,
+        high,
+        at_high,
         steps=line.steps.size,
         undefined=missing.size,
         undefined_step=int(missing[-1]) if missing.size else None,
@@ -153,11 +152,14 @@ def _row(scalar: Scalar) -> Row:
     )
 
 
-def _extreme(line: Line, place: Callable[[Floats], np.intp]) -> Extreme | None:
+def _extreme(
+    line: Line, place: Callable[[Floats], np.intp]
+) -> tuple[float, int] | tuple[None, None]:
+    """A value and the first step that has it."""
     if np.isnan(line.values).all():
-        return None
+        return None, None
     found = place(line.values)
-    return Extreme(float(line.values[found]), int(line.steps[found]))
+    return float(line.values[found]), int(line.steps[found])
 
 
 # Dead units ---------------------------------------------------------------------------------

@@ -88,8 +88,3 @@ def test_a_run_without_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     history.append(0, {"Loss": 1.0})
     assert main(["diagnose", written(history, tmp_path / "run.jsonl")]) == 0
     assert "nothing wrong was found in 1 step" in capsys.readouterr().out
-
-
-def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", str(tmp_path / "none.jsonl")]) == 1
-    assert "none.jsonl" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gradlens.cli import watch as watching
-from gradlens.cli.watch import Display, FileDisplay, WindowDisplay, watch
+from gradlens.cli.watch import Display, WindowDisplay, watch
 from gradlens.history.history import History
 from gradlens.history.records import Note
 from gradlens.plotting.screen import Screen
@@ -160,12 +160,6 @@ def test_a_slow_drawing_takes_half_of_the_time(
 
 
 # Files --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["a.gif", "a.mp4", "a"])
-def test_only_images(name: str) -> None:
-    with pytest.raises(ValueError, match=r"use one of \.png, \.pdf, \.svg"):
-        FileDisplay(Path(name), Screen("A run"))
 
 
 # In a process of its own --------------------------------------------------------------------

@@ -126,12 +126,6 @@ def test_file_that_is_no_run(content: bytes, tmp_path: Path) -> None:
         History.load(tmp_path / "other")
 
 
-def test_run_of_another_format(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text('{"gradlens_run": 99, "sources": {}, "parameters": {}}\n')
-    with pytest.raises(ValueError, match="format 99"):
-        History.load(tmp_path / "run")
-
-
 @pytest.mark.parametrize("line", ["nonsense", '{"step": 1}', "[]", "", "\ud800"])
 def test_broken_line_in_the_middle_is_left_out(line: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"

@@ -15,11 +15,6 @@ from gradlens.history.undefined import Undefined
 REASON = "one sample has no spread"
 
 
-def test_keys_of_different_records_are_in_the_order_of_their_appearance() -> None:
-    records = {2: {"b": 1, "c": 2}, 1: {"b": 1, "a": 0}, 3: math.nan}
-    assert Series.of(records).entries == ("b", "a", "c")
-
-
 @pytest.mark.parametrize("most", [None, 2])
 def test_rows_of_different_lengths_are_padded(most: int | None) -> None:
     table = rows([np.arange(3.0), None, [5.0], []], most)
@@ -38,12 +33,6 @@ def test_rows_of_different_lengths_are_padded(most: int | None) -> None:
 )
 def test_only_numbers_become_numbers(values: list[Any], numbers: list[float]) -> None:
     np.testing.assert_array_equal(line(Series.of(dict(enumerate(values)))).values, numbers)
-
-
-@pytest.mark.parametrize("order", [(3, 1, 2), (1, 2, 3)])
-def test_lines_are_in_order_of_steps(order: tuple[int, ...]) -> None:
-    found = line(Series.of({step: float(step) for step in order}))
-    assert found.steps.tolist() == found.values.tolist() == [1, 2, 3]
 
 
 def test_rms_of_arrays_of_several_shapes() -> None:

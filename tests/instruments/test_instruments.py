@@ -734,16 +734,6 @@ def test_trend_follows_a_line_and_ignores_spikes(warp: series.Warp | None) -> No
     np.testing.assert_allclose(found.values[late], expected[late], rtol=0.1)
 
 
-def test_what_is_in_force_is_what_was_last_logged() -> None:
-    history = History()
-    for step, rate in {10: 1.0, 20: 2.0}.items():
-        history.append(step, {"rate": rate})
-    found = series.in_force("rate", np.array([5.0, 10, 19, 25]), history)
-    assert found.steps.tolist() == [10, 19, 25]
-    assert found.values.tolist() == [1, 1, 2]
-    assert series.in_force("other", np.array([5.0]), history).steps.size == 0
-
-
 def test_trend_has_the_gaps_of_its_line() -> None:
     values = np.ones(1000)
     values[300:600] = np.nan
@@ -787,11 +777,3 @@ def test_any_values_have_an_axis(values: list[float], wish: Scale) -> None:
     low, high = ax.get_ylim()
     assert low < high
     figure.savefig(io.BytesIO())
-
-
-def test_texts_are_shortened_to_a_width() -> None:
-    name = "transformer.encoder.layers.11.self_attention.output.weight"
-    short = style.shorten(name, 80, 7)
-    assert style.text_width(short, 7) <= 80
-    assert short.startswith("trans")
-    assert short.endswith("weight")

@@ -18,8 +18,8 @@ from gradlens.history.history import History
 from gradlens.history.undefined import Undefined
 from gradlens.instruments import Drawing, LayerMapInstrument
 from gradlens.instruments.layers import DECADES, colour_norm
-from gradlens.instruments.scales import Scale, StepAxis
-from gradlens.instruments.series import columns, layout, short_names, table
+from gradlens.instruments.scales import Scale
+from gradlens.instruments.series import layout
 from gradlens.instruments.shapes import COLUMNS
 from tests.instruments.test_instruments import recorded as of_one
 
@@ -149,25 +149,6 @@ def test_many_steps_keep_the_largest_of_each_column(log: bool) -> None:
     assert found[1, spike] == 1e4
 
 
-@pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("steps", [[0], [0, 1], [3, 4, 100], range(500), [10**9, 2 * 10**9]])
-def test_columns_hold_their_steps(steps: Any, log: bool) -> None:
-    rng = np.random.default_rng(0)
-    values = {step: {"in.bias": float(rng.normal())} for step in steps}
-    history = recorded(values)
-    axis = StepAxis(min(steps), max(steps), log)
-    found = layout(history["Mine"], history)
-    assert found is not None
-    whole = table(history["Mine"], found, history)
-    thinned, edges = columns(whole, 100, axis.warp)
-    places = np.searchsorted(edges, axis.warp(whole.steps)) - 1
-    assert places[0] == 0
-    assert places[-1] == thinned.steps.size - 1
-    for column in range(thinned.steps.size):
-        inside = whole.values[0, places == column]
-        assert thinned.values[0, column] == inside[np.abs(inside).argmax()]
-
-
 @pytest.mark.parametrize(
     ("values", "wish", "kind", "limits"),
     [
@@ -238,21 +219,6 @@ def test_rows_are_labelled_where_there_is_room(count: int) -> None:
     assert all(b - a >= 0.9 * height for a, b in itertools.pairwise(tops))
     assert min(box.x0 for box in boxes) >= 0
     assert len(boxes) == count if count <= 40 else len(boxes) < count
-
-
-@pytest.mark.parametrize(
-    ("names", "short"),
-    [
-        (["a.b.0.weight", "a.b.1.bias"], ["0.weight", "1.bias"]),
-        (["layers.1", "layers.10"], ["1", "10"]),
-        (["a.weight", "a.bias"], ["weight", "bias"]),
-        (["weight", "a.weight"], ["weight", "a.weight"]),
-        (["a.weight"], ["a.weight"]),
-        (["a", "a.b"], ["a", "a.b"]),
-    ],
-)
-def test_short_names_leave_out_what_all_have(names: list[str], short: list[str]) -> None:
-    assert short_names(names) == short
 
 
 def test_maps_of_several_runs_can_have_the_same_colours() -> None:

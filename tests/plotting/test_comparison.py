@@ -177,12 +177,6 @@ def test_epochs_are_no_panel() -> None:
     assert "epoch_count" not in titles(compare(runs))
 
 
-def test_nothing_to_compare() -> None:
-    runs = {"a": realistic(20, ("SpectralDensity",)), "b": History()}
-    with pytest.raises(ValueError, match="none of the runs has numbers to compare: a, b"):
-        compare(runs)
-
-
 def test_several_runs_are_plotted_over_each_other() -> None:
     runs = {name: realistic(20, KINDS) for name in ("a", "b")}
     plotter = CockpitPlotter()
@@ -269,8 +263,3 @@ def test_no_texts_overlap(scene: str, log_steps: bool, monkeypatch: pytest.Monke
 )
 def test_names_tell_paths_apart(paths: list[str], names: tuple[str, ...]) -> None:
     assert run_names([Path(path) for path in paths]) == names
-
-
-def test_a_path_given_twice() -> None:
-    with pytest.raises(ValueError, match=r"b\.jsonl is given twice"):
-        run_names([Path("a.jsonl"), Path("b.jsonl"), Path("b.jsonl").absolute()])

@@ -110,14 +110,6 @@ def test_a_history_without_values() -> None:
     assert cells(History()).rows == [["series", "values", "latest step", "latest value"]]
 
 
-def test_a_history_from_a_file(tmp_path: Any, cockpit: gradlens.Cockpit) -> None:
-    path = tmp_path / "run.jsonl"
-    cockpit.history.write(path)
-    loaded = History.load(path)
-    assert repr(loaded) == repr(cockpit.history)
-    assert cells(loaded).rows == cells(cockpit.history).rows
-
-
 def test_a_cockpit(cockpit: gradlens.Cockpit) -> None:
     found = cells(cockpit)
     text = "Cockpit(Net, 3 parameters, 3 quantities, History(3 series, latest step 3))"

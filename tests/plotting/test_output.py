@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from gradlens.history.run_file import replacing
-from gradlens.plotting.output import FIGURES, check_suffix, write_figure
+from gradlens.plotting.output import FIGURES, write_figure
 
 BEGINNINGS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
@@ -43,11 +43,3 @@ def test_the_ending_tells_the_format(tmp_path: Path, suffix: str, upper: bool) -
     path = tmp_path / "new" / f"a{suffix.upper() if upper else suffix}"
     write_figure(Figure(), path)
     assert path.read_bytes().startswith(BEGINNINGS[suffix])
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"), [("a.bmp", "the ending .bmp"), ("a", "no ending"), ("a.png.x", "ending .x")]
-)
-def test_unknown_endings(name: str, wrong: str) -> None:
-    with pytest.raises(ValueError, match=rf"{wrong}: use one of \.png, \.pdf, \.svg"):
-        check_suffix(Path(name), FIGURES)

@@ -18,7 +18,7 @@ from gradlens.history.lines import Line
 from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.plotting.summary import Extreme, Row, Summary, relative_change, summarize
+from gradlens.plotting.summary import Row, Summary, relative_change, summarize
 from tests.instruments.test_instruments import realistic, recorded, same
 
 
@@ -45,8 +45,7 @@ def table(history: History, width: int = 80) -> dict[str, list[str]]:
 def test_last_value_and_extremes_with_their_first_steps() -> None:
     found = row([3.0, 1.0, 5.0, 1.0, 5.0, 2.0], every=10)
     assert found.last == 2.0
-    assert found.low == Extreme(1.0, 10)
-    assert found.high == Extreme(5.0, 20)
+    assert (found.min, found.min_step, found.max, found.max_step) == (1.0, 10, 5.0, 20)
     assert found.steps == 6
     assert (found.undefined, found.undefined_step, found.reason) == (0, None, "")
 
@@ -56,21 +55,19 @@ def test_gaps_are_counted_and_the_latest_reason_kept() -> None:
     found = row([early, 1.0, late, 2.0, math.nan])
     assert math.isnan(found.last)
     assert (found.undefined, found.undefined_step, found.reason) == (3, 4, "late")
-    assert found.low == Extreme(1.0, 1)
-    assert found.high == Extreme(2.0, 3)
+    assert (found.min, found.min_step, found.max, found.max_step) == (1.0, 1, 2.0, 3)
 
 
 def test_nothing_but_gaps() -> None:
     found = row([Undefined("why")] * 3)
-    assert found.low is None
-    assert found.high is None
+    assert (found.min, found.min_step, found.max, found.max_step) == (None,) * 4
     assert math.isnan(found.change)
     assert found.undefined == 3
 
 
 def test_infinity_is_a_number() -> None:
-    assert row([1.0, math.inf, 2.0]).high == Extreme(math.inf, 1)
-    assert row([1.0, math.inf, 2.0]).undefined == 0
+    found = row([1.0, math.inf, 2.0])
+    assert (found.max, found.max_step, found.undefined) == (math.inf, 1, 0)
 
 
 @pytest.mark.parametrize(

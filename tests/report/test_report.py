@@ -228,14 +228,6 @@ def test_a_cut_off_run_is_shown_up_to_there(
     assert f"report: {cut.with_suffix('.html')}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_log_of_cockpit_is_shown(folder: Path) -> None:
-    log = Path(__file__).parent.parent / "compat" / "data" / "cockpit_1.0.2.json"
-    out = folder / "cockpit.html"
-    assert main(["report", str(log), "-o", str(out)]) == 0
-    assert "Gradient norm" in out.read_text("utf-8")
-
-
 def test_another_ending_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run), "-o", str(run.with_suffix(".pdf"))]) == 1
     assert "use one of .html, .htm" in capsys.readouterr().err
