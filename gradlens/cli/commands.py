@@ -108,14 +108,13 @@ def _watch(options: argparse.Namespace) -> int:
 def _display(options: argparse.Namespace) -> Display:
     screen = _screen(options)
     if options.text:
-        text_of = panels_format(sys.stdout, screen)
-        return TextDisplay(sys.stdout, text_of, redraws=True, screen=screen)
+        return TextDisplay(sys.stdout, panels_format(screen), redraws=True, screen=screen)
     return FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
 
 
 def _summary(options: argparse.Namespace) -> int:
     is_table = not options.json and not options.csv
-    text_of = summary_format(sys.stdout, options.json, options.csv)
+    text_of = summary_format(options.json, options.csv)
     display = TextDisplay(sys.stdout, text_of, redraws=options.follow and is_table)
     if options.follow:
         with suppress(KeyboardInterrupt):

@@ -146,7 +146,7 @@ def width() -> int:
     return max(NARROWEST, shutil.get_terminal_size().columns)
 
 
-def summary_format(stream: TextIO, json: bool = False, csv: bool = False) -> Format:
+def summary_format(json: bool = False, csv: bool = False) -> Format:
     """A summary as JSON or CSV, or otherwise as a table that fits in the terminal."""
     headings = itertools.chain([True], itertools.repeat(False))
 
@@ -156,10 +156,10 @@ def summary_format(stream: TextIO, json: bool = False, csv: bool = False) -> For
             return as_json(summary, run)
         return as_csv(summary, run, next(headings)) if csv else render(summary, width(), run)
 
-    return lambda history, run: encodable(text(history, run), stream)
+    return text
 
 
-def panels_format(stream: TextIO, screen: Screen) -> Format:
+def panels_format(screen: Screen) -> Format:
     """The panels of a screen, and what is wrong with the run."""
 
     def text(history: History, run: str) -> str:
@@ -168,7 +168,7 @@ def panels_format(stream: TextIO, screen: Screen) -> Format:
         wrong = findings_text(screen.marked(history), run, width())
         return "\n".join([drawn, *(["", *wrong] if wrong else [])])
 
-    return lambda history, run: encodable(text(history, run), stream)
+    return text
 
 
 def encodable(text: str, stream: TextIO) -> str:
@@ -200,7 +200,8 @@ class TextDisplay(Display):
         if self._redraws:
             self._draw()
         else:
-            print(self._text_of(history, str(path)), file=self._stream, flush=True)
+            text = encodable(self._text_of(history, str(path)), self._stream)
+            print(text, file=self._stream, flush=True)
 
     def wait(self, seconds: float) -> bool:
         is_open = super().wait(seconds)
@@ -215,7 +216,7 @@ class TextDisplay(Display):
         lines = cut("\n\n".join(texts).splitlines(), size.lines - 1)
         start = TOP if size == self._size else CLEAR + TOP
         drawn = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
-        self._stream.write(f"{start}{drawn}{CLEAR_BELOW}")
+        self._stream.write(encodable(f"{start}{drawn}{CLEAR_BELOW}", self._stream))
         self._stream.flush()
         self._size = size
 

@@ -187,7 +187,10 @@ def series_of(history: History, name: str) -> dict[int, Any]:
     source = history.sources.get(name)
     kind = next((k for k in source.kinds if k in FORMS), "") if source is not None else ""
     form = FORMS.get(kind, _plain)
-    return {step: form(value) for step, value in history[name].items()}
+    return {
+        step: form(value) if isinstance(value, Mapping) else _plain(value)
+        for step, value in history[name].items()
+    }
 
 
 def array_as_json(array: Any) -> dict[str, Any]:
@@ -200,27 +203,18 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, Undefined) else value
 
 
-def _list(value: Any) -> Any:
-    return [*map(_plain, value.values())] if isinstance(value, Mapping) else _plain(value)
+def _list(value: Mapping[str, Any]) -> list[Any]:
+    entries = map(_plain, value.values())
+    return [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in entries]
 
 
-def _nested_lists(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return _plain(value)
-    return [np.asarray(array).tolist() for array in value.values()]
-
-
-def _blocks(value: Any) -> Any:
+def _blocks(value: Mapping[str, Any]) -> list[Any]:
     """The traces of the parameters' blocks; that of all where the blocks weren't computed."""
-    if not isinstance(value, Mapping):
-        return _plain(value)
     blocks = value.get("parameters") or {"all": value}
     return [_plain(block["trace"]) for block in blocks.values()]
 
 
-def _histogram_of(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return _plain(value)
+def _histogram_of(value: Mapping[str, Any]) -> dict[str, Any]:
     found = {"hist": value["hist"], "edges": value["edges"]}
     parts = value.get("parameters", {})
     for number, part in enumerate(parts.values()):
@@ -228,10 +222,9 @@ def _histogram_of(value: Any) -> Any:
     return found | ({"param_groups": len(parts)} if parts else {})
 
 
-FORMS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("GradNorm", "Distance", "UpdateSize"), _list),
+FORMS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    **dict.fromkeys(("GradNorm", "Distance", "UpdateSize", "Parameters"), _list),
     **dict.fromkeys(("GradHist1d", "GradHist2d"), _histogram_of),
-    "Parameters": _nested_lists,
     "HessTrace": _blocks,
 }
-"""Quantities whose values have another form in cockpit."""
+"""Quantities whose values are dicts here, and have another form in cockpit."""

@@ -159,8 +159,10 @@ class CockpitPlotter:
             )
         if isinstance(panels, str):
             raise TypeError(f"panels={panels!r}: pass a list, as in panels=[{panels!r}]")
+        runs = _named(source) if source and isinstance(source, (Mapping, list, tuple)) else {}
+        name = Path(source).stem if isinstance(source, (str, Path)) else "Cockpit"
         screen = Screen(
-            plot_title or default_title(source),
+            plot_title or ("Comparison" if runs else name),
             log_steps=show_log_iter,
             instruments=self.instruments,
             findings=self.findings,
@@ -169,7 +171,6 @@ class CockpitPlotter:
             look=style,
             options=Options(single_lines, normalise),
         )
-        runs = _named(source) if source and isinstance(source, (Mapping, list, tuple)) else {}
         history = History() if runs else up_to(read(source), discard)
         screens = {"primary": (screen, ())} if runs else self._screens(history, screen)
         found = screen.marked(history)
@@ -263,13 +264,6 @@ def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:
     shown = [f"{screen}: {p.title} [{p.group}] {', '.join(p.names)}" for screen, p in panels]
     drawn = {name for _, panel in panels for name in panel.names}
     return "\n".join([*shown, *(f"not drawn: {n}" for n in history.names if n not in drawn)])
-
-
-def default_title(source: object) -> str:
-    """The name of a run file without its ending; for other sources ``"Cockpit"``."""
-    if isinstance(source, (Mapping, list, tuple)):
-        return "Comparison"
-    return Path(source).stem if isinstance(source, (str, Path)) else "Cockpit"
 
 
 # Windows ------------------------------------------------------------------------------------

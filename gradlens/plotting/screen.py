@@ -73,9 +73,11 @@ class Screen:
     def parts(self, history: History) -> tuple[Instrument, ...]:
         """The instruments to draw, once for each panel."""
         instruments = [replace(one, options=self.options) for one in self.instruments]
-        if self.names:
-            return limited(named_parts(history, self.names, instruments))
-        return limited((layer_parts if self.layers else main_parts)(history, instruments))
+        if not self.names:
+            return limited((layer_parts if self.layers else main_parts)(history, instruments))
+        secondary = _parts([one for one in instruments if one.secondary], history)
+        every = (*main_parts(history, instruments), *secondary)
+        return limited(named(self.names, [(one.heading(history), one.names, one) for one in every]))
 
     def lacks(self, history: History) -> str:
         """Why there is nothing to draw; empty if there is something."""
@@ -179,19 +181,6 @@ def layer_parts(
         if one.group(history) == "layers" and not (one.mapped and maps.issuperset(one.names))
     ]
     return _by_group([*secondary, *main], history)
-
-
-def named_parts(
-    history: History, names: Sequence[str], instruments: Sequence[Instrument] = BUILT_IN
-) -> tuple[Instrument, ...]:
-    """The instruments of the panels of these names, which are titles, or else names of series.
-
-    ``ValueError`` if there is none of a name.
-    """
-    secondary = [one for one in instruments if one.secondary]
-    every = (*main_parts(history, instruments), *_parts(secondary, history))
-    known = [(one.heading(history), one.names, one) for one in every]
-    return named(names, known)
 
 
 Named = TypeVar("Named")

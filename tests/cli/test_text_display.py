@@ -78,7 +78,7 @@ def screen_of(text: str, height: int) -> list[str]:
 
 
 def test_a_terminal_shows_what_is_known_by_now(terminal: Terminal) -> None:
-    display = TextDisplay(terminal, summary_format(terminal), redraws=True)
+    display = TextDisplay(terminal, summary_format(), redraws=True)
     display.show(Path("a.jsonl"), realistic(3, ("Loss", "GradNorm")))
     display.show(Path("a.jsonl"), realistic(5, ("Loss",)))
     display.show(Path("b.jsonl"), realistic(2, ("Loss",)))
@@ -92,7 +92,7 @@ def test_a_terminal_shows_what_is_known_by_now(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 10), (20, 3), (160, 50)])
 def test_a_terminal_never_scrolls(terminal: Terminal, size: tuple[int, int]) -> None:
-    display = TextDisplay(terminal, summary_format(terminal), redraws=True)
+    display = TextDisplay(terminal, summary_format(), redraws=True)
     display.show(Path("a.jsonl"), realistic(3, ("Loss",)))
     terminal.size = os.terminal_size(size)
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_a_terminal_of_another_size_is_drawn_again(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
-    display = TextDisplay(terminal, summary_format(terminal), redraws=True)
+    display = TextDisplay(terminal, summary_format(), redraws=True)
     display.show(Path("a.jsonl"), realistic(30, ("Loss",)))
     before = terminal.getvalue()
     assert display.wait(1)
@@ -121,7 +121,7 @@ def test_what_is_no_terminal_gets_no_control_sequences(
     stream: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
-    display = TextDisplay(stream, summary_format(stream), redraws=True)
+    display = TextDisplay(stream, summary_format(), redraws=True)
     for steps in (2, 3):
         display.show(Path("a.jsonl"), realistic(steps, ("Loss",)))
     assert stream.getvalue().count("a.jsonl: ") == 2
@@ -133,7 +133,7 @@ def test_names_are_never_cut(terminal: Terminal, width: int) -> None:
     terminal.size = os.terminal_size((width, 24))
     history = realistic(5, ("Loss", "GradNorm"))
     history.append(0, {"A series with a long name (evaluation)": 1.5, "LongerThanAnyLine" * 3: 2.5})
-    TextDisplay(terminal, summary_format(terminal)).show(Path("run"), history)
+    TextDisplay(terminal, summary_format()).show(Path("run"), history)
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     together = "".join("".join(line.split()) for line in lines)
@@ -216,7 +216,7 @@ def test_all_panels_fit_into_a_terminal(terminal: Terminal, width: int) -> None:
     terminal.size = os.terminal_size((width, 24))
     for layers in (False, True):
         screen = Screen("", layers=layers)
-        TextDisplay(terminal, panels_format(terminal, screen)).show(Path("a.jsonl"), realistic(30))
+        TextDisplay(terminal, panels_format(screen)).show(Path("a.jsonl"), realistic(30))
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     titles = {panel.title for panel in panels(main_parts(realistic(30)), realistic(30))}
