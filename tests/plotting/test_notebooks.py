@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html.parser import HTMLParser
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,38 +22,23 @@ from gradlens.quantities import GradNorm, Loss, NormTest
 from tests.cases.steps import tracked_backward
 
 
-class Cells(HTMLParser):
-    """Texts of table cells, and all others; the elements must be closed in their order."""
+class Cells(NamedTuple):
+    """Texts of table cells, and all others."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.texts: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self._open
+    rows: list[list[str]]
+    texts: list[str]
 
-    def handle_starttag(self, tag: str, attributes: Any) -> None:
-        self._open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
 
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self._open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
-        else:
-            self.texts.append(data)
+def cells_of(html: str) -> Cells:
+    """What a notebook shows; the elements must be closed in their order."""
+    root = ElementTree.fromstring(html)
+    rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
+    others = (each.text for each in root.iter() if each.tag not in ("td", "th"))
+    return Cells(rows, [text for text in others if text])
 
 
 def cells(value: Any) -> Cells:
-    """What a notebook shows."""
-    return Cells(value._repr_html_())
+    return cells_of(value._repr_html_())
 
 
 class Net(nn.Module):
@@ -166,7 +151,7 @@ def test_values_in_short(expected: str) -> None:
 
 
 def test_long_tables_and_texts_are_cut() -> None:
-    found = Cells(table("a", ("b",), [("x" * 200,)] * 100))
+    found = cells_of(table("a", ("b",), [("x" * 200,)] * 100))
     assert len(found.rows) == 1 + html.MOST_ROWS
     assert len(found.rows[1][0]) == html.LONGEST
     assert found.texts == ["a", "and 60 more"]

@@ -170,11 +170,6 @@ def test_lines_are_those_of_the_figure() -> None:
     assert [names.count("band") for names in drawn] == [1, 1]
 
 
-def test_panels_are_called_as_in_the_figure() -> None:
-    history = full(40)
-    assert {panel.title for panel in Screen("").panels(history)} <= {*contents(history)}
-
-
 def test_a_missing_value_says_why() -> None:
     (card,) = [card for card in cards({"run": full(150)}) if card.panel.title == HOSTILE]
     (gaps,) = card.gaps
