@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio, smallest
 from gradlens.history.history import History
-from gradlens.history.lines import Floats, Line, field_line, head_lines, line, lines
+from gradlens.history.lines import Floats, Line, head_lines, line, lines
 from gradlens.history.records import OF_SAMPLES
+from gradlens.history.series import Series
 from gradlens.history.setup import Layer, Setup
 from gradlens.history.spikes import Suspect
 
@@ -161,14 +162,14 @@ class Evidence:
     @cached_property
     def is_sum(self) -> bool:
         """Whether the loss is a sum over the samples."""
-        return (self.setup.loss_reduction or self.setup.declared_reduction) == "sum"
+        return is_summed(self.setup)
 
     @cached_property
     def loss(self) -> Line:
         """The loss of a sample, on average over the batch, at each step."""
         values = self.column("loss")
         if not np.isfinite(values).any():
-            return self.series("Loss")
+            return line(self.records("Loss"))
         if self.is_sum:
             counts = self.column("labels")
             counts = np.where(np.isfinite(counts), counts, self.column("samples"))
@@ -408,24 +409,13 @@ class Evidence:
     def _by_name(self, kind: str) -> ByName:
         facts = self.history.facts["layers"].column(kind)
         if facts.entries or kind not in SERIES:
-            found = {name: one.values for name, one in lines(facts).items()}
-            return ByName(facts.steps.astype(np.int64), found)
-        return self._norms(SERIES[kind])
-
-    def _norms(self, kind: str) -> ByName:
-        """Root mean squares from the norms in a series, where the shapes are known."""
-        names = self.history.of_kind(kind)
-        if not names:
-            return ByName(np.zeros(0, dtype=np.int64), {})
-        records = self.history[names[0]]
-        nested = records.having("parameters")
-        found = lines(nested or records)
-        shapes = self.history.parameters
-        roots = {n: math.sqrt(max(math.prod(shapes[n]), 1)) for n in found if n in shapes}
-        if not roots:
-            return ByName(np.zeros(0, dtype=np.int64), {})
-        steps = next(iter(found.values())).steps.astype(np.int64)
-        return ByName(steps, {n: found[n].values / root for n, root in roots.items()})
+            return _by_name(facts.steps, lines(facts))
+        # Root mean squares from norms, where the shapes are known.
+        records, shapes = self.records(SERIES[kind]), self.history.parameters
+        records = records.having("parameters") or records
+        norms = {n: one.values for n, one in lines(records).items() if n in shapes}
+        roots = {n: math.sqrt(max(math.prod(shapes[n]), 1)) for n in norms}
+        return ByName(records.steps.astype(np.int64), {n: norms[n] / roots[n] for n in norms})
 
     @cached_property
     def update_ratio(self) -> Line:
@@ -438,34 +428,32 @@ class Evidence:
 
     # Series ------------------------------------------------------------------------------------
 
-    def series(self, kind: str) -> Line:
-        """The numbers of the first series of a kind of quantity; an empty line if there is none."""
-        for name in self.history.of_kind(kind):
-            return line(self.history[name])
-        return Line(np.zeros(0), np.zeros(0))
-
-    def part(self, kind: str, name: str) -> Line:
-        """An entry of the first series of a kind of quantity whose values are dicts."""
-        for series in self.history.of_kind(kind):
-            return field_line(self.history[series], name)
-        return Line(np.zeros(0), np.zeros(0))
+    def records(self, kind: str) -> Series:
+        """The first series of a kind of quantity; an empty one if there is none."""
+        return next((self.history[name] for name in self.history.of_kind(kind)), Series.of({}))
 
     def of_quantity(self, kind: str, entry: str = "") -> ByName:
         """A number of each layer or parameter in the first series of a kind of quantity.
 
         It is an ``entry`` of dicts, or the number itself, or each number of an array of heads.
         """
-        for series in self.history.of_kind(kind):
-            records, found = self.history[series], dict[str, Line]()
-            for group in ("layers", "parameters"):
-                parts = records.column(group)
-                found |= lines(parts, entry) if entry else head_lines(parts)
-            steps = records.steps.astype(np.int64)
-            return ByName(steps, {name: each.values for name, each in found.items()})
-        return ByName(np.zeros(0, dtype=np.int64), {})
+        records, found = self.records(kind), dict[str, Line]()
+        for group in ("layers", "parameters") if len(records) else ():
+            parts = records.column(group)
+            found |= lines(parts, entry) if entry else head_lines(parts)
+        return _by_name(records.steps, found)
 
     @cached_property
     def valid_loss(self) -> Line:
         """The validation loss that the training loop has logged; an empty line without one."""
-        name = next((n for n in VALIDATION if n in self.history.names), None)
-        return Line(np.zeros(0), np.zeros(0)) if name is None else line(self.history[name])
+        known = (self.history[name] for name in VALIDATION if name in self.history.names)
+        return line(next(known, Series.of({})))
+
+
+def is_summed(setup: Setup) -> bool:
+    """Whether a loss is a sum over the samples, as its function or the user says."""
+    return (setup.loss_reduction or setup.declared_reduction) == "sum"
+
+
+def _by_name(steps: Floats, found: Mapping[str, Line]) -> ByName:
+    return ByName(steps.astype(np.int64), {name: one.values for name, one in found.items()})

@@ -9,29 +9,23 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES, SETUP
 from gradlens.diagnosis.numbers import share
 from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.rules.of_setup import since
 from gradlens.history.setup import Setup
 
 BASE = "_BatchNorm"
 
 
-def evaluating(setup: Setup) -> tuple[str, ...]:
-    """The batch normalisations that are in evaluation mode."""
+def normalising(setup: Setup, training: bool) -> tuple[str, ...]:
+    """The batch normalisations that are in training mode, or those in evaluation mode."""
     layers = setup.layers.items()
-    return tuple(n for n, each in layers if BASE in each.classes and not each.training)
+    return tuple(n for n, each in layers if BASE in each.classes and each.training == training)
 
 
-def in_evaluation(evidence: Evidence) -> Iterator[Sign]:
-    step = evidence.since(lambda setup: bool(evaluating(setup)))
-    if step is None:
-        return
-    where = evaluating(evidence.setup)
+def in_evaluation(evidence: Evidence, step: int) -> Sign:
+    where = normalising(evidence.setup, training=False)
     frozen = {name.rpartition(".")[0] for name in evidence.setup.frozen}
-    yield Sign(
-        step,
-        (above("batch normalisations in evaluation mode", len(where), 0),),
-        is_alarm=not frozen >= {*where},
-        where=where,
-    )
+    number = above("batch normalisations in evaluation mode", len(where), 0)
+    return Sign(step, (number,), is_alarm=not frozen >= {*where}, where=where)
 
 
 SHARE = 0.01
@@ -39,8 +33,7 @@ SHARE = 0.01
 
 
 def of_one(evidence: Evidence) -> Iterator[Sign]:
-    layers = evidence.setup.layers.items()
-    where = tuple(n for n, each in layers if BASE in each.classes and each.training)
+    where = normalising(evidence.setup, training=True)
     samples = evidence.column("samples")
     found = share(samples == 1, samples > 0)
     if where and found > 0:
@@ -71,32 +64,20 @@ def too_small(evidence: Evidence) -> Iterator[Sign]:
 
 
 RULES = (
-    Rule(
-        fault="batchnorm_eval",
-        title="Batch normalisation is in evaluation mode",
-        needs=(SETUP,),
-        find=in_evaluation,
-        advice="Call model.train() before training, and again after each evaluation. In "
-        "fine-tuning, statistics may be frozen on purpose.",
-        explains=("lr_too_high", "lr_edge", "dead_units", "constant_output", "labels_random"),
-    ),
-    Rule(
-        fault="batch_of_one",
-        title="Batch normalisation has one sample to normalise with",
-        needs=(SETUP, SAMPLES),
-        find=of_one,
-        advice="Use larger batches, and drop_last=True if only the last batch of an epoch has one "
-        "sample; or use GroupNorm or LayerNorm, which don't depend on the batch.",
-        explains=("batch_too_small", "lr_edge", "lr_too_high", "labels_random"),
-    ),
-    Rule(
-        fault="batch_too_small",
-        title="Batches have very few samples",
-        needs=(SAMPLES,),
-        find=too_small,
-        advice="Use larger batches, or accumulate the gradients of several batches before each "
-        "step; otherwise use a lower learning rate, which averages over more batches.",
-        others=("lr_edge",),
-        explains=("clipping_always", "lr_too_high", "lr_edge", "labels_random"),
-    ),
-)
+    Rule("batchnorm_eval", "Batch normalisation is in evaluation mode",
+         needs=(SETUP,),
+         find=since(lambda setup: normalising(setup, training=False), in_evaluation),
+         explains=("lr_too_high", "lr_edge", "dead_units", "constant_output", "labels_random"),
+         advice="Call model.train() before training, and again after each evaluation. In "
+                "fine-tuning, statistics may be frozen on purpose."),
+    Rule("batch_of_one", "Batch normalisation has one sample to normalise with",
+         needs=(SETUP, SAMPLES), find=of_one,
+         explains=("batch_too_small", "lr_edge", "lr_too_high", "labels_random"),
+         advice="Use larger batches, and drop_last=True if only the last batch of an epoch has "
+                "one sample; or use GroupNorm or LayerNorm, which don't depend on the batch."),
+    Rule("batch_too_small", "Batches have very few samples",
+         needs=(SAMPLES,), find=too_small, others=("lr_edge",),
+         explains=("clipping_always", "lr_too_high", "lr_edge", "labels_random"),
+         advice="Use larger batches, or accumulate the gradients of several batches before each "
+                "step; otherwise use a lower learning rate, which averages over more batches."),
+)  # fmt: skip

@@ -81,24 +81,14 @@ def _by_chance(evidence: Evidence, layer: str) -> float:
 
 
 RULES = (
-    Rule(
-        fault="saturated_units",
-        title="Most units of a tanh or sigmoid are saturated",
-        needs=(SATURATED,),
-        find=saturated,
-        advice="Use smaller weights at the start (Glorot), or smaller inputs.",
-        others=("exploding_gradients", "input_scale", "lr_too_high"),
-        explains=NO_PROGRESS,
-        sources=("Glorot and Bengio (2010)",),
-    ),
-    Rule(
-        fault="dead_units",
-        title="Most units of a ReLU are dead",
-        needs=(DEAD,),
-        find=dead,
-        advice="Start with biases of zero and He initialisation; if units die while training, use "
-        "a lower learning rate; or use GELU or leaky ReLU.",
-        others=("lr_too_high", "input_offset", "symmetric_init"),
-        explains=("no_gradient", *NO_PROGRESS),
-    ),
-)
+    Rule("saturated_units", "Most units of a tanh or sigmoid are saturated",
+         needs=(SATURATED,), find=saturated,
+         others=("exploding_gradients", "input_scale", "lr_too_high"), explains=NO_PROGRESS,
+         sources=("Glorot and Bengio (2010)",),
+         advice="Use smaller weights at the start (Glorot), or smaller inputs."),
+    Rule("dead_units", "Most units of a ReLU are dead",
+         needs=(DEAD,), find=dead, others=("lr_too_high", "input_offset", "symmetric_init"),
+         explains=("no_gradient", *NO_PROGRESS),
+         advice="Start with biases of zero and He initialisation; if units die while training, "
+                "use a lower learning rate; or use GELU or leaky ReLU."),
+)  # fmt: skip

@@ -144,24 +144,15 @@ def _is_repeated(name: str) -> bool:
 
 
 RULES = (
-    Rule(
-        fault="symmetric_init",
-        title="All units of a layer have the same weights",
-        needs=(ROW_SPREAD,),
-        find=symmetric,
-        advice="Draw the weights at random: units that begin as equals have equal gradients, and "
-        "stay equal.",
-        explains=("no_gradient", "saturated_units", "dead_units", *NO_PROGRESS),
-    ),
-    Rule(
-        fault="exploding_gradients",
-        title="Weights are large at the start",
-        needs=(WEIGHTS,),
-        find=explodes,
-        advice="Use He, Glorot or orthogonal initialisation, which keep the size of activations "
-        "and gradients from layer to layer; clip gradients in recurrent networks.",
-        others=("input_scale", "lr_too_high"),
-        explains=("target_scale", *INSTABILITY, *NO_PROGRESS),
-        sources=("Glorot and Bengio (2010)", "He et al. (2015), arXiv:1502.01852"),
-    ),
-)
+    Rule("symmetric_init", "All units of a layer have the same weights",
+         needs=(ROW_SPREAD,), find=symmetric,
+         explains=("no_gradient", "saturated_units", "dead_units", *NO_PROGRESS),
+         advice="Draw the weights at random: units that begin as equals have equal gradients, "
+                "and stay equal."),
+    Rule("exploding_gradients", "Weights are large at the start",
+         needs=(WEIGHTS,), find=explodes, others=("input_scale", "lr_too_high"),
+         explains=("target_scale", *INSTABILITY, *NO_PROGRESS),
+         sources=("Glorot and Bengio (2010)", "He et al. (2015), arXiv:1502.01852"),
+         advice="Use He, Glorot or orthogonal initialisation, which keep the size of activations "
+                "and gradients from layer to layer; clip gradients in recurrent networks."),
+)  # fmt: skip

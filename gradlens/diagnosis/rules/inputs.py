@@ -88,44 +88,19 @@ def _beyond(
 
 
 RULES = (
-    Rule(
-        fault="input_constant",
-        title="All samples of a batch have the same input",
-        needs=(INPUTS,),
-        find=constant,
-        advice="Look at what the loader returns: the inputs have no information about the targets.",
-        explains=(
-            "samples_duplicated",
-            "batch_repeated",
-            "input_offset",
-            "dead_units",
-            "symmetric_init",
-            "no_gradient",
-            *NO_PROGRESS,
-        ),
-    ),
-    Rule(
-        fault="input_offset",
-        title="Inputs are far from zero, compared with their spread",
-        needs=(INPUTS,),
-        find=offset,
-        advice="Subtract the mean of the training set from the inputs.",
-        explains=(
-            "input_scale",
-            "loss_sum",
-            "exploding_gradients",
-            *INSTABILITY,
-            *NO_PROGRESS,
-        ),
-        sources=("LeCun et al. (1998), Efficient BackProp, Sec. 4.3",),
-    ),
-    Rule(
-        fault="input_scale",
-        title="Inputs are large",
-        needs=(INPUTS,),
-        find=scale,
-        advice="Normalise inputs to mean 0 and variance 1; divide pixels by 255 at least.",
-        explains=("loss_sum", *INSTABILITY, *NO_PROGRESS),
-        sources=("LeCun et al. (1998), Efficient BackProp, Sec. 4.3",),
-    ),
-)
+    Rule("input_constant", "All samples of a batch have the same input",
+         needs=(INPUTS,), find=constant,
+         explains=("samples_duplicated", "batch_repeated", "input_offset", "dead_units",
+                   "symmetric_init", "no_gradient", *NO_PROGRESS),
+         advice="Look at what the loader returns: the inputs have no information about the "
+                "targets."),
+    Rule("input_offset", "Inputs are far from zero, compared with their spread",
+         needs=(INPUTS,), find=offset,
+         explains=("input_scale", "loss_sum", "exploding_gradients", *INSTABILITY, *NO_PROGRESS),
+         sources=("LeCun et al. (1998), Efficient BackProp, Sec. 4.3",),
+         advice="Subtract the mean of the training set from the inputs."),
+    Rule("input_scale", "Inputs are large",
+         needs=(INPUTS,), find=scale, explains=("loss_sum", *INSTABILITY, *NO_PROGRESS),
+         sources=("LeCun et al. (1998), Efficient BackProp, Sec. 4.3",),
+         advice="Normalise inputs to mean 0 and variance 1; divide pixels by 255 at least."),
+)  # fmt: skip

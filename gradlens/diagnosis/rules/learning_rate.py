@@ -26,7 +26,7 @@ from gradlens.diagnosis.numbers import finite, first, largest, median, ratio, sh
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
 from gradlens.diagnosis.rules.of_gradients import begins_small
 from gradlens.history.finding import Measured
-from gradlens.history.lines import Floats
+from gradlens.history.lines import field_line
 
 # Too high -------------------------------------------------------------------------------------
 
@@ -69,9 +69,7 @@ def signs_of_divergence(evidence: Evidence) -> tuple[Measured, ...]:
         )
     is_bad = _grows_before_the_end if evidence.ends_badly else is_stuck
     if is_bad(evidence):
-        sizes = evidence.by_name("weight_rms").matrix(evidence.trained)
-        growth = median(ratio(sizes[:, -1:], sizes[:, :1]))
-        update = update_ratio(evidence)
+        growth, update = _growth(evidence), update_ratio(evidence)
         if growth > GROWTH:
             found.append(above("size of the weights, over that at the start", growth, GROWTH))
         if update > UPDATE:
@@ -144,12 +142,12 @@ def at_the_edge(evidence: Evidence) -> Iterator[Sign]:
 
 def _rises(evidence: Evidence) -> Iterator[Measured]:
     by_chance, update = spread(evidence), update_ratio(evidence)
-    highest, peak = (each / by_chance for each in (rise(evidence), _peak(evidence)))
-    early = _early(evidence)
-    is_sharp = any(_sharp(evidence))
-    most = largest(evidence.update_ratio.values)
+    peak = largest(calm(evidence)) / evidence.start
+    highest, peak = rise(evidence) / by_chance, peak / by_chance
+    early = evidence.level[evidence.loss.steps <= evidence.loss.steps[:1].sum() + FIRST_STEPS]
+    is_sharp, most = any(_sharp(evidence)), largest(evidence.update_ratio.values)
     early_peak = np.fmax(peak, largest(early) / evidence.start)
-    is_lost = is_stuck(evidence) or _growth_at_first(evidence) > OUTGROWN
+    is_lost = is_stuck(evidence) or _growth(evidence, FIRST_STEPS) > OUTGROWN
     if highest > SMALL_RISE and (update > LARGE_UPDATE or is_sharp):
         yield above("loss over that at the start, at three steps", highest, SMALL_RISE)
     elif peak > PEAK and moves_far(evidence) and (
@@ -173,17 +171,6 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         yield above("size of updates, over that of weights", update, LARGE_UPDATE)
 
 
-def _peak(evidence: Evidence) -> float:
-    """The highest loss over that at the start, without jumps."""
-    return largest(calm(evidence)) / evidence.start
-
-
-def _early(evidence: Evidence) -> Floats:
-    """The losses of the first steps."""
-    steps = evidence.loss.steps
-    return evidence.level[steps <= steps[:1].sum() + FIRST_STEPS]
-
-
 def _validation_rise(evidence: Evidence) -> float:
     """The validation loss over the first one, exceeded by three of them; NaN if it isn't known.
 
@@ -194,11 +181,10 @@ def _validation_rise(evidence: Evidence) -> float:
     return float(np.sort(losses)[-PERSISTENT] / losses[0]) if len(losses) > PERSISTENT else math.nan
 
 
-def _growth_at_first(evidence: Evidence) -> float:
-    """The size of the weights after the first steps over that before; NaN if it isn't known."""
+def _growth(evidence: Evidence, steps: float = math.inf) -> float:
+    """The size of the weights after so many steps over that before; NaN if it isn't known."""
     sizes = evidence.by_name("weight_rms")
-    table = sizes.matrix(evidence.trained)
-    table = table[:, sizes.steps <= sizes.steps[:1].sum() + FIRST_STEPS]
+    table = sizes.matrix(evidence.trained)[:, sizes.steps <= sizes.steps[:1].sum() + steps]
     return median(ratio(table[:, -1:], table[:, :1]))
 
 
@@ -213,7 +199,7 @@ def _collapse(evidence: Evidence) -> float:
 
 def _sharp(evidence: Evidence) -> Iterator[Measured]:
     for kind, often, name in SHARP:
-        ratios = evidence.part(kind, "ratio")
+        ratios = field_line(evidence.records(kind), "ratio")
         known = ratios.finite
         if known.sum() >= PERSISTENT and share(ratios.values > SHARPNESS, known) > often:
             yield above(name, largest(ratios.values), SHARPNESS)
@@ -269,32 +255,19 @@ def _has_another_cause(evidence: Evidence) -> bool:
 
 
 RULES = (
-    Rule(
-        fault="lr_too_high",
-        title="The learning rate is too high: training diverges",
-        needs=(LOSS,),
-        find=too_high,
-        advice="Divide the learning rate by 10.",
-        others=("loss_sum", "momentum_high", "exploding_gradients"),
-        explains=("weight_decay_high", "overfitting", *INSTABILITY, *NO_PROGRESS),
-    ),
-    Rule(
-        fault="lr_edge",
-        title="The learning rate is at the edge of stability, or above it",
-        needs=(LOSS,),
-        find=at_the_edge,
-        advice="Divide the learning rate by 3.",
-        others=("momentum_high", "zero_grad_missing", "batch_too_small"),
-        explains=("overfitting", *INSTABILITY, *NO_PROGRESS),
-        sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
-    ),
-    Rule(
-        fault="lr_too_low",
-        title="The learning rate is too low: updates are tiny and nothing is learnt",
-        needs=(LOSS, UPDATE_SIZES),
-        find=too_low,
-        advice="Multiply the learning rate by 10, and again until the loss falls.",
-        others=("vanishing_gradients", "adam_epsilon", "clipping_always"),
-        explains=("labels_random",),
-    ),
-)
+    Rule("lr_too_high", "The learning rate is too high: training diverges",
+         needs=(LOSS,), find=too_high, others=("loss_sum", "momentum_high", "exploding_gradients"),
+         explains=("weight_decay_high", "overfitting", *INSTABILITY, *NO_PROGRESS),
+         advice="Divide the learning rate by 10."),
+    Rule("lr_edge", "The learning rate is at the edge of stability, or above it",
+         needs=(LOSS,), find=at_the_edge,
+         others=("momentum_high", "zero_grad_missing", "batch_too_small"),
+         explains=("overfitting", *INSTABILITY, *NO_PROGRESS),
+         sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
+         advice="Divide the learning rate by 3."),
+    Rule("lr_too_low", "The learning rate is too low: updates are tiny and nothing is learnt",
+         needs=(LOSS, UPDATE_SIZES), find=too_low,
+         others=("vanishing_gradients", "adam_epsilon", "clipping_always"),
+         explains=("labels_random",),
+         advice="Multiply the learning rate by 10, and again until the loss falls."),
+)  # fmt: skip

@@ -214,44 +214,25 @@ def _unused(experts: Sequence[str], table: Floats) -> dict[str, float]:
 
 
 RULES = (
-    Rule(
-        fault="precision_underflow",
-        title="float16 is used without a gradient scaler",
-        needs=(SETUP, ZEROS),
-        find=underflow,
-        advice="Scale the loss with torch.amp.GradScaler, and pass it to the context by "
-        "scaler=scaler; or use bfloat16, which has the range of float32.",
-        others=("vanishing_gradients", "dead_units"),
-        explains=("nonfinite_loss", "nonfinite_gradient", "nonfinite_weights", "overfitting",
-                  *NO_PROGRESS),
-    ),
-    Rule(
-        fault="clipping_always",
-        title="Gradients are clipped to a small part of their norm at almost every step",
-        needs=(AT_STEP,),
-        find=clipped,
-        advice="Clip at a larger norm, or find out why gradients are large: with this clipping, "
-        "the learning rate is effectively many times lower than it was set to.",
-        others=("lr_too_low",),
-        explains=("lr_too_low", "labels_random"),
-    ),
-    Rule(
-        fault="vanishing_gradients",
-        title="Gradients vanish towards the input",
-        needs=(GRADIENTS,),
-        find=vanish,
-        advice=KEEP_SIZE,
-        others=("precision_underflow", "saturated_units"),
-        explains=NO_PROGRESS,
-        sources=("Glorot and Bengio (2010)",),
-    ),
-    Rule(
-        fault="expert_unused",
-        title="Experts are not used",
-        needs=(GRADIENTS,),
-        find=without_samples,
-        advice="Add a loss that balances the experts, or noise to the gate: an expert that no "
-        "sample is sent to has no gradient, and stays unused.",
-        sources=("Shazeer et al. (2017), arXiv:1701.06538, Sec. 4",),
-    ),
+    Rule("precision_underflow", "float16 is used without a gradient scaler",
+         needs=(SETUP, ZEROS), find=underflow, others=("vanishing_gradients", "dead_units"),
+         explains=("nonfinite_loss", "nonfinite_gradient", "nonfinite_weights", "overfitting",
+                   *NO_PROGRESS),
+         advice="Scale the loss with torch.amp.GradScaler, and pass it to the context by "
+                "scaler=scaler; or use bfloat16, which has the range of float32."),
+    Rule("clipping_always",
+         "Gradients are clipped to a small part of their norm at almost every step",
+         needs=(AT_STEP,), find=clipped, others=("lr_too_low",),
+         explains=("lr_too_low", "labels_random"),
+         advice="Clip at a larger norm, or find out why gradients are large: with this clipping, "
+                "the learning rate is effectively many times lower than it was set to."),
+    Rule("vanishing_gradients", "Gradients vanish towards the input",
+         needs=(GRADIENTS,), find=vanish, others=("precision_underflow", "saturated_units"),
+         explains=NO_PROGRESS, sources=("Glorot and Bengio (2010)",),
+         advice=KEEP_SIZE),
+    Rule("expert_unused", "Experts are not used",
+         needs=(GRADIENTS,), find=without_samples,
+         sources=("Shazeer et al. (2017), arXiv:1701.06538, Sec. 4",),
+         advice="Add a loss that balances the experts, or noise to the gate: an expert that no "
+                "sample is sent to has no gradient, and stays unused."),
 )  # fmt: skip

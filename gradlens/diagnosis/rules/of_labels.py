@@ -134,32 +134,20 @@ MASK = (
 )
 
 RULES = (
-    Rule(
-        fault="target_seen",
-        title="The labels of the loss are the tokens that the network gets in the same places",
-        needs=(LABELS,),
-        find=seen,
-        advice="Shift the labels: outputs[:, :-1] predict tokens[:, 1:]. Of an autoencoder, which "
-        "has to get its tokens through a code, nothing is wrong.",
-        explains=("overfitting",),
-    ),
-    Rule(
-        fault="padding_in_loss",
-        title="The loss counts padding: many rows of labels end in one label that is nowhere else",
-        needs=(DENSE_LABELS,),
-        find=padding,
-        advice="Pass ignore_index to the cross-entropy, which is the label of padding, or multiply "
-        "the losses by a mask before their mean.",
-        explains=("class_imbalance",),
-    ),
-    Rule(
-        fault="class_imbalance",
-        title="One class has most of the labels",
-        needs=(LABELS,),
-        find=imbalance,
-        advice="Judge by a measure other than accuracy: a constant prediction is right most of the "
-        "time. Weights of classes in the loss, or resampling, give the rare ones more influence.",
-        others=("data_order",),
-        explains=("constant_output", "labels_random"),
-    ),
-)
+    Rule("target_seen",
+         "The labels of the loss are the tokens that the network gets in the same places",
+         needs=(LABELS,), find=seen, explains=("overfitting",),
+         advice="Shift the labels: outputs[:, :-1] predict tokens[:, 1:]. Of an autoencoder, "
+                "which has to get its tokens through a code, nothing is wrong."),
+    Rule("padding_in_loss",
+         "The loss counts padding: many rows of labels end in one label that is nowhere else",
+         needs=(DENSE_LABELS,), find=padding, explains=("class_imbalance",),
+         advice="Pass ignore_index to the cross-entropy, which is the label of padding, or "
+                "multiply the losses by a mask before their mean."),
+    Rule("class_imbalance", "One class has most of the labels",
+         needs=(LABELS,), find=imbalance, others=("data_order",),
+         explains=("constant_output", "labels_random"),
+         advice="Judge by a measure other than accuracy: a constant prediction is right most of "
+                "the time. Weights of classes in the loss, or resampling, give the rare ones "
+                "more influence."),
+)  # fmt: skip

@@ -191,76 +191,43 @@ def groups_oppose(evidence: Evidence) -> Iterator[Sign]:
 
 
 RULES = (
-    Rule(
-        fault="update_large",
-        title="Weights are moved far at each step",
-        needs=(quantity("RelativeUpdate"),),
-        find=weight_moves_far,
-        advice="Lower the learning rate of these weights, or begin with larger ones: see whether "
-        "their parameter group and their initialisation are as intended.",
-        others=("lr_too_high",),
-        explains=("lr_edge", *INSTABILITY),
-    ),
-    Rule(
-        fault="attention_logits",
-        title="Scores of attention are very large",
-        needs=(quantity("AttentionLogits"),),
-        find=scores_are_large,
-        advice="Normalise queries and keys (QK-norm), lower the learning rate, or cap the scores: "
-        "with such scores, each query looks at one key alone, and hardly has a gradient.",
-        others=("lr_too_high",),
-        explains=("lr_edge", *(each for each in INSTABILITY if each != "attention_logits")),
-        sources=(
-            "Dehghani et al. (2023), arXiv:2302.05442: scores grow before training diverges",
-            "Kimi team (2025), arXiv:2507.20534: QK-clip, at 100",
-        ),
-    ),
-    Rule(
-        fault="second_moment_old",
-        title="The loss spikes after gradients have outgrown Adam's second moments",
-        needs=(quantity("OptimizerState"), LOSS),
-        find=moments_are_old,
-        advice="Use a beta2 of 0.99 or 0.95, or clip updates by their rms, as Adafactor does: "
-        "where gradients grow faster than v, updates are far longer than the rate says.",
-        others=("lr_edge", "corrupt_batch"),
-        explains=("lr_edge", *INSTABILITY),
-        sources=("Wortsman et al. (2023), arXiv:2304.13013, Sec. 3.4 and App. D",),
-    ),
-    Rule(
-        fault="entropy_collapse",
-        title="Heads of attention look at single keys, and training has become worse",
-        needs=(quantity("AttentionEntropy", "OutputEntropy"),),
-        find=entropy_collapses,
-        advice="Normalise queries and keys (QK-norm), lower the learning rate, or use a warm-up.",
-        others=("attention_logits", "lr_too_high"),
-        explains=("labels_random",),
-        sources=(
-            "Zhai et al. (2023), arXiv:2303.06296: entropy of attention",
-            "Wortsman et al. (2023), arXiv:2309.14322: logits of attention and of outputs",
-        ),
-    ),
-    Rule(
-        fault="activation_outlier",
-        title="One channel of a layer is far larger than all others",
-        needs=(quantity("ActivationOutliers"),),
-        find=channel_is_large,
-        advice="If the network is to be quantised, or trained in float8 or float16, see what this "
-        "channel is for: all channels share the range of the numbers.",
-        others=("exploding_gradients",),
-        sources=(
-            "Dettmers et al. (2022), arXiv:2208.07339: outlier channels",
-            "Bondarenko et al. (2023), arXiv:2306.12929: kurtosis of outputs",
-        ),
-    ),
-    Rule(
-        fault="groups_oppose",
-        title="The gradients of groups of samples oppose each other",
-        needs=(quantity("GroupGradients"),),
-        find=groups_oppose,
-        advice="Each step that makes one of the groups better makes the other worse. Weigh the "
-        "groups, give them layers of their own, or train on them separately; where both have "
-        "become as good as the network allows, nothing is wrong.",
-        others=("label_noise",),
-        sources=("Yu et al. (2020), arXiv:2001.06782: gradients of tasks that conflict",),
-    ),
-)
+    Rule("update_large", "Weights are moved far at each step",
+         needs=(quantity("RelativeUpdate"),), find=weight_moves_far, others=("lr_too_high",),
+         explains=("lr_edge", *INSTABILITY),
+         advice="Lower the learning rate of these weights, or begin with larger ones: see "
+                "whether their parameter group and their initialisation are as intended."),
+    Rule("attention_logits", "Scores of attention are very large",
+         needs=(quantity("AttentionLogits"),), find=scores_are_large, others=("lr_too_high",),
+         explains=("lr_edge", *(each for each in INSTABILITY if each != "attention_logits")),
+         sources=("Dehghani et al. (2023), arXiv:2302.05442: scores grow before training diverges",
+                  "Kimi team (2025), arXiv:2507.20534: QK-clip, at 100"),
+         advice="Normalise queries and keys (QK-norm), lower the learning rate, or cap the "
+                "scores: with such scores, each query looks at one key alone, and hardly has a "
+                "gradient."),
+    Rule("second_moment_old", "The loss spikes after gradients have outgrown Adam's second moments",
+         needs=(quantity("OptimizerState"), LOSS), find=moments_are_old,
+         others=("lr_edge", "corrupt_batch"), explains=("lr_edge", *INSTABILITY),
+         sources=("Wortsman et al. (2023), arXiv:2304.13013, Sec. 3.4 and App. D",),
+         advice="Use a beta2 of 0.99 or 0.95, or clip updates by their rms, as Adafactor does: "
+                "where gradients grow faster than v, updates are far longer than the rate says."),
+    Rule("entropy_collapse",
+         "Heads of attention look at single keys, and training has become worse",
+         needs=(quantity("AttentionEntropy", "OutputEntropy"),), find=entropy_collapses,
+         others=("attention_logits", "lr_too_high"), explains=("labels_random",),
+         sources=("Zhai et al. (2023), arXiv:2303.06296: entropy of attention",
+                  "Wortsman et al. (2023), arXiv:2309.14322: logits of attention and of outputs"),
+         advice="Normalise queries and keys (QK-norm), lower the learning rate, or use a warm-up."),
+    Rule("activation_outlier", "One channel of a layer is far larger than all others",
+         needs=(quantity("ActivationOutliers"),), find=channel_is_large,
+         others=("exploding_gradients",),
+         sources=("Dettmers et al. (2022), arXiv:2208.07339: outlier channels",
+                  "Bondarenko et al. (2023), arXiv:2306.12929: kurtosis of outputs"),
+         advice="If the network is to be quantised, or trained in float8 or float16, see what "
+                "this channel is for: all channels share the range of the numbers."),
+    Rule("groups_oppose", "The gradients of groups of samples oppose each other",
+         needs=(quantity("GroupGradients"),), find=groups_oppose, others=("label_noise",),
+         sources=("Yu et al. (2020), arXiv:2001.06782: gradients of tasks that conflict",),
+         advice="Each step that makes one of the groups better makes the other worse. Weigh the "
+                "groups, give them layers of their own, or train on them separately; where both "
+                "have become as good as the network allows, nothing is wrong."),
+)  # fmt: skip

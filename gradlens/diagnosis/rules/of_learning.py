@@ -242,36 +242,22 @@ def _by_chance(evidence: Evidence) -> Iterator[Sign]:
 
 
 RULES = (
-    Rule(
-        fault="label_noise",
-        title="Some labels contradict what the network has learnt",
-        needs=(CHANCE, SINGLE_LOSSES),
-        find=contradicting,
-        advice="Look at the samples with the highest losses, which are named if the context gets "
-        'info={"ids": ...}. Their labels are wrong, or by nature random, as clicks and opinions '
-        "are, or these samples are hard.",
-        others=("outlier_sample", "overfitting"),
-    ),
-    Rule(
-        fault="overfitting",
-        title="The validation loss rises while the training loss falls",
-        needs=(LOSS, VALIDATION),
-        find=overfits,
-        advice="Stop at the step of the minimum, which is the step of this finding; or use more "
-        "data, augmentation, weight decay or dropout.",
-        others=("label_noise",),
-    ),
-    Rule(
-        fault="labels_random",
-        title="Nothing is learnt: the loss stays at that of a guess",
-        needs=(LOSS,),
-        find=random,
-        advice="Look at pairs of inputs and labels. Train on ten samples: if the network can't "
-        "learn them by heart, the fault is in the network, the loss or the learning rate; if it "
-        "can, labels and inputs have nothing to do with each other, or the task has a plateau at "
-        "its start.",
-        others=("lr_too_low", "vanishing_gradients", "input_constant"),
-        explains=("dead_units",),
-        sources=("Zhang et al. (2017), arXiv:1611.03530: networks fit random labels",),
-    ),
-)
+    Rule("label_noise", "Some labels contradict what the network has learnt",
+         needs=(CHANCE, SINGLE_LOSSES), find=contradicting,
+         others=("outlier_sample", "overfitting"),
+         advice="Look at the samples with the highest losses, which are named if the context "
+                'gets info={"ids": ...}. Their labels are wrong, or by nature random, as clicks '
+                "and opinions are, or these samples are hard."),
+    Rule("overfitting", "The validation loss rises while the training loss falls",
+         needs=(LOSS, VALIDATION), find=overfits, others=("label_noise",),
+         advice="Stop at the step of the minimum, which is the step of this finding; or use more "
+                "data, augmentation, weight decay or dropout."),
+    Rule("labels_random", "Nothing is learnt: the loss stays at that of a guess",
+         needs=(LOSS,), find=random, others=("lr_too_low", "vanishing_gradients", "input_constant"),
+         explains=("dead_units",),
+         sources=("Zhang et al. (2017), arXiv:1611.03530: networks fit random labels",),
+         advice="Look at pairs of inputs and labels. Train on ten samples: if the network can't "
+                "learn them by heart, the fault is in the network, the loss or the learning "
+                "rate; if it can, labels and inputs have nothing to do with each other, or the "
+                "task has a plateau at its start."),
+)  # fmt: skip

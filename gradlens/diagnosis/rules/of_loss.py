@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradlens.diagnosis.course import LONG_ENOUGH, PERSISTENT, is_high, is_stuck
-from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.evidence import Evidence, is_summed
 from gradlens.diagnosis.needs import GRAPH, LOSS, SAMPLES, SETUP
 from gradlens.diagnosis.numbers import finite, largest, median, ratio, share
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
@@ -76,7 +76,7 @@ def maximised(evidence: Evidence) -> Iterator[Sign]:
 
 def summed(evidence: Evidence) -> Iterator[Sign]:
     samples = evidence.typical("samples")
-    step = evidence.since(lambda setup: (setup.loss_reduction or setup.declared_reduction) == "sum")
+    step = evidence.since(is_summed)
     if step is not None and samples > 1:
         numbers = (above("times that gradients are those of the mean loss", samples, 1.0),)
         is_alarm = not evidence.is_adaptive and (is_high(evidence) or is_stuck(evidence))
@@ -176,43 +176,25 @@ BETWEEN = (
 FIRST = "The loss is huge at the start: targets are far from zero, or it is a sum of many errors"
 
 RULES = (
-    Rule(
-        fault="target_scale",
-        title="The targets are far from zero, and the network hasn't reached them",
-        needs=(LOSS,),
-        find=far_targets,
-        advice="Train on targets with mean 0 and variance 1: subtract their mean and divide by "
-        "their standard deviation, and undo that in predictions.",
-        others=("lr_too_low",),
-        explains=("class_imbalance", *INSTABILITY, *NO_PROGRESS),
-    ),
-    Rule(
-        fault="loss_of_scores",
-        title="The loss needs log-probabilities, and gets other numbers",
-        needs=(GRAPH,),
-        find=of_scores,
-        advice="Use CrossEntropyLoss on the scores of the last layer, without a softmax. NLLLoss "
-        "needs a log_softmax before it; without one, it falls below zero however bad the "
-        "predictions are.",
-        explains=("exploding_gradients", *INSTABILITY, *NO_PROGRESS),
-    ),
-    Rule(
-        fault="loss_maximised",
-        title="The loss falls below zero without end: an error is made larger",
-        needs=(LOSS,),
-        find=maximised,
-        advice="Look at the sign of the loss: optimizers make it smaller. A likelihood or a reward "
-        "needs a minus sign, an error doesn't.",
-        explains=("exploding_gradients", *INSTABILITY, *NO_PROGRESS),
-    ),
-    Rule(
-        fault="loss_sum",
-        title="The loss is summed over the batch",
-        needs=(SETUP, SAMPLES),
-        find=summed,
-        advice='Use reduction="mean", or divide the learning rate by the batch size. With Adam and '
-        "its like it makes no difference.",
-        others=("lr_too_high",),
-        explains=(*INSTABILITY, *NO_PROGRESS),
-    ),
-)
+    Rule("target_scale", "The targets are far from zero, and the network hasn't reached them",
+         needs=(LOSS,), find=far_targets, others=("lr_too_low",),
+         explains=("class_imbalance", *INSTABILITY, *NO_PROGRESS),
+         advice="Train on targets with mean 0 and variance 1: subtract their mean and divide by "
+                "their standard deviation, and undo that in predictions."),
+    Rule("loss_of_scores", "The loss needs log-probabilities, and gets other numbers",
+         needs=(GRAPH,), find=of_scores,
+         explains=("exploding_gradients", *INSTABILITY, *NO_PROGRESS),
+         advice="Use CrossEntropyLoss on the scores of the last layer, without a softmax. "
+                "NLLLoss needs a log_softmax before it; without one, it falls below zero however "
+                "bad the predictions are."),
+    Rule("loss_maximised", "The loss falls below zero without end: an error is made larger",
+         needs=(LOSS,), find=maximised,
+         explains=("exploding_gradients", *INSTABILITY, *NO_PROGRESS),
+         advice="Look at the sign of the loss: optimizers make it smaller. A likelihood or a "
+                "reward needs a minus sign, an error doesn't."),
+    Rule("loss_sum", "The loss is summed over the batch",
+         needs=(SETUP, SAMPLES), find=summed, others=("lr_too_high",),
+         explains=(*INSTABILITY, *NO_PROGRESS),
+         advice='Use reduction="mean", or divide the learning rate by the batch size. With Adam '
+                "and its like it makes no difference."),
+)  # fmt: skip

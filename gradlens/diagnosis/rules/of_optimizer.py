@@ -228,72 +228,40 @@ def momentum_is_high(evidence: Evidence) -> Iterator[Sign]:
 
 
 RULES = (
-    Rule(
-        fault="lr_decayed",
-        title="The schedule has made the learning rate tiny for most of the run",
-        needs=(RATES,),
-        find=decays,
-        advice="Call scheduler.step() once an epoch if the schedule counts epochs. Otherwise give "
-        "the schedule the number of steps of the whole run.",
-        explains=("no_step", "lr_too_low", "labels_random"),
-    ),
-    Rule(
-        fault="weights_overwritten",
-        title="Weights are written to between the optimizer's steps, and nothing stays learnt",
-        needs=(OPTIMIZER, UPDATES),
-        find=overwritten,
-        advice="Look for load_state_dict, init functions and copy_ in the loop: the first weights "
-        "may be drawn or loaded again, or those of a target network copied the wrong way. Where "
-        "each round begins anew on purpose, nothing is wrong.",
-        explains=("optimizer_anew", "no_step", *INSTABILITY, *NO_PROGRESS),
-    ),
-    Rule(
-        fault="optimizer_anew",
-        title="The optimizer is made anew at each step",
-        needs=(OPTIMIZER, UPDATES),
-        find=anew,
-        advice="Make the optimizer once, before the loop. A new one has no momentum, and each of "
-        "its steps is the first one: Adam's then has the same size for all gradients.",
-        explains=("outlier_sample", "corrupt_batch", "lr_edge", "labels_random"),
-    ),
-    Rule(
-        fault="zero_grad_missing",
-        title="Gradients of past steps are never set to zero",
-        needs=(STALE,),
-        find=keeps_gradients,
-        advice="Call optimizer.zero_grad() before each backward pass. To accumulate micro-batches "
-        "on purpose, call the optimizer's step after the last of them only.",
-        others=("momentum_high", "lr_edge"),
-        explains=(*INSTABILITY, *NO_PROGRESS),
-    ),
-    Rule(
-        fault="adam_epsilon",
-        title="Adam's epsilon is larger than the root of its second moments",
-        needs=(OPTIMIZER,),
-        find=epsilon_is_large,
-        advice="Use eps=1e-8, which is the default. With a large epsilon, Adam is gradient descent "
-        "with a very small learning rate.",
-        others=("lr_too_low",),
-        explains=("nonfinite_weights", "nonfinite_loss", "lr_too_high", *NO_PROGRESS),
-    ),
-    Rule(
-        fault="weight_decay_high",
-        title="Weight decay is so strong that the weights shrink",
-        needs=(OPTIMIZER, WEIGHTS),
-        find=decay_is_high,
-        advice="Divide weight_decay by 10 or more, so that 1/(learning rate x decay) is more than "
-        "the number of steps.",
-        explains=("dead_units", *NO_PROGRESS),
-        sources=("Wang and Aitchison (2024), arXiv:2405.13698: decay as a time scale",),
-    ),
-    Rule(
-        fault="momentum_high",
-        title="Momentum averages over very many steps",
-        needs=(OPTIMIZER, LOSS),
-        find=momentum_is_high,
-        advice="Use a momentum of 0.9, or a lower learning rate: with momentum b, steps are "
-        "1/(1 - b) times as long.",
-        others=("lr_edge", "zero_grad_missing"),
-        explains=("overfitting", *INSTABILITY, *NO_PROGRESS),
-    ),
-)
+    Rule("lr_decayed", "The schedule has made the learning rate tiny for most of the run",
+         needs=(RATES,), find=decays, explains=("no_step", "lr_too_low", "labels_random"),
+         advice="Call scheduler.step() once an epoch if the schedule counts epochs. Otherwise "
+                "give the schedule the number of steps of the whole run."),
+    Rule("weights_overwritten",
+         "Weights are written to between the optimizer's steps, and nothing stays learnt",
+         needs=(OPTIMIZER, UPDATES), find=overwritten,
+         explains=("optimizer_anew", "no_step", *INSTABILITY, *NO_PROGRESS),
+         advice="Look for load_state_dict, init functions and copy_ in the loop: the first "
+                "weights may be drawn or loaded again, or those of a target network copied the "
+                "wrong way. Where each round begins anew on purpose, nothing is wrong."),
+    Rule("optimizer_anew", "The optimizer is made anew at each step",
+         needs=(OPTIMIZER, UPDATES), find=anew,
+         explains=("outlier_sample", "corrupt_batch", "lr_edge", "labels_random"),
+         advice="Make the optimizer once, before the loop. A new one has no momentum, and each "
+                "of its steps is the first one: Adam's then has the same size for all gradients."),
+    Rule("zero_grad_missing", "Gradients of past steps are never set to zero",
+         needs=(STALE,), find=keeps_gradients, others=("momentum_high", "lr_edge"),
+         explains=(*INSTABILITY, *NO_PROGRESS),
+         advice="Call optimizer.zero_grad() before each backward pass. To accumulate "
+                "micro-batches on purpose, call the optimizer's step after the last of them only."),
+    Rule("adam_epsilon", "Adam's epsilon is larger than the root of its second moments",
+         needs=(OPTIMIZER,), find=epsilon_is_large, others=("lr_too_low",),
+         explains=("nonfinite_weights", "nonfinite_loss", "lr_too_high", *NO_PROGRESS),
+         advice="Use eps=1e-8, which is the default. With a large epsilon, Adam is gradient "
+                "descent with a very small learning rate."),
+    Rule("weight_decay_high", "Weight decay is so strong that the weights shrink",
+         needs=(OPTIMIZER, WEIGHTS), find=decay_is_high, explains=("dead_units", *NO_PROGRESS),
+         sources=("Wang and Aitchison (2024), arXiv:2405.13698: decay as a time scale",),
+         advice="Divide weight_decay by 10 or more, so that 1/(learning rate x decay) is more "
+                "than the number of steps."),
+    Rule("momentum_high", "Momentum averages over very many steps",
+         needs=(OPTIMIZER, LOSS), find=momentum_is_high, others=("lr_edge", "zero_grad_missing"),
+         explains=("overfitting", *INSTABILITY, *NO_PROGRESS),
+         advice="Use a momentum of 0.9, or a lower learning rate: with momentum b, steps are "
+                "1/(1 - b) times as long."),
+)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import CODES, COVERAGE, OUTPUTS
 from gradlens.diagnosis.numbers import largest
 from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, below
+from gradlens.history.lines import Floats
 
 MEETING = "samples meet"
 """How a reason begins for which parameters have no per-sample gradients: it is in the network, and
@@ -55,43 +57,32 @@ SMALLEST = 4
 
 def constant(evidence: Evidence) -> Iterator[Sign]:
     """The same output for every input, at the end of a run that learns nothing."""
-    yield from _of_directions(evidence)
-    spreads = evidence.column("output_std")
+    words = "spread of the directions of the vectors"
+    for sign in ends_below(evidence, evidence.column("direction_spread"), ONE_DIRECTION, words):
+        yield replace(sign, title=DIRECTION, advice=APART)
     variance = evidence.typical("target_variance")
-    spreads = spreads / np.sqrt(variance) if 0 < variance < 1 else spreads
-    known = np.isfinite(spreads)
-    late = spreads[known][-RECORDS:]
-    is_enough = evidence.typical("samples") >= SMALLEST and evidence.length >= LONG_ENOUGH
-    if known.sum() > RECORDS and is_enough and largest(late) < SAME and is_stuck(evidence):
-        is_same = known & (spreads < SAME)
-        numbers = (below("spread of the outputs over the samples", largest(late), SAME),)
-        since = evidence.steps[known][np.flatnonzero(~is_same[known])[-1:] + 1]
-        step = since[0] if since.size else evidence.steps[known][0]
-        yield Sign(int(step), numbers, "very likely")
+    spreads = evidence.column("output_std") / (math.sqrt(variance) if 0 < variance < 1 else 1)
+    if evidence.typical("samples") >= SMALLEST and is_stuck(evidence):
+        words = "spread of the outputs over the samples"
+        for sign in ends_below(evidence, spreads, SAME, words):
+            yield replace(sign, certainty="very likely")
 
 
 ONE_DIRECTION = 0.02
 """How far the directions of a loss's vectors are apart, from 0 to 1."""
 
 
-def _of_directions(evidence: Evidence) -> Iterator[Sign]:
-    """Vectors that a loss compares by their angles, and that all point the same way."""
-    words = "spread of the directions of the vectors"
-    for sign in _late_below(evidence, "direction_spread", ONE_DIRECTION, words):
-        yield replace(sign, title=DIRECTION, advice=APART)
+def ends_below(evidence: Evidence, values: Floats, limit: float, words: str) -> Iterator[Sign]:
+    """A sign if the last records ``[K]`` are all below a limit, in a run that is long enough.
 
-
-def _late_below(evidence: Evidence, column: str, limit: float, words: str) -> Iterator[Sign]:
-    """A sign if the last records of a column are all below a limit, in a run that is long enough.
-
-    Its step is the first one at which the column was below.
+    Its step is the one from which on they are.
     """
-    values = evidence.column(column)
     known = np.isfinite(values)
-    late = values[known][-RECORDS:]
-    if known.sum() > RECORDS and evidence.length >= LONG_ENOUGH and largest(late) < limit:
-        step = int(evidence.steps[known & (values < limit)][0])
-        yield Sign(step, (below(words, largest(late), limit),))
+    steps, values = evidence.steps[known], values[known]
+    most = largest(values[-RECORDS:])
+    if len(values) > RECORDS and evidence.length >= LONG_ENOUGH and most < limit:
+        since = np.flatnonzero(np.append(True, values >= limit))[-1]
+        yield Sign(int(steps[since]), (below(words, most, limit),))
 
 
 DIRECTION = "The vectors of all samples point in the same direction"
@@ -108,41 +99,28 @@ healthy autoencoders."""
 def collapsed(evidence: Evidence) -> Iterator[Sign]:
     """A code that is drawn from nearly the same distribution for each sample."""
     words = "nats that the code says of its sample at most"
-    yield from _late_below(evidence, "code_nats", NATS, words)
+    return ends_below(evidence, evidence.column("code_nats"), NATS, words)
 
 
 RULES = (
-    Rule(
-        fault="samples_mixed",
-        title="Samples of the batch meet on their way to the loss",
-        needs=(COVERAGE,),
-        find=mixed,
-        advice="Look at permute, view, reshape and transpose: reshape(n, -1) after a permute mixes "
-        "samples, and recurrent layers take [steps, samples, features] unless batch_first=True. "
-        "Layers that compare samples on purpose, as in contrastive learning, are right.",
-        others=("labels_random",),
-        explains=NO_PROGRESS,
-    ),
-    Rule(
-        fault="posterior_collapse",
-        title="The code of the variational autoencoder says nothing of its sample",
-        needs=(CODES,),
-        find=collapsed,
-        advice="Give the divergence a smaller weight, or let it grow from 0 (annealing), and sum "
-        "reconstruction errors over the elements of a sample, rather than averaging them; a "
-        "decoder that sees its targets, as in a text, needs a code least.",
-        explains=("constant_output", "no_gradient", "vanishing_gradients", "labels_random"),
-        sources=("Bowman et al. (2016), arXiv:1511.06349, Sec. 3.1",),
-    ),
-    Rule(
-        fault="constant_output",
-        title="The network has the same output for every input",
-        needs=(OUTPUTS,),
-        find=constant,
-        advice="Compare the outputs of each layer for two inputs: where they become the same, "
-        "units are dead, inputs are out of scale, or a rate that was too high has left only the "
-        "last bias. Start anew with a lower rate.",
-        others=("lr_too_high", "dead_units", "vanishing_gradients"),
-        explains=("label_noise", "labels_random"),
-    ),
-)
+    Rule("samples_mixed", "Samples of the batch meet on their way to the loss",
+         needs=(COVERAGE,), find=mixed, others=("labels_random",), explains=NO_PROGRESS,
+         advice="Look at permute, view, reshape and transpose: reshape(n, -1) after a permute "
+                "mixes samples, and recurrent layers take [steps, samples, features] unless "
+                "batch_first=True. Layers that compare samples on purpose, as in contrastive "
+                "learning, are right."),
+    Rule("posterior_collapse", "The code of the variational autoencoder says nothing of its sample",
+         needs=(CODES,), find=collapsed,
+         explains=("constant_output", "no_gradient", "vanishing_gradients", "labels_random"),
+         sources=("Bowman et al. (2016), arXiv:1511.06349, Sec. 3.1",),
+         advice="Give the divergence a smaller weight, or let it grow from 0 (annealing), and "
+                "sum reconstruction errors over the elements of a sample, rather than averaging "
+                "them; a decoder that sees its targets, as in a text, needs a code least."),
+    Rule("constant_output", "The network has the same output for every input",
+         needs=(OUTPUTS,), find=constant,
+         others=("lr_too_high", "dead_units", "vanishing_gradients"),
+         explains=("label_noise", "labels_random"),
+         advice="Compare the outputs of each layer for two inputs: where they become the same, "
+                "units are dead, inputs are out of scale, or a rate that was too high has left "
+                "only the last bias. Start anew with a lower rate."),
+)  # fmt: skip

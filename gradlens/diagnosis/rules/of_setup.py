@@ -18,7 +18,8 @@ explained by that."""
 
 
 def since(
-    entry: Callable[[Setup], object], sign: Callable[[Evidence, int], Sign | None]
+    entry: Callable[[Setup], object],
+    sign: Callable[[Evidence, int], Sign | None] = lambda evidence, step: Sign(step),
 ) -> Callable[[Evidence], Iterator[Sign]]:
     """Finds that an entry of the setup isn't empty, from the first step on at which it wasn't."""
 
@@ -65,11 +66,6 @@ def broadcast(evidence: Evidence, step: int) -> Sign:
     return Sign(step, certainty="very likely", title=title)
 
 
-def trained_target(evidence: Evidence, step: int) -> Sign:
-    """A target through which a gradient flows, as where two outputs are meant to be alike."""
-    return Sign(step, is_alarm=evidence.setup.bootstrapped)
-
-
 def linear(evidence: Evidence, step: int) -> Sign | None:
     """Linear layers in a row; a projection in front of attention is one on purpose."""
     layers = evidence.setup.layers
@@ -90,27 +86,11 @@ def linear(evidence: Evidence, step: int) -> Sign | None:
     )
 
 
-def softmax_axis(evidence: Evidence, step: int) -> Sign:
-    """Probabilities of samples or queries, in place of classes or keys."""
-    is_of_loss = evidence.setup.over_samples
-    return Sign(step) if is_of_loss else Sign(step, title=OVER_QUERIES, advice=OVER_KEYS)
-
-
 OVER_QUERIES = "A softmax of attention is over the queries, and its values are summed over the keys"
 OVER_KEYS = (
     "Use softmax(dim=-1), so that the weights of a query add up to 1: over queries, each position "
     "depends on all others, also on those that a mask hides."
 )
-
-
-def of_one(evidence: Evidence, step: int) -> Sign:
-    """A softmax or a normalisation of a single element, whose result is constant."""
-    return Sign(step, where=(evidence.setup.of_one,))
-
-
-def reshaped(evidence: Evidence, step: int) -> Sign:
-    """Rows of scores that a view has made of several places."""
-    return Sign(step)
 
 
 RECORDS = 4
@@ -147,94 +127,66 @@ FREEZE = (
 
 
 RULES = (
-    Rule(
-        fault="unregistered_layers",
-        title="Layers in a list, tuple or dict aren't parts of the model, and nothing trains them",
-        needs=(GRAPH,),
-        find=strangers,
-        advice="Use nn.ModuleList or nn.ModuleDict in place of the list or dict.",
-        explains=NO_PROGRESS,
-    ),
-    Rule(
-        fault="optimizer_misses",
-        title="The optimizer lacks trainable parameters",
-        needs=(OPTIMIZER,),
-        find=since(lambda setup: setup.missed, missed),
-        advice="Pass them to the optimizer: they have gradients and are never updated. Often a "
-        "layer was added or replaced after the optimizer had been made.",
-        explains=("symmetric_init", "dead_units", "lr_too_low", "labels_random"),
-    ),
-    Rule(
-        fault="frozen_layer",
-        title="Parameters of the model are frozen",
-        needs=(SETUP,),
-        find=since(lambda setup: setup.frozen, frozen),
-        advice="If this isn't on purpose (in fine-tuning it often is), set requires_grad to True "
-        "before the optimizer and the cockpit are created. What is frozen must have been trained.",
-        explains=("lr_too_low", "labels_random"),
-    ),
-    Rule(
-        fault="softmax_twice",
-        title="Softmax or sigmoid is applied twice",
-        needs=(GRAPH,),
-        find=since(lambda setup: setup.before_loss, softmax_twice),
-        advice="Pass logits, the scores before the softmax or sigmoid: CrossEntropyLoss and "
-        "BCEWithLogitsLoss apply it themselves. Applied twice, it keeps the loss high and "
-        "gradients small.",
-        explains=NO_PROGRESS,
-    ),
-    Rule(
-        fault="softmax_axis",
-        title="The softmax is over the samples of the batch, not over the classes",
-        needs=(GRAPH,),
-        find=since(lambda setup: setup.over_samples or setup.over_queries, softmax_axis),
-        advice="Use dim=1, the axis of the classes: with dim=0, the probabilities of one class add "
-        "up to 1 over the samples.",
-        explains=("samples_mixed", *NO_PROGRESS),
-    ),
-    Rule(
-        fault="one_element",
-        title="A softmax or normalisation has a single element, so that its result is constant",
-        needs=(GRAPH,),
-        find=since(lambda setup: setup.of_one, of_one),
-        advice="With one output, use a sigmoid and BCEWithLogitsLoss, or two outputs for "
-        "CrossEntropyLoss; normalise over more than one feature: the softmax of one number is 1, "
-        "and its normalisation 0, whatever the network computes.",
-        explains=("exploding_gradients", "no_gradient", "no_step", "dead_units", *NO_PROGRESS),
-    ),
-    Rule(
-        fault="loss_broadcast",
-        title="The loss compares each prediction with all targets",
-        needs=(GRAPH,),
-        find=since(lambda setup: setup.broadcast, broadcast),
-        advice="Give predictions and targets the same shape, by outputs.squeeze(1) or "
-        "targets.unsqueeze(1). As it is, the best that a network can learn is the mean target.",
-        explains=("samples_mixed", *NO_PROGRESS),
-    ),
-    Rule(
-        fault="scores_reshaped",
-        title="A view has made each row of the loss's scores out of several places",
-        needs=(GRAPH,),
-        find=since(lambda setup: setup.rows_of_several, reshaped),
-        advice="Scores [N, C, H, W] become rows by permute(0, 2, 3, 1).reshape(-1, C); or pass "
-        "them as they are, since CrossEntropyLoss takes [N, C, H, W] and labels [N, H, W].",
-        explains=NO_PROGRESS,
-    ),
-    Rule(
-        fault="target_trained",
-        title="The target of the loss needs a gradient, so that it is moved towards the prediction",
-        needs=(GRAPH,),
-        find=since(lambda setup: setup.target_trained, trained_target),
-        advice="Compute targets under torch.no_grad(), or detach() them, as those of a value "
-        "function or a teacher. Where two outputs are meant to approach each other, all is well.",
-    ),
-    Rule(
-        fault="no_nonlinearity",
-        title="Layers follow each other without a nonlinearity between",
-        needs=(GRAPH,),
-        find=since(lambda setup: setup.linear_pairs, linear),
-        advice="Put an activation between them: together they are one linear layer. In "
-        "low-rank factors and depthwise-separable convolutions, this is on purpose.",
-        explains=("labels_random",),
-    ),
+    Rule("unregistered_layers",
+         "Layers in a list, tuple or dict aren't parts of the model, and nothing trains them",
+         needs=(GRAPH,), find=strangers, explains=NO_PROGRESS,
+         advice="Use nn.ModuleList or nn.ModuleDict in place of the list or dict."),
+    Rule("optimizer_misses", "The optimizer lacks trainable parameters",
+         needs=(OPTIMIZER,), find=since(lambda setup: setup.missed, missed),
+         explains=("symmetric_init", "dead_units", "lr_too_low", "labels_random"),
+         advice="Pass them to the optimizer: they have gradients and are never updated. Often a "
+                "layer was added or replaced after the optimizer had been made."),
+    Rule("frozen_layer", "Parameters of the model are frozen",
+         needs=(SETUP,), find=since(lambda setup: setup.frozen, frozen),
+         explains=("lr_too_low", "labels_random"),
+         advice="If this isn't on purpose (in fine-tuning it often is), set requires_grad to "
+                "True before the optimizer and the cockpit are created. What is frozen must have "
+                "been trained."),
+    Rule("softmax_twice", "Softmax or sigmoid is applied twice",
+         needs=(GRAPH,), find=since(lambda setup: setup.before_loss, softmax_twice),
+         explains=NO_PROGRESS,
+         advice="Pass logits, the scores before the softmax or sigmoid: CrossEntropyLoss and "
+                "BCEWithLogitsLoss apply it themselves. Applied twice, it keeps the loss high "
+                "and gradients small."),
+    Rule("softmax_axis", "The softmax is over the samples of the batch, not over the classes",
+         needs=(GRAPH,),
+         find=since(lambda setup: setup.over_samples or setup.over_queries,
+                    lambda evidence, step: Sign(step, title=OVER_QUERIES, advice=OVER_KEYS)
+                    if not evidence.setup.over_samples else Sign(step)),
+         explains=("samples_mixed", *NO_PROGRESS),
+         advice="Use dim=1, the axis of the classes: with dim=0, the probabilities of one class "
+                "add up to 1 over the samples."),
+    Rule("one_element",
+         "A softmax or normalisation has a single element, so that its result is constant",
+         needs=(GRAPH,),
+         find=since(lambda setup: setup.of_one,
+                    lambda evidence, step: Sign(step, where=(evidence.setup.of_one,))),
+         explains=("exploding_gradients", "no_gradient", "no_step", "dead_units", *NO_PROGRESS),
+         advice="With one output, use a sigmoid and BCEWithLogitsLoss, or two outputs for "
+                "CrossEntropyLoss; normalise over more than one feature: the softmax of one "
+                "number is 1, and its normalisation 0, whatever the network computes."),
+    Rule("loss_broadcast", "The loss compares each prediction with all targets",
+         needs=(GRAPH,), find=since(lambda setup: setup.broadcast, broadcast),
+         explains=("samples_mixed", *NO_PROGRESS),
+         advice="Give predictions and targets the same shape, by outputs.squeeze(1) or "
+                "targets.unsqueeze(1). As it is, the best that a network can learn is the mean "
+                "target."),
+    Rule("scores_reshaped", "A view has made each row of the loss's scores out of several places",
+         needs=(GRAPH,), find=since(lambda setup: setup.rows_of_several), explains=NO_PROGRESS,
+         advice="Scores [N, C, H, W] become rows by permute(0, 2, 3, 1).reshape(-1, C); or pass "
+                "them as they are, since CrossEntropyLoss takes [N, C, H, W] and labels [N, H, "
+                "W]."),
+    Rule("target_trained",
+         "The target of the loss needs a gradient, so that it is moved towards the prediction",
+         needs=(GRAPH,),
+         find=since(lambda setup: setup.target_trained,
+                    lambda evidence, step: Sign(step, is_alarm=evidence.setup.bootstrapped)),
+         advice="Compute targets under torch.no_grad(), or detach() them, as those of a value "
+                "function or a teacher. Where two outputs are meant to approach each other, all "
+                "is well."),
+    Rule("no_nonlinearity", "Layers follow each other without a nonlinearity between",
+         needs=(GRAPH,), find=since(lambda setup: setup.linear_pairs, linear),
+         explains=("labels_random",),
+         advice="Put an activation between them: together they are one linear layer. In low-rank "
+                "factors and depthwise-separable convolutions, this is on purpose."),
 )  # fmt: skip

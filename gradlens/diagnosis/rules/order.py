@@ -163,30 +163,17 @@ def random_entropy(counts: Floats, size: int) -> float:
 
 
 RULES = (
-    Rule(
-        fault="batch_repeated",
-        title="Every step has the same batch",
-        needs=(INPUTS,),
-        find=repeated,
-        advice="Make the loader's iterator once for each epoch: next(iter(loader)) restarts it. "
-        "If you train on one batch on purpose, as a test or because it is the whole data set, "
-        "nothing is wrong.",
-        explains=("class_imbalance", "data_order", "overfitting", "label_noise"),
-    ),
-    Rule(
-        fault="samples_duplicated",
-        title="Batches have the same samples several times",
-        needs=(INPUTS,),
-        find=duplicated,
-        advice="Look at the sampler and the dataset: indices may be repeated.",
-        explains=("overfitting",),
-    ),
-    Rule(
-        fault="data_order",
-        title="Batches have few of the classes each: the data aren't shuffled",
-        needs=(SAMPLES,),
-        find=unshuffled,
-        advice="Shuffle the training data: DataLoader(..., shuffle=True).",
-        explains=("class_imbalance", "overfitting", *INSTABILITY, *NO_PROGRESS),
-    ),
-)
+    Rule("batch_repeated", "Every step has the same batch",
+         needs=(INPUTS,), find=repeated,
+         explains=("class_imbalance", "data_order", "overfitting", "label_noise"),
+         advice="Make the loader's iterator once for each epoch: next(iter(loader)) restarts it. "
+                "If you train on one batch on purpose, as a test or because it is the whole data "
+                "set, nothing is wrong."),
+    Rule("samples_duplicated", "Batches have the same samples several times",
+         needs=(INPUTS,), find=duplicated, explains=("overfitting",),
+         advice="Look at the sampler and the dataset: indices may be repeated."),
+    Rule("data_order", "Batches have few of the classes each: the data aren't shuffled",
+         needs=(SAMPLES,), find=unshuffled,
+         explains=("class_imbalance", "overfitting", *INSTABILITY, *NO_PROGRESS),
+         advice="Shuffle the training data: DataLoader(..., shuffle=True)."),
+)  # fmt: skip

@@ -161,22 +161,12 @@ OF_LOSS = "The loss of one batch is far above that of all others"
 
 
 RULES = (
-    Rule(
-        fault="outlier_sample",
-        title="The input of one sample is far larger than that of all others",
-        needs=(ROWS,),
-        find=outlier,
-        advice="Look at this sample of the batch, and correct it or leave it out.",
-        others=("corrupt_batch", "lr_edge"),
-        explains=("corrupt_batch", "dead_units", "lr_too_high", "lr_edge"),
-    ),
-    Rule(
-        fault="corrupt_batch",
-        title="The inputs of one batch are far larger than those of all others",
-        needs=(LOSS,),
-        find=corrupt_batch,
-        advice="Look at the inputs and targets of this batch.",
-        others=("outlier_sample", "lr_edge"),
-        explains=("dead_units", "lr_too_high", "lr_edge"),
-    ),
-)
+    Rule("outlier_sample", "The input of one sample is far larger than that of all others",
+         needs=(ROWS,), find=outlier, others=("corrupt_batch", "lr_edge"),
+         explains=("corrupt_batch", "dead_units", "lr_too_high", "lr_edge"),
+         advice="Look at this sample of the batch, and correct it or leave it out."),
+    Rule("corrupt_batch", "The inputs of one batch are far larger than those of all others",
+         needs=(LOSS,), find=corrupt_batch, others=("outlier_sample", "lr_edge"),
+         explains=("dead_units", "lr_too_high", "lr_edge"),
+         advice="Look at the inputs and targets of this batch."),
+)  # fmt: skip

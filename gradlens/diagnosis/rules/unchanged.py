@@ -194,23 +194,14 @@ DETACHED = (
 )
 
 RULES = (
-    Rule(
-        fault="no_step",
-        title="No weight changes: the optimizer makes no step",
-        needs=(STEPS_OF_WEIGHTS,),
-        find=no_step,
-        advice="Call optimizer.step() after backward, on the optimizer that has the model's "
-        "parameters. A GradScaler skips steps as long as gradients are not finite.",
-        explains=("symmetric_init", "dead_units", "lr_too_high", *NO_PROGRESS),
-    ),
-    Rule(
-        fault="no_gradient",
-        title="Parameters have no gradient and never change",
-        needs=(STEPS_OF_WEIGHTS,),
-        find=no_gradient,
-        advice="See whether forward uses these layers, and whether something cuts the graph behind "
-        "them, such as detach(), item() or no_grad(). Of layers that are left out on purpose, "
-        "nothing is wrong.",
-        explains=("lr_too_high", *NO_PROGRESS),
-    ),
+    Rule("no_step", "No weight changes: the optimizer makes no step",
+         needs=(STEPS_OF_WEIGHTS,), find=no_step,
+         explains=("symmetric_init", "dead_units", "lr_too_high", *NO_PROGRESS),
+         advice="Call optimizer.step() after backward, on the optimizer that has the model's "
+                "parameters. A GradScaler skips steps as long as gradients are not finite."),
+    Rule("no_gradient", "Parameters have no gradient and never change",
+         needs=(STEPS_OF_WEIGHTS,), find=no_gradient, explains=("lr_too_high", *NO_PROGRESS),
+         advice="See whether forward uses these layers, and whether something cuts the graph "
+                "behind them, such as detach(), item() or no_grad(). Of layers that are left out "
+                "on purpose, nothing is wrong."),
 )  # fmt: skip
