@@ -220,7 +220,7 @@ class Evidence:
         rewards, or where they aren't known and it stays far above, as a sum over the pixels of an
         image does.
         """
-        if not self.is_of_samples or smallest(self.loss.values) < 0:
+        if not self.is_of_samples or self.is_signed:
             return math.nan
         if self.setup.loss.startswith("Mse"):
             variance = self.typical("target_variance")
@@ -240,13 +240,20 @@ class Evidence:
         """The loss that rises are compared with: the first one, or chance if that is more.
 
         NaN if neither is known, or is positive; or if others than the weights move it, such as an
-        adversary. A loss that is negative at times, as one that is weighted by rewards, has no size
-        that others could be compared with.
+        adversary. A loss with a sign has no size that others could be compared with.
         """
-        if self.is_moved_by_others or smallest(self.loss.values) < 0:
+        if self.is_moved_by_others or self.is_signed:
             return math.nan
         known = [each for each in (self._early(FIRST_STEPS), self.chance) if each > 0]
         return max(known) if known else math.nan
+
+    @cached_property
+    def is_signed(self) -> bool:
+        """Whether the loss is negative at times, or its samples have weights that are.
+
+        As rewards over their mean are, whose loss is small at first since its terms cancel out.
+        """
+        return smallest(self.loss.values) < 0 or largest(self.column("negative_weights")) > 0
 
     def _early(self, steps: int) -> float:
         """The first loss; of batches too small for a mean, not less than the median of a few."""

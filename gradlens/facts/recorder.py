@@ -126,6 +126,8 @@ class FactRecorder(Observer):
         found = loss_rows(loss)
         value = loss.value.detach().reshape(()).float() / scale
         facts.parts.append((value, scale != 1, found.count or loss.samples))
+        if loss.row_weights is not None:
+            facts.numbers["negative_weights"] = (loss.row_weights < 0).float().mean()
         if loss.function is None and loss.squared is None:
             return
         facts.loss_rows.append(found)

@@ -183,7 +183,7 @@ def loss_rows(loss: Loss) -> LossRows:
     count = len(targets) if of == "numbers" else targets.numel()
     is_known = count <= MOST_LABELS and (of != "classes" or targets.dim() == 1)
     # With weights of their own, they may be actions, whose losses are multiplied by rewards.
-    are_labels = of != "numbers" and not loss.weighs_rows
+    are_labels = of != "numbers" and loss.weighing is None
     classes = 2 if of == "probabilities" else 0
     if of == "classes":
         outputs = saved(loss.function, "self")

@@ -25,6 +25,7 @@ from gradlens.torch_private import (
     is_saved_elsewhere,
     output_metadata,
     saved,
+    saved_where_they_are,
 )
 
 LossReduction: TypeAlias = Literal["mean", "sum"]
@@ -70,8 +71,8 @@ class Loss:
     ``functions`` are the nodes of these. ``samples`` is N, 0 if it isn't known. ``reduction`` is
     ``"mean"`` or ``"sum"`` if all terms are reduced so over the batch, else empty. If it
     ``is_multiple``, the values of a single function add up to a multiple of the loss. If it
-    ``weighs_rows``, these are multiplied by numbers of their own, such as rewards or a mask.
-    ``squared`` is the node that squares errors, where nothing else is a term.
+    has a ``weighing`` node, that multiplies these by numbers of their own, such as rewards or a
+    mask. ``squared`` is the node that squares errors, where nothing else is a term.
     """
 
     value: Tensor
@@ -79,7 +80,7 @@ class Loss:
     functions: tuple[Node, ...]
     reduction: str
     is_multiple: bool
-    weighs_rows: bool = False
+    weighing: Node | None = None
     squared: Node | None = None
 
     @cached_property
@@ -108,6 +109,12 @@ class Loss:
     def outputs(self) -> Tensor | None:
         """What the loss function compares the targets with."""
         return None if self.function is None else saved(self.function, "self").detach()
+
+    @property
+    def row_weights(self) -> Tensor | None:
+        """The numbers that the function's values are multiplied by, where they are kept as such."""
+        kept = [] if self.weighing is None else saved_where_they_are(self.weighing)
+        return kept[0].detach() if len(kept) == 1 else None
 
     @property
     def target_needs_gradient(self) -> bool:
@@ -199,10 +206,10 @@ def read_loss(loss: Tensor, samples: int = 0, scale: float = 1.0) -> Loss:
     how = reductions.pop() if len(reductions) == 1 else ""
     rows = _rows_of(functions[0]) if len(functions) == 1 else ()
     weights = (way.node for way in ways if kind_of(kind(way.node)).is_product)
-    weighs_rows = bool(rows) and any(_rows_of(node) == rows for node in weights)
+    weighing = next((node for node in weights if rows and _rows_of(node) == rows), None)
     squared = ends[0] if len(ends) == 1 and len(ways) <= WITHIN else None
     squared = squared if squared is not None and _squares_errors(squared) else None
-    return Loss(loss, samples, functions, how, is_multiple, weighs_rows, squared)
+    return Loss(loss, samples, functions, how, is_multiple, weighing, squared)
 
 
 def _squares_errors(node: Node) -> bool:

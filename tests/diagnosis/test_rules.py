@@ -658,6 +658,7 @@ HEALTHY: dict[str, History] = {
     "a loss that is a sum over periods": run(changed(S, loss=5 * S["loss"])),
     "small gradients after a usual update": run(changed(S, grad_norm=at(1, 1e-4))),
     "a loss weighted by rewards": run(changed(S, loss=0.1 * STUCK)),
+    "rewards over their mean": run(changed(S, loss=RISE) | {"negative_weights": np.ones(STEPS)}),
     "an unstable step": run(changed(S, loss_median=np.where(AFTER_100, 3.0, S["loss_median"]))),
     "a low validation loss": validated(0.1, S),
     "zero last layer": run(layers=by_weight("row_spread", 0.9, 0.9, FROM_ZERO)),

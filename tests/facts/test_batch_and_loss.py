@@ -179,6 +179,18 @@ def test_weights_of_a_loss(loss: str, weighted: bool) -> None:
     assert read_loss(found).is_weighted == weighted
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("weights", [[1.0, -2.0, 0.0, 0.5], [1.0, 0.0, 1.0, 1.0]])
+def test_weights_of_rows(weights: list[float], is_first: bool) -> None:
+    given, scores = torch.tensor(weights), torch.randn(4, 3, requires_grad=True)
+    losses = functional.cross_entropy(scores, torch.tensor([0, 1, 2, 0]), reduction="none")
+    weighted = given * losses if is_first else losses * given
+    found = read_loss(weighted.mean() + 0.5 * scores[:, 0].square().mean(), 4).row_weights
+    assert found is not None
+    assert found.tolist() == weights
+    assert read_loss(losses.mean(), 4).row_weights is None
+
+
 @pytest.mark.parametrize("ignored", [-100, -1, 255, 3])
 def test_ignored_labels_have_neither_loss_nor_class(ignored: int) -> None:
     targets = CLASSES.clone()
