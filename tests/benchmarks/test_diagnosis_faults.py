@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.diagnosis.development.problems import BASICS
+from benchmarks.diagnosis.development.problems import BASICS, IMAGES
 from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
 from benchmarks.diagnosis.faults.fault import Fault, Injected
 from benchmarks.diagnosis.faults.presence import diverges
 from benchmarks.diagnosis.loop import Outcome
 from benchmarks.diagnosis.training import Training, batches, model_of
 
-PROBLEMS = tuple(training.problem for training in BASICS)
+CODES = tuple(each for each in IMAGES if each.problem.name == "variational autoencoder")
+PROBLEMS = tuple(training.problem for training in (*BASICS, *CODES))
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 WAYS = {(fault.name, fault.way): fault for fault in FAULTS}
 SEARCHED = {"lr_too_high": ["tanh"], "lr_edge": ["sigmoid"], "overfitting": ["sigmoid"]}
@@ -22,7 +23,7 @@ SEARCHED = {"lr_too_high": ["tanh"], "lr_edge": ["sigmoid"], "overfitting": ["si
 
 
 def test_there_are_all_faults_of_the_catalogue() -> None:
-    assert len(NAMES) == 42
+    assert len(NAMES) == 57
     assert len(WAYS) == len(FAULTS) >= 41
     assert LIKES.keys() <= {*NAMES}
     assert {*NAMES} >= SYMPTOMS

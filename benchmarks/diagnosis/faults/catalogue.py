@@ -5,14 +5,18 @@ from __future__ import annotations
 from benchmarks.diagnosis.faults.of_layers import OF_LAYERS
 from benchmarks.diagnosis.faults.of_learning import OF_LEARNING
 from benchmarks.diagnosis.faults.of_the_batch import OF_THE_BATCH
+from benchmarks.diagnosis.faults.of_the_graph import OF_THE_GRAPH
 from benchmarks.diagnosis.faults.of_the_loop import OF_THE_LOOP
 
-FAULTS = (*OF_THE_LOOP, *OF_THE_BATCH, *OF_LAYERS, *OF_LEARNING)
+FAULTS = (*OF_THE_LOOP, *OF_THE_BATCH, *OF_LAYERS, *OF_LEARNING, *OF_THE_GRAPH)
 NAMES = tuple(dict.fromkeys(fault.name for fault in FAULTS))
 
 SYMPTOMS = frozenset(fault.name for fault in (*OF_LAYERS, *OF_LEARNING)) | {
     "outlier_sample",
     "corrupt_batch",
+    "entropy_collapse",
+    "posterior_collapse",
+    "target_scale",
 }
 """Faults that are concluded from what they do; the others can be read off the loop or the data."""
 
