@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from gradlens.history.finding import Certainty
 from gradlens.history.spikes import NEVER, SampleId, Spike, Suspect
 
 Cause: TypeAlias = Literal[
     "input", "target", "weights", "forward", "backward", "sample", "batch", "rate", "unknown"
 ]
-Certainty: TypeAlias = Literal["fact", "very likely", "consistent with"]
 
 OF_START = 1.5
 """Over the loss at the start: below, late steps of healthy runs look the same."""
@@ -58,11 +58,6 @@ def autopsy(spike: Spike) -> Conclusion:
     return _of_jump(spike) if spike.is_finite else _of_broken(spike)
 
 
-def odd_input(suspect: Suspect) -> bool:
-    """Whether a sample's input is far larger or smaller than those of the others."""
-    return _is_odd(suspect.input_ratio)
-
-
 def is_large(spike: Spike) -> bool:
     """Whether the loss is far above that at the start of the run."""
     return spike.loss > OF_START * spike.start
@@ -91,34 +86,26 @@ def _is_odd(ratio: float) -> bool:
 def _of_broken(spike: Spike) -> Conclusion:
     samples = tuple(each.name for each in spike.suspects)
     named = _named(spike.suspects)
-    if spike.origin in ("input", "target"):
-        what = "what the model was called with" if spike.origin == "input" else "the target"
-        text = f"There is a NaN or an infinity in {what}, in {named or 'all samples'}."
-        return Conclusion(spike.origin, "fact", text, samples)
-    if spike.origin == "weights":
-        text = (
-            f"The weights of {spike.place} have a NaN or an infinity already when the step begins: "
-            "an update before it has broken them."
-        )
-        return Conclusion("weights", "fact", text, where=spike.place)
-    if spike.origin == "backward":
-        text = (
-            "The loss is finite, and gradients have a NaN or an infinity: the backward pass has "
-            f"made it, at {spike.place} or between there and the loss."
-        )
-        if spike.hint:
-            text += f" Operations whose derivative may be infinite: {spike.hint}."
-        if not samples:
-            text += f" The sample isn't known: {spike.without_norms or 'all have one'}."
-        return Conclusion("backward", "fact", text, samples, spike.place)
-    place = f"first at {spike.place}" if spike.place else "in an operation that saves nothing"
-    term = f", in {spike.hint}" if spike.hint else ""
-    whose = f", in {named}" if named else ""
-    text = (
-        f"The weights and the inputs are finite, and the forward pass has made a NaN or an "
-        f"infinity of them, {place}{term}{whose}."
-    )
-    return Conclusion("forward", "fact", text, samples, spike.place)
+    bad = "a NaN or an infinity"
+    cause: Cause = "forward" if spike.origin == "jump" else spike.origin
+    if cause in ("input", "target"):
+        what = "what the model was called with" if cause == "input" else "the target"
+        text = f"There is {bad} in {what}, in {named or 'all samples'}."
+    elif cause == "weights":
+        text = f"The weights of {spike.place} have {bad} already when the step begins: an update "
+        text += "before it has broken them."
+    elif cause == "backward":
+        text = f"The loss is finite, and gradients have {bad}: the backward pass has made it, at "
+        text += f"{spike.place} or between there and the loss."
+        text += f" Operations whose derivative may be infinite: {spike.hint}." if spike.hint else ""
+        why = spike.without_norms or "all have one"
+        text += "" if samples else f" The sample isn't known: {why}."
+    else:
+        place = f"first at {spike.place}" if spike.place else "in an operation that saves nothing"
+        places = ", in ".join(filter(None, (place, spike.hint, named)))
+        text = f"The weights and the inputs are finite, and the forward pass has made {bad} of "
+        text += f"them, {places}."
+    return Conclusion(cause, "fact", text, () if cause == "weights" else samples, spike.place)
 
 
 def _of_jump(spike: Spike) -> Conclusion:
@@ -155,7 +142,7 @@ def _of_sample(spike: Spike, worst: Suspect) -> Conclusion:
 
 def _of_rate(spike: Spike) -> Conclusion | None:
     signs = [*rate_signs(spike)]
-    if not signs or any(map(odd_input, spike.suspects)):
+    if not signs or any(_is_odd(each.input_ratio) for each in spike.suspects):
         return None
     certain = len(signs) > 1 and is_large(spike)
     certainty: Certainty = "very likely" if certain else "consistent with"

@@ -45,6 +45,7 @@ VALIDATION = ("valid_loss", "val_loss", "validation_loss", "eval_loss")
 """Names under which training loops log a validation loss."""
 
 LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
+"""Layers with a table, of which a batch uses some rows only."""
 
 NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
 
@@ -116,17 +117,17 @@ class Evidence:
         """The layer that a parameter belongs to; ``None`` if it isn't known."""
         return self.setup.layers.get(parameter.rpartition(".")[0])
 
-    def is_lookup(self, parameter: str) -> bool:
-        """Whether it is the table of an embedding, of which a batch uses some rows only."""
-        layer = self.layer_of(parameter)
-        return layer is not None and bool(LOOKUPS & {*layer.classes})
-
     @cached_property
     def weights(self) -> tuple[str, ...]:
         """Parameters with two axes or more, from input to output, that are no embeddings."""
         shapes = self.history.parameters
-        names = dict.fromkeys([*self.setup.order, *shapes])
-        return tuple(n for n in names if len(shapes.get(n, ())) > 1 and not self.is_lookup(n))
+        classes = {n: {*layer.classes} for n, layer in self.setup.layers.items()}
+        return tuple(
+            name
+            for name in dict.fromkeys([*self.setup.order, *shapes])
+            if len(shapes.get(name, ())) > 1
+            if not LOOKUPS & classes.get(name.rpartition(".")[0], set())
+        )
 
     @cached_property
     def trained(self) -> tuple[str, ...]:
@@ -298,11 +299,6 @@ class Evidence:
         return bool(self.loss.values.size) and not bool(self.loss.finite[-1])
 
     @cached_property
-    def has_bad_rows(self) -> bool:
-        """Whether a sample had a NaN or infinite input."""
-        return bool((self.column("bad_rows") > 0).any())
-
-    @cached_property
     def has_adversary(self) -> bool:
         """Whether others train weights behind the loss, as a discriminator's: they change."""
         count, new, same = self.by_name("strangers").matrix(("all", "new", "same"))
@@ -332,11 +328,6 @@ class Evidence:
         reach = BEYOND_REACH * way * largest(self.column("grad_norm"))
         is_small = largest(self.update_ratio.values) < SMALL_UPDATE
         return is_small and rise > max(reach, abs(self.first_loss))  # batches differ by less
-
-    @cached_property
-    def is_origin_known(self) -> bool:
-        """Whether it is known where the first number came from that isn't finite."""
-        return self.has_bad_rows or any(not s.is_finite for s in self.history.spikes.values())
 
     def is_late(self, steps: NDArray[np.generic]) -> NDArray[np.bool_]:
         """Which steps are in the last quarter of those."""

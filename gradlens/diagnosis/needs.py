@@ -76,7 +76,6 @@ VALIDATION = Need(
 )
 SAMPLES = column("samples", "the batches' sizes, which the facts of a run have")
 INPUTS = column("input_rms", "the model's inputs, which the facts of a run have")
-ROWS = column("row_rms_max", "the model's inputs, which the facts of a run have")
 BAD_ROWS = column("bad_rows", "the model's inputs, which the facts of a run have")
 UPDATES = column("updates", "the optimizer, passed to the context: cockpit(step, optimizer=...)")
 RATES = column("lr", "the optimizer, passed to the context: cockpit(step, optimizer=...)")

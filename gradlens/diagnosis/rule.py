@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import Need
+from gradlens.diagnosis.numbers import Truths, share
 from gradlens.history.finding import Certainty, Finding, Measured
 
 
@@ -80,6 +81,22 @@ INSTABILITY = ("nonfinite_loss", "nonfinite_gradient", "nonfinite_weights", "cli
 NO_PROGRESS = ("vanishing_gradients", "lr_edge", "lr_too_low", "label_noise", "constant_output",
                "labels_random")  # fmt: skip
 """What shows where a network learns little."""
+
+
+def mostly(
+    evidence: Evidence, holds: Truths, known: Truths, limit: float, words: str
+) -> Iterator[Sign]:
+    """A sign if something holds at more than a share of the steps ``[K]`` where it is known."""
+    found = share(holds, known)
+    if found > limit:
+        yield Sign(int(evidence.steps[known & holds][0]), (above(words, found, limit),))
+
+
+def usually_above(evidence: Evidence, name: str, limit: float, words: str) -> Iterator[Sign]:
+    """A sign if the median of a column is above a limit, from where on it is known."""
+    if evidence.typical(name) > limit:
+        step = int(evidence.steps[np.isfinite(evidence.column(name))][0])
+        yield Sign(step, (above(words, evidence.typical(name), limit),))
 
 
 def above(name: str, value: float, limit: float) -> Measured:

@@ -58,7 +58,8 @@ def gains(evidence: Evidence) -> dict[str, float]:
     """rms(W)·√fan-in of each weight that is used as it is, if the first step was recorded.
 
     PyTorch's defaults have 0.58 to 0.71, and He's initialisation has 1.41. Parameters of other
-    names, such as tables of positions, are added to what flows through the network.
+    names, such as tables of positions, are added to what flows through the network, and the input
+    weights of recurrent layers are drawn by the number of hidden units rather than of inputs.
     """
     sizes = evidence.by_name("weight_rms")
     shapes = evidence.history.parameters
@@ -70,7 +71,7 @@ def gains(evidence: Evidence) -> dict[str, float]:
             len(known)
             and sizes.steps[0] == evidence.loss.steps[:1].sum()
             and is_weight(name)
-            and not _is_of_inputs(name)
+            and not name.rpartition(".")[2].startswith("weight_ih")
             and name not in evidence.setup.transformed
         ):
             fan_in = (layer.fan_in if layer is not None else 0) or math.prod(shapes[name][1:])
@@ -81,14 +82,6 @@ def gains(evidence: Evidence) -> dict[str, float]:
 def is_weight(name: str) -> bool:
     """Whether a parameter has the name of one that inputs are multiplied with."""
     return "weight" in name.rpartition(".")[2]
-
-
-def _is_of_inputs(name: str) -> bool:
-    """Whether it is an input weight of a recurrent layer.
-
-    PyTorch draws these by the number of hidden units rather than by that of inputs.
-    """
-    return name.rpartition(".")[2].startswith("weight_ih")
 
 
 GAIN = 2.5
@@ -116,7 +109,7 @@ def explodes(evidence: Evidence) -> Iterator[Sign]:
     found = gains(evidence)
     where = tuple(name for name, gain in found.items() if gain > GAIN)
     loss = evidence.first_loss / evidence.chance
-    saturated = _saturated(evidence)
+    saturated = largest([s[0] for s in evidence.by_name("saturated").values.values()])
     is_good = not evidence.typical("input_rms") > GOOD_INPUTS
     is_classified = evidence.typical("classes") > 1 and largest([*found.values()]) > USUAL
     if loss < PRETRAINED or not (where or (is_good and is_classified and loss > LOSS)):
@@ -125,22 +118,13 @@ def explodes(evidence: Evidence) -> Iterator[Sign]:
     numbers += [above("first loss, over that by chance", loss, LOSS)] if loss > LOSS else []
     if where and saturated > SATURATED:
         numbers.append(above("outputs of a tanh or sigmoid near its ends", saturated, SATURATED))
-    repeats = any(_is_repeated(name) for name in where)
+    # A recurrent layer applies such a weight once for each step of a sequence.
+    repeats = any(name.rpartition(".")[2].startswith("weight_hh") for name in where)
     is_extreme = largest([*found.values()]) > HUGE or saturated > SATURATED
     has_several = len(where) > 1 and not evidence.is_normalised
     is_alarm = loss > RISEN or repeats or is_extreme or has_several
     step = int(evidence.by_name("weight_rms").steps[0])
     yield Sign(step, tuple(numbers), "very likely", is_alarm, where)
-
-
-def _saturated(evidence: Evidence) -> float:
-    """The largest share of a layer's outputs that are saturated at the start; NaN if unknown."""
-    return largest([shares[0] for shares in evidence.by_name("saturated").values.values()])
-
-
-def _is_repeated(name: str) -> bool:
-    """Whether a recurrent layer applies the weight once for each step of a sequence."""
-    return name.rpartition(".")[2].startswith("weight_hh")
 
 
 RULES = (

@@ -27,20 +27,20 @@ SHARE = 0.9
 def constant(evidence: Evidence) -> Iterator[Sign]:
     spread = np.where(evidence.column("input_rms") == 0, 0, evidence.column("input_spread"))
     known = np.isfinite(spread) & (evidence.column("samples") > 1)
+    step = int(evidence.steps[known][0]) if known.any() else 0
     if share(spread < SPREAD, known) > SHARE:
-        numbers = (below("spread of the samples, over their size", median(spread[known]), SPREAD),)
-        yield Sign(int(evidence.steps[known][0]), numbers)
+        number = below("spread of the samples, over their size", median(spread[known]), SPREAD)
+        yield Sign(step, (number,))
         return
     size = spread * evidence.column("input_rms")
     is_real = evidence.setup.input_kind != "integers" and not evidence.setup.input_normalised
     if is_real and share(size < SMALL, known) > SHARE:
-        numbers = (below("spread of the samples", median(size[known]), SMALL),)
-        step = int(evidence.steps[known][0])
+        number = below("spread of the samples", median(size[known]), SMALL)
         does_harm = is_stuck(evidence) or starts_late(evidence)
-        title = "Inputs hardly differ between samples"
-        yield Sign(step, numbers, "very likely", does_harm, title=title)
+        yield Sign(step, (number,), "very likely", does_harm, title=SIMILAR)
 
 
+SIMILAR = "Inputs hardly differ between samples"
 LEARNT = 0.25
 """The late loss over that without learning, of a network that learns in spite of its inputs."""
 HARMLESS = "This is harmless, since the model begins with a normalisation."

@@ -64,10 +64,10 @@ def _part(spike: Spike | None) -> tuple[str, ...]:
 
 def losses(evidence: Evidence) -> Iterator[Sign]:
     """Losses that aren't finite, also where nothing has looked for the origin."""
-    known = [*of_origin("forward")(evidence)]
-    yield from known
-    if known or evidence.is_origin_known:
-        return
+    yield from of_origin("forward")(evidence)
+    spikes = evidence.history.spikes.values()
+    if (evidence.column("bad_rows") > 0).any() or not all(each.is_finite for each in spikes):
+        return  # the origin is known
     values = evidence.loss.values
     # A loss that was passed as NaN, since it isn't known, is one at all steps.
     place = first(~np.isfinite(values))

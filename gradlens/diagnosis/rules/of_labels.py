@@ -12,7 +12,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import DENSE_LABELS, LABELS
 from gradlens.diagnosis.numbers import finite, first, median
 from gradlens.diagnosis.rule import Rule, Sign, above
-from gradlens.history.finding import Certainty, Measured
+from gradlens.history.finding import Certainty
 
 PADDING = 0.1
 """Share of the labels that are padding."""
@@ -50,16 +50,16 @@ def imbalance(evidence: Evidence) -> Iterator[Sign]:
         found = float(counts[0]) / max(float(np.median(others)), 1.0)
         if found > TIMES:
             name = "labels of the most frequent class, over those of the median one"
-            yield _sign(evidence, _first_step(evidence), above(name, found, TIMES))
-
-
-def _sign(evidence: Evidence, step: int, number: Measured) -> Sign:
-    if len(evidence.labels) == 1:
-        return Sign(step, (number,), is_alarm=False, title=ONE_CLASS, advice=PLACES)
-    has_learnt = _has_learnt(evidence, evidence.label_entropy)
-    is_early = evidence.length < 2 * LONG_ENOUGH  # what rare labels depend on is learnt late
-    is_alarm = not (evidence.setup.loss_weighted or has_learnt or is_early)
-    return Sign(step, (number,), is_alarm=is_alarm)
+            table = evidence.by_name("labels")
+            seen_by = np.nansum(table.matrix(tuple(table.values)), axis=0)
+            step, numbers = int(table.steps[seen_by >= FEWEST][0]), (above(name, found, TIMES),)
+            if len(counts) == 1:
+                yield Sign(step, numbers, is_alarm=False, title=ONE_CLASS, advice=PLACES)
+                return
+            has_learnt = _has_learnt(evidence, evidence.label_entropy)
+            is_early = evidence.length < 2 * LONG_ENOUGH  # rare labels are learnt late
+            is_harmless = evidence.setup.loss_weighted or has_learnt or is_early
+            yield Sign(step, numbers, is_alarm=not is_harmless)
 
 
 def _has_learnt(evidence: Evidence, entropy: float) -> bool:
@@ -85,13 +85,6 @@ PLACES = (
     "an adversarial pair, and where the label is the place of a positive among negatives, this is "
     "as it should be."
 )
-
-
-def _first_step(evidence: Evidence) -> int:
-    """The first step by which enough labels had been seen."""
-    counts = evidence.by_name("labels")
-    seen = np.nansum(counts.matrix(tuple(counts.values)), axis=0)
-    return int(counts.steps[seen >= FEWEST][0])
 
 
 ALL = 0.99

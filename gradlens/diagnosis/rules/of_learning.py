@@ -151,7 +151,9 @@ def overfits(evidence: Evidence) -> Iterator[Sign]:
     around = (train.steps >= steps[max(place - 1, 0)]) & (train.steps <= steps[place])
     falls = present < median(train.values[around])
     reference = evidence.chance if np.isfinite(evidence.chance) else values[0]
-    rise = (LASTING_RISE if _lasts(evidence, TIMES * lowest) else RISE) * reference
+    late = finite(valid.values[evidence.is_late(valid.steps)])
+    lasts = len(late) >= LASTS and bool((late > TIMES * lowest).all())
+    rise = (LASTING_RISE if lasts else RISE) * reference
     rises = latest > TIMES * lowest > 0 and latest - lowest > rise
     if rises and place < len(values) - EVALUATIONS and gap > GAP and falls:
         is_alarm = latest > CLEARLY * lowest
@@ -161,12 +163,6 @@ def overfits(evidence: Evidence) -> Iterator[Sign]:
             above("validation loss, over the training loss, both over their start", gap, GAP),
         )
         yield Sign(int(steps[place]), numbers, "very likely", is_alarm)
-
-
-def _lasts(evidence: Evidence, limit: float) -> bool:
-    """Whether many validations, all of those late in the run, are above a limit."""
-    late = evidence.valid_loss.values[evidence.is_late(evidence.valid_loss.steps)]
-    return len(finite(late)) >= LASTS and bool((finite(late) > limit).all())
 
 
 # Nothing --------------------------------------------------------------------------------------

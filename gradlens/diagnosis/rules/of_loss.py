@@ -12,7 +12,16 @@ from gradlens.diagnosis.course import LONG_ENOUGH, PERSISTENT, is_high, is_stuck
 from gradlens.diagnosis.evidence import Evidence, is_summed
 from gradlens.diagnosis.needs import GRAPH, LOSS, SAMPLES, SETUP
 from gradlens.diagnosis.numbers import finite, largest, median, ratio, share
-from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
+from gradlens.diagnosis.rule import (
+    INSTABILITY,
+    NO_PROGRESS,
+    Rule,
+    Sign,
+    above,
+    below,
+    mostly,
+    usually_above,
+)
 from gradlens.diagnosis.rules.learning_rate import signs_of_divergence as diverges
 from gradlens.history.finding import Certainty
 
@@ -37,10 +46,9 @@ def negative(evidence: Evidence, kind: str = "NllLoss") -> Iterator[Sign]:
     medians = evidence.column("loss_median")
     with np.errstate(invalid="ignore"):
         is_negative = medians < NEGATIVE
-    found = share(is_negative, np.isfinite(medians))
-    if evidence.setup.loss.startswith(kind) and found > MOST:
-        name = "share of the steps at which the median sample's loss is negative"
-        yield Sign(int(evidence.steps[is_negative][0]), (above(name, found, MOST),))
+    if evidence.setup.loss.startswith(kind):
+        words = "share of the steps at which the median sample's loss is negative"
+        yield from mostly(evidence, is_negative, np.isfinite(medians), MOST, words)
 
 
 REVERSED, ALWAYS = -0.5, 0.9
@@ -128,7 +136,8 @@ than the second."""
 def far_targets(evidence: Evidence) -> Iterator[Sign]:
     for sign in negative(evidence, "BinaryCrossEntropy"):
         yield replace(sign, title=OUT_OF_RANGE, advice=BETWEEN)
-    yield from _beyond(evidence)
+    for sign in usually_above(evidence, "targets_beyond", UNREACHED, UNREACHABLE):
+        yield replace(sign, title=BEYOND, advice=END)
     late, variance, start = evidence.late_loss, evidence.chance, evidence.first_loss
     is_squared = evidence.setup.loss.startswith("Mse")
     is_far = OVER_VARIANCE * variance < late < RISE * start and late > LARGE**2
@@ -138,34 +147,18 @@ def far_targets(evidence: Evidence) -> Iterator[Sign]:
             above("root of the late error", math.sqrt(late), LARGE),
         )
         yield Sign(int(evidence.loss.steps[0]) + LONG_ENOUGH - 1, numbers, "very likely")
-    elif start > HUGE and _is_mean_of_numbers(evidence) and _fails(evidence):
-        number = above("first loss", start, HUGE)
-        yield Sign(int(evidence.loss.steps[0]), (number,), "very likely", title=FIRST)
-
-
-def _beyond(evidence: Evidence) -> Iterator[Sign]:
-    """Targets that the last activation can't reach."""
-    beyond = evidence.column("targets_beyond")
-    if median(beyond) > UNREACHED:
-        name = "share of the targets outside of the last activation's range"
-        number = above(name, median(beyond), UNREACHED)
-        yield Sign(int(evidence.steps[np.isfinite(beyond)][0]), (number,), title=BEYOND, advice=END)
+    elif start > HUGE and (is_stuck(evidence) or diverges(evidence)):
+        is_mean_of_errors = (is_squared or not evidence.setup.loss) and not evidence.is_sum
+        if is_mean_of_errors and not evidence.typical("input_rms") > USUAL:
+            number = above("first loss", start, HUGE)
+            yield Sign(int(evidence.loss.steps[0]), (number,), "very likely", title=FIRST)
 
 
 UNREACHED = 0.2
 """Share of the targets that outputs can't reach."""
+UNREACHABLE = "share of the targets outside of the last activation's range"
 BEYOND = "The targets are outside of the range of the last activation"
 END = "Leave out the activation at the end of the network, or scale the targets to its range."
-
-
-def _fails(evidence: Evidence) -> bool:
-    return is_stuck(evidence) or bool(diverges(evidence))
-
-
-def _is_mean_of_numbers(evidence: Evidence) -> bool:
-    """Whether the inputs are as usual, and the loss may be a mean of errors."""
-    is_error = evidence.setup.loss.startswith("Mse") or not evidence.setup.loss
-    return is_error and not evidence.is_sum and not evidence.typical("input_rms") > USUAL
 
 
 OUT_OF_RANGE = "The targets of the binary cross-entropy aren't between 0 and 1"

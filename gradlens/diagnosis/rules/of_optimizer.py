@@ -10,7 +10,7 @@ from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck, rise, spread, updat
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, OPTIMIZER, RATES, STALE, UPDATES, WEIGHTS
 from gradlens.diagnosis.numbers import Truths, first, largest, median, medians, ratio, share
-from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below, mostly
 from gradlens.diagnosis.rules.unchanged import changes
 
 TINY = 1e-3
@@ -55,10 +55,9 @@ def anew(evidence: Evidence) -> Iterator[Sign]:
         return  # of parameters that had no gradient at its steps, an optimizer has no state
     is_after = np.append(False, evidence.column("updates")[:-1] > 0)
     is_empty = is_after & (evidence.column("stateless") > 0)
-    share = is_empty.sum() / max(is_after.sum(), 1)
-    if is_after.sum() >= FEWEST and share > MOST:
-        numbers = (above("share of the steps that begin with an empty state", share, MOST),)
-        yield Sign(int(evidence.steps[is_empty][0]), numbers)
+    if is_after.sum() >= FEWEST and share(is_empty, is_after) > MOST:
+        words = "share of the steps that begin with an empty state"
+        yield from mostly(evidence, is_empty, is_after, MOST, words)
     elif is_empty.sum() >= ROUNDS:
         rises = _rises(evidence, is_empty)
         number = above("loss when the state is empty, over that before", rises, RISES)
@@ -115,14 +114,9 @@ def keeps_gradients(evidence: Evidence) -> Iterator[Sign]:
     stale = evidence.column("stale")
     known = np.isfinite(stale)
     known[:1] = False  # there is no step before the first
-    found = share(stale > 0, known)
-    if known.sum() >= FEWEST and found > MOST:
-        place = first(known & (stale > 0))
-        assert place is not None
-        yield Sign(
-            int(evidence.steps[place]),
-            (above("share of steps that begin with the gradients of the last one", found, MOST),),
-        )
+    if known.sum() >= FEWEST:
+        words = "share of steps that begin with the gradients of the last one"
+        yield from mostly(evidence, stale > 0, known, MOST, words)
 
 
 TIMES = 1.0

@@ -28,19 +28,13 @@ def repeated(evidence: Evidence) -> Iterator[Sign]:
     sums = evidence.column("checksum")
     known = np.isfinite(sums[1:]) & np.isfinite(sums[:-1]) & (np.diff(evidence.steps) == 1)
     same = known & (sums[1:] == sums[:-1])
-    found = share(same, known)
+    found, valid = share(same, known), evidence.valid_loss
     if known.sum() >= FEWEST and found > SHARE:
         numbers = (above("share of steps with the batch of the step before", found, SHARE),)
-        has_gap = bool(evidence.valid_loss.steps.size) and _gap(evidence) > GAP
-        does_harm = OFTEN < found < 1 or has_gap
+        gap = median(valid.values[evidence.is_late(valid.steps)]) / evidence.late_loss
+        does_harm = OFTEN < found < 1 or gap > GAP
         step = int(evidence.steps[1:][same][0])
         yield Sign(step, numbers, is_alarm=does_harm, advice="" if does_harm else WHOLE)
-
-
-def _gap(evidence: Evidence) -> float:
-    """The late validation loss over the late training loss."""
-    valid = evidence.valid_loss
-    return median(valid.values[evidence.is_late(valid.steps)]) / evidence.late_loss
 
 
 WHOLE = (

@@ -18,7 +18,7 @@ from gradlens.diagnosis.course import (
     shares_of_loss,
 )
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.needs import LOSS, ROWS
+from gradlens.diagnosis.needs import INPUTS, LOSS
 from gradlens.diagnosis.numbers import NORMAL, first, median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above, below
 
@@ -37,7 +37,11 @@ MOST_STEPS = 0.25
 def outlier(evidence: Evidence) -> Iterator[Sign]:
     if evidence.setup.input_kind != "integers":
         yield from _of_inputs(evidence)
-    yield from _of_losses(evidence)
+    high = [jump for jump in jumps(evidence) if jump.share > MOST]
+    of_batches = evidence.steps[np.isfinite(batches_out_of_scale(evidence))]
+    found = [j for j in high or jumps_of_one_sample(evidence) if j.step not in of_batches]
+    if found:
+        yield _of_jump(evidence, max(found, key=lambda jump: jump.height), len(found))
 
 
 def out_of_scale(evidence: Evidence) -> np.ndarray:
@@ -83,14 +87,6 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
         is_alarm = found[place] > CERTAIN or has_loss
         step = int(evidence.steps[place])
         yield Sign(step, numbers, is_alarm=is_alarm, samples=evidence.sample(step, sample))
-
-
-def _of_losses(evidence: Evidence) -> Iterator[Sign]:
-    high = [jump for jump in jumps(evidence) if jump.share > MOST]
-    of_batches = evidence.steps[np.isfinite(batches_out_of_scale(evidence))]
-    found = [j for j in high or jumps_of_one_sample(evidence) if j.step not in of_batches]
-    if found:
-        yield _of_jump(evidence, max(found, key=lambda jump: jump.height), len(found))
 
 
 def _of_jump(evidence: Evidence, jump: Jump, count: int) -> Sign:
@@ -162,7 +158,7 @@ OF_LOSS = "The loss of one batch is far above that of all others"
 
 RULES = (
     Rule("outlier_sample", "The input of one sample is far larger than that of all others",
-         needs=(ROWS,), find=outlier, others=("corrupt_batch", "lr_edge"),
+         needs=(INPUTS,), find=outlier, others=("corrupt_batch", "lr_edge"),
          explains=("corrupt_batch", "dead_units", "lr_too_high", "lr_edge"),
          advice="Look at this sample of the batch, and correct it or leave it out."),
     Rule("corrupt_batch", "The inputs of one batch are far larger than those of all others",

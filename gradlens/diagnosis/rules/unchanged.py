@@ -36,7 +36,7 @@ def no_step(evidence: Evidence) -> Iterator[Sign]:
     steps = evidence.by_name("weight_rms").steps
     names = tuple(evidence.by_name("weight_rms").values)
     idle = np.asarray(still(evidence, names).all(axis=0))
-    count = _at_the_end(idle)
+    count = int(np.argmin(np.append(idle[::-1], False)))  # at the end, without a gap
     since = int(steps[max(len(steps) - 1 - count, 0)])
     length = int(steps[-1]) - since
     is_without = bool(names) and all(_without_gradient(evidence, name) for name in names)
@@ -44,16 +44,14 @@ def no_step(evidence: Evidence) -> Iterator[Sign]:
         yield from _held_back(evidence, names)
         return
     rates, updates = (each[evidence.steps >= since] for each in (evidence.column("lr"), updates))
-    no_rate = bool((rates == 0).all()) and rates.size > 0
     numbers = [above("steps in a row that change no weight", length, FEWEST - 1)]
+    title = advice = ""
     if np.nansum(updates) > 0:
         numbers.append(above("steps of the optimizer in this time", np.nansum(updates), 0))
-    yield Sign(
-        since,
-        tuple(numbers),
-        title=NO_RATE if no_rate else "" if not np.nansum(updates) else STEPS,
-        advice=SET_RATE if no_rate else "" if not np.nansum(updates) else TINY,
-    )
+        title, advice = STEPS, TINY
+    if rates.size and (rates == 0).all():
+        title, advice = NO_RATE, SET_RATE
+    yield Sign(since, tuple(numbers), title=title, advice=advice)
 
 
 def _held_back(evidence: Evidence, names: Sequence[str]) -> Iterator[Sign]:
@@ -167,11 +165,6 @@ def changes(evidence: Evidence, name: str) -> bool:
 def _without_gradient(evidence: Evidence, name: str) -> bool:
     found = evidence.by_name("gradient_rms").values.get(name, np.zeros(0))
     return not (found != 0)[~np.isnan(found)].any()
-
-
-def _at_the_end(holds: Truths) -> int:
-    """The number of places up to the last one at which it holds without a gap."""
-    return int(np.argmin(np.append(holds[::-1], False)))
 
 
 NO_RATE = "The learning rate is zero"
