@@ -37,5 +37,7 @@ LIKES: dict[str, frozenset[str]] = {
     "optimizer_misses": frozenset({"frozen_layer"}),
     "batch_too_small": frozenset({"batch_of_one"}),
     "batch_of_one": frozenset({"batch_too_small"}),
+    "entropy_collapse": frozenset({"attention_logits"}),
+    "nonfinite_loss": frozenset({"nonfinite_gradient"}),
 }
 """What a fault can't be told from by the curves of a run."""
