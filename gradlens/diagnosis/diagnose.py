@@ -64,11 +64,8 @@ def ordered(found: Sequence[Finding], rules: Sequence[Rule]) -> list[Finding]:
     causes = [_cause(place, found, explains) for place in range(len(found))]
     roots = [place for place, cause in enumerate(causes) if cause is None]
     roots.sort(key=lambda place: _rank(found[place]))
-    return [
-        found[place] if cause is None else replace(found[place], explained_by=found[cause].fault)
-        for place in _trees(roots, causes)
-        for cause in (causes[place],)
-    ]
+    names = ["" if cause is None else found[cause].fault for cause in causes]
+    return [replace(found[at], explained_by=names[at]) for at in _trees(roots, causes)]
 
 
 def _rank(finding: Finding) -> tuple[bool, int]:

@@ -25,6 +25,12 @@ def median(values: ArrayLike) -> float:
     return float(np.median(found)) if found.size else float("nan")
 
 
+def mean(values: ArrayLike) -> float:
+    """The mean of the finite values; NaN if there are none."""
+    found = finite(values)
+    return float(found.mean()) if found.size else float("nan")
+
+
 def medians(table: Floats) -> Floats:
     """The median of the finite values of each column of ``[M, K]``; NaN where there are none."""
     if not len(table):

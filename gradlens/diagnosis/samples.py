@@ -59,19 +59,15 @@ def scores(samples: Samples) -> NDArray[Any]:
 def rank(samples: Samples, top: int | None = None) -> list[Ranked]:
     """The samples with the highest scores first; all of them, or the ``top`` ones."""
     found = scores(samples)
-    order = np.argsort(-found, kind="stable")[:top]
-    return [_ranked(samples, int(place), float(found[place])) for place in order]
-
-
-def _ranked(samples: Samples, place: int, score: float) -> Ranked:
-    label, predicted = (int(each[place]) for each in (samples.label, samples.predicted))
-    return Ranked(
-        samples.ids[place],
-        score,
-        int(samples.visits[place]),
-        float(samples.mean_loss[place]),
-        float(samples.last_loss[place]),
-        float(samples.norm[place]),
-        label if label >= 0 else None,
-        predicted if predicted >= 0 else None,
-    )
+    return [
+        Ranked(
+            samples.ids[place],
+            float(found[place]),
+            int(samples.visits[place]),
+            float(samples.mean_loss[place]),
+            float(samples.last_loss[place]),
+            float(samples.norm[place]),
+            *(int(n) if n >= 0 else None for n in (samples.label[place], samples.predicted[place])),
+        )
+        for place in np.argsort(-found, kind="stable")[:top].tolist()
+    ]

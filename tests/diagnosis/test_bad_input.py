@@ -123,3 +123,13 @@ def test_rates_without_facts() -> None:
     assert alarms(run({}, {}, replace(SETUP, order=()), series)) == ["lr_too_low"]
     rising = {"Loss": {step: 1.0 + step for step in range(100)}}
     assert alarms(run({}, {}, Setup(), rising)) == ["lr_too_high"]
+
+
+@pytest.mark.parametrize("checksum", [0.25, np.arange(STEPS, dtype=float)])
+@pytest.mark.parametrize("since", [0, 5])
+def test_a_loss_that_is_exactly_0(since: int, checksum: float | np.ndarray) -> None:
+    columns = step_columns()
+    columns["loss"] = np.where(np.arange(STEPS) < since, columns["loss"], 0.0)
+    columns["checksum"] = np.broadcast_to(checksum, STEPS)
+    for valid in (0.0, 3.0):
+        diagnose(run(columns, series={"valid_loss": dict.fromkeys(range(0, STEPS, 10), valid)}))

@@ -10,7 +10,7 @@ import numpy as np
 from gradlens.diagnosis.course import LONG_ENOUGH
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import DENSE_LABELS, LABELS
-from gradlens.diagnosis.numbers import finite, first, median
+from gradlens.diagnosis.numbers import first, mean, median
 from gradlens.diagnosis.rule import Rule, Sign, above
 from gradlens.history.finding import Certainty
 
@@ -64,8 +64,7 @@ def imbalance(evidence: Evidence) -> Iterator[Sign]:
 
 def _has_learnt(evidence: Evidence, entropy: float) -> bool:
     """Whether the loss is lower than that of a constant prediction, on average over late steps."""
-    late = evidence.loss.values[evidence.is_late(evidence.loss.steps)]
-    return bool(finite(late).mean() < LEARNT * entropy)
+    return mean(evidence.loss.values[evidence.is_late(evidence.loss.steps)]) < LEARNT * entropy
 
 
 def _of_dense_labels(evidence: Evidence) -> Iterator[Sign]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import CHANCE, LOSS, SINGLE_LOSSES, VALIDATION
-from gradlens.diagnosis.numbers import finite, largest, median, smooth
+from gradlens.diagnosis.numbers import finite, largest, mean, median, smooth
 from gradlens.diagnosis.rule import Rule, Sign, above, below
-from gradlens.diagnosis.samples import have_losses, scores
+from gradlens.diagnosis.samples import have_losses, rank
 from gradlens.history.lines import Floats
 
 # Wrong labels ---------------------------------------------------------------------------------
@@ -52,9 +52,8 @@ NAMED = 10
 
 def contradicting(evidence: Evidence) -> Iterator[Sign]:
     late = evidence.is_late(evidence.steps)
-    over = finite(evidence.column("loss_over")[late])
+    found = mean(evidence.column("loss_over")[late])
     usual = median(evidence.column("loss_median")[late]) / evidence.chance
-    found = float(over.mean()) if over.size else math.nan
     persistent, validated = _persistent(evidence), _validated(evidence)
     is_known = not math.isnan(persistent)
     many = persistent if is_known else found
@@ -75,12 +74,14 @@ def contradicting(evidence: Evidence) -> Iterator[Sign]:
             numbers.append(above(name, many, PERSISTENT))
         numbers.append(below("validation loss, over the training loss", validated, VALIDATED))
     share = f"About {100 * many:.0f} %" if is_known else f"At least {int(100 * found)} %"
+    samples = evidence.history.samples
+    worst = rank(samples, NAMED) if samples is not None and have_losses(samples) else ()
     yield Sign(
         int(evidence.steps[late][0]),
         tuple(numbers),
         "consistent with",
         is_certain or is_lower,
-        samples=_worst(evidence),
+        samples=tuple(str(each.id) for each in worst),
         title=f"{share} of the labels contradict what the network has learnt",
     )
 
@@ -89,8 +90,8 @@ def _validated(evidence: Evidence) -> float:
     """The loss of samples that aren't trained on over that of the others; NaN if it isn't known."""
     train, valid = evidence.loss, evidence.valid_loss
     start = train.steps[evidence.is_late(train.steps)][:1].sum()
-    means = [finite(each.values[each.steps >= start]) for each in (valid, train)]
-    return means[0].mean() / means[1].mean() if means[0].size and means[1].size else math.nan
+    means = [mean(each.values[each.steps >= start]) for each in (valid, train)]
+    return means[0] / means[1] if means[1] > 0 else math.nan
 
 
 def _persistent(evidence: Evidence) -> float:
@@ -107,17 +108,7 @@ def _before(evidence: Evidence) -> float:
     steps = evidence.steps
     quarter = (evidence.length + 3) // 4
     third = ~evidence.is_late(steps) & (steps >= steps[0] + 2 * quarter)
-    shares = finite(evidence.column("loss_over")[third])
-    return float(shares.mean()) if shares.size else 0.0
-
-
-def _worst(evidence: Evidence) -> tuple[str, ...]:
-    """The ids of the samples whose losses are the furthest above those of their batches."""
-    samples = evidence.history.samples
-    if samples is None or not have_losses(samples):
-        return ()
-    order = np.argsort(-scores(samples), kind="stable")[:NAMED]
-    return tuple(str(samples.ids[place]) for place in order)
+    return float(np.nan_to_num(mean(evidence.column("loss_over")[third])))
 
 
 # Too much -------------------------------------------------------------------------------------
@@ -147,7 +138,7 @@ def overfits(evidence: Evidence) -> Iterator[Sign]:
     train = evidence.loss
     present = evidence.present_loss
     before = finite(train.values[train.steps <= max(steps[0], train.steps[0])])[-10:]
-    gap = (latest / values[0]) / (present / median(before))
+    gap = float(np.divide(latest * median(before), values[0] * present))  # a loss may be 0
     around = (train.steps >= steps[max(place - 1, 0)]) & (train.steps <= steps[place])
     falls = present < median(train.values[around])
     reference = evidence.chance if np.isfinite(evidence.chance) else values[0]

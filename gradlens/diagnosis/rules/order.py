@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import INPUTS, SAMPLES
-from gradlens.diagnosis.numbers import finite, largest, median, ratio, share
+from gradlens.diagnosis.numbers import finite, largest, mean, median, ratio, share
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
 from gradlens.history.lines import Floats
 
@@ -31,8 +31,8 @@ def repeated(evidence: Evidence) -> Iterator[Sign]:
     found, valid = share(same, known), evidence.valid_loss
     if known.sum() >= FEWEST and found > SHARE:
         numbers = (above("share of steps with the batch of the step before", found, SHARE),)
-        gap = median(valid.values[evidence.is_late(valid.steps)]) / evidence.late_loss
-        does_harm = OFTEN < found < 1 or gap > GAP
+        has_gap = median(valid.values[evidence.is_late(valid.steps)]) > GAP * evidence.late_loss
+        does_harm = OFTEN < found < 1 or has_gap
         step = int(evidence.steps[1:][same][0])
         yield Sign(step, numbers, is_alarm=does_harm, advice="" if does_harm else WHOLE)
 
@@ -135,7 +135,7 @@ def _by_labels(evidence: Evidence) -> Iterator[Sign]:
     if known.sum() < FEWEST_BATCHES or not samples >= FEWEST_SAMPLES:
         return
     expected = random_entropy(evidence.labels, int(min(samples, LARGEST)))
-    found = float(finite(entropies).mean()) / expected if expected > 0 else math.nan
+    found = mean(entropies) / expected if expected > 0 else math.nan
     means = finite(evidence.column("label_mean"))
     if len({*means[len(means) // 2 :]}) == 1:  # all labels are of one class, in whatever order
         return
