@@ -441,9 +441,23 @@ class Network:
             before, after = self._graph.shape(edge), self._graph.shape((number, 0))
             is_cut = len(before) > 2 and len(after) == 2 and before[1] == after[1] > 1
             of_place = math.prod(before[2:])
-            if is_cut and before[-1] != after[1] != of_place and self._kinds[edge[0]].rows == 1:
+            if is_cut and before[-1] != after[1] != of_place and self._has_units_at_1(edge[0]):
                 return True
         return False
+
+    def _has_units_at_1(self, number: int) -> bool:
+        """Whether a node's units are along axis 1: a convolution's, or those that are moved there.
+
+        A view of what isn't contiguous copies it first.
+        """
+        children = self._graph.children[number]
+        if plain_name(self._graph.kinds[number]) == "Clone" and children[0] is not None:
+            return self._has_units_at_1(children[0][0])
+        is_moved = plain_name(self._graph.kinds[number]) in ("Permute", "Transpose")
+        if not is_moved or children[0] is None:
+            return self._kinds[number].rows == 1
+        units = self._graph.shape(children[0])[-1]
+        return self._graph.shape((number, 0))[1] == units
 
     def _softmaxes_of_loss(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """Nodes of a softmax between the loss and the last layers, each with its axis and shape."""

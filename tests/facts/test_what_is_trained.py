@@ -14,6 +14,8 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from gradlens import Cockpit, diagnose
+from gradlens.facts.network import Network
+from gradlens.graph.graph import Graph
 from tests.cases.steps import tracked_backward
 
 CLASSES = 4
@@ -269,6 +271,23 @@ def test_scores_of_several_places(rows: Axes, is_wrong: bool) -> None:
 
     layers = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, CLASSES, 1))
     assert found(layers, loss) == ({"scores_reshaped": True} if is_wrong else {})
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_wrong"),
+    [
+        (lambda scores: scores.transpose(1, 2).reshape(-1, 16), True),
+        (lambda scores: scores.permute(0, 2, 1).contiguous().view(-1, 16), True),
+        (lambda scores: scores.transpose(0, 1).reshape(-1, 16), False),
+        (lambda scores: scores.reshape(-1, 16), False),
+    ],
+)
+def test_scores_of_tokens(rows: Axes, is_wrong: bool) -> None:
+    model = nn.Linear(5, 16)
+    scores = rows(model(torch.randn(4, 12, 5)))
+    loss = functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert Network(Graph(loss), names).rows_of_several == is_wrong
 
 
 class Text(nn.Module):
