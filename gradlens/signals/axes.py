@@ -33,7 +33,8 @@ class Axes:
     ``dims`` is the number of axes of a batch, where that is known: a tensor with one axis less is a
     single sample. The axes are ``known`` if the layer itself defines them. Otherwise they are
     those of a layer next to it, and a tensor counts as a single sample if its first axis has that
-    layer's number of ``channels``.
+    layer's number of ``channels``. If features are the layer's ``own``, it has no vector but those
+    of a single sample's features.
     """
 
     batch: int = 0
@@ -41,12 +42,16 @@ class Axes:
     dims: int | None = None
     channels: int | None = None
     known: bool = False
+    own: bool = False
 
-    def samples(self, tensor: Tensor) -> Tensor:
+    def samples(self, tensor: Tensor, count: int | None = None) -> Tensor:
         """The same numbers as ``[N, S, F]``: samples, positions, features.
 
-        A tensor of one sample without a batch axis gets one.
+        A tensor of one sample without a batch axis gets one. A vector has one number for each
+        sample, if there are as many, by the ``count`` of what the model was called with.
         """
+        if tensor.dim() == 1 and len(tensor) == count and not self.own:
+            return tensor.reshape(-1, 1, 1)
         if tensor.dim() < 2:
             return tensor.reshape(1, 1, -1) if self.channel_last else tensor.reshape(-1, 1, 1)
         if self.is_single(tensor):
@@ -94,11 +99,11 @@ def find_axes(model: nn.Module) -> dict[nn.Module, Axes]:
     for module in modules:
         if module in own:
             latest = _completed(own[module], latest)
-        found[module] = latest if module in own else replace(latest, known=False)
+        found[module] = replace(latest, known=latest.known and module in own, own=module in own)
     for module in found.keys() - own.keys():
         inside = [inner for inner in module.modules() if inner in own]
         if inside:
-            found[module] = replace(found[inside[-1]], known=False)
+            found[module] = replace(found[inside[-1]], known=False, own=False)
     return found
 
 

@@ -25,7 +25,7 @@ from gradlens.signals.recorded_calls import (
     needs_sample_axis,
     signals_of,
 )
-from gradlens.signals.signal import LayerSignals, Request, Signal, first_tensor
+from gradlens.signals.signal import LayerSignals, Request, Signal, first_tensor, tensors_in
 from gradlens.torch_private import (
     add_hook,
     backward_pass_id,
@@ -96,6 +96,7 @@ class SignalCapture(HookOwner):
         self._wanted: Requests = {}
         self._forward_passes = 0
         self._inside_model = False
+        self._sizes: tuple[int, ...] = ()
         self._scale = 1.0
         handles = list(self._register(model, wanted))
         self._remove_hooks = removal(self, handles)
@@ -105,7 +106,12 @@ class SignalCapture(HookOwner):
             return OwnedHook(self, partial(function, **known))
 
         kind = SignalCapture
-        yield add_hook(model.register_forward_pre_hook, hook(kind._before_model), prepend=True)
+        yield add_hook(
+            model.register_forward_pre_hook,
+            hook(kind._before_model),
+            prepend=True,
+            with_kwargs=True,
+        )
         for layer, module in self.modules.items():
             signals = {request.signal for request in wanted[layer]}
             if Signal.ATTENTION in signals or any(each.of_input for each in signals):
@@ -247,9 +253,11 @@ class SignalCapture(HookOwner):
 
     # Hooks on modules.
 
-    def _before_model(self, module: nn.Module, args: Any) -> None:
+    def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._wanted:
             self._forward_passes += 1
+            given = next(tensors_in((args, kwargs)), None)
+            self._sizes = () if given is None or given.is_nested else tuple(given.shape)
             self._inside_model = True
 
     def _after_model(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -296,7 +304,8 @@ class SignalCapture(HookOwner):
         if self._is_alone:
             # A layer that is called by itself may be called for any purpose.
             self._forward_passes += 1
-        return RecordedCall(layer, (self._forward_passes, backward_pass_id()))
+        sizes = () if self._is_alone else self._sizes
+        return RecordedCall(layer, (self._forward_passes, backward_pass_id()), sizes=sizes)
 
     def _record(self, call: RecordedCall, tensor: Tensor | None, of_input: bool) -> None:
         requests = [r for r in self._wanted[call.layer] if r.signal.of_input == of_input]
@@ -359,4 +368,6 @@ class SignalCapture(HookOwner):
                 first, second = (replace(axes, batch=axis).samples(tensor) for axis in (0, 1))
                 call.by_axis[request] = request.reduction.reduce_either(first, second)
             else:
-                call.add(request, reduce(axes.samples(tensor)))
+                batch = axes.batch if len(call.sizes) == 3 else 0
+                count = call.sizes[batch] if len(call.sizes) > 1 else None
+                call.add(request, reduce(axes.samples(tensor, count)))

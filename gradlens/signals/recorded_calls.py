@@ -70,7 +70,8 @@ class RecordedCall:
     defines one if ``axis_known``; if there are two, ``by_axis`` has what depends on them for each,
     and ``axis`` is the one that counts samples in the layers next to it. ``made`` says which node
     has made the output, and the call has made the nodes from the sequence number ``first_node`` on.
-    ``is_over``: the call was discarded, and counts no more.
+    ``sizes`` are the lengths of the axes of what the model was called with. ``is_over``: the call
+    was discarded, and counts no more.
     """
 
     layer: str
@@ -85,6 +86,7 @@ class RecordedCall:
     by_axis: dict[Request, tuple[Any, Any]] = field(default_factory=dict)
     made: Made | None = None
     first_node: int = 0
+    sizes: tuple[int, ...] = ()
     is_over: bool = False
 
     def add(self, request: Request, value: Any) -> None:

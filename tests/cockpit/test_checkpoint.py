@@ -391,10 +391,10 @@ NOT_SAVED = re.compile(
             r"\.boundary|\._boundary",  # the step of notes
             r"\.updates\.(pending|interval)|_ends\[(Alpha|every third step)\]",  # not continued
             r"eager_calls\.needed",  # needed by what waited
-            r"\.updates\._end_step|\.assembly\._differ",  # found at the next context
+            r"\.updates\.(_end_step|_followed)|\.assembly\._differ",  # found at the next context
             r"\.Autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
             r"\.assembly\._(step|later)|\.FactRecorder\._optimizer",
-            r"_capture\._forward_passes|_paused$",
+            r"_capture\._(forward_passes|sizes)|_paused$",
             r"\.Opening\._(step|times|entered|own|inside|since|is_look)",  # this program's times
             r"\.statistics",  # a tuple instead of a list
         )

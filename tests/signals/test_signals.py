@@ -219,6 +219,44 @@ def test_a_matrix_behind_a_convolution_of_one_axis_is_a_batch() -> None:
     assert find_axes(model)[model[2]].samples(torch.zeros(7, 14)).shape == (7, 1, 14)
 
 
+class Score(nn.Module):
+    """One number for each sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 3, 4)], ids=["features", "sequences"])
+def test_a_vector_has_one_number_for_each_sample(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), Score(), nn.ReLU())
+    outputs = dict[str, Tensor]()
+    for name, module in model.named_children():
+        keep = lambda *given, name=name: outputs.update({name: given[2].detach().double()})  # noqa: E731
+        module.register_forward_hook(keep)
+    active = quantities.OutputActivation(layers=("1", "2"))
+    cockpit = Cockpit(model, [active, OutputNorm(), quantities.ActivationOutliers()])
+    step(cockpit, 0, torch.randn(shape))
+    for name in ("1", "2"):
+        values = outputs[name]
+        found = {key: cockpit.history[key][0]["layers"][name] for key in cockpit.history.names}
+        assert found["OutputActivation"]["active"] == pytest.approx(
+            float((values != 0).double().mean())
+        )
+        assert found["OutputActivation"]["dead"] == 0
+        assert found["OutputNorm"] == pytest.approx(mean_norm(values[:, None]))
+        places = found["ActivationOutliers"]["channel"], found["ActivationOutliers"]["position"]
+        assert places == (0, 0)
+
+
+def test_a_vector_has_the_features_of_a_single_sample() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
+    cockpit = Cockpit(model, [quantities.OutputActivation(layers="1")])
+    model[0].bias.data = torch.tensor([9.0, 9.0, -9.0, -9.0, -9.0])
+    step(cockpit, 0, torch.zeros(4))
+    assert cockpit.history["OutputActivation"][0]["layers"]["1"]["dead"] == pytest.approx(0.6)
+
+
 class TimeFirst(nn.Module):
     def __init__(self, transposed: bool = False) -> None:
         super().__init__()
