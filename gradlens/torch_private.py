@@ -470,6 +470,14 @@ def unscaled_optimizers(stages: Mapping[int, Mapping[str, Any]]) -> set[int]:
     return {number for number, known in stages.items() if known["stage"] is not OptState.READY}
 
 
+def runs_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether hooks run at its steps: not at those of wrappers that don't initialise ``Optimizer``.
+
+    The mark of a class whose ``step`` runs hooks is private.
+    """
+    return getattr(type(optimizer).step, "hooked", False)
+
+
 def fused_scale(optimizer: Optimizer | None) -> tuple[Tensor | None, Tensor | None]:
     """The scale that a fused optimizer divides gradients by in its step, and if one is infinite.
 

@@ -304,12 +304,23 @@ def _loss_scale(scale: Any) -> float:
     return float(scale)
 
 
+FRAMEWORKS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightning.")
+
+
 def _optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer; that of Accelerate's wrapper, which has no hooks, is its ``optimizer``."""
+    """The optimizer; that of a framework's wrapper, which has no hooks, is its ``optimizer``.
+
+    Other wrappers may change parameters after the step of their own optimizer, as Lookahead's.
+    """
     instead = "the instance whose step() updates the parameters"
     _of_kind(optimizer, Optimizer, "optimizer=", "torch.optim.Optimizer", instead)
     inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer
+    if isinstance(inner, Optimizer) and type(optimizer).__module__.startswith(FRAMEWORKS):
+        return inner
+    if getattr(optimizer, "param_groups", None) is None:
+        kind = type(optimizer).__name__
+        raise TypeError(f"optimizer={kind}(...) has no param_groups: pass {instead}")
+    return optimizer
 
 
 def _scaler(scaler: Any) -> GradScaler:

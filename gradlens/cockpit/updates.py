@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
-from gradlens.cockpit.values import WaitingQuantity, recordable
+from gradlens.cockpit.values import OF_OPTIMIZERS, WaitingQuantity, recordable
 from gradlens.gradients.collect import OVERWRITTEN
+from gradlens.graph.hooks import HookOwner, OwnedHook, removal
+from gradlens.graph.scaler import GradientScale
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import are_different, sums_of_bits
@@ -27,6 +30,7 @@ from gradlens.quantities.quantity import Phase
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update, not_held
 from gradlens.reductions import DirectionDots
+from gradlens.torch_private import runs_step_hooks
 
 Record = Callable[[int, Mapping[str, Any]], None]
 """Records values by name at a global step."""
@@ -34,7 +38,7 @@ OfAll = Callable[[Any], list[Any]]
 """Makes a list of all processes' values of this one's."""
 
 
-class Updates:
+class Updates(HookOwner):
     """The parameter update that follows the latest tracked step, and what waits for it.
 
     ``pending`` is the update that is still awaited, and ``interval`` the one before the present
@@ -51,6 +55,8 @@ class Updates:
         self.pending: PendingUpdate | None = None
         self._end_step = 0
         self.interval: PendingUpdate | None = None
+        self._followed: Optimizer | None = None
+        self._remove_hook: Callable[[], object] = lambda: None
 
     @property
     def unfinished(self) -> Mapping[str, int]:
@@ -76,6 +82,17 @@ class Updates:
             self.pending.close()
         shared = self._record, self._boundary, self._of_all, self._budget
         self.pending = PendingUpdate(step, waiting, batch, start, *shared)
+        optimizer = self.pending.follows
+        if optimizer is not None and optimizer is not self._followed:
+            self._remove_hook()
+            # It stays from step to step: a compiled step would be compiled anew for another one.
+            hook = optimizer.register_step_pre_hook(OwnedHook(self, Updates._begins))
+            self._followed, self._remove_hook = optimizer, removal(self, [hook])
+
+    def _begins(self, *_: object) -> None:
+        """The optimizer begins its step."""
+        if self.pending is not None and self.pending.follows is self._followed:
+            self.pending.begins()
 
     def resolve(self) -> None:
         """Take the parameters as they are for those after the update, if it is still awaited."""
@@ -117,16 +134,18 @@ class Updates:
         """Nothing waits any more."""
         if self.pending is not None:
             self.pending.close()
-        self.pending = self.interval = None
+        self.pending = self.interval = self._followed = None
+        self._remove_hook()
 
 
 class PendingUpdate:
     """A tracked step, and the quantities ``waiting`` for the parameter update after it.
 
     The update is over when the optimizer steps, or is told to be by ``resolve``. Those that need
-    the next step, too, wait for that from then on. ``overtaken`` is the reason why the next step
-    doesn't begin where the update ended, if so. Where a quantity needs the next step, ``update`` is
-    what is known by then, and ``reduction`` projects the next step's gradients on it.
+    the next step, too, wait for that from then on. ``follows`` is the optimizer whose steps are
+    seen. ``overtaken`` is the reason why the next step doesn't begin where the update ended, if so.
+    Where a quantity needs the next step, ``update`` is what is known by then, and ``reduction``
+    projects the next step's gradients on it.
     """
 
     def __init__(
@@ -148,6 +167,8 @@ class PendingUpdate:
         self._budget = budget
         self._start: Mapping[str, Tensor] | None = start
         self._scale = step.gradient_scale
+        self._begun = 0
+        self._called = set[Phase]()
         self._is_seen = False
         self._batch: Whole | None = None
         if any(each.quantity.retains_gradients for each in waiting):
@@ -158,19 +179,17 @@ class PendingUpdate:
         self._end: Mapping[str, Tensor] = {}
         self._changed: tuple[tuple[str, ...], Tensor] = (), torch.zeros(0, device="cpu")
         # It stays until the context after: torch's hooks must not change while they run.
-        self._handles: list[RemovableHandle] = []
-        self._has_begun = False
+        self._handle: RemovableHandle | None = None
+        self.follows: Optimizer | None = None
         self._given: dict[str, tuple[int, int]] = {}
         optimizer = step.optimizer
         # Where several optimizers share the parameters, the update is over at the next step.
         self._is_of_all = optimizer is not None and not not_held(optimizer, step.parameters)
-        is_of_some = any(Phase.AFTER_OPTIMIZER in each.quantity.phases for each in waiting)
-        if optimizer is not None and (self._is_of_all or is_of_some):
-            self._given = self._gradients()
-            self._handles = [
-                optimizer.register_step_pre_hook(lambda *_: self._begins()),
-                optimizer.register_step_post_hook(lambda *_: self._stepped()),
-            ]
+        if optimizer is None or not runs_step_hooks(optimizer):
+            return
+        if self._is_of_all or self._of(*OF_OPTIMIZERS):
+            self.follows, self._given = optimizer, self._gradients()
+            self._handle = optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     @property
     def needs_next_step(self) -> bool:
@@ -182,14 +201,17 @@ class PendingUpdate:
         """Whether per-sample losses of the next step are needed."""
         return any("individual_losses" in each.quantity.needs for each in self.waiting)
 
-    def _begins(self) -> None:
-        # A step that calls that of its base class begins twice.
-        if not self._has_begun and not torch.compiler.is_compiling():
-            self._has_begun, self._given = True, self._gradients()
+    def begins(self) -> None:
+        """The optimizer begins its step, or a part of it in that of its base class."""
+        self._begun += 1
+        if self._begun == 1 and not self._is_seen:
+            self._given = self._gradients()
+            with self._paid():
+                self._see(self._scale, Phase.BEFORE_OPTIMIZER)
 
     def _gradients(self) -> dict[str, tuple[int, int]]:
         """Which tensors the gradients are, and how often each was written to, by name."""
-        if not self._of(Phase.AFTER_OPTIMIZER):
+        if not self._of(*OF_OPTIMIZERS):
             return {}
         gradients = ((name, p.grad) for name, p in self.step.parameters.items())
         return {name: (id(g), g._version) for name, g in gradients if g is not None}
@@ -197,25 +219,35 @@ class PendingUpdate:
     def _stepped(self) -> None:
         if torch.compiler.is_compiling():
             return  # a compiled step, which contains this hook: the update is over at the next step
-        with nullcontext() if self._budget is None else self._budget.optimizer_step():
-            self._compute()
+        self._begun -= 1
+        if self._begun <= 0:  # else it is a part of another one's step, which goes on
+            with self._paid():
+                self._compute()
+
+    def _paid(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._budget is None else self._budget.optimizer_step()
 
     def _compute(self) -> None:
         if not self._is_seen:
             self._is_seen = True
-            with self._boundary.contain("the quantities of an optimizer"), torch.no_grad():
-                self._see()
+            # What comes before a step hasn't been seen if the context is in its closure.
+            self._see(self._scale.after_step()[0], *OF_OPTIMIZERS)
         if self._start is None:
             self.overtaken = SEVERAL_STEPS
         if self._is_of_all:
             self.resolve()
 
-    def _see(self) -> None:
-        """Call the quantities of the optimizer, while it has its gradients."""
-        called = self._of(Phase.AFTER_OPTIMIZER)
-        if not called:
-            return
-        scale, left_out = self._scale.after_step()
+    def _see(self, scale: GradientScale, *phases: Phase) -> None:
+        """Call quantities of the optimizer, while it has its gradients of this ``scale``."""
+        with self._boundary.contain("the quantities of an optimizer"), torch.no_grad():
+            for phase in phases:
+                if phase not in self._called and (called := self._of(phase)):
+                    self._called.add(phase)
+                    self._call(phase, self._with_measures(called, scale))
+
+    def _with_measures(self, called: Sequence[WaitingQuantity], scale: GradientScale) -> Step:
+        """The step for these quantities, which are refused if the optimizer leaves it out."""
+        _, left_out = self._scale.after_step()
 
         def is_left_out(_: Step) -> Tensor | None:
             return left_out
@@ -231,7 +263,7 @@ class PendingUpdate:
         )
         if left_out is not None and bool(step.measured(is_left_out)):
             self._refuse(called, UNSEEN)
-        self._call(Phase.AFTER_OPTIMIZER, step)
+        return step
 
     def resolve(self) -> None:
         """Compute the update from the parameters as they are now, if that isn't done yet."""
@@ -239,7 +271,7 @@ class PendingUpdate:
             return
         if not self._is_seen:
             with self._boundary.contain("the quantities of an optimizer"):
-                self._refuse(self._of(Phase.AFTER_OPTIMIZER), UNSEEN)
+                self._refuse(self._of(*OF_OPTIMIZERS), UNSEEN)
         if not self.waiting:
             self._start = self._batch = None
             return
@@ -266,8 +298,8 @@ class PendingUpdate:
                     self.update = replace(found, start={})
                     self.reduction = DirectionDots(found.direction)
 
-    def _of(self, phase: Phase) -> list[WaitingQuantity]:
-        return [each for each in self.waiting if phase in each.quantity.phases]
+    def _of(self, *phases: Phase) -> list[WaitingQuantity]:
+        return [each for each in self.waiting if {*phases} & {*each.quantity.phases}]
 
     def _call(self, phase: Phase, *known: Any) -> None:
         """Call the quantities of a phase with what is known, and record what is complete."""
@@ -303,8 +335,8 @@ class PendingUpdate:
         if self._end and not self.overtaken:
             changed = are_different(self._end, sums_of_bits(self.step.parameters))
             self._changed = (*self._end,), changed
-        for handle in self._handles:
-            handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
 
     def changed(self, _: Step) -> tuple[tuple[str, ...], Tensor]:
         """Parameters, and whether they have changed since the update, as a measure."""
@@ -381,7 +413,8 @@ WRITES_GRADIENTS = (
 )
 UNSEEN = (
     "the optimizer's step wasn't seen: a gradient scaler has left it out, or it is a part of "
-    "compiled code, ran inside the context, or wasn't called"
+    "compiled code, ran inside the context, runs no hooks, as that of some wrappers, or wasn't "
+    "called"
 )
 SEVERAL_STEPS = (
     "the optimizer stepped more than once before the next tracked step: enter the context at every "

@@ -24,6 +24,8 @@ from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Reduction
 
+OF_OPTIMIZERS = (Phase.BEFORE_OPTIMIZER, Phase.AFTER_OPTIMIZER)
+
 
 @dataclass(frozen=True)
 class WaitingQuantity:
@@ -35,7 +37,7 @@ class WaitingQuantity:
     @property
     def needs_start(self) -> bool:
         """Whether the parameters from before the update are needed."""
-        return self.quantity.phases[-1] is not Phase.AFTER_OPTIMIZER
+        return self.quantity.phases[-1] not in OF_OPTIMIZERS
 
 
 class StepValues:
@@ -144,7 +146,7 @@ class StepValues:
         ]
 
 
-LATER = (Phase.AFTER_OPTIMIZER, Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
+LATER = (*OF_OPTIMIZERS, Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
 """Phases after the context is left."""
 
 

@@ -43,7 +43,7 @@ from gradlens.graph.scaler import GradientScale
 from gradlens.observers.autopsy import learning_rate
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 from gradlens.stateful import State
-from gradlens.torch_private import version, versions
+from gradlens.torch_private import runs_step_hooks, version, versions
 
 FIRST_LAYER_STEPS = frozenset({0, 1, 2, 4, 8, 16})
 LAYER_INTERVAL = 20
@@ -300,14 +300,16 @@ class OptimizerSteps(HookOwner):
         self._updated: list[int] = []
         self._optimizer: Optimizer | None = None
         self._remove_hook: Callable[[], object] = lambda: None
-        self.count = 0
+        self.count = self._begun = 0
         self.norm: Tensor | None = None
         self.is_stale = self.is_overwritten = False
 
     def enter(self, optimizer: Optimizer | None) -> None:
         """The next backward pass comes: see what has become of gradients and parameters."""
         self._was_stale = self._left is not None and self._left.is_stale()
-        if optimizer is not None and optimizer is not self._optimizer:
+        if optimizer is not None and not runs_step_hooks(optimizer):
+            self.close()
+        elif optimizer is not None and optimizer is not self._optimizer:
             self.close()
             self._optimizer, self._updated = optimizer, []
             before = optimizer.register_step_pre_hook(OwnedHook(self, OptimizerSteps._before_step))
@@ -327,11 +329,14 @@ class OptimizerSteps(HookOwner):
 
     def begin(self, scale: GradientScale | None) -> None:
         """The optimizer's steps come next; with the gradients' ``scale``, their norm is found."""
-        self.count, self.norm, self._scale = 0, None, scale
+        self.count, self.norm, self._scale, self._begun = 0, None, scale, 0
         self._versions = [] if scale is None else self._present_versions()
 
     def _before_step(self, *_: object) -> None:
         """Count it; whatever has changed the gradient until now hasn't set it to zero."""
+        self._begun += 1
+        if self._begun > 1:
+            return  # it is a part of another one's step
         self.count += 1
         self._updated = []  # a closure may be called within the step
         scale = self._scale if self.count == 1 else None
@@ -346,6 +351,7 @@ class OptimizerSteps(HookOwner):
             self._left = replace(self._left, changes=version(left), is_used=True)
 
     def _after_step(self, *_: object) -> None:
+        self._begun = max(self._begun - 1, 0)
         self._updated = self._versions_held()
 
     def _versions_held(self) -> list[int]:

@@ -86,10 +86,11 @@ class ClippedGradNorm(Quantity):
     """‖p.grad‖₂ of each parameter by name, as the optimizer takes it: after clipping.
 
     Where the norms are those at the end of the backward pass, which are the values of ``GradNorm``,
-    it is a NaN with this reason; and it is one where the optimizer's step writes into ``p.grad``.
+    it is a NaN with this reason. What the optimizer itself makes of ``p.grad`` doesn't count, such
+    as NovoGrad, which normalises it in place.
     """
 
-    phases = (Phase.AFTER_BACKWARD, Phase.AFTER_OPTIMIZER)
+    phases = (Phase.AFTER_BACKWARD, Phase.BEFORE_OPTIMIZER)
     needs: Sequence[Needed] = ("optimizer",)
     measures = (gradient_norms,)
     view = View("Gradient clipping", group="step size", yscale="log", label="‖∇L‖")
@@ -98,7 +99,7 @@ class ClippedGradNorm(Quantity):
         names, sizes = step.measured(gradient_norms)
         return dict(zip(names, sizes.tolist(), strict=True))
 
-    def after_optimizer(self, step: Step, earlier: Any) -> dict[str, float] | Undefined:
+    def before_optimizer(self, step: Step, earlier: Any) -> dict[str, float] | Undefined:
         names, sizes = step.measured(gradient_norms)
         found = dict(zip(names, sizes.tolist(), strict=True))
         if found.keys() == earlier.keys() and all(map(_equal, found.values(), earlier.values())):

@@ -36,6 +36,9 @@ class Phase(Enum):
     """When the context is entered: the loss's graph is complete."""
     AFTER_BACKWARD = "after_backward"
     """When the context is left: gradients and reductions are computed."""
+    BEFORE_OPTIMIZER = "before_optimizer"
+    """Right before a step of the optimizer that was passed, which takes the gradients as they are.
+    """
     AFTER_OPTIMIZER = "after_optimizer"
     """Right after a step of the optimizer that was passed, which still has its gradients."""
     AFTER_UPDATE = "after_update"
@@ -134,12 +137,16 @@ class Quantity(ABC):
         """Compute in ``Phase.AFTER_BACKWARD``, from gradients and reductions."""
         raise NotImplementedError
 
-    def after_optimizer(self, step: Step, earlier: Any) -> Any:
-        """Compute in ``Phase.AFTER_OPTIMIZER``.
+    def before_optimizer(self, step: Step, earlier: Any) -> Any:
+        """Compute in ``Phase.BEFORE_OPTIMIZER``.
 
         ``step`` is the one that the optimizer's follows. Its gradients are those that the optimizer
-        has taken, such as clipped ones; its reductions and signals are freed by then.
+        takes, such as clipped ones; its reductions and signals are freed by then.
         """
+        raise NotImplementedError
+
+    def after_optimizer(self, step: Step, earlier: Any) -> Any:
+        """Compute in ``Phase.AFTER_OPTIMIZER``; as before it, but gradients may have changed."""
         raise NotImplementedError
 
     def after_update(self, step: Step, update: Update, earlier: Any) -> Any:

@@ -62,6 +62,9 @@ class AllPhases(Quantity):
     def after_backward(self, step: Any, earlier: Any) -> Any:
         self._at("after_backward", step.global_step)
 
+    def before_optimizer(self, step: Any, earlier: Any) -> Any:
+        self._at("before_optimizer", step.global_step)
+
     def after_optimizer(self, step: Any, earlier: Any) -> Any:
         self._at("after_optimizer", step.global_step)
 
@@ -164,6 +167,7 @@ class OfCurvature(quantities.CurvatureQuantity):
 FAILING = (
     "before_backward",
     "after_backward",
+    "before_optimizer",
     "after_optimizer",
     "after_update",
     "at_next_step",

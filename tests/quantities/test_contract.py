@@ -67,6 +67,9 @@ class AllPhases(Quantity):
     def after_backward(self, step: Step, earlier: list[str]) -> list[str]:
         return [*earlier, "after backward"]
 
+    def before_optimizer(self, step: Step, earlier: list[str]) -> list[str]:
+        return [*earlier, "before optimizer"]
+
     def after_optimizer(self, step: Step, earlier: list[str]) -> list[str]:
         return [*earlier, "after optimizer"]
 
@@ -114,8 +117,9 @@ def test_options_are_in_the_representation() -> None:
 def test_each_phase_continues_the_one_before() -> None:
     history = train([AllPhases()]).history
     assert history["AllPhases"][0] == [
-        "before backward", "after backward", "after optimizer", "update True", "0 to 1"
-    ]  # fmt: skip
+        *("before backward", "after backward", "before optimizer", "after optimizer"),
+        *("update True", "0 to 1"),
+    ]
     assert list(history["AllPhases"]) == [0, 1]
 
 

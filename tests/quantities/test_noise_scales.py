@@ -382,7 +382,11 @@ def test_options_that_mean_nothing_are_refused(options: Any, reason: str) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "number"),
-    [("noise scale, l1", 64), ("noise scale, nuclear", 64), ("noise scale, smoothing 0.99", 20)],
+    [
+        ("noise scale, l1, 5 × 6", 64),
+        ("noise scale, nuclear, 5 × 6", 64),
+        ("noise scale, smoothing 0.99", 20),
+    ],
 )
 def test_intervals_hold_with_normal_noise(kind: str, number: int) -> None:
     (draws,) = (each.draws for each in KINDS if each.name == kind)

@@ -248,8 +248,8 @@ def test_an_optimizer_may_step_inside_the_context(passed: bool) -> None:
             assert histories[1][name][step] == expected
 
 
-def test_a_wrapped_optimizer_is_unwrapped() -> None:
-    """As that of Accelerate, which derives from Optimizer and has none of its attributes."""
+def test_a_wrapper_without_groups_is_refused() -> None:
+    """What its step does beside that of its optimizer isn't known."""
 
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -258,10 +258,8 @@ def test_a_wrapped_optimizer_is_unwrapped() -> None:
     model = nn.Linear(4, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
     cockpit = Cockpit(model, [quantities.UpdateSize()])
-    with cockpit(0, optimizer=Wrapper(optimizer)):
-        model(torch.randn(5, 4)).square().mean().backward()
-    optimizer.step()
-    assert cockpit.history["UpdateSize"][0]["weight"] > 0
+    with pytest.raises(TypeError, match="no param_groups: pass the instance"):
+        cockpit(0, optimizer=Wrapper(optimizer))
 
 
 def test_optimizer_that_was_never_stepped() -> None:
