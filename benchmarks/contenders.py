@@ -23,6 +23,7 @@ from gradlens.quantities.bin_adaptation import GradAbsMax
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms
 from gradlens.schedules import Schedule, linear
+from gradlens.signals import is_normalization
 
 COCKPIT_WORKER = Path(__file__).parent / "cockpit_worker.py"
 COCKPIT_PYTHON = Path(__file__).parent.parent / ".venv-cockpit" / "bin" / "python"
@@ -56,6 +57,14 @@ def _alone(name: str) -> Callable[[Schedule], list[Quantity]]:
     return lambda schedule: [getattr(quantities, name)(schedule)]
 
 
+def _preset(name: str) -> Callable[[Schedule], list[Quantity]]:
+    return lambda schedule: gradlens.configuration(name, schedule)
+
+
+def _noise_scale(options: dict[str, Any]) -> Callable[[Schedule], list[Quantity]]:
+    return lambda schedule: [quantities.GradNoiseScale(schedule, **options)]
+
+
 def _adapted(schedule: Schedule) -> list[Quantity]:
     return [quantities.GradHist1d(schedule, adapt=GradAbsMax(schedule))]
 
@@ -77,17 +86,24 @@ SINGLE = (
 OF_TRAINING = (
     *("Loss", "GradNorm", "ClippedGradNorm", "UpdateSize", "RelativeUpdate", "OptimizerState"),
     *("ActivationOutliers", "OutputEntropy", "AttentionLogits", "AttentionEntropy"),
-    *("WeightSpectrum", "UpdateSpectrum", "Stability"),
+    *("WeightSpectrum", "UpdateSpectrum", "Stability", "CriticalSharpness", "StepLedger"),
 )
 """What people who train large models watch."""
+NOISE_SCALES: dict[str, dict[str, Any]] = {
+    "GradNoiseScale between parts": {"between": "parts"},
+    "GradNoiseScale of norms": {"layers": is_normalization},
+    "GradNoiseScale in l1": {"norm": "l1"},
+    "GradNoiseScale in the nuclear norm": {"norm": "nuclear"},
+}
+PARTS = {"GradNoiseScale between parts": 4, "training, 4 parts": 4}
+"""In how many micro-batches a batch comes, if there are several."""
 TRACKED: dict[str, Callable[[Schedule], list[Quantity]]] = {
     "squared norms": lambda schedule: [SquaredNormsAlone(schedule)],
     **{name: _alone(name) for name in (*SINGLE, *OF_TRAINING)},
     "GradHist1d, adapting": _adapted,
-    **{
-        name: lambda schedule, name=name: gradlens.configuration(name, schedule)
-        for name in ("economy", "business", "full", "training")
-    },
+    **{name: _noise_scale(options) for name, options in NOISE_SCALES.items()},
+    **{name: _preset(name) for name in ("economy", "business", "full", "training")},
+    "training, 4 parts": _preset("training"),
 }
 
 
@@ -121,7 +137,11 @@ class Training(Paired):
     """A network in training under a cockpit."""
 
     def __init__(
-        self, setting: Setting, quantities: list[Quantity], budget: float | None = None
+        self,
+        setting: Setting,
+        quantities: list[Quantity],
+        budget: float | None = None,
+        parts: int = 1,
     ) -> None:
         self.model = _model(setting)
         self.loss_function = nn.CrossEntropyLoss()
@@ -129,7 +149,8 @@ class Training(Paired):
         self.cockpit = gradlens.Cockpit(
             self.model, quantities, loss_function=self.loss_function, budget=budget
         )
-        self._inputs, self._labels = _batch(setting)
+        inputs, labels = _batch(setting)
+        self._parts = [*zip(inputs.chunk(parts), labels.chunk(parts), strict=True)]
         self._count = iter(range(10**9))
         self._tracked = _timed(self._step, setting)
         self._plain = _timed(self._plain_step, setting)
@@ -142,20 +163,30 @@ class Training(Paired):
         with _without_hooks(self.model), _without_hooks(self.loss_function):
             return self._plain()
 
-    def _loss(self) -> torch.Tensor:
-        loss: torch.Tensor = self.loss_function(self.model(self._inputs), self._labels)
+    def _loss(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.loss_function(self.model(inputs), labels)
         return loss
+
+    def _mean(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss / len(self._parts) if len(self._parts) > 1 else loss
+
+    def _whole_loss(self) -> torch.Tensor:
+        return torch.stack([self._loss(*part) for part in self._parts]).mean()
 
     def _step(self) -> None:
         self.optimizer.zero_grad()
-        loss = self._loss()
-        with self.cockpit(next(self._count), loss=loss, optimizer=self.optimizer):
-            loss.backward()
+        number, given = next(self._count), {"optimizer": self.optimizer}
+        for left, part in zip(reversed(range(len(self._parts))), self._parts, strict=True):
+            loss = self._loss(*part)
+            passed = {"accumulating": left > 0, "closure": self._whole_loss}
+            with self.cockpit(number, loss=loss, **given, **passed):
+                self._mean(loss).backward()
         self.optimizer.step()
 
     def _plain_step(self) -> None:
         self.optimizer.zero_grad()
-        self._loss().backward()
+        for part in self._parts:
+            self._mean(self._loss(*part)).backward()
         self.optimizer.step()
 
 
@@ -164,7 +195,7 @@ def tracked_by_gradlens(name: str, interval: int = 1) -> Callable[[Setting], Tra
 
     def set_up(setting: Setting) -> Training:
         schedule = linear(interval) if interval else (lambda step: False)
-        return Training(setting, TRACKED[name](schedule))
+        return Training(setting, TRACKED[name](schedule), parts=PARTS.get(name, 1))
 
     return set_up
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeAlias, get_args
@@ -164,20 +164,36 @@ def _of_noise_scale(noise: str, n: int, seed: int) -> Interval:
     return Interval(found.low, found.high, float((DEVIATIONS**2).sum() / (GRADIENT**2).sum()))
 
 
-MATRIX = (5, 6)
+LAYOUTS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "5 × 6": ((5, 6),),
+    "15 × 2": ((15, 2),),
+    "1 × 30": ((1, 30),),
+    "2 × 3 × 5": ((2, 3, 5),),
+    "two matrices": ((3, 5), (5, 3)),
+}
+"""Parameters with ``PARAMETERS`` elements together."""
 
 
-def _of_dual_norm(norm: DualNorm, noise: str, n: int, seed: int) -> Interval:
-    """Of one parameter, a vector or a matrix whose elements are independent of each other."""
-    drawn = GRADIENT + DEVIATIONS * NOISE[noise](np.random.default_rng(seed), n)
-    shape = (PARAMETERS,) if norm == "l1" else MATRIX
-    found = dual_noise_scale(dual_sums(Dense(torch.from_numpy(drawn.reshape(n, *shape))), norm))
-    if norm == "l1":
-        truth = DEVIATIONS.sum() / np.abs(GRADIENT).sum()
-    else:
-        roots = np.sqrt(np.square(DEVIATIONS).reshape(MATRIX).sum(1))
-        truth = roots.sum() / np.linalg.svd(GRADIENT.reshape(MATRIX), compute_uv=False).sum()
-    return Interval(found.low, found.high, float(truth**2))
+def _of_dual_norm(
+    norm: DualNorm, shapes: Sequence[tuple[int, ...]], together: bool, noise: str, n: int, seed: int
+) -> Interval:
+    """Of parameters whose elements are independent of each other, or have their noise together."""
+    drawn = NOISE[noise](np.random.default_rng(seed), n)
+    rows = GRADIENT + DEVIATIONS * (drawn[:, :1] if together else drawn)
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    pieces = zip(shapes, np.split(rows, ends, axis=1), strict=True)
+    each = [dual_sums(Dense(torch.from_numpy(x.reshape(n, *shape))), norm) for shape, x in pieces]
+    found, sizes = dual_noise_scale(sum(each[1:], each[0])), np.zeros(2)
+    of_both = (np.split(values, ends) for values in (DEVIATIONS, GRADIENT))
+    for shape, deviations, gradient in zip(shapes, *of_both, strict=True):
+        if norm == "l1":
+            sizes += deviations.sum(), np.abs(gradient).sum()
+            continue
+        own, mean = (x.reshape(shape[0], -1) for x in (deviations, gradient))
+        roots = np.sqrt(np.square(own).sum(1 if own.shape[0] <= own.shape[1] else 0))
+        spread = np.linalg.svd(own, compute_uv=False) if together else roots
+        sizes += spread.sum(), np.linalg.svd(mean, compute_uv=False).sum()
+    return Interval(found.low, found.high, float((sizes[0] / sizes[1]) ** 2))
 
 
 def _of_groups(entry: str, cosine: float, noise: str, n: int, seed: int) -> Interval:
@@ -291,11 +307,14 @@ KINDS: tuple[Kind, ...] = (
     ),
     *(
         Kind(
-            f"noise scale, {norm}",
-            (4, 16, 64, 512),
-            {name: partial(_of_dual_norm, norm, name) for name in NOISE},
+            f"noise scale, {norm}, {layout}{', together' if together else ''}",
+            (4, 5, 16, 64, 512),
+            {name: partial(_of_dual_norm, norm, shapes, together, name) for name in NOISE},
         )
         for norm in get_args(DualNorm)
+        for layout, shapes in LAYOUTS.items()
+        for together in (False, True)
+        if norm == "nuclear" or layout == "5 × 6"
     ),
     *(
         Kind(
@@ -329,13 +348,13 @@ def coverage(draw: Draw, seeds: int) -> Coverage:
 
 def rows(seeds: int, only: str = "") -> Iterator[str]:
     """Lines of the table, each as soon as it is measured."""
-    yield f"{'interval':26} {'distribution':20} {'number':>6} {'holds':>6} {'open':>5} {'width':>8}"
+    yield f"{'interval':44} {'distribution':20} {'number':>6} {'holds':>6} {'open':>5} {'width':>8}"
     for kind in (each for each in KINDS if only in each.name):
         for name, draw in kind.draws.items():
             for number in kind.numbers:
                 one = coverage(partial(draw, number), seeds)
                 yield (
-                    f"{kind.name:26} {name:20} {number:6} {one.holds:6.1%} {one.open:5.0%} "
+                    f"{kind.name:44} {name:20} {number:6} {one.holds:6.1%} {one.open:5.0%} "
                     f"{one.width:8.3g}"
                 )
 

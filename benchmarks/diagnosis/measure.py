@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from itertools import islice
@@ -153,6 +153,21 @@ def _fault_row(fault: Fault, level: int, training: Training, options: Options) -
     )
 
 
+def twin_rows(number: int, options: Options) -> list[Row]:
+    """A fault of middle strength, and the same run without it: where it must not be named."""
+    fault = FAULTS[number]
+    for training in islice(fitting(fault, options.which, options.seed), 1):
+        row = _fault_row(fault, 1, training, options)
+        outcome, findings = tracked(training, options)
+        steps = training.problem.steps
+        twin = Row(fault.name, TWIN, -1, 0.0, training.problem.name, options.seed, steps)
+        alarms, notices = names(findings, True), names(findings, False)
+        return [row, replace(twin, alarms=alarms, notices=notices, alarmed_at=outcome.alarmed)]
+    return []
+
+
+TWIN = "without the fault"
+
 # Controls.
 
 
@@ -178,16 +193,19 @@ def control_row(way: str, name: str, options: Options) -> Row | None:
 
 @dataclass(frozen=True)
 class Task:
-    """A fault by its number, or a control's way, on a problem of this name."""
+    """A fault by its number, perhaps beside its twin, or a control's way on a problem."""
 
     options: Options
     networks: int = 1
     fault: int = -1
     way: str = ""
     problem: str = ""
+    is_twin: bool = False
 
     def __call__(self) -> list[Row]:
         torch.set_num_threads(1)
+        if self.is_twin:
+            return twin_rows(self.fault, self.options)
         if self.fault >= 0:
             return fault_rows(self.fault, self.networks, self.options)
         row = control_row(self.way, self.problem, self.options)

@@ -29,7 +29,7 @@ from benchmarks.diagnosis.faults.structure import (
     scale,
 )
 from benchmarks.diagnosis.layers import Attention
-from benchmarks.diagnosis.training import Training, model_of, trainable
+from benchmarks.diagnosis.training import Training, batches, model_of, trainable
 
 EQUAL = 0.5
 """Times 1/sqrt(fan-in): the value of all weights of a layer whose units are equal."""
@@ -252,6 +252,19 @@ def expert_unused(training: Training, strength: float, seed: int, count: int) ->
 # What quantities show of single layers.
 
 
+def moved_at_first(training: Training, name: str, seed: int) -> float:
+    """By which share of its norm a weight is moved by the first batch, at the full rate."""
+    model, problem = model_of(training, seed), training.problem
+    weight = model.get_parameter(name)
+    start = weight.detach().clone()
+    make_optimizer: Any = problem.optimizer
+    optimizer = make_optimizer(trainable(model), lr=problem.rate, **problem.options)
+    _, batch = next(batches(training, problem.data(seed), seed))
+    problem.loss(model(batch.inputs), batch.targets).backward()
+    optimizer.step()
+    return float((weight.detach() - start).norm() / start.norm())
+
+
 def with_own_rate(model: nn.Module, name: str, factor: float) -> list[dict[str, Any]]:
     """A group for one weight, whose rate is so many times that of the others."""
     own = model.get_parameter(name)
@@ -268,6 +281,17 @@ def update_large(training: Training, strength: float, seed: int) -> Injected | N
     return Injected(replace(training, trained=trained), frozenset({name}))
 
 
+def update_of_share(training: Training, strength: float, seed: int) -> Injected | None:
+    """A weight whose first update is this share of it."""
+    names = weights_of(model_of(training, seed))
+    if len(names) < 3:
+        return None
+    name = names[len(names) // 2]
+    factor = strength / max(moved_at_first(training, name, seed), 1e-12)
+    trained = partial(with_own_rate, name=name, factor=factor)
+    return Injected(replace(training, trained=trained), frozenset({name}))
+
+
 def sharpen(model: nn.Module, factor: float) -> None:
     """Multiply the weights of queries, which makes scores of attention as many times larger."""
     with torch.no_grad():
@@ -281,6 +305,27 @@ def attention_logits(training: Training, strength: float, seed: int) -> Injected
     if not of_type(model_of(training, seed), nn.MultiheadAttention, Attention):
         return None
     return Injected(replace(training, prepare=partial(sharpen, factor=strength)))
+
+
+def grow_head(model: nn.Module, factor: float, steps: int) -> None:
+    """The queries of the first head of each layer grow with each step, up to a factor."""
+    calls = [0]
+
+    def grow(heads: int, module: nn.Module, _: object, out: Tensor) -> Tensor:
+        calls[0] += module.training
+        first, others = out.tensor_split([out.shape[-1] // heads], -1)
+        return torch.cat([first * factor ** min(calls[0] / steps, 1.0), others], -1)
+
+    for _, layer in of_type(model, Attention):
+        assert isinstance(layer, Attention)
+        layer.queries.register_forward_hook(partial(grow, layer.heads))
+
+
+def head_grows(training: Training, strength: float, seed: int) -> Injected | None:
+    if not of_type(model_of(training, seed), Attention):
+        return None
+    prepare = partial(grow_head, factor=strength, steps=training.problem.steps // 2)
+    return Injected(replace(training, prepare=prepare))
 
 
 def enlarge(model: nn.Module, name: str, factor: float) -> None:
@@ -343,6 +388,8 @@ OF_LAYERS = (
     Fault("expert_unused", "two, bias lowered by", (15, 30, 1000), partial(expert_unused, count=2)),
     Fault("update_large", "factor of one weight's rate", (30, 100, 300), update_large, hurts),
     Fault("attention_logits", "factor of queries", (30, 100, 300), attention_logits, hurts),
+    Fault("update_large", "share of a weight", (0.3, 0.6, 1.0), update_of_share),
+    Fault("attention_logits", "factor of one head", (100, 300, 1000), head_grows),
     Fault("activation_outlier", "factor of one unit", (30, 100, 300), activation_outlier),
     Fault("second_moment_old", "factor of late gradients",
           (10, 100, 1000), second_moment_old, spikes),
