@@ -131,13 +131,29 @@ def _of_sample(spike: Spike, worst: Suspect) -> Conclusion:
         text += f", and {' and '.join(odd)}"
     text += at_positions(worst)
     if certain:
-        return Conclusion("sample", "very likely", f"{text}: look at it.", (worst.name,))
+        text = f"{text}: look at it.{_without(worst)}"
+        return Conclusion("sample", "very likely", text, (worst.name,))
     why = (
         "other samples have a part in it"
         if worst.share <= ONE_SAMPLE
         else "the loss has not jumped far, and late in healthy runs a hard sample has as much"
     )
-    return Conclusion("sample", "consistent with", f"{text}; {why}.", (worst.name,))
+    return Conclusion(
+        "sample", "consistent with", f"{text}; {why}.{_without(worst)}", (worst.name,)
+    )
+
+
+def _without(worst: Suspect) -> str:
+    """What the step would have been without a sample, in a sentence."""
+    found = [
+        f"{what} would have been {value:.2g}{unit}"
+        for what, value, unit in (
+            ("the mean loss", worst.loss_without, ""),
+            ("the norm of the mean gradient", worst.norm_without, " times as large"),
+        )
+        if not math.isnan(value)
+    ]
+    return f" Without it, {' and '.join(found)}." if found else ""
 
 
 def _of_rate(spike: Spike) -> Conclusion | None:

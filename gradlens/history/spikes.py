@@ -36,8 +36,10 @@ class Suspect:
     ``index`` is its place in the batch and ``id`` what the user calls it. ``share`` is that of
     Σₙ‖gₙ‖², ``loss`` is ℓₙ and ``loss_share`` its share of Σₙ|ℓₙ|. ``input_ratio`` and
     ``target_ratio`` are the root mean square of the sample's row over that of the median row, of
-    what the model was called with and of real targets. What isn't known is a NaN. ``positions``
-    are those with the largest losses of a sample that has several labels.
+    what the model was called with and of real targets. ``loss_without`` is the mean of the other
+    samples' losses, and ``norm_without`` the norm of their mean gradient over that of all samples.
+    What isn't known is a NaN. ``positions`` are those with the largest losses of a sample that has
+    several labels.
     """
 
     index: int
@@ -47,6 +49,8 @@ class Suspect:
     loss_share: float = math.nan
     input_ratio: float = math.nan
     target_ratio: float = math.nan
+    loss_without: float = math.nan
+    norm_without: float = math.nan
     positions: tuple[Position, ...] = ()
 
     @property

@@ -48,6 +48,8 @@ A trade-off: four times the rounding error of differences, in a third of their t
 batches, the share is close to one.
 """
 
+DIGITS = 0.1
+"""Largest relative error of squared norms that are shown with two digits."""
 
 Bounds: TypeAlias = tuple[float, float, float]
 
@@ -113,6 +115,18 @@ class SampleDeviations:
     def vanish(self) -> bool:
         """Whether the deviations are nothing but rounding errors of gradients that aren't zero."""
         return self.spread <= self.noise + self.rounding and self.squared_norm_of_mean > 0
+
+    def norms_without(self) -> Tensor:
+        """‖Σₘgₘ‖/(N − 1) over the other samples m ≠ n, over ‖ḡ‖, ``[N]``.
+
+        NaN where rounding may have changed it by more than ``DIGITS``, and for one sample.
+        """
+        others = len(self.dots) - 1
+        mean = self.squared_mean.expand_as(self.dots)
+        terms = torch.stack([mean, -2 * self.dots / others, self.squared_norms / others**2])
+        left, error = terms.sum(0), terms.abs().sum(0) * sum(self.bounds)
+        found = (left / self.squared_mean).sqrt()
+        return found.where(error <= DIGITS * left, math.nan)
 
     def merge(self, other: SampleDeviations) -> SampleDeviations:
         """Of the samples of both, about the same mean."""

@@ -20,6 +20,7 @@ from gradlens.graph.graph import Graph
 from gradlens.history.history import History
 from gradlens.history.setup import threshold_at
 from gradlens.history.spikes import NEVER, Spike
+from gradlens.numerics.deviations import of_all
 from gradlens.observers.evidence import Evidence, bad_tensors, evidence_of, steep_places
 from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
 from gradlens.reductions import Deviations, SquaredNorms
@@ -79,7 +80,8 @@ class Autopsies(Observer):
             self._rates += [] if optimizer is None else [learning_rate(optimizer)]
             return
         if math.isfinite(loss):  # whose gradients are whose can't be read off where they are NaN
-            self.reductions = (SquaredNorms(),)
+            is_whole = self._part == 1 and not context.accumulating
+            self.reductions = (SquaredNorms(), Deviations()) if is_whole else (SquaredNorms(),)
         self._evidence = Evidence()
         if passed.requires_grad:
             with torch.no_grad():
@@ -116,6 +118,8 @@ class Autopsies(Observer):
         found = outcome.values.get(SquaredNorms(), {}) if is_finite else {}
         norms = {name: squared_norms(value) for name, value in found.items()}
         total = torch.stack([*norms.values()]).sum(0) if norms else None
+        about = outcome.values.get(Deviations()) if norms else None
+        without = of_all([*about.values()]).norms_without().cpu() if about else None
         samples = outcome.samples or (evidence.samples if total is None else len(total))
         why = outcome.without_values or (UNREACHED if info["loss"].requires_grad else NO_GRADIENT)
         if evidence.origin == "backward":
@@ -124,7 +128,7 @@ class Autopsies(Observer):
             jump,
             part=part if part > 1 or context.accumulating else 0,
             samples=samples,
-            suspects=evidence.suspects(total, samples, info.get("ids")),
+            suspects=evidence.suspects(total, without, samples, info.get("ids")),
             without_norms="" if norms else why if is_finite else NOT_FINITE,
             layers={} if evidence.origin else by_layer(norms),
             layers_before=self._layers_before(),

@@ -52,12 +52,19 @@ class Evidence:
         return len(known[0]) if known else 0
 
     def suspects(
-        self, norms: Tensor | None, samples: int, ids: Sequence[SampleId] | None
+        self,
+        norms: Tensor | None,
+        without: Tensor | None,
+        samples: int,
+        ids: Sequence[SampleId] | None,
     ) -> tuple[Suspect, ...]:
-        """The samples with the largest squared ``norms`` or losses, or that aren't finite."""
-        losses, inputs, targets, bad = (
+        """The samples with the largest squared ``norms`` or losses, or that aren't finite.
+
+        ``without`` has each sample's ``norm_without``.
+        """
+        losses, inputs, targets, bad, without = (
             each if each is not None and len(each) == samples else None
-            for each in (self.losses, self.inputs, self.targets, self.bad)
+            for each in (self.losses, self.inputs, self.targets, self.bad, without)
         )
         names = ids if ids is not None and len(ids) == samples else [None] * samples
         ranked = _worst(bad, norms if norms is not None else losses, self.origin is not None)
@@ -70,6 +77,8 @@ class Evidence:
                 _share(None if losses is None else losses.abs(), index),
                 _ratio(inputs, index),
                 _ratio(targets, index),
+                math.nan if losses is None else _mean_of_others(losses, index),
+                math.nan if without is None else float(without[index]),
                 _positions(self.by_part, index),
             )
             for index in ranked
@@ -99,6 +108,10 @@ def _ratio(sizes: Tensor | None, index: int) -> float:
     if sizes is None:
         return math.nan
     return float(sizes[index] / sizes[sizes.isfinite()].median())
+
+
+def _mean_of_others(losses: Tensor, index: int) -> float:
+    return float(torch.cat([losses[:index], losses[index + 1 :]]).mean())
 
 
 def _positions(found: SampleLosses | None, sample: int) -> tuple[Position, ...]:

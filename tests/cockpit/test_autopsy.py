@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -84,9 +87,16 @@ def test_the_numbers_are_those_of_per_sample_gradients() -> None:
         seen.update({name: each.squared_norms() for name, each in operators.items()})
         losses = functional.cross_entropy(network(inputs), targets, reduction="none")
         seen["losses"] = losses.detach()
+        sums = [torch.autograd.grad(each.sum(), [*network.parameters()], retain_graph=True)
+                for each in (losses, others(losses))]  # fmt: skip
+        norm, without = (torch.cat([g.flatten() for g in each]).norm() for each in sums)
+        seen["without"] = without / (len(losses) - 1) / (norm / len(losses))
 
     spike = only_spike(train(problem, keep).cockpit)
-    losses = seen.pop("losses")
+    losses, without = seen.pop("losses"), seen.pop("without")
+    assert spike.suspects[0].loss_without == pytest.approx(float(others(losses).mean()), rel=1e-5)
+    assert spike.suspects[0].norm_without == pytest.approx(float(without), rel=1e-2)
+    assert "Without it, the mean loss" in autopsy(spike).text
     layers = {
         layer: sum(float(each.sum()) for name, each in seen.items() if name.startswith(layer))
         for layer in ("0", "2")
@@ -98,6 +108,61 @@ def test_the_numbers_are_those_of_per_sample_gradients() -> None:
         assert suspect.share == pytest.approx(float(total[suspect.index] / total.sum()), rel=1e-4)
         assert suspect.loss == pytest.approx(float(losses[suspect.index]), rel=1e-5)
     assert [each.index for each in spike.suspects] == total.topk(4).indices.tolist()
+
+
+def others(losses: Tensor) -> Tensor:
+    return torch.cat([losses[:BAD], losses[BAD + 1 :]])
+
+
+@pytest.mark.slow
+def test_leaving_out_whom_it_names_avoids_what_leaving_out_the_bad_samples_avoids() -> None:
+    """Of the other samples' loss after the update: at least 80 %, in 95 % of 20 runs."""
+    shares = []
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        bad = [*map(int, generator.permutation(SAMPLES)[: generator.integers(1, 4)])]
+        factor = float(10 ** generator.uniform(2, 3))
+        seen: list[Any] = []
+
+        def damage(
+            inputs: Tensor,
+            targets: Tensor,
+            network: nn.Module,
+            bad: list[int] = bad,
+            factor: float = factor,
+            seen: list[Any] = seen,
+        ) -> None:
+            if targets.is_floating_point():
+                targets[bad] = factor
+            else:
+                inputs[bad] *= factor
+                targets[bad] = network(inputs[bad]).argmin(1)
+            seen += [inputs, targets, copy.deepcopy(network)]
+
+        problem = classification() if seed % 2 else regression()
+        spike = only_spike(train(problem, damage, with_ids=False).cockpit)
+        named = [int(each) for each in autopsy(spike).samples]
+        none, by_name, by_truth = (
+            loss_after(problem, *seen, left_out, bad) for left_out in ([], named, bad)
+        )
+        shares.append((none - by_name) / (none - by_truth))
+    assert sum(share >= 0.8 for share in shares) >= 19
+
+
+def loss_after(
+    problem: Problem,
+    inputs: Tensor,
+    targets: Tensor,
+    network: nn.Module,
+    left_out: list[int],
+    bad: list[int],
+) -> float:
+    """The loss of the samples that aren't bad, after an update without some."""
+    moved = copy.deepcopy(network)
+    kept, healthy = ([n for n in range(SAMPLES) if n not in those] for those in (left_out, bad))
+    problem.loss(moved(inputs[kept]), targets[kept]).backward()
+    SGD(moved.parameters(), lr=0.1).step()
+    return float(problem.loss(moved(inputs[healthy]), targets[healthy]).detach())
 
 
 @pytest.mark.parametrize("problem", [classification, regression])

@@ -162,3 +162,18 @@ def test_results_scale_exactly(name: str, spread: float, dtype: torch.dtype, exp
 
 def assert_equal(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [3.0, 1e3, 1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_without_a_sample_are_right_or_unknown(size: float, dtype: torch.dtype) -> None:
+    gradients = torch.randn(8, 5, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    gradients[2] *= size
+    found = Dense(gradients).deviations().norms_without()
+    rows = gradients.double().flatten(1)
+    means = torch.stack([rows[torch.arange(8) != n].mean(0) for n in range(8)])
+    expected = means.norm(dim=1) / rows.mean(0).norm()
+    is_known = found.isfinite()
+    torch.testing.assert_close(found[is_known], expected[is_known], rtol=0.05, atol=0)
+    assert bool(is_known[torch.arange(8) != 2].all())
+    assert bool(is_known[2]) == (size < 1e9)
