@@ -79,6 +79,7 @@ def worker(rank: int, port: int) -> None:
         for wrap in WAYS.values():
             check_draws(rank, wrap)
             check_numbers(rank, wrap)
+            check_influence(wrap)
             check_training(rank, wrap)
             check_failures(rank, wrap)
         for wrap in (each_layer, freed):
@@ -125,6 +126,19 @@ def check_numbers(rank: int, wrap: Any) -> None:
         np.testing.assert_allclose(one, other, **CLOSE)
     np.testing.assert_allclose(eigenpairs(shared, 2).values, eigenpairs(alone, 2).values, **CLOSE)
     np.testing.assert_allclose(hutchinson(shared, 3).value, hutchinson(alone, 3).value, **CLOSE)
+
+
+def check_influence(wrap: Any) -> None:
+    """Each process has all data, and the scores of one process."""
+    scores = []
+    for form in (wrap, lambda model: model):
+        problem = build("perceptron", "cross-entropy")
+        found = gradlens.influence(
+            form(problem.model), problem.loss_of("mean"), problem.batches, problem.batches[:1],
+            damping=0.5, by_sample=True, tolerance=1e-11,
+        )  # fmt: skip
+        scores.append(found.scores)
+    np.testing.assert_allclose(*scores, rtol=1e-8, atol=1e-12)
 
 
 def trained(rank: int, wrap: Any, is_watched: bool) -> list[Tensor]:
