@@ -31,6 +31,8 @@ from benchmarks.memory import status
 SAMPLES, BATCH, COLUMNS, REPETITIONS = 300, 64, 8, 3
 """The last batch has 44 samples, so that an average over batches isn't that over samples."""
 
+THIS = "benchmarks.curvature_peers"
+
 Multiply = Callable[[Tensor], Tensor]
 """Matrix times the columns of ``[D, k]``."""
 
@@ -38,7 +40,7 @@ MATRICES = ("Hessian", "Gauss-Newton", "empirical Fisher")
 LOSS = nn.CrossEntropyLoss()
 
 
-def problem(dtype: torch.dtype) -> tuple[nn.Module, DataLoader[Any]]:
+def problem(dtype: torch.dtype, samples: int = SAMPLES) -> tuple[nn.Module, DataLoader[Any]]:
     """A convolutional network of 62,000 parameters, and images of 3 x 32 x 32 pixels."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -47,7 +49,7 @@ def problem(dtype: torch.dtype) -> tuple[nn.Module, DataLoader[Any]]:
         nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(512, 90), nn.ReLU(), nn.Linear(90, 10),
     ).to(dtype)  # fmt: skip
-    inputs, targets = torch.randn(SAMPLES, 3, 32, 32, dtype=dtype), torch.randint(10, (SAMPLES,))
+    inputs, targets = torch.randn(samples, 3, 32, 32, dtype=dtype), torch.randint(10, (samples,))
     return model, DataLoader(TensorDataset(inputs, targets), BATCH)
 
 
@@ -156,20 +158,32 @@ def print_costs(name: str, matrix: str, count: int) -> None:
     """Seconds and bytes of the product with some vectors, in float32."""
     model, data = problem(torch.float32)
     columns = columns_of(model, count, torch.float32)
+
+    def prepare() -> Callable[[], object]:
+        multiply = CONTENDERS[name](matrix, model, data)
+        return lambda: multiply(columns)
+
+    print(*costs(prepare))
+
+
+def costs(
+    prepare: Callable[[], Callable[[], object]], repetitions: int = REPETITIONS
+) -> tuple[float, int]:
+    """The median CPU time of what ``prepare`` returns, in seconds, and the bytes that both take."""
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    multiply = CONTENDERS[name](matrix, model, data)
+    work = prepare()
     seconds = []
-    for _ in range(REPETITIONS):
+    for _ in range(repetitions):
         start = time.process_time()
-        multiply(columns)
+        work()
         seconds.append(time.process_time() - start)
-    print(statistics.median(seconds), status("VmHWM") - before)
+    return statistics.median(seconds), status("VmHWM") - before
 
 
-def in_a_process(*arguments: object) -> list[str] | None:
-    """What another process prints; ``None`` where the library doesn't have the matrix."""
-    command = [sys.executable, "-m", "benchmarks.curvature_peers", *map(str, arguments)]
+def in_a_process(module: str, *arguments: object) -> list[str] | None:
+    """What a module prints in another process; ``None`` if a library hasn't what it asks for."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True)
     if "NotImplementedError" in result.stderr:
         return None
@@ -178,22 +192,28 @@ def in_a_process(*arguments: object) -> list[str] | None:
     return result.stdout.split()
 
 
+def is_installed(library: str) -> bool:
+    """Whether another library can be imported."""
+    return find_spec(library.replace("-", "_").lower()) is not None
+
+
 def rows() -> Iterator[list[str]]:
     """The table."""
     with TemporaryDirectory() as folder:
         for matrix in MATRICES:
             reference = Path(folder) / "reference"
-            in_a_process("product", "all at once", matrix, reference)
+            in_a_process(THIS, "product", "all at once", matrix, reference)
             expected = torch.load(reference)
             for name in [*CONTENDERS][:-1]:
                 path = Path(folder) / name
-                installed = find_spec(name.replace("-", "_").lower()) is not None
-                if not installed or in_a_process("product", name, matrix, path) is None:
+                if not is_installed(name):
+                    continue
+                if in_a_process(THIS, "product", name, matrix, path) is None:
                     continue
                 error = float((torch.load(path) - expected).norm() / expected.norm())
-                costs = [in_a_process("costs", name, matrix, count) for count in (1, COLUMNS)]
-                times = [f"{1000 * float(each[0]):.0f}" for each in costs if each]
-                memory = [f"{int(each[1]) / 2**20:.0f}" for each in costs if each]
+                found = [in_a_process(THIS, "costs", name, matrix, k) for k in (1, COLUMNS)]
+                times = [f"{1000 * float(each[0]):.0f}" for each in found if each]
+                memory = [f"{int(each[1]) / 2**20:.0f}" for each in found if each]
                 yield [matrix, name, f"{error:.1e}", *times, *memory]
 
 
