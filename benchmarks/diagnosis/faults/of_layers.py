@@ -281,14 +281,34 @@ def update_large(training: Training, strength: float, seed: int) -> Injected | N
     return Injected(replace(training, trained=trained), frozenset({name}))
 
 
+def with_kept_share(model: nn.Module, name: str, share: float, factor: float) -> list[Any]:
+    """A group for one weight, whose rate follows the size that its updates turn out to have."""
+    others, own = with_own_rate(model, name, factor)
+    weight = model.get_parameter(name)
+    last = [weight.detach().clone()]
+
+    def follow(module: nn.Module, _: object) -> None:
+        moved, size = float((weight.detach() - last[0]).norm()), float(weight.detach().norm())
+        if module.training and moved > 0 and size > 0:
+            own["factor"] *= min(max(share * size / moved, 1 / AT_ONCE), AT_ONCE)
+            last[0] = weight.detach().clone()
+
+    model.register_forward_pre_hook(follow)
+    return [others, own]
+
+
+AT_ONCE = 3.0
+"""A rate changes by this factor at most, where a gradient happens to be small."""
+
+
 def update_of_share(training: Training, strength: float, seed: int) -> Injected | None:
-    """A weight whose first update is this share of it."""
+    """A weight whose updates are this share of it."""
     names = weights_of(model_of(training, seed))
     if len(names) < 3:
         return None
     name = names[len(names) // 2]
     factor = strength / max(moved_at_first(training, name, seed), 1e-12)
-    trained = partial(with_own_rate, name=name, factor=factor)
+    trained = partial(with_kept_share, name=name, share=strength, factor=factor)
     return Injected(replace(training, trained=trained), frozenset({name}))
 
 
@@ -388,7 +408,7 @@ OF_LAYERS = (
     Fault("expert_unused", "two, bias lowered by", (15, 30, 1000), partial(expert_unused, count=2)),
     Fault("update_large", "factor of one weight's rate", (30, 100, 300), update_large, hurts),
     Fault("attention_logits", "factor of queries", (30, 100, 300), attention_logits, hurts),
-    Fault("update_large", "share of a weight", (0.3, 0.6, 1.0), update_of_share),
+    Fault("update_large", "share of a weight", (0.3, 0.4, 0.6), update_of_share),
     Fault("attention_logits", "factor of one head", (100, 300, 1000), head_grows),
     Fault("activation_outlier", "factor of one unit", (30, 100, 300), activation_outlier),
     Fault("second_moment_old", "factor of late gradients",
