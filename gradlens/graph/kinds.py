@@ -130,7 +130,8 @@ class Kind:
     ``is_view`` if its output has nothing but the elements of its only input. It ``repeats`` a
     smaller input for each row, ``brings_data`` that no edge leads to, such as an index whose length
     may be N, ``joins`` tensors, or ``selects`` rows of one. It ``is_linear`` in all of its inputs
-    together, ``is_piecewise_linear`` in them, or ``is_product``, linear in each. It
+    together, ``is_piecewise_linear`` in them, or ``is_product``, linear in each. Its input
+    ``is_subtracted`` from another tensor or from a number. It
     ``normalises_channels``, in train mode with the statistics of the batch. If it ``is_recurrent``,
     it computes with the steps ``[T, N, ...]`` of sequences one after the other.
 
@@ -160,6 +161,7 @@ class Kind:
     joins: bool = False
     selects: bool = False
     is_linear: bool = False
+    is_subtracted: bool = False
     is_piecewise_linear: bool = False
     is_product: bool = False
     normalises_channels: bool = False
@@ -209,6 +211,8 @@ def is_linear(node: Node, up_to_constant: bool = False) -> bool:
     """Whether a node's output is linear in those of its inputs that depend on the parameters."""
     known = [child is not None for child, _ in node.next_functions]
     its = kind_of(kind(node))
+    if its.is_subtracted and len(known) == 1:  # from a number, which has no edge
+        known.append(False)
     if its.is_product:
         return sum(known) == 1 and (known[0] or not its.is_division)
     return its.is_linear and any(known) and (up_to_constant or all(known))
@@ -492,6 +496,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
         "AdaptiveAvgPool2D AdaptiveAvgPool3D",
         {"is_linear": True},
     ),
+    ("Rsub", {"is_subtracted": True}),
     ("Bmm Div Dot Mm Mul Mv", {"is_product": True}),
     ("Div", {"is_division": True}),
     ("Add Sub Mul Div", {"is_arithmetic": True}),
@@ -516,14 +521,20 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("Sub MseLoss SmoothL1Loss HuberLoss", {"is_difference": True}),
     ("Mean", {"reduction": "mean"}),
     ("Sum", {"reduction": "sum"}),
-    ("Exp LinalgVectorNorm LogSoftmax Logsumexp Sqrt", {"values": _result()}),
+    ("Exp LinalgVectorNorm LogSoftmax Logsumexp Relu Sigmoid Sqrt", {"values": _result()}),
     ("LogSoftmax", {"row_axis": "dim"}),
     ("CtcLoss", {"values": _result("result0")}),
     ("Abs", {"values": _of_saved(torch.abs, "self")}),
+    ("ClampMin", {"values": _of_saved(torch.clamp_min, "self", "min")}),
+    ("Div", {"values": _of_saved(torch.div, "self", "other")}),
     ("Log", {"values": _of_saved(torch.log, "self")}),
     ("LogSigmoid", {"values": _of_saved(functional.logsigmoid, "self")}),
+    ("Maximum", {"values": _of_saved(torch.maximum, "self", "other")}),
+    ("Minimum", {"values": _of_saved(torch.minimum, "self", "other")}),
+    ("Mul", {"values": _of_saved(torch.mul, "self", "other")}),
     ("Pow", {"values": _of_saved(torch.pow, "self", "exponent")}),
     ("Softplus", {"values": _of_saved(functional.softplus, "self", "beta", "threshold")}),
+    ("Xlogy", {"values": _of_saved(torch.xlogy, "self", "other")}),
     ("NllLoss NllLoss2D", {"targets": "classes"}),
     ("NllLoss NllLoss2D", {"values": _of_errors(functional.nll_loss, "weight", "ignore_index")}),
     ("BinaryCrossEntropy BinaryCrossEntropyWithLogits", {"targets": "probabilities"}),

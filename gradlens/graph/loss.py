@@ -274,14 +274,21 @@ def terms(graph: Graph) -> list[int]:
     """The numbers of the nodes that the loss is a weighted sum of the values of.
 
     The contribution of a row to the loss is its value times the gradient there.
-    ``UnavailableError`` if the loss is another function, or if a term depends on another one.
+    ``UnavailableError`` if the loss is another function, or if a term depends on another one. One
+    number that isn't known may be added, such as the zero that Python's ``sum`` begins with:
+    whether it is zero shows in what the contributions add up to.
     """
     found: list[int] = []
     waiting = [graph.root]
+    is_added = False
     for edge in each_once(waiting):
         number = edge[0]
         its = kind_of(graph.kinds[number])
+        may_be_added = not is_added and math.prod(graph.shape(edge)) == 1
         if is_linear(graph.nodes[number]):
+            waiting += graph.descend(edge)
+        elif may_be_added and is_linear(graph.nodes[number], up_to_constant=True):
+            is_added = True
             waiting += graph.descend(edge)
         elif its.values is not None and (its.targets or graph.shape((number, 0))):
             found.append(number)

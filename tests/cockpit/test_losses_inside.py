@@ -188,6 +188,32 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "each alone": lambda o, y: torch.stack(
         [functional.cross_entropy(row, label) for row, label in zip(o, y, strict=True)]
     ).mean(),
+    "each alone, added to zero": lambda o, y: (
+        sum(functional.cross_entropy(row, label) for row, label in zip(o, y, strict=True)) / N
+    ),
+    "two terms, added to zero": lambda o, y: sum(
+        [functional.cross_entropy(o, y), (o - SOFT).pow(2).mean()]
+    ),
+    "focal": lambda o, y: (
+        (1 - (-functional.cross_entropy(o, y, reduction="none")).exp()).pow(2)
+        * functional.cross_entropy(o, y, reduction="none")
+    ).mean(),
+    "clipped ratios": lambda o, y: (
+        -torch.minimum(
+            o.log_softmax(1)[:, 0].exp() * WEIGHTS[y], o.log_softmax(1)[:, 0].exp().clamp(0.3, 0.4)
+        ).mean()
+        + torch.maximum(o[:, 1].square(), o[:, 2].exp()).mean()
+    ),
+    "hinges": lambda o, y: (
+        functional.relu(1 - o[:, 0] * SOFT[:, 0]).mean() + (o[:, 1] - o[:, 2]).clamp_min(0).mean()
+    ),
+    "odds": lambda o, y: (o[:, 0] - o[:, 1]).sigmoid().mean(),
+    "a variance of its own": lambda o, y: functional.gaussian_nll_loss(
+        o[:, 0], SOFT[:, 0], o[:, 1].exp()
+    ),
+    "divergence between outputs": lambda o, y: functional.kl_div(
+        o.log_softmax(1), o.flip(1).softmax(1), reduction="batchmean"
+    ),
     "to the power": lambda o, y: (
         (1 + functional.cross_entropy(o, y, reduction="none")).pow(2).mean()
     ),
@@ -266,7 +292,12 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda o, y: (functional.cross_entropy(o, y, reduction="none") - WEIGHTS.mean()).mean(),
         "SubBackward",
     ),
-    "shifted": (lambda o, y: functional.cross_entropy(o, y) - 0.5, "SubBackward"),
+    "shifted": (lambda o, y: functional.cross_entropy(o, y) - 0.5, "don't add up to the loss"),
+    "shifted twice": (lambda o, y: 1 - (functional.cross_entropy(o, y) + 1), "AddBackward"),
+    "advantages from one": (
+        lambda o, y: ((1 - o.log_softmax(1)[:, 0]) * torch.tensor([1.0, -1.0, 2.0, -2.0])).mean(),
+        "RsubBackward",
+    ),
     "advantages": (
         lambda o, y: (o.log_softmax(1)[:, 0] - torch.tensor([1.0, -1.0, 2.0, -2.0])).mean(),
         "SubBackward",

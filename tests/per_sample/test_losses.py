@@ -190,7 +190,6 @@ def test_ctc_is_divided_by_the_lengths_of_its_targets(reduction: str) -> None:
 UNREADABLE: dict[str, Callable[[Tensor], Tensor]] = {
     "divergence": lambda x: nn.KLDivLoss(reduction="batchmean")(x, real().softmax(1)),
     "negative": lambda x: nn.GaussianNLLLoss()(x, torch.zeros_like(x), real().exp() / 100),
-    "own module": lambda x: Focal()(x, binary()),
     "a second term": lambda x: 0.3 * nn.MSELoss()(x, real()) + x.square().mean().sqrt(),
     "a root": lambda x: nn.MSELoss()(x, real()).sqrt(),
     "an exponential": lambda x: Weighted()(x, real()).exp(),
