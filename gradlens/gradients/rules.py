@@ -458,7 +458,7 @@ def _unbroadcast_rows(
 ) -> GradientOperator:
     """From ``[*S, F]`` with labels ``[*S]`` to ``[N, *own]``; -1 in ``own`` is an axis kept."""
     own = tuple(gradient.shape[axis] if size == -1 else size for axis, size in enumerate(own))
-    if gradient.dim() == labels.dim():
+    while gradient.dim() <= labels.dim():  # a single number has a row, too
         gradient, own = gradient[..., None], (*own, 1)
     axis, n = found.index.axis, found.samples
     if all(size == 1 for size in own[:-1]):

@@ -450,7 +450,8 @@ def _not_followed(
     # Along the wrong axis of the inputs, samples may seem to meet.
     is_either = not inputs.is_one_axis or (square and not meeting)
     reason = EITHER_AXIS if is_either else MEET if meeting else NOT_FOLLOWED
-    shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
+    every = dict.fromkeys(str([*graph.shape(edge)]) for edge in meeting or square or edges)
+    shapes = " and ".join([*every][:2])
     reason += "" if reading.is_given or reason != MEET else OTHER_N
     known = {"samples": reading.samples, "known_by": reading.known_by}
     return UnavailableError(reason.format(shapes=shapes, remedy=remedy, **known))
@@ -477,7 +478,7 @@ NO_CALLS = (
 )
 NO_ROWS = (
     "the model was called without a tensor that has a row for each sample, so that their number "
-    "isn't known: " + PASS
+    "isn't known: " + PASS_LOSSES
 )
 UNKNOWN_ORDER = (
     "the loss may have the samples in another order than the batch, and it isn't known of all of "
@@ -485,7 +486,8 @@ UNKNOWN_ORDER = (
 )
 OTHER_ORDER = (
     "a loss that was passed in individual_losses=... depends on the row of another sample in what "
-    "the model was called with: put the losses in the order of these rows"
+    "the model was called with, or on those of several: put the losses in the order of these rows, "
+    "if each is of one row"
 )
 NOT_FOLLOWED = (
     "N = {samples} by {known_by}, but the loss is computed from tensors of shape {shapes}, and it "
@@ -498,7 +500,7 @@ MEET = (
 OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
 AMBIGUOUS = (
     "the number of samples isn't certain, since more than one agrees with the network ({numbers}): "
-    + PASS
+    f"{PASS} if it is one of these, else {PASS_LOSSES}"
 )
 UNSURE = (
     "the model was called with {samples} rows, but these may be no samples: the loss leaves out "
@@ -511,7 +513,7 @@ EITHER_AXIS = (
     + PASS_LOSSES
 )
 SEVERAL = (
-    "the model was called {count} times, with {rows} rows each, and the loss neither has all of "
+    "the model was called {count} times, with {rows} each, and the loss neither has all of "
     "these in one tensor nor combines those of each call, so that they may be parts of the batch "
     f"or the same samples: {PASS}, or {PASS_LOSSES}"
 )

@@ -30,6 +30,7 @@ from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.passes import is_elementwise
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
+from gradlens.history.html import count
 from gradlens.numerics.shards import any_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.batchnorm import in_front_of, normalising
@@ -315,8 +316,9 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     found = [each for each in every[1:] if calls <= _combined(loss, names, each, ends)]
     if len(calls) == 1 or found:
         return found or [*every[1:]]
-    lengths = " and ".join(map(str, dict.fromkeys(rows)))
-    raise UnavailableError(SEVERAL.format(count=len(rows), rows=lengths))
+    *lengths, last = dict.fromkeys(rows)
+    each = " and ".join([*map(str, lengths), count(last, "row")])
+    raise UnavailableError(SEVERAL.format(count=len(rows), rows=each))
 
 
 def _combined(loss: _LossGraph, names: Names, reading: Reading, ends: Sequence[int]) -> set[int]:
@@ -629,7 +631,10 @@ FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message where a backward pass has freed the graph already."""
 FREED = "backward has run already when the context was entered: call it inside the context"
 OF_LOSS = "the rows of the loss"
-COMPLEX = "it is complex"
+COMPLEX = (
+    "it is complex: keep it as a real parameter whose last axis has two entries, and compute with "
+    "torch.view_as_complex of it"
+)
 NO_LABEL = (
     "it is in front of a normalisation over the batch, and some of its rows get their gradient "
     "from the statistics alone, which are of all samples"
@@ -640,7 +645,8 @@ UNUSED = (
 )
 BESIDE = (
     "the loss depends on it only where samples are summed up already: it is in a regulariser, it "
-    "weights a whole loss, or one function computes the whole loss with it"
+    "weights a whole loss, or one function computes the whole loss with it; a weight has them if "
+    "it multiplies the losses of samples before they are averaged"
 )
 EMPTY = "the batch is empty"
 DISTRIBUTED = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import gradlens
 from gradlens.quantities import NormTest
@@ -107,6 +108,64 @@ def _of_packed(model: nn.Module) -> Tensor:
     return model.head(hidden).square().sum((0, 2))
 
 
+class Weighted(nn.Module):
+    """A network with a weight of its loss, which is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.weight = _mlp(), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def _of_learned_weight(model: nn.Module) -> Tensor:
+    losses = [cross_entropy(model(_rows()[:1]), _labels(1)) for _ in range(N)]
+    return torch.stack([(-model.weight).exp() * each + model.weight for each in losses])
+
+
+class Documents(nn.Module):
+    """Attention inside the documents of one packed sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix, self.head = nn.Embedding(9, 4), nn.Linear(4, 12), nn.Linear(4, 9)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        mixed = self.mix(self.words(words)).unflatten(2, (6, 2)).transpose(1, 2)
+        query, key, value = mixed.chunk(3, 1)
+        heads = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.head(heads.transpose(1, 2).flatten(2))
+
+
+def _of_documents(model: nn.Module) -> Tensor:
+    document = torch.arange(N).repeat_interleave(torch.tensor([3, 2, 5, 4, 2, 3]))
+    words = torch.randint(9, (1, len(document)))
+    mask = (document[:, None] == document).tril()
+    tokens = cross_entropy(model(words, mask)[0], words[0].roll(-1), reduction="none")
+    return torch.zeros(N).index_add(0, document, tokens)
+
+
+class Graphs(nn.Module):
+    """Sums over neighbours, and over the nodes of each graph, of an object with index vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, data: SimpleNamespace) -> Tensor:
+        hidden = self.first(data.x)
+        hidden = torch.zeros_like(hidden).index_add(0, data.edges[1], hidden[data.edges[0]])
+        return self.last(torch.zeros(N, 5).index_add(0, data.graph, hidden.tanh()))
+
+
+def _of_graphs(model: nn.Module) -> Tensor:
+    graph = torch.arange(N).repeat_interleave(torch.tensor([3, 2, 5, 4, 2, 3]))
+    edges = (graph[:, None] == graph).nonzero().T
+    data = SimpleNamespace(x=torch.randn(len(graph), 4), edges=edges, graph=graph)
+    return cross_entropy(model(data), _labels(N), reduction="none")
+
+
 def _of_crops(model: nn.Module) -> Tensor:
     image = torch.tensor([0, 0, 1, 3, 4, 4])
     crops = model(torch.randn(5, 4)[image]).square().sum(1)
@@ -125,6 +184,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], LossesOf]] = {
     "points inside and on the boundary": (_mlp, _of_points),
     "packed sequences": (lambda: Recurrent(batch_first=False), _of_packed),
     "crops of images": (_mlp, _of_crops),
+    "a learned weight, a loss at a time": (Weighted, _of_learned_weight),
+    "documents in one sequence": (Documents, _of_documents),
+    "graphs in one": (Graphs, _of_graphs),
 }
 
 
