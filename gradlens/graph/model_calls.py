@@ -156,7 +156,8 @@ class ModelCalls(HookOwner, UnscriptedHook):
         """Of a part of a model, calls with data as input are enough."""
         if torch.is_grad_enabled() and not any(each.requires_grad for each in _given(args, kwargs)):
             outputs = [each for each in tensors_of(output) if each.grad_fn is not None]
-            self.parts.append(_call(args, kwargs, outputs, key=_PART_INPUTS))
+            call = _call(args, kwargs, outputs, key=_PART_INPUTS)
+            self.parts += [call] if call.shapes else []
 
     def failed(self, error: Exception) -> None:
         """The forward pass goes on, as above."""
@@ -344,7 +345,7 @@ def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:
     whole = _behind(graph, hook.whole)
     if whole or not all(part in hook.watched for part in _parts_of(model)):
         return whole
-    return [call for call in _behind(graph, hook.parts) if call.shapes]
+    return _behind(graph, hook.parts)
 
 
 def _behind(graph: Graph, calls: Iterable[ModelCall]) -> list[ModelCall]:
@@ -379,12 +380,14 @@ def _hook_of(model: nn.Module | None) -> ModelCalls | None:
 
 
 def latest_call(model: nn.Module | None, back: int = 1) -> ModelCall | None:
-    """The latest call of a model as a whole, if its calls are kept and there was one.
+    """The latest call of a model, if its calls are kept and there was one.
 
-    With ``back``, it is the first of so many latest calls.
+    Of a model that isn't called as a whole, it is that of a part with data. With ``back``, it is
+    the first of so many latest calls.
     """
     hook = _hook_of(model)
-    return hook.whole[-back] if hook is not None and len(hook.whole) >= back else None
+    calls = () if hook is None else hook.whole or hook.parts
+    return calls[-back] if len(calls) >= back else None
 
 
 def forget_earlier_calls(model: nn.Module | None) -> None:

@@ -618,6 +618,19 @@ def test_the_batch_says_the_ids_of_samples() -> None:
     assert {*samples.ids} == {*(1000 * data()[:][0][:, 0]).long().tolist()}
 
 
+def test_inputs_are_known_though_the_module_is_not_called_as_a_whole() -> None:
+    class Pixels(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            inputs, labels = batch
+            return super().training_step((255 * inputs, labels), batch_idx)
+
+    for module, is_found in (Module, False), (Pixels, True):
+        callback = CockpitCallback([])
+        trainer(callback, max_epochs=4).fit(module(), loader())
+        found = {each.fault for each in gradlens.diagnose(callback.cockpit)}
+        assert ("input_scale" in found) == is_found
+
+
 def test_a_need_is_said_for_a_callback() -> None:
     class Unlike(CockpitCallback):
         def context_arguments(
