@@ -204,9 +204,9 @@ def test_fastai(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not history.notes
     # The same training without the callback.
     alone = for_fastai()
-    Learner = names["Learner"]
-    learner = Learner(alone["loaders"], alone["module"], loss_func=nn.CrossEntropyLoss())
-    learner.fit(2)
+    Learner, opt_func = names["Learner"], names["learner"].opt_func
+    loss_func = nn.CrossEntropyLoss()
+    Learner(alone["loaders"], alone["module"], loss_func=loss_func, opt_func=opt_func).fit(2)
     pairs = zip(names["module"].parameters(), alone["module"].parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
