@@ -30,7 +30,7 @@ from gradlens.quantities.quantity import Phase
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update, not_held
 from gradlens.reductions import DirectionDots
-from gradlens.torch_private import runs_step_hooks
+from gradlens.torch_private import runs_step_hooks, version
 
 Record = Callable[[int, Mapping[str, Any]], None]
 """Records values by name at a global step."""
@@ -214,7 +214,7 @@ class PendingUpdate:
         if not self._of(*OF_OPTIMIZERS):
             return {}
         gradients = ((name, p.grad) for name, p in self.step.parameters.items())
-        return {name: (id(g), g._version) for name, g in gradients if g is not None}
+        return {name: (id(g), version(g)) for name, g in gradients if g is not None}
 
     def _stepped(self) -> None:
         if torch.compiler.is_compiling():
