@@ -305,6 +305,7 @@ def _loss_scale(scale: Any) -> float:
 
 
 FRAMEWORKS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightning.")
+"""Packages whose wrappers of optimizers change no parameters themselves."""
 
 
 def _optimizer(optimizer: Any) -> Optimizer:

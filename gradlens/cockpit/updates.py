@@ -207,7 +207,7 @@ class PendingUpdate:
         if self._begun == 1 and not self._is_seen:
             self._given = self._gradients()
             with self._paid():
-                self._see(self._scale, Phase.BEFORE_OPTIMIZER)
+                self._see([Phase.BEFORE_OPTIMIZER], self._scale)
 
     def _gradients(self) -> dict[str, tuple[int, int]]:
         """Which tensors the gradients are, and how often each was written to, by name."""
@@ -231,21 +231,27 @@ class PendingUpdate:
         if not self._is_seen:
             self._is_seen = True
             # What comes before a step hasn't been seen if the context is in its closure.
-            self._see(self._scale.after_step()[0], *OF_OPTIMIZERS)
+            are_same = self._gradients().items() <= self._given.items()
+            overwritten = "" if are_same else WRITES_GRADIENTS
+            self._see(OF_OPTIMIZERS, self._scale.after_step()[0], overwritten)
         if self._start is None:
             self.overtaken = SEVERAL_STEPS
         if self._is_of_all:
             self.resolve()
 
-    def _see(self, scale: GradientScale, *phases: Phase) -> None:
-        """Call quantities of the optimizer, while it has its gradients of this ``scale``."""
+    def _see(self, phases: Sequence[Phase], scale: GradientScale, overwritten: str = "") -> None:
+        """Call quantities of the optimizer, while it has its gradients of this ``scale``.
+
+        ``overwritten`` is that of ``Step``.
+        """
         with self._boundary.contain("the quantities of an optimizer"), torch.no_grad():
             for phase in phases:
                 if phase not in self._called and (called := self._of(phase)):
                     self._called.add(phase)
-                    self._call(phase, self._with_measures(called, scale))
+                    step = replace(self.step, gradient_scale=scale, overwritten=overwritten)
+                    self._call(phase, self._with_measures(called, step))
 
-    def _with_measures(self, called: Sequence[WaitingQuantity], scale: GradientScale) -> Step:
+    def _with_measures(self, called: Sequence[WaitingQuantity], step: Step) -> Step:
         """The step for these quantities, which are refused if the optimizer leaves it out."""
         _, left_out = self._scale.after_step()
 
@@ -254,13 +260,7 @@ class PendingUpdate:
 
         measures = [measure for each in called for measure in each.quantity.measures]
         measures += [] if left_out is None else [is_left_out]
-        are_same = self._gradients().items() <= self._given.items()
-        step = replace(
-            self.step,
-            gradient_scale=scale,
-            measures=measures,
-            overwritten="" if are_same else WRITES_GRADIENTS,
-        )
+        step = replace(step, measures=measures)
         if left_out is not None and bool(step.measured(is_left_out)):
             self._refuse(called, UNSEEN)
         return step

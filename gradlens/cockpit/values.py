@@ -25,6 +25,7 @@ from gradlens.quantities.step import Step
 from gradlens.reductions import Reduction
 
 OF_OPTIMIZERS = (Phase.BEFORE_OPTIMIZER, Phase.AFTER_OPTIMIZER)
+"""Phases around a step of the optimizer."""
 
 
 @dataclass(frozen=True)

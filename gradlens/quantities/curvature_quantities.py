@@ -80,8 +80,8 @@ class HessEigenvalues(CurvatureQuantity):
             blocks[name] = {"value": known, **of_block}
         return {**found, f"{self.by}s": blocks}
 
-    def _entries(self, matrix: CurvatureOperator, seed: int, name: str = "") -> dict[str, Any]:
-        found = self._eigenpairs(matrix, seed, self.k, self.which, name)
+    def _entries(self, matrix: CurvatureOperator, seed: int, block: str = "") -> dict[str, Any]:
+        found = self._eigenpairs(matrix, seed, self.k, self.which, block)
         others = ("residuals", "converged", "products", "reason")
         return {"eigenvalues": found.values, **{name: getattr(found, name) for name in others}}
 

@@ -38,10 +38,10 @@ def check_choice(quantity: Quantity, option: str, choices: Sequence[str]) -> Non
 
 def groups(names: Iterable[str], by: By) -> dict[str, list[str]]:
     """Names of parameters by the layer that they are in, or each by itself."""
-    groups: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(layer_of(name) if by == "layer" else name, []).append(name)
-    return groups
+        found.setdefault(layer_of(name) if by == "layer" else name, []).append(name)
+    return found
 
 
 def check_layers(quantity: str, by: By, model: nn.Module | None) -> None:
