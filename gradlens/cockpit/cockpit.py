@@ -34,11 +34,12 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forward_passes import ForwardPasses
+from gradlens.cockpit.optimizer_steps import OptimizerSteps
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
-from gradlens.cockpit.values import loggable
+from gradlens.cockpit.values import LATER, loggable
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.opening import opening
 from gradlens.diagnosis.rule import Rule
@@ -193,8 +194,12 @@ class Cockpit:
             run=self._run,
         )
         own = (lambda: boundary.seconds) if budget is None else None
+        updates = Updates(self._run.record, boundary, processes.of_all)
+        recorders = [FactRecorder(setting, self._run)] if facts else []
+        waits = any(each.phases[-1] in LATER for each in self.quantities)
+        of_optimizer: list[Observer] = [*([updates] if waits else []), *recorders]
         observers: list[Observer] = [
-            *([FactRecorder(setting, self._run)] if facts else []),
+            *recorders,
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
             *([Diagnosing(self._run, rules)] if rules else []),
             SampleLog(setting, self._run),
@@ -205,7 +210,8 @@ class Cockpit:
             setting=setting,
             run=self._run,
             boundary=boundary,
-            updates=Updates(self._run.record, boundary, processes.of_all, self.budget),
+            updates=updates,
+            optimizer_steps=OptimizerSteps(of_optimizer, boundary, self.budget),
             assembly=BatchAssembly(setting, processes, max_bytes),
             forward_passes=forward_passes,
             observers=observers,

@@ -115,6 +115,7 @@ class TrackedStep:
                     assembly.leave_out()
                     self._refuse_all(MAY_END_ALONE)
                 if tracking.budget is None or tracking.forward_passes.is_look(step):
+                    tracking.optimizer_steps.follow(info.get("optimizer"))
                     has_ids = "ids" in info
                     self._observers = [o for o in tracking.observers if has_ids or not o.of_ids]
                     boundary.tell(self._observers, lambda each: each.enter(self._context))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forward_passes import ForwardPasses
+from gradlens.cockpit.optimizer_steps import OptimizerSteps
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probe import Probe, ProbedModel
@@ -33,6 +34,7 @@ class Tracking:
     run: Run
     boundary: Boundary
     updates: Updates
+    optimizer_steps: OptimizerSteps
     assembly: BatchAssembly
     forward_passes: ForwardPasses
     observers: Sequence[Observer]
@@ -104,6 +106,7 @@ class Tracking:
         """A step's context is left; perhaps the step goes on with another one."""
         self.forward_passes.end_step(global_step, goes_on)
         if not goes_on:
+            self.optimizer_steps.forget()
             self.expect(self.forward_passes.next_steps)
 
     def expect(self, steps: Sequence[int]) -> None:
@@ -117,6 +120,7 @@ class Tracking:
         with self.boundary.contain("the last update"):
             self.updates.resolve()
             self.updates.drop()
+            self.optimizer_steps.close()
         with self.boundary.contain("closing the run"):
             self.boundary.tell(self.observers, lambda observer: observer.close())
             if self.budget is not None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
-from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.values import OF_OPTIMIZERS, WaitingQuantity, recordable
 from gradlens.gradients.collect import OVERWRITTEN
-from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
@@ -24,13 +20,14 @@ from gradlens.numerics.checksums import are_different, sums_of_bits
 from gradlens.numerics.host import on_host, together
 from gradlens.numerics.norms import norms
 from gradlens.numerics.shards import any_distributed, whole
+from gradlens.observers.observer import Observer
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.assembly import Whole
 from gradlens.quantities.quantity import Phase
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update, not_held
 from gradlens.reductions import DirectionDots
-from gradlens.torch_private import runs_step_hooks, version
+from gradlens.torch_private import version
 
 Record = Callable[[int, Mapping[str, Any]], None]
 """Records values by name at a global step."""
@@ -38,25 +35,22 @@ OfAll = Callable[[Any], list[Any]]
 """Makes a list of all processes' values of this one's."""
 
 
-class Updates(HookOwner):
+class Updates(Observer):
     """The parameter update that follows the latest tracked step, and what waits for it.
 
     ``pending`` is the update that is still awaited, and ``interval`` the one before the present
     step, if a quantity's value needs that step.
     """
 
-    def __init__(
-        self, record: Record, boundary: Boundary, of_all: OfAll, budget: Budget | None
-    ) -> None:
+    work = "the quantities of an optimizer"
+
+    def __init__(self, record: Record, boundary: Boundary, of_all: OfAll) -> None:
         self._record = record
         self._boundary = boundary
         self._of_all = of_all
-        self._budget = budget
         self.pending: PendingUpdate | None = None
         self._end_step = 0
         self.interval: PendingUpdate | None = None
-        self._followed: Optimizer | None = None
-        self._remove_hook: Callable[[], object] = lambda: None
 
     @property
     def unfinished(self) -> Mapping[str, int]:
@@ -76,23 +70,20 @@ class Updates(HookOwner):
         """Let quantities wait for the update from ``start``, on which gradients are projected.
 
         ``start`` are copies of the parameters from when the context was entered, so that an
-        optimizer may also step inside it.
+        optimizer may also step inside it. An update of a context inside this one is over.
         """
-        if self.pending is not None:  # of a context inside this one
-            self.pending.close()
-        shared = self._record, self._boundary, self._of_all, self._budget
+        shared = self._record, self._boundary, self._of_all
         self.pending = PendingUpdate(step, waiting, batch, start, *shared)
-        optimizer = self.pending.follows
-        if optimizer is not None and optimizer is not self._followed:
-            self._remove_hook()
-            # It stays from step to step: a compiled step would be compiled anew for another one.
-            hook = optimizer.register_step_pre_hook(OwnedHook(self, Updates._begins))
-            self._followed, self._remove_hook = optimizer, removal(self, [hook])
 
-    def _begins(self, *_: object) -> None:
-        """The optimizer begins its step."""
-        if self.pending is not None and self.pending.follows is self._followed:
-            self.pending.begins()
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """Call the quantities of its gradients."""
+        if self.pending is not None and self.pending.step.optimizer is optimizer:
+            self.pending.before_optimizer()
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """Call the quantities of its state, and those of the update, which is over."""
+        if self.pending is not None and self.pending.step.optimizer is optimizer:
+            self.pending.after_optimizer()
 
     def resolve(self) -> None:
         """Take the parameters as they are for those after the update, if it is still awaited."""
@@ -107,7 +98,7 @@ class Updates(HookOwner):
         """
         if self.pending is not None:
             self.pending.resolve()
-            self.pending.close()
+            self.pending.end()
             self.interval = None if self.pending.update is None else self.pending
             self.pending = None
         elif self.interval is not None and global_step != self._end_step:
@@ -132,20 +123,16 @@ class Updates(HookOwner):
 
     def drop(self) -> None:
         """Nothing waits any more."""
-        if self.pending is not None:
-            self.pending.close()
-        self.pending = self.interval = self._followed = None
-        self._remove_hook()
+        self.pending = self.interval = None
 
 
 class PendingUpdate:
     """A tracked step, and the quantities ``waiting`` for the parameter update after it.
 
     The update is over when the optimizer steps, or is told to be by ``resolve``. Those that need
-    the next step, too, wait for that from then on. ``follows`` is the optimizer whose steps are
-    seen. ``overtaken`` is the reason why the next step doesn't begin where the update ended, if so.
-    Where a quantity needs the next step, ``update`` is what is known by then, and ``reduction``
-    projects the next step's gradients on it.
+    the next step, too, wait for that from then on. ``overtaken`` is the reason why the next step
+    doesn't begin where the update ended, if so. Where a quantity needs the next step, ``update`` is
+    what is known by then, and ``reduction`` projects the next step's gradients on it.
     """
 
     def __init__(
@@ -157,17 +144,14 @@ class PendingUpdate:
         record: Record,
         boundary: Boundary,
         of_all: OfAll,
-        budget: Budget | None,
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
         self._record = record
         self._boundary = boundary
         self._of_all = of_all
-        self._budget = budget
         self._start: Mapping[str, Tensor] | None = start
         self._scale = step.gradient_scale
-        self._begun = 0
         self._called = set[Phase]()
         self._is_seen = False
         self._batch: Whole | None = None
@@ -178,18 +162,10 @@ class PendingUpdate:
         self.reduction = DirectionDots({})
         self._end: Mapping[str, Tensor] = {}
         self._changed: tuple[tuple[str, ...], Tensor] = (), torch.zeros(0, device="cpu")
-        # It stays until the context after: torch's hooks must not change while they run.
-        self._handle: RemovableHandle | None = None
-        self.follows: Optimizer | None = None
-        self._given: dict[str, tuple[int, int]] = {}
         optimizer = step.optimizer
         # Where several optimizers share the parameters, the update is over at the next step.
         self._is_of_all = optimizer is not None and not not_held(optimizer, step.parameters)
-        if optimizer is None or not runs_step_hooks(optimizer):
-            return
-        if self._is_of_all or self._of(*OF_OPTIMIZERS):
-            self.follows, self._given = optimizer, self._gradients()
-            self._handle = optimizer.register_step_post_hook(lambda *_: self._stepped())
+        self._given = self._gradients()
 
     @property
     def needs_next_step(self) -> bool:
@@ -201,13 +177,11 @@ class PendingUpdate:
         """Whether per-sample losses of the next step are needed."""
         return any("individual_losses" in each.quantity.needs for each in self.waiting)
 
-    def begins(self) -> None:
-        """The optimizer begins its step, or a part of it in that of its base class."""
-        self._begun += 1
-        if self._begun == 1 and not self._is_seen:
+    def before_optimizer(self) -> None:
+        """The optimizer begins its step."""
+        if not self._is_seen:
             self._given = self._gradients()
-            with self._paid():
-                self._see([Phase.BEFORE_OPTIMIZER], self._scale)
+            self._see([Phase.BEFORE_OPTIMIZER], self._scale)
 
     def _gradients(self) -> dict[str, tuple[int, int]]:
         """Which tensors the gradients are, and how often each was written to, by name."""
@@ -216,18 +190,8 @@ class PendingUpdate:
         gradients = ((name, p.grad) for name, p in self.step.parameters.items())
         return {name: (id(g), version(g)) for name, g in gradients if g is not None}
 
-    def _stepped(self) -> None:
-        if torch.compiler.is_compiling():
-            return  # a compiled step, which contains this hook: the update is over at the next step
-        self._begun -= 1
-        if self._begun <= 0:  # else it is a part of another one's step, which goes on
-            with self._paid():
-                self._compute()
-
-    def _paid(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._budget is None else self._budget.optimizer_step()
-
-    def _compute(self) -> None:
+    def after_optimizer(self) -> None:
+        """The optimizer has stepped."""
         if not self._is_seen:
             self._is_seen = True
             # What comes before a step hasn't been seen if the context is in its closure.
@@ -330,13 +294,11 @@ class PendingUpdate:
             self._boundary.attempt("recording an update", None, self._record, number, values)
 
     @torch.no_grad()
-    def close(self) -> None:
-        """Remove the hook from the optimizer: the next step begins."""
+    def end(self) -> None:
+        """The next step begins: see what has changed since the update."""
         if self._end and not self.overtaken:
             changed = are_different(self._end, sums_of_bits(self.step.parameters))
             self._changed = (*self._end,), changed
-        if self._handle is not None:
-            self._handle.remove()
 
     def changed(self, _: Step) -> tuple[tuple[str, ...], Tensor]:
         """Parameters, and whether they have changed since the update, as a measure."""

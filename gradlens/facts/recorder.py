@@ -36,7 +36,6 @@ from gradlens.facts.step_facts import StepFacts, facts_of
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import joined_loss, loss_scale
 from gradlens.graph.graph import Graph
-from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.loss import Loss, read_loss
 from gradlens.graph.model_calls import ModelCall, calls_behind, latest_call
 from gradlens.graph.scaler import GradientScale
@@ -71,7 +70,7 @@ class FactRecorder(Observer):
         self._run = run
         self._parameters = dense(setting.parameters)
         self._first = {name: some_elements(p, FEW) for name, p in self._parameters.items()}
-        self._optimizer = OptimizerSteps(self._parameters)
+        self._optimizer = GradientsUsed(self._parameters)
         self._strangers = Strangers()
         self._labels: Counter[int] = Counter()
         self._complete: list[StepFacts] = []
@@ -181,13 +180,21 @@ class FactRecorder(Observer):
             self._before = {name: some_elements(p) for name, p in self._parameters.items()}
         self._optimizer.begin(scale if is_norm_step else None)
 
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """See what it begins with."""
+        self._optimizer.before_step(optimizer)
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """See what it leaves."""
+        self._optimizer.after_step(optimizer)
+
     def skip(self) -> None:
         """The update that follows the latest step is over."""
         facts, self._present = self._present, None
         self._goes_on = False
         if facts is None:
             return
-        if self._optimizer.is_following:
+        if self._optimizer.is_seen:
             facts.numbers["updates"] = float(self._optimizer.count)
             at_step = self._optimizer.norm
             if self._optimizer.count == 1:
@@ -220,10 +227,9 @@ class FactRecorder(Observer):
         self._labels = Counter(state["labels"])
 
     def close(self) -> None:
-        """Record the last step, and remove all hooks."""
+        """Record the last step."""
         self.skip()
         self.flush()
-        self._optimizer.close()
 
 
 def gradients_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -279,7 +285,7 @@ class _Left:
         )
 
 
-class OptimizerSteps(HookOwner):
+class GradientsUsed:
     """Counts an optimizer's steps after a backward pass, and finds what they begin with.
 
     The ``norm`` of the gradients is computed only if they have changed since the backward pass, as
@@ -288,7 +294,8 @@ class OptimizerSteps(HookOwner):
     nowhere since. What isn't certain doesn't count: where the optimizer isn't known, a loop that
     clips gradients in place isn't found, nor is one with a fused optimizer, whose updates autograd
     doesn't count. ``is_overwritten`` says that something has written to the optimizer's parameters
-    since its latest step; what is written to ``parameter.data`` isn't counted.
+    since its latest step; what is written to ``parameter.data`` isn't counted. ``is_seen`` says
+    that an optimizer is known whose steps can be seen.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -299,23 +306,17 @@ class OptimizerSteps(HookOwner):
         self._was_stale = self._goes_on = False
         self._updated: list[int] = []
         self._optimizer: Optimizer | None = None
-        self._remove_hook: Callable[[], object] = lambda: None
-        self.count = self._begun = 0
+        self.count = 0
         self.norm: Tensor | None = None
-        self.is_stale = self.is_overwritten = False
+        self.is_stale = self.is_overwritten = self.is_seen = False
 
     def enter(self, optimizer: Optimizer | None) -> None:
         """The next backward pass comes: see what has become of gradients and parameters."""
         self._was_stale = self._left is not None and self._left.is_stale()
-        if optimizer is not None and not runs_step_hooks(optimizer):
-            self.close()
-        elif optimizer is not None and optimizer is not self._optimizer:
-            self.close()
+        if optimizer is not None and optimizer is not self._optimizer:
             self._optimizer, self._updated = optimizer, []
-            before = optimizer.register_step_pre_hook(OwnedHook(self, OptimizerSteps._before_step))
-            after = optimizer.register_step_post_hook(OwnedHook(self, OptimizerSteps._after_step))
-            self._remove_hook = removal(self, [before, after])
-        now = self._versions_held() if self._updated else []
+            self.is_seen = runs_step_hooks(optimizer)
+        now = _versions_held(self._optimizer) if self._updated else []
         self.is_overwritten, self._updated = now != self._updated, now
 
     def leave(self, goes_on: bool) -> None:
@@ -329,14 +330,11 @@ class OptimizerSteps(HookOwner):
 
     def begin(self, scale: GradientScale | None) -> None:
         """The optimizer's steps come next; with the gradients' ``scale``, their norm is found."""
-        self.count, self.norm, self._scale, self._begun = 0, None, scale, 0
+        self.count, self.norm, self._scale = 0, None, scale
         self._versions = [] if scale is None else self._present_versions()
 
-    def _before_step(self, *_: object) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Count it; whatever has changed the gradient until now hasn't set it to zero."""
-        self._begun += 1
-        if self._begun > 1:
-            return  # it is a part of another one's step
         self.count += 1
         self._updated = []  # a closure may be called within the step
         scale = self._scale if self.count == 1 else None
@@ -346,31 +344,13 @@ class OptimizerSteps(HookOwner):
         left = None if self._left is None else self._left.now()
         if left is None or self._left is None or self._goes_on:
             return  # one that goes on runs in a closure, within the optimizer's step
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        groups = optimizer.param_groups
         if any(each is self._left.parameter for group in groups for each in group["params"]):
             self._left = replace(self._left, changes=version(left), is_used=True)
 
-    def _after_step(self, *_: object) -> None:
-        self._begun = max(self._begun - 1, 0)
-        self._updated = self._versions_held()
-
-    def _versions_held(self) -> list[int]:
-        """How often each parameter of the optimizer has been changed."""
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        return versions(each for group in groups for each in group["params"])
-
-    @property
-    def is_following(self) -> bool:
-        """Whether there is an optimizer."""
-        return self._optimizer is not None
-
-    def failed(self, error: Exception) -> None:
-        """The user's step goes on."""
-
-    def close(self) -> None:
-        """Remove the hook."""
-        self._remove_hook()
-        self._optimizer = None
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Its parameters change no more until its next step, unless something else writes."""
+        self._updated = _versions_held(optimizer)
 
     def _present_versions(self) -> list[int]:
         return versions(gradients_of(self._parameters).values())
@@ -382,6 +362,12 @@ class OptimizerSteps(HookOwner):
                 changes = version(gradient)
                 return _Left(parameter, version(parameter), weakref.ref(gradient), changes)
         return None
+
+
+def _versions_held(optimizer: Optimizer | None) -> list[int]:
+    """How often each parameter of the optimizer has been changed."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return versions(each for group in groups for each in group["params"])
 
 
 NOT_ZEROED = (

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from torch.optim import Optimizer
+
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.history import History
 from gradlens.quantities.step import Measure, Step
@@ -82,6 +84,12 @@ class Observer:
 
     def leave(self, context: StepContext, outcome: Outcome) -> None:
         """A context is left, and what was tracked in it is recorded."""
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """The optimizer begins its step, where torch calls hooks."""
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """The optimizer has stepped, as above; only this is called if a context is inside of it."""
 
     def flush(self) -> None:
         """Record what is complete."""
