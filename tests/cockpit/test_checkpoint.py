@@ -391,7 +391,7 @@ NOT_SAVED = re.compile(
             r"\.boundary|\._boundary",  # the step of notes
             r"\.updates\.(pending|interval)|_ends\[(Alpha|every third step)\]",  # not continued
             r"eager_calls\.needed",  # needed by what waited
-            r"optimizer_steps|\.updates\._end_step|\.assembly\._differ",  # found at the next context
+            r"optimizer_steps|\.updates\._end_step|\.assembly\._differ",  # found again
             r"\.Autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
             r"\.assembly\._(step|later)|\.FactRecorder\._optimizer",
             r"_capture\._(forward_passes|sizes)|_paused$",
