@@ -17,6 +17,7 @@ from gradlens.graph.checkpoints import recompute
 from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.loss import Batch
 from gradlens.graph.passes import Gradients, Instead, as_engine, nodes_above, run_backward
+from gradlens.numerics.checksums import has_other_bits
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.composed import summed
@@ -81,8 +82,8 @@ class BackwardPass:
             handle.remove()
         with unseen():
             flags = on_host([flag for _, flag in self._sums])
-        for (number, _), is_sum in zip(self._sums, flags, strict=True):
-            if not bool(is_sum):
+        for (number, _), is_other in zip(self._sums, flags, strict=True):
+            if bool(is_other):
                 self._refuse_behind(number)
         self._handles, self._handed, self._sums = [], {}, []
 
@@ -146,8 +147,7 @@ class BackwardPass:
         if total.shape != gradient.shape:
             return False
         # Added up in the same order, they are the same to the last bit.
-        same = (total == gradient) | (total.isnan() & gradient.isnan())
-        self._sums.append((number, same.all()))
+        self._sums.append((number, has_other_bits(total, gradient)))
         return True
 
     def _refuse_behind(self, number: int) -> None:
