@@ -196,7 +196,7 @@ class PendingUpdate:
             self._is_seen = True
             # What comes before a step hasn't been seen if the context is in its closure.
             are_same = self._gradients().items() <= self._given.items()
-            overwritten = "" if are_same else WRITES_GRADIENTS
+            overwritten = "" if are_same else CHANGED_INSIDE
             self._see(OF_OPTIMIZERS, self._scale.after_step()[0], overwritten)
         if self._start is None:
             self.overtaken = SEVERAL_STEPS
@@ -368,10 +368,11 @@ NEVER_ENDED = (
     "the next step, {step}, was never completed: an exception has left it, or none of its "
     "micro-batches was the last (accumulating=False)"
 )
-WRITES_GRADIENTS = (
-    "the optimizer's step writes into p.grad, so that the gradient which it has taken isn't known: "
-    "pass foreach=False to torch's SGD with nesterov=True, or compute with a copy of p.grad in an "
-    "optimizer of your own"
+CHANGED_INSIDE = (
+    "p.grad has changed inside of the optimizer's step, which writes into it or calls its closure "
+    "again, so that the gradient which it has taken isn't known: with torch's SGD with "
+    "nesterov=True, pass foreach=False to it; with others, such as LBFGS, track GradNorm, whose "
+    "gradient is that of the backward pass"
 )
 UNSEEN = (
     "the optimizer's step wasn't seen: a gradient scaler has left it out, or it is a part of "
