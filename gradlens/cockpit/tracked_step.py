@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -18,6 +18,7 @@ from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.curvature_phase import compute_curvature
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.values import StepValues
+from gradlens.gradients.collect import OTHER_LOSS
 from gradlens.gradients.gradients import Gradients, sample_axes
 from gradlens.gradients.loss_factor import (
     BackwardCall,
@@ -25,7 +26,6 @@ from gradlens.gradients.loss_factor import (
     loss_scale,
     unscaled_loss,
 )
-from gradlens.gradients.losses import OTHER_LOSS
 from gradlens.gradients.per_sample_gradients import UNSEEN
 from gradlens.graph.scaler import GradientScale
 from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
@@ -179,7 +179,7 @@ class TrackedStep:
 
         stack.enter_context(BackwardCall(check))
 
-    def _sample_axes(self, made: Mapping[Made, tuple[int, ...]]) -> Mapping[Made, int]:
+    def _sample_axes(self, made: Iterable[Made]) -> Mapping[Made, int]:
         """The axes that count the samples of tensors that nodes have made, if they are known."""
         setting, info, found = self._tracking.setting, self._context.info, dict[Made, int]()
         with self._tracking.boundary.contain("finding the samples of layers' outputs"):
@@ -387,9 +387,9 @@ class TrackedStep:
             sums=self._sums_of_part(gradients),
         )
         if not self._is_part:
-            return Whole(part, values, failed, reducer.retained)
+            return Whole(part, values, failed, reducer.kept)
         contain = self._tracking.boundary.contain
-        assembly.add(part, reducer.take_kept(), self._reductions, accumulating, contain)
+        assembly.add(part, reducer.kept, self._reductions, accumulating, contain)
         return None if accumulating else assembly.whole(self._reductions, contain)
 
     def _sums_of_part(self, gradients: Gradients) -> PartSums | None:

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gradlens.gradients.gradients import OF_OTHERS
 from gradlens.graph.checkpoints import read_again
-from gradlens.graph.graph import Graph, nodes_below
+from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import Node
 from gradlens.graph.passes import Gradients, Instead, call, derivatives
 from gradlens.numerics.unavailable import UnavailableError
@@ -64,7 +64,8 @@ def differentiable_gradient(
     if all(gradient is None for gradient in found):
         raise UnavailableError(OF_OTHERS)
     gradients = [g if g is not None and g.requires_grad else None for g in found]
-    nodes = nodes_below(gradient.grad_fn for gradient in gradients if gradient is not None)
+    functions = [gradient for gradient in gradients if gradient is not None]
+    nodes = Graph(*functions).nodes if functions else []
     if any(node.name() == _ONCE_DIFFERENTIABLE for node in nodes):
         raise _not_twice_differentiable("a function was marked with @once_differentiable")
     return gradients

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.gradients.losses import GraphLosses
 from gradlens.gradients.rules import NodeGradient, operator_of
 from gradlens.graph.checkpoints import recompute
 from gradlens.graph.graph import Edge, Graph, is_python_function
-from gradlens.graph.loss import Batch
+from gradlens.graph.loss import Batch, contributions
 from gradlens.graph.passes import Gradients, Instead, as_engine, nodes_above, run_backward
 from gradlens.numerics.checksums import has_other_bits
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.composed import summed
 from gradlens.operators.operator import GradientOperator
-from gradlens.samples.plan import LabelledUse, Plan
+from gradlens.samples.plan import LabelledUse, LossTerm, Plan
 from gradlens.torch_private import backward_pass_id, unseen, version
 
 
@@ -155,7 +154,7 @@ class BackwardPass:
         reason = CHANGED_ON_THE_WAY.format(kind=self._graph.kinds[number])
         for behind in self._graph.below([number]) & self._at.keys():
             names = {name for name, _ in self._at[behind]} - self._collector.unavailable.keys()
-            self._collector.refuse_all(names, reason)
+            self._collector.refuse(names, reason)
 
     def _reach(self, number: int, gradients: Gradients) -> None:
         if all(gradient is None for gradient in gradients):
@@ -167,10 +166,10 @@ class BackwardPass:
                 found = NodeGradient(self._graph, labelled, tuple(gradients), scale, shared)
                 self._collector.receive(name, backward_pass, operator_of(found))
             except UnavailableError as reason:
-                self._collector.refuse(name, str(reason))
+                self._collector.refuse([name], str(reason))
             except Exception as error:  # the user's backward pass goes on
                 kind = self._graph.kinds[number]
-                self._collector.refuse(name, FAILED.format(kind=kind, error=first_line(error)))
+                self._collector.refuse([name], FAILED.format(kind=kind, error=first_line(error)))
 
 
 CHANGED_ON_THE_WAY = (
@@ -197,12 +196,8 @@ class Collector:
         """Add one use of a parameter."""
         self._uses.setdefault(name, {}).setdefault(backward_pass, []).append(operator)
 
-    def refuse(self, name: str, reason: str) -> None:
-        """Refuse a parameter's gradients, for a reason."""
-        self.unavailable[name] = reason
-
-    def refuse_all(self, names: Iterable[str], reason: str) -> None:
-        """Refuse several parameters' gradients, for the same reason."""
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """Refuse parameters' gradients, for a reason."""
         self.unavailable |= dict.fromkeys(names, reason)
 
     @property
@@ -223,7 +218,7 @@ class Collector:
         wanted = passes if backward_pass is None else [backward_pass]
         uses = [use for number in wanted for use in passes[number]]
         if not all(use.is_unchanged for use in uses):
-            self.refuse(name, OVERWRITTEN)
+            self.refuse([name], OVERWRITTEN)
         if not uses or name in self.unavailable:
             return None
         return uses[0] if len(uses) == 1 else summed(uses)
@@ -241,4 +236,58 @@ OVERWRITTEN = (
     "what its per-sample gradients are computed from was overwritten before they were used: an "
     "input of the model by the next one, or a gradient by a backward function of your own. Make "
     "a new tensor for each"
+)
+
+
+class GraphLosses:
+    """Finds ℓₙ when the backward pass reaches the ``terms`` of a loss.
+
+    Whatever goes wrong is a reason why there are none; backward goes on in any case.
+    """
+
+    def __init__(self, plan: Plan, loss: Tensor) -> None:
+        self.terms = plan.terms
+        self._reason = plan.without_losses or ("" if plan.terms else plan.known_by)
+        self._loss = loss.detach()
+        self._found: dict[int, Tensor] = {}
+        self._eps = torch.finfo(loss.dtype).eps
+        self._backward_pass: int | None = None
+
+    def values(self, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
+        """ℓₙ ``[N]`` of a loss that was passed as ``scale`` times the step's.
+
+        With a flag on their device: whether they add up to the loss, up to rounding, to half of the
+        digits of the loss and its terms. ``UnavailableError`` if there are none.
+        """
+        if self._reason:
+            raise UnavailableError(self._reason)
+        if len(self._found) < len(self.terms):
+            raise UnavailableError(NOT_REACHED)
+        total = torch.stack([*self._found.values()]).sum(0)
+        found = total.double()
+        difference = (found.sum() - self._loss.to(found).sum() * (batch.factor / scale)).abs()
+        return total * batch.scale, ~(difference > self._eps**0.5 * found.abs().sum())
+
+    def reach(self, graph: Graph, term: LossTerm, gradients: Gradients) -> None:
+        """The gradient at a term's output is known; only those of the latest pass count."""
+        gradient, node = gradients[0], graph.nodes[term.node]
+        if gradient is None or self._reason:
+            return
+        if backward_pass_id() != self._backward_pass:
+            self._backward_pass, self._found = backward_pass_id(), {}
+        try:
+            found = contributions(node, gradient.detach())
+            self._found[term.node] = term.rows.sum(term.edge.rows(found).sum(-1))
+            self._eps = max(self._eps, torch.finfo(gradient.dtype).eps)
+        except Exception as error:  # the user's backward pass goes on
+            kind = graph.kinds[term.node]
+            self._reason = LOSSES_FAILED.format(kind=kind, error=first_line(error))
+
+
+LOSSES_FAILED = "per-sample losses can't be computed from {kind} ({error})"
+NOT_REACHED = "no backward pass went through the loss inside the context"
+OTHER_LOSS = (
+    "the losses of single samples that were read off the loss's graph don't add up to the loss. "
+    "Pass the losses of single samples, of shape [N], to the context, as "
+    "individual_losses=..."
 )

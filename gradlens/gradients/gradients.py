@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -12,9 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gradlens.gradients.collect import BackwardPass, Collector
+from gradlens.gradients.collect import BackwardPass, Collector, GraphLosses
 from gradlens.gradients.loss_factor import TIMES_ZERO, LossFactor, loss_scale
-from gradlens.gradients.losses import GraphLosses
 from gradlens.gradients.reduce import Reducer
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
@@ -33,7 +31,7 @@ from gradlens.samples.batchnorm import (
     frozen,
     in_front_of,
 )
-from gradlens.samples.count import BatchEvidence, readings
+from gradlens.samples.count import BatchEvidence
 from gradlens.samples.model_inputs import places_of_inputs
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of, why_failed
@@ -134,13 +132,12 @@ class Gradients(LossFactor):
         self._pass: BackwardPass | None = None
 
     def called_on(self, root: Tensor) -> None:
-        """``backward`` is about to be called on the loss, or on something made of it."""
         loss = self.loss
-        if loss is None or not loss.requires_grad or root is loss:
+        if loss is None or not loss.requires_grad:
             return
         with self._contain("finding the samples of the loss", self._refuse_all):
             beside = _reached_beside(loss, root, self._setting.names)
-            self.collector.refuse_all(beside, BESIDE_LOSS)
+            self.collector.refuse(beside, BESIDE_LOSS)
 
     def begin(self, loss: Tensor) -> None:
         """Find the plan of the loss, and set hooks on its graph."""
@@ -155,7 +152,7 @@ class Gradients(LossFactor):
                 self._refuse_all(why_failed(error))
 
     def _refuse_all(self, reason: str) -> None:
-        self.collector.refuse_all(self._setting.parameters, reason)
+        self.collector.refuse(self._setting.parameters, reason)
 
     def _attach(self, loss: Tensor) -> None:
         setting = self._setting
@@ -190,7 +187,7 @@ class Gradients(LossFactor):
         self.coupling = frozenset(_layers_of(graph, plan.coupling, setting))
         if setting.batchnorm == "skip" and plan.coupling:
             front = in_front_of(plan.coupling, graph, setting.leaves)
-            self.collector.refuse_all(front, SKIPPED)
+            self.collector.refuse(front, SKIPPED)
 
     def _freeze(self, graph: Graph, plan: Plan, loss: Tensor) -> None:
         """Take per-sample gradients from a backward pass with the batch's statistics fixed."""
@@ -206,7 +203,7 @@ class Gradients(LossFactor):
             return
         self.collector.clear()
         front = in_front_of(plan.coupling, graph, self._setting.leaves)
-        self.collector.refuse_all(front, NOT_FROZEN.format(reason=reason))
+        self.collector.refuse(front, NOT_FROZEN.format(reason=reason))
 
     def receive_factor(self, factor: Tensor) -> float:
         """∂(what backward is called on)/∂(the step's loss), a factor that gₙ must not contain."""
@@ -239,7 +236,7 @@ class Gradients(LossFactor):
         """Remove all hooks, and free all gradients and the loss."""
         self.end()
         self.reducer.stop()
-        self.loss = self._root = None
+        self.loss = None
 
 
 def find_plan(
@@ -313,16 +310,11 @@ def _owners_of_rows(
 
 
 def sample_axes(
-    setting: Setting,
-    loss: Tensor,
-    info: Mapping[str, Any],
-    made: Mapping[tuple[int, int], tuple[int, ...]],
+    setting: Setting, loss: Tensor, info: Mapping[str, Any], made: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], int]:
     """The axis that counts the samples of tensors that nodes have ``made``, as far as it is known.
 
-    Nodes are given by their sequence numbers, with the number of their output, and tensors by the
-    lengths of the axes that may count samples. The labels decide, or else the numbers of samples
-    that the model may have been called with.
+    Nodes are given by their sequence numbers, with the number of their output.
     """
     if not loss.requires_grad:
         return {}
@@ -335,15 +327,7 @@ def sample_axes(
         return {}
     plan, _ = find_plan(setting, graph, info, False, tuple(edges))
     labelled = {edges[edge]: rows.counting_axis for edge, rows in plan.edges.items()}
-    found = {each: axis for each, axis in labelled.items() if axis is not None}
-    with suppress(UnavailableError):
-        calls = calls_behind(graph, setting.model)
-        evidence = evidence_of(graph, setting.model, calls, info, setting.unsharded)
-        samples = {reading.samples for reading in readings(evidence)}
-        for each in made.keys() - found.keys():
-            fitting = [axis for axis, length in enumerate(made[each]) if length in samples]
-            found |= {each: fitting[0]} if len(fitting) == 1 else {}
-    return found
+    return {each: axis for each, axis in labelled.items() if axis is not None}
 
 
 def evidence_of(

@@ -30,7 +30,7 @@ class LossFactor:
         self._is_given = self.loss is not None
         self._scale = loss_scale(info)
         self._calls = 0
-        self._root: Tensor | None = None
+        self._is_multiple = True
         self._found: list[Tensor | float] = []
         self._handle: RemovableHandle | None = None
 
@@ -51,7 +51,7 @@ class LossFactor:
         """The loss is known, and backward hasn't been called yet."""
 
     def called_on(self, root: Tensor) -> None:
-        """Backward is about to be called, though the loss was passed."""
+        """Backward is about to be called on something that isn't plainly a multiple of the loss."""
 
     def receive_factor(self, factor: Tensor) -> Tensor | float:
         """The factor is known, and backward has reached nothing but the loss."""
@@ -77,9 +77,10 @@ class LossFactor:
             self._found.clear()
         if not self._is_given:
             self._follow(root)
-            return
-        self._root = root
-        self.called_on(root)
+        elif self.loss is not None:
+            self._is_multiple = is_multiple(root, self.loss)
+            if not self._is_multiple:
+                self.called_on(root)
 
     def _receive(self, gradient: Tensor) -> None:
         with unseen():
@@ -106,8 +107,7 @@ class LossFactor:
 
         ``UnavailableError`` if that isn't a constant multiple of the loss.
         """
-        root, loss = self._root, self.loss
-        if root is not None and loss is not None and not is_multiple(root, loss):
+        if not self._is_multiple:
             raise UnavailableError(NO_MULTIPLE)
         return self.factor
 

@@ -28,9 +28,8 @@ class Reducer:
 
     A parameter's gradient is complete when autograd accumulates it, since all its uses have been
     passed then. ``values`` are by reduction and parameter name, ``failed`` are the reasons why
-    reductions have none, and ``covered`` are the parameters that have gradients. ``retained`` are,
-    with ``retain``, operators for projections, and ``kept``, with ``keep``, the operators
-    themselves.
+    reductions have none, and ``covered`` are the parameters that have gradients. ``kept`` are the
+    operators: with ``retain``, for projections, and otherwise what ``keep`` makes of them.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class Reducer:
         self.failed: dict[Reduction, str] = {}
         self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
         self.covered: set[str] = set()
-        self.retained: dict[str, GradientOperator] = {}
         self.kept: dict[str, GradientOperator] = {}
         self._retain = retain
         self._copies = False
@@ -126,14 +124,11 @@ class Reducer:
                     raise
         gradients.elements.forget()
         self.covered.add(name)
-        if self._retain:
-            are_stored = lasts and gradients.elements is not individual
-            self.retained[name] = gradients.elements if are_stored else self._lasting(individual)
-        if self._keep is not None:
-            self.kept[name] = self._keep(self._lasting(individual))
-
-    def _lasting(self, individual: GradientOperator) -> GradientOperator:
-        return individual.copied() if self._copies else individual
+        if lasts and gradients.elements is not individual:
+            self.kept[name] = gradients.elements
+        elif self._retain or self._keep is not None:
+            lasting = individual.copied() if self._copies else individual
+            self.kept[name] = lasting if self._keep is None else self._keep(lasting)
 
     def _reduce_rows(self, gradients: ParameterGradients) -> Mapping[Reduction, Sequence[Any]]:
         """Values of rows, whose gradients are computed once for several reductions."""
@@ -154,7 +149,7 @@ class Reducer:
         return self._contain(work, partial(self._fail, [reduction]))
 
     def _refuse(self, name: str, reason: str) -> None:
-        self.collector.refuse(name, reason)
+        self.collector.refuse([name], reason)
         self.covered.discard(name)
         self.kept.pop(name, None)
 
@@ -182,21 +177,15 @@ class Reducer:
         for name in self.covered & self.collector.unavailable.keys():
             # Refused since then, as where a hook has changed gradients: the others are as before.
             self._refuse(name, self.collector.unavailable[name])
-            self.retained.pop(name, None)
             for values in self.values.values():
                 values.pop(name, None)
         self._remove_hooks()
-
-    def take_kept(self) -> dict[str, GradientOperator]:
-        """The operators that were kept, which the reducer has no longer."""
-        kept, self.kept = self.kept, {}
-        return kept
 
     def stop(self) -> None:
         """Remove hooks and release all gradients."""
         self._remove_hooks()
         self.collector.clear()
-        self.retained, self.kept = {}, {}
+        self.kept = {}
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:

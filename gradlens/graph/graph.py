@@ -283,16 +283,6 @@ def each_once(waiting: list[T]) -> Iterator[T]:
             yield each
 
 
-def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
-    """The nodes and all that they consume, directly or not."""
-    waiting = [node for node in nodes if node is not None]
-    found = set()
-    for node in each_once(waiting):
-        found.add(node)
-        waiting += [child for child, _ in node.next_functions if child is not None]
-    return found
-
-
 def _shape(output: Any) -> tuple[Any, ...]:
     try:
         return tuple(output.shape)

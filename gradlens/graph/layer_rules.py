@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,20 +19,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.graph.hooks import is_traced, without_hooks
+from gradlens.graph.hooks import without_hooks
 from gradlens.graph.undisturbed import buffers_kept, training_kept
 from gradlens.numerics.precision import accumulable
-from gradlens.numerics.unavailable import UnavailableError
+from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.torch_private import (
-    UnscriptedHook,
-    add_hook,
-    forward_hooks,
     keeps_graph,
-    remove_forward_hook,
     sequence_number,
     tree_leaves,
     tree_map_only,
-    unseen,
     versions,
 )
 
@@ -105,11 +99,15 @@ class LayerCall:
         rule = getattr(self.rule, "__qualname__", repr(self.rule))
         return f"the layer rule {rule} for {type(self.module()).__name__}"
 
-    def row_gradients(self, grad_output: Tensor) -> dict[str, Tensor]:
-        """What the rule returns; ``UnavailableError`` if it fails."""
+    def _unchanged_module(self, work: str) -> nn.Module:
         module = self.module()
         if module is None or _versions(self.inputs) != self.versions:
-            raise UnavailableError(f"{self.title} can't be applied: {OVERWRITTEN}")
+            raise UnavailableError(f"{self.title} can't be {work}: {OVERWRITTEN}")
+        return module
+
+    def row_gradients(self, grad_output: Tensor) -> dict[str, Tensor]:
+        """What the rule returns; ``UnavailableError`` if it fails."""
+        module = self._unchanged_module("applied")
         inputs = tree_map_only(Tensor, _accumulable, self.inputs)
         if not len(grad_output):  # as of an expert that gets no rows
             return {n: grad_output.new_zeros(0, *p.shape) for n, p in self.parameters.items()}
@@ -130,9 +128,7 @@ class LayerCall:
 
         Nothing of the user's call, and no hook, is run. ``UnavailableError`` if the call fails.
         """
-        module = self.module()
-        if module is None or _versions(self.inputs) != self.versions:
-            raise UnavailableError(f"{self.title} can't be checked: {OVERWRITTEN}")
+        module = self._unchanged_module("checked")
         own = {n: accumulable(p).clone().requires_grad_() for n, p in self.parameters.items()}
         inputs = tree_map_only(Tensor, lambda each: _accumulable(each).clone(), self.inputs)
         first = len(inputs) - len(self.keywords)
@@ -152,8 +148,8 @@ class LayerCall:
                     materialize_grads=True,
                 )
         except Exception as error:
-            text = (str(error).splitlines() or [""])[0]
-            raise UnavailableError(f"{self.title} can't be checked by autograd ({text})") from error
+            text = f"{self.title} can't be checked by autograd ({first_line(error)})"
+            raise UnavailableError(text) from error
         return dict(zip(own, found, strict=True))
 
     def checked(self, name: str, found: Mapping[str, Tensor], grad_output: Tensor) -> Tensor:
@@ -191,28 +187,13 @@ def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(versions(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
-class _Record(UnscriptedHook):
-    """A forward hook without state, of which there is one, also in copies and pickles."""
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        if is_traced():
-            return
-        # Without the call, the layer's parameters are those of any computation.
-        with unseen(), suppress(Exception):
-            _record_call(module, args, kwargs, output)
-
-    def __reduce__(self) -> str:
-        return "_record"
-
-
-_record = _Record()
-
-
-def _record_call(
+def record_layer_call(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
+    """Keep a call of a layer that has a rule with the node that made its output.
+
+    Without it, the layer's parameters are those of any computation.
+    """
     rule = rule_of(module)
     if rule is None or not isinstance(output, Tensor):
         return
@@ -255,16 +236,3 @@ def layer_call(node: Any) -> LayerCall:
     for call in layer_calls([node]).values():
         return call
     raise UnavailableError("the rule of its layer was removed between forward and backward pass")
-
-
-def record_layer_calls(model: nn.Module) -> None:
-    """Set the hook on the layers that have a rule."""
-    for module in model.modules():
-        if rule_of(module) is not None and _record not in forward_hooks(module):
-            add_hook(module.register_forward_hook, _record, with_kwargs=True, prepend=True)
-
-
-def forget_layer_calls(model: nn.Module) -> None:
-    """Remove the hooks."""
-    for module in model.modules():
-        remove_forward_hook(module, _record)

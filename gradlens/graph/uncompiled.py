@@ -10,14 +10,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from gradlens.graph.graph import nodes_below
-from gradlens.graph.kinds import COMPILED, kind
+from gradlens.graph.graph import Graph
+from gradlens.graph.kinds import COMPILED
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
     compiled_call,
@@ -39,16 +38,16 @@ INSIDE = (
 )
 
 
-class _EagerStance:
-    """A context in which nothing runs compiled, in all threads, since the stance is the process's.
+class uncompiled_calls:  # noqa: N801
+    """A context in which nothing runs compiled; see ``torch.compiler.set_stance``.
 
-    Contexts of several threads may overlap: the user's own stance is restored when the last of
-    them is left. ``UnavailableError`` inside compiled code,
-    whose stance can't be changed.
+    That holds in all threads, since the stance is the process's. Contexts of several threads may
+    overlap: the user's own stance is restored when the last of them is left. ``UnavailableError``
+    inside compiled code, whose stance can't be changed.
     """
 
     _lock = threading.RLock()
-    _entered: ClassVar[weakref.WeakSet[_EagerStance]] = weakref.WeakSet()
+    _entered: ClassVar[weakref.WeakSet[uncompiled_calls]] = weakref.WeakSet()
     _stance: ClassVar[Any] = None
 
     def __enter__(self) -> None:
@@ -56,23 +55,18 @@ class _EagerStance:
             return
         with self._lock:
             self._entered.add(self)
-            if _EagerStance._stance is None:
+            if uncompiled_calls._stance is None:
                 try:
-                    _EagerStance._stance = torch.compiler.set_stance("force_eager")
+                    uncompiled_calls._stance = torch.compiler.set_stance("force_eager")
                 except RuntimeError as error:
                     raise UnavailableError(INSIDE) from error
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._entered.discard(self)
-            if _EagerStance._stance is not None and not self._entered:
-                _EagerStance._stance.__exit__(None, None, None)
-                _EagerStance._stance = None
-
-
-def uncompiled_calls() -> AbstractContextManager[None]:
-    """A context in which ``torch.compile`` has no effect; see ``torch.compiler.set_stance``."""
-    return _EagerStance()
+            if uncompiled_calls._stance is not None and not self._entered:
+                uncompiled_calls._stance.__exit__(None, None, None)
+                uncompiled_calls._stance = None
 
 
 class EagerCall:
@@ -128,7 +122,5 @@ class EagerCalls:
 
 def ran_compiled(tensor: Tensor) -> bool:
     """Whether compiled code computed a part of the graph of a tensor, such as a loss."""
-    if not compiler_is_imported():
-        return False
-    one_of_each_type = {type(node): node for node in nodes_below([tensor.grad_fn])}
-    return any(kind(node) == COMPILED for node in one_of_each_type.values())
+    is_made = compiler_is_imported() and tensor.grad_fn is not None
+    return is_made and COMPILED in Graph(tensor).kinds

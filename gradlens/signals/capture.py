@@ -35,10 +35,9 @@ from gradlens.torch_private import (
     unseen,
 )
 
-FindAxes = Callable[[Mapping[Made, tuple[int, ...]]], Mapping[Made, int]]
+FindAxes = Callable[[Iterable[Made]], Mapping[Made, int]]
 """Finds the axes that count the samples of tensors that nodes have made, as far as they are known.
-
-The tensors are given by the lengths of the axes that may do so."""
+"""
 
 Report = Callable[[str, Exception, Callable[[str], None]], None]
 """Notes an exception of some work, or raises it; calls a function with the reason."""
@@ -167,8 +166,8 @@ class SignalCapture(HookOwner):
         called where two axes of outputs may count the samples.
         """
         recording = self._recording
-        made = {c.made: c.lengths for c in recording.calls if c.by_axis and c.made is not None}
-        unknown = {each: made[each] for each in made.keys() - recording.axes.keys()}
+        made = {c.made for c in recording.calls if c.by_axis and c.made is not None}
+        unknown = made - recording.axes.keys()
         if unknown:
             recording.axes |= find_axes(unknown)
         self._wanted = wanted
