@@ -31,9 +31,11 @@ class OptimizerSteps(HookOwner):
         self._optimizer: Optimizer | None = None
         self._remove_hooks: Callable[[], object] = lambda: None
         self._depth = 0
+        self._is_told = False
 
     def follow(self, optimizer: Optimizer | None) -> None:
         """A context is entered with this optimizer; without one, it is the last one still."""
+        self._is_told = True
         if optimizer is None or optimizer is self._optimizer or not self._observers:
             return
         self.close()
@@ -42,6 +44,10 @@ class OptimizerSteps(HookOwner):
             after = optimizer.register_step_post_hook(OwnedHook(self, OptimizerSteps._end))
             self._remove_hooks = removal(self, [before, after])
             self._optimizer = optimizer
+
+    def rest(self) -> None:
+        """A context is entered in which nothing is tracked: nobody is told until the next one."""
+        self._is_told = False
 
     def forget(self) -> None:
         """A context is left: a step that has begun before, and hasn't ended, has raised.
@@ -52,12 +58,12 @@ class OptimizerSteps(HookOwner):
 
     def _begin(self, optimizer: Optimizer, *_: object) -> None:
         self._depth += 1
-        if self._depth == 1:
+        if self._depth == 1 and self._is_told:
             self._tell(lambda each: each.before_optimizer(optimizer))
 
     def _end(self, optimizer: Optimizer, *_: object) -> None:
         self._depth = max(self._depth - 1, 0)
-        if self._depth == 0:
+        if self._depth == 0 and self._is_told:
             self._tell(lambda each: each.after_optimizer(optimizer))
 
     def _tell(self, what: Callable[[Observer], None]) -> None:

@@ -108,7 +108,8 @@ class TrackedStep:
             with boundary.contain("the beginning of a step", self._refuse_all):
                 tracking.begin_step(step)
                 active = tracking.forward_passes.active_at(step, boundary)
-                self._values = StepValues(step, boundary, active)
+                if active:
+                    self._values = StepValues(step, boundary, active)
                 waits = updates.interval is not None
                 self._is_tracked = bool(self._values.active) or waits or assembly.exchanges_always
                 if self._is_tracked and tracking.may_end_alone:
@@ -120,6 +121,7 @@ class TrackedStep:
                     self._observers = [o for o in tracking.observers if has_ids or not o.of_ids]
                     boundary.tell(self._observers, lambda each: each.enter(self._context))
                 else:
+                    tracking.optimizer_steps.rest()
                     boundary.tell(tracking.observers, lambda each: each.skip())
             self._own = [*chain.from_iterable(each.reductions for each in self._observers)]
             if self._values.active:

@@ -90,7 +90,7 @@ class FactRecorder(Observer):
         self._optimizer.enter(optimizer)
         facts = self._present
         if facts is None or not self._goes_on or facts.step != context.global_step:
-            self.skip()
+            self._end_update()
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
             facts = StepFacts(context.global_step, of_layers={} if is_layer_step else None)
             self._present = facts
@@ -189,7 +189,11 @@ class FactRecorder(Observer):
         self._optimizer.after_step(optimizer)
 
     def skip(self) -> None:
-        """The update that follows the latest step is over."""
+        """The update that follows the latest step is over, and nothing is seen until the next."""
+        self._end_update()
+        self._optimizer.forget()
+
+    def _end_update(self) -> None:
         facts, self._present = self._present, None
         self._goes_on = False
         if facts is None:
@@ -216,7 +220,7 @@ class FactRecorder(Observer):
 
     def state_dict(self) -> State:
         """How many steps and labels there were; called between an update and the next context."""
-        self.skip()
+        self._end_update()
         self.flush()
         return {"steps": self._steps, "labels": dict(self._labels)}
 
@@ -228,7 +232,7 @@ class FactRecorder(Observer):
 
     def close(self) -> None:
         """Record the last step."""
-        self.skip()
+        self._end_update()
         self.flush()
 
 
@@ -332,6 +336,10 @@ class GradientsUsed:
         """The optimizer's steps come next; with the gradients' ``scale``, their norm is found."""
         self.count, self.norm, self._scale = 0, None, scale
         self._versions = [] if scale is None else self._present_versions()
+
+    def forget(self) -> None:
+        """Steps and backward passes come that aren't seen."""
+        self._updated, self._left = [], None
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Count it; whatever has changed the gradient until now hasn't set it to zero."""
