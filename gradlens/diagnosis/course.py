@@ -148,10 +148,17 @@ def jumps(evidence: Evidence) -> tuple[Jump, ...]:
 
 
 def jumps_of_one_sample(evidence: Evidence) -> tuple[Jump, ...]:
-    """The jumps of the loss, however high, of which one sample has most."""
+    """The jumps of the loss, however high, of which one sample has most.
+
+    Its own loss, where it is known, is above that at the start: of losses that are nearly zero, one
+    has most by chance.
+    """
     with np.errstate(invalid="ignore"):
         is_one = shares_of_loss(evidence) > MOST
+        is_low = evidence.column("loss_max") < evidence.start
     has_jumped = np.isin(evidence.loss.steps, [*evidence.history.spikes])
+    if len(is_low) == len(has_jumped):
+        is_one, has_jumped = is_one & ~is_low, has_jumped & ~is_low
     found = _jumps_among(evidence, is_one | has_jumped)
     return tuple(jump for jump in found if jump.share > MOST)
 
@@ -232,6 +239,8 @@ def shares_of_loss(evidence: Evidence) -> Floats:
     losses, samples = evidence.loss.values, evidence.column("samples")
     if len(evidence.steps) != len(losses):
         return np.full(len(losses), math.nan)
+    of_samples = evidence.column("loss_mean")  # whatever else the loss is made of, or divided by
+    losses = np.where(np.isfinite(of_samples), of_samples, losses)
     found = ratio(evidence.column("loss_max"), losses * samples)
     with np.errstate(invalid="ignore"):
         return np.where((losses > 0) & (samples > 1), found, math.nan)

@@ -283,14 +283,28 @@ class Evidence:
         return found if math.isfinite(found) else median(finite(self.loss.values)[-10:])
 
     @cached_property
+    def over_chance(self) -> Floats:
+        """The loss over that by chance at each step; that of samples alone, if it is less.
+
+        A penalty that grows while samples are learnt, as on the way from earlier weights, may keep
+        the whole loss above chance.
+        """
+        losses, of_samples = self.loss.values, self.column("loss_mean")
+        if len(of_samples) == len(losses):
+            losses = np.where(self.loss.finite, np.fmin(losses, of_samples), losses)
+        return losses / self.chance
+
+    @cached_property
     def progress(self) -> float:
         """The late loss over that without any learning: below 1 if something was learnt.
 
         That is chance, or the first loss if chance isn't known; single batches vary.
         """
-        reference = self.chance if math.isfinite(self.chance) else self._early(self.width)
         if self.is_moved_by_others:
             return math.nan
+        if math.isfinite(self.chance):
+            return median(self.over_chance[self.is_late(self.loss.steps)])
+        reference = self._early(self.width)
         return self.late_loss / reference if reference > 0 else math.nan
 
     @cached_property

@@ -171,6 +171,8 @@ class Network:
         data = [*self._data_of(number)]
         while len(data) == 1:
             kind = self._kinds[data[0]]
+            if len(self._graph.consumers[data[0]]) > 1:
+                return None  # what others get as well, as a residual branch's input, is of use
             if kind.is_affine:
                 return data[0] if data[0] in self._weights else None
             if not kind.is_linear or None in self._graph.children[data[0]]:

@@ -204,7 +204,7 @@ def dense_labels(loss: Loss) -> dict[str, dict[str, Tensor]]:
 
     They are the share of the most frequent label, and that of padding, both of the labels that the
     loss counts. Probabilities are labels if they are 0 and 1, else the share is NaN. Padding is a
-    label with which some rows end, over different lengths, and which is nowhere else.
+    label with which rows end, over two lengths or more, and which is nowhere else.
     """
     targets, samples = loss.targets, loss.samples
     of = "" if targets is None else kind_of(kind(loss.function)).targets
@@ -228,7 +228,11 @@ def dense_labels(loss: Loss) -> dict[str, dict[str, Tensor]]:
         is_last = rows == rows[:, -1].mode().values
         at_end = is_last.flip(1).cumprod(1)
         lengths = at_end.sum(1)
-        is_padding = (is_last.sum() == lengths.sum()) & (lengths.min() < lengths.max())
+        longest = lengths.max()
+        shortest = torch.where(lengths > 0, lengths, longest).min()
+        # Rows of it alone are of one class, as where each sample is a group of such.
+        is_whole = longest == rows.shape[1]
+        is_padding = (is_last.sum() == lengths.sum()) & (shortest < longest) & ~is_whole
         shares.append((at_end.flip(1) * is_counted).sum() / is_counted.sum() * is_padding)
     return {"dense_labels": dict(zip(("most", "padding"), shares, strict=False))}
 

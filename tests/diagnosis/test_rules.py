@@ -555,6 +555,7 @@ NOTICED: dict[str, list[History]] = {
         groups(np.full(STEPS, 0.1), np.where(EVERY < 50, 1.0, -0.1)),
         groups(np.where(EVERY < 12, -0.3, math.nan)),
     ],
+    "entropy_collapse": [heads(STEADY, 3 / GROWS, kind="AttentionEntropy")],
     "frozen_layer": [run(setup=replace(SETUP, frozen=("0.weight",)))],
     "batch_repeated": [run(changed(S, checksum=0.25))],
     "data_order": [unlabelled(input_mean=DRIFT)],
@@ -608,7 +609,6 @@ NOTICED: dict[str, list[History]] = {
         *(run(changed(S, loss_over=share)) for share in (0.03, 0.06)),
         validated(0.12, changed(S, loss_over=0.03)),
         run(changed(S, loss=0.8, loss_over=0.06, loss_median=1.0)),
-        run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
         validated(0.3, changed(S, loss_over=0.06)),
     ],
     "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
@@ -643,6 +643,13 @@ HEALTHY: dict[str, History] = {
     "plain": run(),
     **{f"seed {seed}": run(step_columns(seed=seed), layer_columns(seed=seed)) for seed in (1, 2)},
     "cosine": run(cosine(S["loss"])),
+    "hard samples that become fewer": run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
+    "a penalty that grows": run(
+        changed(S, loss=np.maximum(S["loss"], 2.5)) | {"loss_mean": S["loss"]}
+    ),
+    "a loss over the number of batches": run(
+        changed(S, loss=S["loss"] / 4, loss_max=S["loss_median"] * 4) | {"loss_mean": S["loss"]}
+    ),
     "a first rise": run(changed(S, loss=np.where(np.arange(STEPS) < 4, 3.5, S["loss"]))),
     "one late spike": run(changed(S, loss=at(130, 2.5))),
     "few steps that raise their loss": critical(often=12),
@@ -743,6 +750,11 @@ def test_every_rule_has_runs() -> None:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_silence_on_healthy_runs(name: str) -> None:
     assert not alarms(HEALTHY[name])
+
+
+def test_hard_samples_and_small_losses_arent_noticed() -> None:
+    for name in ("hard samples that become fewer", "a loss over the number of batches"):
+        assert not diagnose(HEALTHY[name])
 
 
 @pytest.mark.parametrize(

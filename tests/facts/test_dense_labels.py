@@ -49,6 +49,20 @@ def test_without_padding() -> None:
     assert found["most"] == pytest.approx(counts.max().item() / targets.numel())
 
 
+def test_groups_of_a_class_each_have_no_padding() -> None:
+    """As of queries, of which a sample is all of one class."""
+    scores = torch.randn(N, CLASSES, T, requires_grad=True)
+    targets = (torch.arange(N) % CLASSES)[:, None].expand(N, T)
+    assert numbers(functional.cross_entropy(scores, targets))["padding"] == 0
+
+
+def test_one_end_of_some_texts_is_no_padding() -> None:
+    scores, targets = torch.randn(N, CLASSES, T, requires_grad=True), labels(padded=False)
+    targets = targets.clamp(min=1)
+    targets[::2, -1] = 0
+    assert numbers(functional.cross_entropy(scores, targets))["padding"] == 0
+
+
 def test_images_have_no_padding() -> None:
     targets = labels(padded=True).reshape(N, 4, 5)
     scores = torch.randn(N, CLASSES, 4, 5, requires_grad=True)

@@ -131,6 +131,19 @@ class Shortcut(nn.Module):
         return last
 
 
+class BothUsed(nn.Module):
+    """A linear layer whose output is added to what another one makes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        out: Tensor = x + self.last(x)
+        return out
+
+
 PAIRS: dict[str, tuple[nn.Module, tuple[int, ...], list[tuple[str, str]], bool]] = {
     "none": (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), (5,), [], False),
     "one": (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), (5,), [("0", "1")], True),
@@ -153,6 +166,7 @@ PAIRS: dict[str, tuple[nn.Module, tuple[int, ...], list[tuple[str, str]], bool]]
     ),
     "behind a sum": (Summed(), (7, 5), [("first", "last")], True),
     "a shortcut": (Shortcut(), (5,), [], True),
+    "used twice": (BothUsed(), (5,), [], True),
     "a residual branch": (Residual(), (5,), [], False),
     "a normalisation": (
         nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), (5,), [], False

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
+from torch.optim import Adam, AdamW, Optimizer
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_problem
+from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options, with_problem
 from benchmarks.diagnosis.faults.of_the_batch import batch_at, late_step
-from benchmarks.diagnosis.faults.presence import hurts
+from benchmarks.diagnosis.faults.presence import hurts, stalls
 from benchmarks.diagnosis.faults.structure import affine, chain, exchange, of_type
 from benchmarks.diagnosis.layers import Attention, SelfAttention
 from benchmarks.diagnosis.loop import Outcome
@@ -64,6 +65,17 @@ def with_divergence(factor: float, loss: Altered, outputs: Tensor, targets: Tens
     mean, variance = outputs[:, targets[0].numel() :].chunk(2, 1)
     divergence = ((mean**2 + variance.exp() - 1 - variance) / 2).sum(1).mean()
     return loss(outputs, targets) + (factor - 1) * divergence
+
+
+def of_one(share: float, loss: Altered, outputs: Tensor, targets: Tensor) -> Tensor:
+    """A share of the loss is of softmaxes of one number each."""
+    ones = outputs.unsqueeze(-1).softmax(-1).squeeze(-1)
+    return share * loss(ones, targets) + (1 - share) * loss(outputs, targets)
+
+
+def with_own_targets(share: float, loss: Altered, outputs: Tensor, targets: Tensor) -> Tensor:
+    """A share of what other samples are predicted comes to the targets, as of values of states."""
+    return loss(outputs, targets + share * outputs.flip(0))
 
 
 def altered(
@@ -156,6 +168,25 @@ def explains_little(faulty: Outcome, healthy: Outcome) -> bool:
     return not ratios[0] < 1 - (1 - ratios[1]) / 2
 
 
+def with_padding(longest: float, step: int, batch: Batch) -> Batch:
+    """Targets end in label 0, over up to this share of their length."""
+    targets = batch.targets.clamp(min=1)
+    length = targets.shape[1]
+    first = (length * (1 - longest * torch.linspace(0, 1, len(targets)))).round()
+    return replace(batch, targets=targets.where(torch.arange(length) < first[:, None], 0))
+
+
+def padding_in_loss(training: Training, strength: float, seed: int) -> Injected | None:
+    targets = training.problem.data(seed).targets
+    if targets.ndim != 2 or targets.is_floating_point() or targets.shape[1] < SEQUENCE:
+        return None
+    return Injected(replace(training, change=partial(with_padding, strength)))
+
+
+SEQUENCE = 8
+"""Labels of a sample, of which some may be padding."""
+
+
 # What the graph has no way to, and what others write to.
 
 
@@ -171,6 +202,65 @@ def no_gradient(training: Training, strength: float, seed: int) -> Injected | No
     place = min(int(strength * len(layers)), len(layers) - 2)
     prepare = partial(cut_behind, name=layers[place])
     return Injected(replace(training, prepare=prepare), frozenset(layers[: place + 1]))
+
+
+def alter_inputs(model: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """What a layer gets is changed."""
+    model.get_submodule(name).register_forward_pre_hook(lambda _, inputs: (change(inputs[0]),))
+
+
+def last_layer(
+    training: Training, seed: int, change: Callable[[Tensor], Tensor]
+) -> Injected | None:
+    """What the last layer of a plain network gets is changed."""
+    layers = [n for n, each in chain(model_of(training, seed)) if isinstance(each, nn.Linear)]
+    if len(layers) < 2:
+        return None
+    prepare = partial(alter_inputs, name=layers[-1], change=change)
+    return Injected(replace(training, prepare=prepare), notice="harmless")
+
+
+def viewed(share: float, x: Tensor) -> Tensor:
+    """A view of the transposed features, so that a row has those of other samples."""
+    count = math.ceil(share * x.shape[1])
+    return torch.cat([x[:, :count].T.reshape(len(x), count), x[:, count:]], 1)
+
+
+def samples_mixed(training: Training, strength: float, seed: int) -> Injected | None:
+    return last_layer(training, seed, partial(viewed, strength))
+
+
+def constant_output(training: Training, strength: float, seed: int) -> Injected | None:
+    return last_layer(training, seed, lambda x: x / strength)
+
+
+def forgetful(kind: type[Optimizer], every: float) -> type[Optimizer]:
+    """An optimizer that has no state after so many steps, as one that is made anew has."""
+    calls = [0]
+
+    def step(self: Any, closure: Any = None) -> Any:
+        found = kind.step(self, closure)
+        calls[0] += 1
+        if calls[0] % every == 0:
+            self.state.clear()
+        return found
+
+    return type(kind.__name__, (kind,), {"step": step})
+
+
+def optimizer_anew(training: Training, strength: float, seed: int) -> Injected | None:
+    kind = training.problem.optimizer
+    if kind not in (Adam, AdamW):
+        return None
+    anew = with_problem(training, optimizer=forgetful(kind, strength))
+    return Injected(anew, notice="harmless")
+
+
+def without_epsilon(training: Training, strength: float, seed: int) -> Injected | None:
+    """An epsilon that is 0 in float32, so that Adam divides 0 by 0 where gradients are 0."""
+    if training.problem.optimizer not in (Adam, AdamW):
+        return None
+    return Injected(with_options(training, eps=strength))
 
 
 class Hidden(nn.Module):
@@ -243,7 +333,9 @@ def with_faster_queries(model: nn.Module, factor: float) -> list[dict[str, Any]]
 def entropy_collapse(training: Training, strength: float, seed: int) -> Injected | None:
     if not of_type(model_of(training, seed), nn.MultiheadAttention, Attention):
         return None
-    return Injected(replace(training, trained=partial(with_faster_queries, factor=strength)))
+    # That it learns more slowly is known by its twin alone, so that a notice is all there can be.
+    faster = replace(training, trained=partial(with_faster_queries, factor=strength))
+    return Injected(faster, notice="always")
 
 
 def _of(loss: Altered, *names: str) -> Callable[[Training, float, int], Injected | None]:
@@ -275,6 +367,15 @@ OF_THE_GRAPH = (
     Fault("lr_decayed", "factor after each step", (0.9, 0.7, 0.5), lr_decayed, hurts),
     Fault("posterior_collapse", "weight of the divergence", (10, 30, 100),
           _of(with_divergence, "evidence_bound"), hurts),
+    Fault("one_element", "share of the loss", (0.1, 0.5, 1.0), _of(of_one, _CE, "mse_loss")),
+    Fault("target_trained", "share of predictions", (0.5, 0.9, 1.0),
+          _of(with_own_targets, "mse_loss")),
+    Fault("padding_in_loss", "longest, over length", (0.3, 0.6, 0.9), padding_in_loss),
+    Fault("samples_mixed", "share of the features", (0.1, 0.5, 1.0), samples_mixed),
+    Fault("constant_output", "1 over what the last layer gets", (1e3, 1e4, 1e6),
+          constant_output, stalls),
+    Fault("optimizer_anew", "every so many steps", (20, 5, 1), optimizer_anew),
+    Fault("nonfinite_weights", "epsilon", (1e-46, 1e-60, 0.0), without_epsilon, breaks),
     Fault("entropy_collapse", "factor of the rate of queries", (10, 30, 100),
           entropy_collapse, hurts),
 )

@@ -22,7 +22,7 @@ samples are hard, and 0.029 to 0.06 where 5 to 20 % of the labels are wrong. Bel
 these, it is a notice, unless validation is another sign."""
 REMAINS = 0.8
 """The same over that of the quarter before: hard samples become fewer while a network learns, and
-wrong labels don't. Otherwise, it is a notice."""
+wrong labels don't. Otherwise, validation must be a sign."""
 MEDIAN, CLEAR = 0.5, 0.35
 """The median sample's loss over that by chance: the network has learnt the others. Above the second
 of these, labels may be random by nature, as clicks are (measured 0.45), and it is a notice unless
@@ -63,7 +63,9 @@ def contradicting(evidence: Evidence) -> Iterator[Sign]:
     if evidence.length < EASY or not usual < limit or not (is_enough or FEW <= found <= MOST):
         return
     lasts = found >= REMAINS * _before(evidence)
-    is_certain = found >= CERTAIN and lasts and usual < CLEAR and validated <= AS_HIGH
+    if not (lasts or is_lower):
+        return
+    is_certain = found >= CERTAIN and usual < CLEAR and validated <= AS_HIGH
     numbers = [below("loss of the median sample, over that by chance", usual, limit)]
     if found >= FEW:
         least = CERTAIN if is_certain else FEW
@@ -203,7 +205,7 @@ def _by_the_first_loss(evidence: Evidence) -> Iterator[Sign]:
             tuple(numbers),
             "consistent with",
             is_alarm=math.isfinite(validated),
-            title="Next to nothing is learnt: the loss hardly falls after the first steps",
+            title="The loss hardly falls after the first steps",
         )
 
 
@@ -214,8 +216,7 @@ def _course(losses: Floats) -> Floats:
 
 def _by_chance(evidence: Evidence) -> Iterator[Sign]:
     """Of a loss that has come down to chance, and no further."""
-    course = _course(evidence.loss.values / evidence.chance)
-    late = evidence.late_loss / evidence.chance
+    course, late = _course(evidence.over_chance), evidence.progress
     with np.errstate(invalid="ignore"):
         still_falls = course[-1] < FALLS * course[len(course) // 2]
         if LATE <= late < HIGHEST and (course > EVER).all() and not still_falls:

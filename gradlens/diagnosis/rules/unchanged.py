@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gradlens.diagnosis.course import is_stuck
+from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import STEPS_OF_WEIGHTS
 from gradlens.diagnosis.numbers import Truths, largest, median, share
@@ -107,10 +107,13 @@ def no_gradient(evidence: Evidence) -> Iterator[Sign]:
     gradients = evidence.by_name("gradient_rms").values
     is_zero = any(np.isfinite(gradients.get(name, np.nan)).any() for name in where)
     number = above("parameters without a gradient that never change", len(where), 0)
+    is_alarm = is_all or is_in_front or (is_used and is_stuck(evidence))
+    if not (is_alarm or evidence.length >= LONG_ENOUGH):  # some margins are left late
+        return
     yield Sign(
         int(steps[0]),
         (number,),
-        is_alarm=is_all or is_in_front or (is_used and is_stuck(evidence)),
+        is_alarm=is_alarm,
         where=() if is_all else where,
         title=ZERO if is_zero else INDEPENDENT if is_all else "",
         advice=LOST if is_zero else DETACHED if is_all else "",
@@ -179,7 +182,7 @@ ZERO = "Parameters have a gradient that is exactly zero, and never change"
 LOST = (
     "See what these layers compute: the loss depends on it, but something behind them multiplies "
     "it by zero or is flat there, such as a mask, units that are dead, the softmax of one number, "
-    "or a clamp."
+    "or a clamp. The last bias cancels where a loss compares outputs with each other alone."
 )
 DETACHED = (
     "Compute the loss from the model's outputs themselves: detach(), item(), numpy(), "
