@@ -287,6 +287,7 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, lr=0.0), UNCHANGED),
         run(layers=UNCHANGED),
         run({**S, "stateless": np.ones(STEPS)}, UNCHANGED, adam()),
+        run(changed(S, loss=STUCK, updates=np.arange(STEPS) % 20 == 0)),
     ],
     "no_gradient": [
         run(layers=UNCHANGED | gradients_of(*SHAPES)),
@@ -313,15 +314,21 @@ FAULTY: dict[str, list[History]] = {
     "batch_of_one": [batchnorm(training=True, samples=1)],
     "batch_too_small": [run(changed(S, samples=1.0, labels=1.0, loss=STUCK))],
     "adam_epsilon": [
-        run(layers=moments(1e-3), setup=adam(eps=epsilon)) for epsilon in (0.1, 1.0, 10.0)
+        run(setup=replace(adam(eps=1e-9), dtypes=("float16",))),
+        *(run(layers=moments(1e-3), setup=adam(eps=epsilon)) for epsilon in (0.1, 1.0, 10.0)),
     ],
     "weight_decay_high": [
         run(
             changed(S, loss=STUCK, lr=0.1),
             by_weight("weight_rms", *[0.07 * np.exp(-np.arange(ROWS) / fall)] * 3),
-            with_options(momentum=0.9, weight_decay=decay),
+            setup,
         )
-        for fall, decay in ((20, 0.02), (10, 0.1), (4, 0.5))
+        for fall, setup in (
+            (20, with_options(momentum=0.9, weight_decay=0.02)),
+            (10, with_options(momentum=0.9, weight_decay=0.1)),
+            (10, adam(weight_decay=0.5)),
+            (4, with_options(momentum=0.9, weight_decay=0.5)),
+        )
     ],
     "momentum_high": [
         run(

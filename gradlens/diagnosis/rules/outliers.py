@@ -132,16 +132,12 @@ def _losses_of_batch(evidence: Evidence) -> Iterator[Sign]:
     if not found or is_stuck(evidence):  # without learning, an instability is more likely
         return
     highest = max(found, key=lambda jump: jump.height)
-    medians, is_high = evidence.column("loss_median"), highest.height > OVER_CHANCE
-    if not (is_high or medians.size):  # nothing is known of single samples
-        return
-    usual = medians[highest.place] / evidence.chance if medians.size else math.nan
-    numbers = [
-        above("loss over that by chance", highest.height, OVER_CHANCE)
-        if is_high
-        else above("loss of the median sample, over that by chance", usual, 1.0),
-        above("steps with such a jump", len(found), 0),
-    ]
+    if highest.height > OVER_CHANCE:
+        height = above("loss over that by chance", highest.height, OVER_CHANCE)
+    else:
+        usual = evidence.column("loss_median")[highest.place] / evidence.chance
+        height = above("loss of the median sample, over that by chance", usual, 1.0)
+    numbers = [height, above("steps with such a jump", len(found), 0)]
     if highest.share < MOST:
         name = "largest share of one sample in the batch's gradients or loss"
         numbers.append(below(name, highest.share, MOST))

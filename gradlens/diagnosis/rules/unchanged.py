@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -59,14 +60,9 @@ def _held_back(evidence: Evidence, names: Sequence[str]) -> Iterator[Sign]:
     steps = evidence.by_name("weight_rms").steps
     held = {name for group in evidence.setup.groups for name in group.parameters}
     held -= {*evidence.setup.missed}
-    idle = np.asarray(still(evidence, names).all(axis=1))
     sizes = {n: median(evidence.by_name("gradient_rms").values.get(n, ())) for n in names}
     least = VANISHED * largest([*sizes.values()])
-    where = tuple(
-        name
-        for name, is_still in zip(names, idle, strict=True)
-        if is_still and name in held and sizes[name] > least
-    )
+    where = tuple(n for n in _idle(evidence, names) if n in held and sizes[n] > least)
     if where and len(steps) >= RECORDS and steps[-1] - steps[0] >= FEWEST:
         number = above("parameters with a gradient that never change", len(where), 0)
         is_alarm = is_stuck(evidence)
@@ -92,12 +88,7 @@ def no_gradient(evidence: Evidence) -> Iterator[Sign]:
         yield Sign(int(steps[0]), (), "consistent with", is_alarm=False, title=RAISED)
     held = {*evidence.by_name("weight_rms").values} - {*evidence.setup.missed}
     names = tuple(name for name in evidence.history.parameters if name in held)
-    idle = np.asarray(still(evidence, names).all(axis=1))
-    where = tuple(
-        name
-        for name, is_still in zip(names, idle, strict=True)
-        if is_still and _without_gradient(evidence, name)
-    )
+    where = tuple(n for n in _idle(evidence, names) if _without_gradient(evidence, n))
     if not where:
         return
     is_all = len(where) == len(names)
@@ -140,6 +131,11 @@ def unused(evidence: Evidence) -> Iterator[Sign]:
 
 UNUSED = "The loss doesn't depend on some of the network's outputs"
 RAISED = "The loss rises further than the weights can have raised it: a term may have no gradient"
+
+
+def _idle(evidence: Evidence, names: Sequence[str]) -> Iterator[str]:
+    """Those that are still what they were at the first record."""
+    return compress(names, still(evidence, names).all(axis=1))
 
 
 def still(evidence: Evidence, names: Sequence[str]) -> Truths:
