@@ -35,7 +35,6 @@ from gradlens.gradients.gradients import evidence_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.graph.loss import Batch, LossReduction
-from gradlens.graph.model_calls import calls_behind as calls_of_model
 from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
@@ -366,10 +365,9 @@ class LossCurvature(Curvature):
             return Batch()
         check_loss(self.loss)
         graph = Graph(self.loss)
-        calls = calls_of_model(graph, self.model)
-        evidence = evidence_of(graph, self.model, calls, {"batch_size": self.batch_size})
+        evidence = evidence_of(graph, self.model, {"batch_size": self.batch_size})
         # Samples are found as for per-sample gradients, so that both are of the same batch.
-        plan = plan_of(graph, self.parameters, evidence, calls)
+        plan = plan_of(graph, self.parameters, evidence)
         if plan.samples is None:
             raise UnavailableError(
                 f"the curvature of a sum loss is divided by the number of samples: {plan.known_by}"

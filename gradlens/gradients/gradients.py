@@ -18,7 +18,7 @@ from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, Loss, LossReduction, Rows, read_loss
-from gradlens.graph.model_calls import Given, ModelCall, calls_behind
+from gradlens.graph.model_calls import Given, calls_behind
 from gradlens.numerics.host import on_device
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
@@ -247,14 +247,13 @@ def find_plan(
     edges: tuple[LabelledEdge, ...] = (),
 ) -> tuple[Plan, bool]:
     """The plan of a loss's graph, and whether it was found anew; with labels at some edges."""
-    calls = calls_behind(graph, setting.model)
-    evidence = evidence_of(graph, setting.model, calls, info, setting.unsharded)
-    places = places_of_inputs(graph, calls)
+    evidence = evidence_of(graph, setting.model, info, setting.unsharded)
+    places = places_of_inputs(graph, evidence.calls)
     key = hash((graph.key(setting.names), evidence, needs_losses, edges, places))
-    known = setting.plans.of(graph, key, calls)
+    known = setting.plans.of(graph, key, evidence.calls)
     if known is not None:
         return known, False
-    plan = plan_of(graph, setting.leaves, evidence, calls, needs_losses, edges)
+    plan = plan_of(graph, setting.leaves, evidence, needs_losses, edges)
     setting.plans.store(key, plan)
     return plan, True
 
@@ -333,11 +332,10 @@ def sample_axes(
 def evidence_of(
     graph: Graph,
     model: nn.Module | None,
-    calls: Sequence[ModelCall],
     info: Mapping[str, Any],
     unsharded: Mapping[int, nn.Parameter] = MappingProxyType({}),
 ) -> BatchEvidence:
-    """What is known of a loss's batch besides its graph: by the ``calls`` of the model, say.
+    """What is known of a loss's batch besides its graph: by the calls of the model, say.
 
     ``unsharded`` are what the graph has for sharded parameters, by the ``id`` of these.
     """
@@ -349,7 +347,7 @@ def evidence_of(
         info.get("batch_size"),
         count,
         graph.edge_of(losses) if losses is not None and is_vector else None,
-        tuple(call.shapes for call in calls),
+        calls_behind(graph, model),
         _has_positions_first(graph, model, unsharded),
     )
 
@@ -365,14 +363,13 @@ def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> lis
     Terms of parameters alone, such as regularisers, don't count.
     """
     graph = Graph(root)
-    alone = graph.of_parameters_alone()
     seen: set[Edge] = set()
     with_axes: list[int] = []
     waiting = [graph.root]
     while waiting:
         edge = waiting.pop()
         is_loss = graph.nodes[edge[0]] is loss.grad_fn and edge[1] == loss.output_nr
-        if is_loss or edge in seen or alone[edge[0]]:
+        if is_loss or edge in seen or graph.alone[edge[0]]:
             continue
         seen.add(edge)
         if graph.shape(edge):

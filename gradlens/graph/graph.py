@@ -235,6 +235,11 @@ class Graph:
         inner = {number for number in behind if self.kinds[number] != LEAF}
         return inner - self.below(call.origins, lowest=min(inner, default=0))
 
+    @cached_property
+    def alone(self) -> list[bool]:
+        """Whether a node certainly computes with parameters alone, by number."""
+        return self.of_parameters_alone()
+
     def of_parameters_alone(
         self, with_constants: Callable[[int, Edge], bool] = lambda number, edge: False
     ) -> list[bool]:

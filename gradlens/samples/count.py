@@ -7,8 +7,8 @@ loss (``gradlens.samples.names``), which confirms or contradicts that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from operator import index
 from typing import SupportsIndex
@@ -17,6 +17,7 @@ import numpy as np
 
 from gradlens.graph.graph import Edge, Graph, each_once
 from gradlens.graph.kinds import LEAF, is_linear, kind_of
+from gradlens.graph.model_calls import ModelCall
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
     UNREADABLE,
@@ -29,12 +30,18 @@ from gradlens.samples.labels import (
     distinct,
     only,
 )
-from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
+from gradlens.samples.model_inputs import (
+    LOSSES,
+    PASSED,
+    Reading,
+    counting_axes,
+    lengths_of,
+    rows_of,
+    shapes_of,
+)
 from gradlens.samples.names import Names
 from gradlens.torch_private import sequence_number
 
-PASSED = "batch_size="
-LOSSES = "the per-sample losses"
 CALLED = "the rows that the model was called with"
 TOGETHER = "the rows of all calls of the model together"
 OF_EACH_CALL = "the rows of each call of the model"
@@ -46,47 +53,16 @@ class BatchEvidence:
     """What is known of a batch besides the loss's graph.
 
     ``batch_size`` is the number that the user has passed, ``losses`` the number of per-sample
-    losses, and ``losses_at`` where these are in the graph, if they are. ``calls`` are the shapes of
-    the tensors that the model was called with, by call. ``positions_first`` means that some of the
-    model's layers count samples along the second axis.
+    losses, and ``losses_at`` where these are in the graph, if they are. ``calls`` are those of the
+    model that have led to the loss. ``positions_first`` means that some of the model's layers count
+    samples along the second axis.
     """
 
     batch_size: SupportsIndex | None = None
     losses: int | None = None
     losses_at: Edge | None = None
-    calls: tuple[tuple[Shape, ...], ...] = ()
+    calls: Sequence[ModelCall] = field(default=(), compare=False)
     positions_first: bool = False
-
-    @property
-    def shapes(self) -> frozenset[Shape]:
-        """The shapes of the tensors of all calls."""
-        return frozenset(shape for shapes in self.calls for shape in shapes)
-
-    @property
-    def rows_of_calls(self) -> list[int]:
-        """The number of rows in each call."""
-        return [rows_of(shapes) for shapes in self.calls]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A number of samples, how it is known, and the axis of the model's inputs that counts them.
-
-    ``in_turn`` says that each call of the model got other samples. N ``is_given`` by the user, or
-    follows from the model's inputs alone; it ``needs_names`` of the loss's rows if the inputs have
-    other lengths, too.
-    """
-
-    samples: int
-    known_by: str
-    axis: int = 0
-    in_turn: bool = False
-    needs_names: bool = False
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the user says what N is."""
-        return self.known_by in (PASSED, LOSSES)
 
 
 def readings(evidence: BatchEvidence) -> list[Reading]:
@@ -94,40 +70,40 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
 
     ``UnavailableError`` if there is no evidence, or if it contradicts itself.
     """
-    axes = (0, 1) if evidence.positions_first else (0,)
-    several = len(evidence.calls) > 1
+    calls, axes = evidence.calls, (0, 1) if evidence.positions_first else (0,)
+    several, rows = len(calls) > 1, [*map(rows_of, calls)]
     samples = _given(evidence)
     if samples is not None:
         known_by = LOSSES if evidence.batch_size is None else PASSED
-        fitting = [axis for axis in (0, 1) if samples in lengths_of(evidence.calls, axis)]
+        fitting = [axis for axis in (0, 1) if samples in lengths_of(calls, axis)]
         fitting = fitting if evidence.positions_first else fitting[:1]
-        found = [Reading(samples, known_by, axis) for axis in fitting]
-        rows = evidence.rows_of_calls
+        found = [Reading(calls, samples, known_by, axis) for axis in fitting]
         as_many = samples in (sum(rows), len(rows))
         if several and as_many and (evidence.positions_first or {*rows} != {samples}):
-            in_turn = Reading(samples, known_by, in_turn=True)
+            in_turn = Reading(calls, samples, known_by, in_turn=True)
             is_other = evidence.positions_first or 0 in fitting
             found = [*found, in_turn] if is_other else [in_turn]
-        return found or [Reading(samples, known_by, axis=1)]  # whichever axis of the loss has N
-    if not evidence.calls:
+        # Whichever axis of the loss has N.
+        return found or [Reading(calls, samples, known_by, axis=1)]
+    if not calls:
         raise UnavailableError(NO_CALLS)
     if several:
-        found = [Reading(sum(evidence.rows_of_calls), TOGETHER, in_turn=True)]
+        found = [Reading(calls, sum(rows), TOGETHER, in_turn=True)]
         for axis in axes:
-            of_calls = [lengths_of([shapes], axis)[:1] for shapes in evidence.calls]
+            of_calls = [lengths_of([call], axis)[:1] for call in calls]
             if of_calls[0] and all(each == of_calls[0] for each in of_calls):
-                found.append(Reading(of_calls[0][0], OF_EACH_CALL, axis))
+                found.append(Reading(calls, of_calls[0][0], OF_EACH_CALL, axis))
         return found
-    found = []
+    found, shapes = [], shapes_of(calls)
+    has_tensors = any(len(shape) > 1 for shape in shapes)
     for axis in axes:
-        lengths = lengths_of(evidence.calls, axis)
+        lengths = lengths_of(calls, axis)
         # A tensor of one row behind others is the same for all samples.
-        rows = [shape[0] for shapes in evidence.calls for shape in shapes]
-        others = [n for n in (rows if lengths[:1] == [1] else lengths[1:]) if n != 1]
+        first = [shape[0] for shape in shapes]
+        others = [n for n in (first if lengths[:1] == [1] else lengths[1:]) if n != 1]
         every = dict.fromkeys([*lengths[:1], *others])
-        has_tensors = any(len(shape) > 1 for shapes in evidence.calls for shape in shapes)
         doubtful = len(every) > 1 and has_tensors
-        found += [Reading(n, CALLED, axis, needs_names=doubtful) for n in every]
+        found += [Reading(calls, n, CALLED, axis, needs_names=doubtful) for n in every]
     if not found:
         raise UnavailableError(NO_ROWS)
     return found
@@ -194,8 +170,7 @@ class LossRows:
 
 def loss_edges(
     graph: Graph,
-    alone: Sequence[bool],
-    inputs: Set[Shape],
+    inputs: Collection[Shape],
     are_rows: Callable[[Edge], bool] = lambda edge: False,
 ) -> list[Edge]:
     """The first edges, from the loss down, at which it is computed from rows.
@@ -208,31 +183,31 @@ def loss_edges(
     waiting = [graph.root]
     has_terms_of_weights = False
     for edge in each_once(waiting):
-        if alone[edge[0]] or graph.kinds[edge[0]] == LEAF:
-            has_terms_of_weights |= alone[edge[0]]
+        if graph.alone[edge[0]] or graph.kinds[edge[0]] == LEAF:
+            has_terms_of_weights |= graph.alone[edge[0]]
             continue
         below = list(graph.descend(edge))
         is_row = are_rows(edge)
         is_number = prod(graph.shape(edge)) == 1
-        is_number |= not is_row and bool(_numbers_in(graph, edge, alone))
+        is_number |= not is_row and bool(_numbers_in(graph, edge))
         is_passed = is_linear(graph.nodes[edge[0]]) if is_number == is_row else is_number
-        if is_number and is_row and _is_of_parameters(graph, edge, alone):
+        if is_number and is_row and _is_of_parameters(graph, edge):
             is_passed = False
         if below and is_passed:
             waiting += below
         else:
             found.append(edge)
-    compared = {edge: _shapes_of_weights(graph, edge, alone) for edge in found}
+    compared = {edge: _shapes_of_weights(graph, edge) for edge in found}
     if has_terms_of_weights or not all(compared.values()):
         for shape in set[Shape]().union(*compared.values()):
-            if not inputs.isdisjoint((shape, (1, *shape))):
+            if shape in inputs or (1, *shape) in inputs:
                 raise UnavailableError(COMPARED.format(shape=[*shape]))
         found = [edge for edge in found if not compared[edge]] or found
     found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
     return found
 
 
-def _numbers_in(graph: Graph, edge: Edge, alone: Sequence[bool]) -> list[Edge]:
+def _numbers_in(graph: Graph, edge: Edge) -> list[Edge]:
     """The single numbers, such as means of losses, that an edge is computed from with parameters.
 
     Empty if it is computed from anything else.
@@ -241,13 +216,13 @@ def _numbers_in(graph: Graph, edge: Edge, alone: Sequence[bool]) -> list[Edge]:
     waiting = [edge]
     for above in each_once(waiting):
         number, shape = above[0], graph.shape(above)
-        if alone[number]:
+        if graph.alone[number]:
             continue
         if prod(shape) == 1:
             numbers.append(above)
             continue
         below = list(graph.descend(above))
-        weights = [graph.shape(each) for each in below if alone[each[0]]]
+        weights = [graph.shape(each) for each in below if graph.alone[each[0]]]
         # Weights that are repeated meet the data of several rows.
         is_repeated = len(weights) == len(below) and prod(shape) > max(
             map(prod, weights), default=0
@@ -259,16 +234,16 @@ def _numbers_in(graph: Graph, edge: Edge, alone: Sequence[bool]) -> list[Edge]:
     return numbers
 
 
-def _is_of_parameters(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
+def _is_of_parameters(graph: Graph, edge: Edge) -> bool:
     """Whether data picks the only sample's number from parameters, or these are repeated for it."""
     below = list(graph.descend(edge))
-    weights = [each for each in below if alone[each[0]]]
+    weights = [each for each in below if graph.alone[each[0]]]
     if len(weights) == len(below):
         return kind_of(graph.kinds[edge[0]]).brings_data
     return any(len(graph.shape(each)) < len(graph.shape(edge)) for each in weights)
 
 
-def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[Shape]:
+def _shapes_of_weights(graph: Graph, edge: Edge) -> set[Shape]:
     """The shapes of weights that a term compares with constants, as a penalty on their change does.
 
     Empty if it is another term: no layer computes with such weights, and they are repeated for no
@@ -278,7 +253,7 @@ def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[S
     largest, axes, waiting = 0, 0, [edge]
     for above in each_once(waiting):
         kind = graph.kinds[above[0]]
-        if alone[above[0]]:
+        if graph.alone[above[0]]:
             shapes.add(graph.shape(above))
         elif kind == LEAF or kind_of(kind).is_layer or kind_of(kind).brings_data:
             return set()
@@ -292,28 +267,17 @@ def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[S
     return set() if is_larger or axes > max(map(len, shapes), default=0) else shapes
 
 
-def loss_rows(
-    names: Names,
-    reading: Reading,
-    graph: Graph,
-    alone: Sequence[bool],
-    evidence: BatchEvidence,
-    inputs: ModelInputs,
-) -> LossRows:
-    """The rows of the loss with their samples; ``UnavailableError`` if the reading isn't certain.
-
-    Nodes that are ``alone`` compute with parameters alone, and ``inputs`` are what the model was
-    called with.
-    """
+def loss_rows(names: Names, reading: Reading) -> LossRows:
+    """The loss's rows with their samples; ``UnavailableError`` if the reading isn't certain."""
     found: dict[Edge, Labels] = {}
-    samples = reading.samples
+    graph, samples = names.graph, reading.samples
 
     def are_rows(edge: Edge) -> bool:
         shape = graph.shape(edge)
         own = only(0, len(shape)) if samples == 1 else names.at(edge)
-        is_open = inputs.is_one_axis and not are_known(own)
+        is_open = reading.is_one_axis and not are_known(own)
         # Means over several samples aren't a sample's, even if they are as many.
-        means = _numbers_in(graph, edge, alone) if is_open else []
+        means = _numbers_in(graph, edge) if is_open else []
         is_open &= all(len(names.samples_behind(each)) < 2 for each in means)
         places = _by_place(shape, reading) if is_open else None
         if places is not None and names.may_be_in_order(edge, places):
@@ -321,14 +285,14 @@ def loss_rows(
         found[edge] = own if are_known(own) else only(UNREADABLE, len(shape))
         return are_known(own)
 
-    edges = loss_edges(graph, alone, evidence.shapes, are_rows)
+    edges = loss_edges(graph, shapes_of(reading.calls), are_rows)
     if not edges:
         raise UnavailableError(NO_LOSS_ROWS)
     labels = {edge: found[edge] for edge in edges}
     named = {edge: each for edge, each in labels.items() if are_known(each)}
     meeting = meeting_edges(graph, named) if samples > 1 else []
     if meeting:
-        raise _not_followed(graph, meeting, names, reading, inputs)
+        raise _not_followed(meeting, names, reading)
     unnamed = [e for e in labels if e not in named and not names.are_behind(e)]
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     by_place = [edge for edge in named if not are_known(names.at(edge))]
@@ -344,10 +308,10 @@ def loss_rows(
     remedy = PASS_LOSSES if reading.is_given else PASS_OTHER if unclear else PASS
     unclear = unclear if reading.is_given else unnamed or unclear
     if unclear:
-        raise _not_followed(graph, unclear, names, reading, inputs, remedy)
+        raise _not_followed(unclear, names, reading, remedy)
     if len(own) < samples:
         shapes = [*map(graph.shape, edges), *_selected_from(graph, edges)]
-        _check_left_out(reading, inputs, names, shapes)
+        _check_left_out(reading, names, shapes)
     known = [*named.values()]
     if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
         raise UnavailableError(UNSURE.format(samples=samples))
@@ -412,15 +376,9 @@ def _selected_from(graph: Graph, edges: Sequence[Edge]) -> list[Shape]:
     return found
 
 
-def _check_left_out(
-    reading: Reading,
-    inputs: ModelInputs,
-    names: Names,
-    shapes: Sequence[Shape],
-) -> None:
+def _check_left_out(reading: Reading, names: Names, shapes: Sequence[Shape]) -> None:
     """``UnavailableError`` if the rows that the loss leaves out may be positions."""
-    samples = reading.samples
-    given = [each for call in inputs.calls for each in call.inputs]
+    samples, given = reading.samples, reading.inputs
     square = any(each.shape[:2] == (samples, samples) for each in given)
     by_second = reading.is_given and reading.axis == 1 and not names.selects
     if by_second or (square and reading.is_given != names.selects):
@@ -435,20 +393,16 @@ def _check_left_out(
 
 
 def _not_followed(
-    graph: Graph,
-    edges: Sequence[Edge],
-    names: Names,
-    reading: Reading,
-    inputs: ModelInputs,
-    remedy: str = "",
+    edges: Sequence[Edge], names: Names, reading: Reading, remedy: str = ""
 ) -> UnavailableError:
     """Why none of the loss's rows has a sample of its own; without a ``remedy``, samples meet."""
     meeting = [edge for edge in edges if not remedy or names.meet_behind(edge)]
     if names.are_shuffled and not meeting:
         return UnknownOrderError(UNKNOWN_ORDER)
+    graph = names.graph
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     # Along the wrong axis of the inputs, samples may seem to meet.
-    is_either = not inputs.is_one_axis or (square and not meeting)
+    is_either = not reading.is_one_axis or (square and not meeting)
     reason = EITHER_AXIS if is_either else MEET if meeting else NOT_FOLLOWED
     every = dict.fromkeys(str([*graph.shape(edge)]) for edge in meeting or square or edges)
     shapes = " and ".join([*every][:2])

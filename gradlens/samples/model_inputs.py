@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lgamma, log, prod
@@ -17,7 +17,7 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of
 from gradlens.graph.model_calls import MAX_ELEMENTS, Given, ModelCall
 from gradlens.numerics.shards import is_distributed
-from gradlens.samples.labels import NO_SAMPLE, Labels, counted, labels_of, only, reshaped
+from gradlens.samples.labels import NO_SAMPLE, Labels, Shape, counted, labels_of, only, reshaped
 from gradlens.samples.rows import as_tensor
 
 MOST_ORDERED = 2**9
@@ -28,6 +28,10 @@ FEW_COLUMNS = 8
 
 CHANCE = 1e4
 """How unlikely it must be that rows have the inputs' order, or another one, by chance alone."""
+
+
+PASSED = "batch_size="
+LOSSES = "the per-sample losses"
 
 
 @dataclass(frozen=True)
@@ -46,32 +50,44 @@ class Named:
 
 
 @dataclass(frozen=True)
-class ModelInputs:
-    """The tensors that a model was called with for ``samples``, and the axis that counts these.
+class Reading:
+    """A number of samples, how it is known, and the axis of the model's inputs that counts them.
 
-    They are those of several ``calls``. If the calls are ``in_turn``, each of them got other
-    samples, in the order of the calls; as many calls as there are samples got one each.
+    The inputs are those of several ``calls``. If the calls are ``in_turn``, each of them got other
+    samples, in the order of the calls; as many calls as there are samples got one each. N
+    ``is_given`` by the user, or follows from the model's inputs alone; it ``needs_names`` of the
+    loss's rows if the inputs have other lengths, too.
     """
 
     calls: Sequence[ModelCall]
-    axis: int
     samples: int
+    known_by: str
+    axis: int = 0
     in_turn: bool = False
+    needs_names: bool = False
 
-    def named(
-        self, graph: Graph, alone: Sequence[bool], reading_data: Set[int]
-    ) -> dict[Edge, Named]:
+    @property
+    def is_given(self) -> bool:
+        """Whether the user says what N is."""
+        return self.known_by in (PASSED, LOSSES)
+
+    @property
+    def inputs(self) -> list[Given]:
+        """The tensors that the model was called with."""
+        return [given for call in self.calls for given in call.inputs]
+
+    def named(self, graph: Graph, reading_data: Set[int]) -> dict[Edge, Named]:
         """The samples at the edges where the inputs are, or where the graph computes with them.
 
-        Nodes that are ``alone`` compute with parameters alone, and others are ``reading_data``.
+        Nodes are ``reading_data``.
         """
         found: dict[Edge, Named] = {}
         for given, own in self._of_samples:
             edge = _edge(graph, given)
-            if edge is not None and not alone[edge[0]] and graph.shape(edge) == given.shape:
+            if edge is not None and not graph.alone[edge[0]] and graph.shape(edge) == given.shape:
                 found[edge] = Named(_along(given.shape, own, self.axis))
         by_order: dict[Edge, Named] = {}
-        for number in first_nodes(graph, alone):
+        for number in first_nodes(graph):
             kind, whole = kind_of(graph.kinds[number]), graph.shape((number, 0))
             features = kind.feature_axes(kind.weights[-1] if kind.weights else 0, len(whole))
             rows = [1 if axis in features else length for axis, length in enumerate(whole)]
@@ -86,13 +102,13 @@ class ModelInputs:
                 by_order[number, 0] = Named(names, by_order=True, compared=prod(rows))
         return by_order if not found and self.is_one_axis and not self.in_turn else found
 
-    def returned(self, graph: Graph, alone: Sequence[bool]) -> dict[Edge, Labels]:
+    def returned(self, graph: Graph) -> dict[Edge, Labels]:
         """What the model has returned, whose rows are taken for those of its inputs."""
         found: dict[Edge, Labels] = {}
         for call, own in zip(self.calls, self._samples_of_calls, strict=True):
             for made, output in call.made:
                 edge = (graph.by_sequence_number.get(made, -1), output)
-                shape = graph.shape(edge) if edge[0] >= 0 and not alone[edge[0]] else ()
+                shape = graph.shape(edge) if edge[0] >= 0 and not graph.alone[edge[0]] else ()
                 axis = self.axis if _has_rows(shape, own, self.axis) else 0
                 is_one_axis = counting_axes(shape).count(len(own)) < 2 or len(own) == 1
                 if _has_rows(shape, own, axis) and is_one_axis:
@@ -125,8 +141,7 @@ class ModelInputs:
     @property
     def is_one_axis(self) -> bool:
         """Whether no other axis of what the model was called with may have N entries, too."""
-        given = [given for call in self.calls for given in call.inputs]
-        shapes = [counting_axes(each.shape, each.is_real) for each in given]
+        shapes = [counting_axes(each.shape, each.is_real) for each in self.inputs]
         return all(shape.count(self.samples) < 2 for shape in shapes)
 
     @cached_property
@@ -162,7 +177,7 @@ class ModelInputs:
         found: list[range] = []
         for call in self.calls:
             start = found[-1].stop if found else 0
-            found.append(range(start, start + rows_of(call.shapes)))
+            found.append(range(start, start + rows_of(call)))
         return found
 
     def _read(self, graph: Graph, number: int, rows: int) -> Named | None:
@@ -185,7 +200,7 @@ class ModelInputs:
                 are_apart = bool((by_row == by_row[:, :1]).all())
                 unknown = Named(only(NO_SAMPLE, 1), in_order=False)
                 return Named(labels_of(by_row[:, 0].numpy())) if are_apart else unknown
-        if any(given.reference() is None for call in self.calls for given in call.inputs):
+        if any(given.reference() is None for given in self.inputs):
             return None  # it may be the one that was read
         named = self._compared(read.detach().reshape(rows, -1))
         return None if named is None else replace(named, compared=rows)
@@ -264,7 +279,8 @@ def _are_moved(one: Tensor, other: Tensor, samples: int) -> bool:
 def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
     """Where in a graph the model's inputs are, as they are in memory, and its calls' outputs.
 
-    Graphs of the same structure may differ in that, as where rows are shuffled later on.
+    Graphs of the same structure may differ in that, as where rows are shuffled later on, and in the
+    inputs' shapes.
     """
     every = enumerate(given for call in calls for given in call.inputs)
     storages = {given.storage: (n, given.address) for n, given in every}
@@ -283,22 +299,27 @@ def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
     )
     inputs = tuple((number, place(_read_by(graph, number))) for number in reading)
     made = [(graph.by_sequence_number.get(n, -1), o) for call in calls for n, o in call.made]
-    return inputs, tuple(made)
+    return inputs, tuple(made), tuple([call.shapes for call in calls])
 
 
-def lengths_of(calls: Sequence[Sequence[tuple[int, ...]]], axis: int) -> list[int]:
+def shapes_of(calls: Iterable[ModelCall]) -> dict[Shape, None]:
+    """The shapes of the tensors of calls, each once."""
+    return dict.fromkeys(shape for call in calls for shape in call.shapes)
+
+
+def lengths_of(calls: Iterable[ModelCall], axis: int) -> list[int]:
     """The lengths of an axis of the tensors of calls, each once.
 
     Vectors count only if there is nothing else: they may be the elements of all samples in a list.
     """
-    shapes = [shape for shapes in calls for shape in shapes]
+    shapes = [*shapes_of(calls)]
     tensors = [shape for shape in shapes if len(shape) > 1] or shapes
     return list(dict.fromkeys(shape[axis] for shape in tensors if len(shape) > axis))
 
 
-def rows_of(shapes: Sequence[tuple[int, ...]]) -> int:
-    """The number of rows of a call with these shapes; a vector of real numbers is one row."""
-    return (lengths_of([shapes], 0) or [1])[0]
+def rows_of(call: ModelCall) -> int:
+    """The number of rows of a call; a vector of real numbers is one row."""
+    return (lengths_of([call], 0) or [1])[0]
 
 
 def counting_axes(shape: tuple[int, ...], is_real: bool = True) -> tuple[int, ...]:
@@ -311,19 +332,20 @@ def counting_axes(shape: tuple[int, ...], is_real: bool = True) -> tuple[int, ..
     return shape[:-1] if is_real and len(shape) > 1 else shape
 
 
-def first_nodes(graph: Graph, alone: Sequence[bool]) -> list[int]:
+def first_nodes(graph: Graph) -> list[int]:
     """The nodes that compute with data, and else with parameters alone."""
     return [
         number
         for number, edges in enumerate(graph.children)
-        if edges and not alone[number] and all(edge is None or alone[edge[0]] for edge in edges)
+        if edges and not graph.alone[number]
+        if all(edge is None or graph.alone[edge[0]] for edge in edges)
     ]
 
 
-def nodes_reading_data(graph: Graph, alone: Sequence[bool]) -> set[int]:
+def nodes_reading_data(graph: Graph) -> set[int]:
     """Those of the first nodes that compute with data, which may be different for each sample."""
     found = set()
-    for number in first_nodes(graph, alone):
+    for number in first_nodes(graph):
         kind = kind_of(graph.kinds[number])
         if None in graph.children[number] or kind.data or kind.selects:
             found.add(number)
@@ -337,9 +359,9 @@ def _are_alike(data: Tensor | None) -> bool:
     return bool((data == data[:1]).all())
 
 
-def takes_channels(graph: Graph, alone: Sequence[bool], model_inputs: Sequence[Given]) -> bool:
+def takes_channels(graph: Graph, model_inputs: Sequence[Given]) -> bool:
     """Whether a layer counts rows of data by the first axis alone, which has an input's shape."""
-    layers = [n for n in first_nodes(graph, alone) if kind_of(graph.kinds[n]).rows == 1]
+    layers = [n for n in first_nodes(graph) if kind_of(graph.kinds[n]).rows == 1]
     read = [each for each in (_read_by(graph, n) for n in layers) if each is not None]
     return not {tuple(each.shape) for each in read}.isdisjoint(g.shape for g in model_inputs)
 

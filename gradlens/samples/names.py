@@ -10,7 +10,7 @@ row. The labels that start at the loss decide that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from functools import reduce
 from math import prod
 
@@ -44,26 +44,24 @@ class Names:
     The rows that a model has ``returned`` are named in the order of its inputs' rows, if nothing
     else is known of them: some are named ``by_order`` then. Others ``may_be_reordered`` if they
     were named by their places (``may_be_in_order``), and a node has put them in order before, which
-    the labels at the inputs may tell. ``NO_SAMPLE`` is no name, and ``UNREADABLE`` an unknown one.
+    the labels at the inputs may tell. Data of samples comes in at nodes that are ``reading_data``.
+    ``NO_SAMPLE`` is no name, and ``UNREADABLE`` an unknown one.
     """
 
     def __init__(
         self,
         passages: Passages,
-        alone: Sequence[bool],
         reading_data: Set[int],
         known: Mapping[Edge, Named],
         returned: Mapping[Edge, Labels],
     ) -> None:
-        """Nodes that are ``alone`` compute with parameters alone; others are ``reading_data``."""
-        graph = self._graph = passages.graph
+        graph = self.graph = passages.graph
         self._passages = passages
-        self._alone = alone
         self._reading_data = reading_data
         self.known = known
         self.by_order = self.may_be_reordered = False
         self._names: dict[Edge, Labels] = {}
-        for number in (n for n, is_alone in enumerate(alone) if not is_alone):
+        for number in (n for n, is_alone in enumerate(graph.alone) if not is_alone):
             for output in graph.outputs_of(number):
                 edge = (number, output)
                 self._names[edge] = self._above(number, output)
@@ -79,7 +77,7 @@ class Names:
         names = self.at(edge)
         # Rows may have no names since samples meet behind them; the labels at known rows tell.
         may_meet = self.are_exact and names.max() < 0 and not self.are_shuffled and names.ndim > 1
-        axes = counting_axes(self._graph.shape(edge), is_real=False)
+        axes = counting_axes(self.graph.shape(edge), is_real=False)
         is_one = axes.count(places.size) < 2
         is_kept = self.may_be_in_order(edge, places, is_one)
         if is_kept or (may_meet and self._rows_are_kept(edge, places, is_one)):
@@ -124,7 +122,7 @@ class Names:
         """The names of the elements at an edge."""
         if edge in self._names:
             return self._names[edge]
-        return only(NO_SAMPLE, len(self._graph.shape(edge)))
+        return only(NO_SAMPLE, len(self.graph.shape(edge)))
 
     def meet_behind(self, edge: Edge) -> bool:
         """Whether rows of several names come together at an edge, or behind it."""
@@ -151,10 +149,10 @@ class Names:
         """
         places_at, waiting = {edge: places}, [edge]
         for above in each_once(waiting):
-            weights = kind_of(self._graph.kinds[above[0]]).weights
+            weights = kind_of(self.graph.kinds[above[0]]).weights
             of_layer = () if 0 in weights else weights  # whose rows are those of the first input
             inputs = ((n, e) for n, e in self._inputs(above) if n not in of_layer)
-            below = {n: e for n, e in inputs if not self._alone[e[0]]}
+            below = {n: e for n, e in inputs if not self.graph.alone[e[0]]}
             kept = [self._kept_from(above, places_at[above], n, e) for n, e in below.items()]
             pairs = zip(below.values(), (own for _, own in kept), strict=True)
             found = {each: own for each, own in pairs if own is not None}
@@ -174,7 +172,7 @@ class Names:
 
     def _are_of_parameters(self, above: Edge, names: Labels) -> bool:
         """Whether parameters have entries along the axis of rows, as networks in front have."""
-        weights = ((n, e) for n, e in self._inputs(above) if self._alone[e[0]])
+        weights = ((n, e) for n, e in self._inputs(above) if self.graph.alone[e[0]])
         along = (found for n, e in weights for *_, found in self._along(above, names, n, e))
         return any(found is not None and np.array_equal(found, names) for found in along)
 
@@ -186,21 +184,21 @@ class Names:
         It ends where single numbers are joined, in any order, or beside another axis of N entries,
         although no data comes in.
         """
-        shape = self._graph.shape(above)
-        if inputs or (kind_of(self._graph.kinds[above[0]]).joins and prod(shape) == samples):
+        shape = self.graph.shape(above)
+        if inputs or (kind_of(self.graph.kinds[above[0]]).joins and prod(shape) == samples):
             return not inputs
-        has_data = None in self._graph.children[above[0]]
-        is_computed = not all(self._alone[edge[0]] for _, edge in self._inputs(above))
+        has_data = None in self.graph.children[above[0]]
+        is_computed = not all(self.graph.alone[edge[0]] for _, edge in self._inputs(above))
         return is_computed and not (has_data or are_samples) and shape[:2].count(samples) > 1
 
     def _inputs(self, above: Edge) -> list[tuple[int, Edge]]:
         """The inputs of a node that need a gradient, with their places."""
-        edges = enumerate(self._graph.children[above[0]])
+        edges = enumerate(self.graph.children[above[0]])
         return [(place, edge) for place, edge in edges if edge is not None]
 
     def _repeats_samples(self, number: int, inputs: Iterable[Edge]) -> bool:
         """Whether a node repeats for its rows what samples were reduced to, or one of them."""
-        repeats = kind_of(self._graph.kinds[number]).repeats
+        repeats = kind_of(self.graph.kinds[number]).repeats
         return repeats and any(names.max() >= 0 for edge in inputs for names in self.behind(edge))
 
     def _kept_from(
@@ -211,8 +209,8 @@ class Names:
             return True, None
         (axis,) = axes_of(names)
         is_kept, own = not self._selects(above, below), None
-        kind, dims = kind_of(self._graph.kinds[above[0]]), len(self._graph.shape(above))
-        is_stack = kind.joins and dims > len(self._graph.shape(below))  # the axis may begin here
+        kind, dims = kind_of(self.graph.kinds[above[0]]), len(self.graph.shape(above))
+        is_stack = kind.joins and dims > len(self.graph.shape(below))  # the axis may begin here
         for each, along, found in self._along(above, names, place, below):
             if found is not None and np.array_equal(found, names):
                 return True, along
@@ -231,16 +229,16 @@ class Names:
         self, above: Edge, names: Labels, place: int, below: Edge
     ) -> Iterator[tuple[int, Labels, Labels | None]]:
         """The axes of an input with as many entries, names along each, and what becomes of them."""
-        shape, (axis,) = self._graph.shape(below), axes_of(names)
+        shape, (axis,) = self.graph.shape(below), axes_of(names)
         for each in (n for n, length in enumerate(shape) if length == names.size):
             along = moved(names, {axis: each}, len(shape))
             yield each, along, self._passages.at(*above, place).up(along)
 
     def _selects(self, above: Edge, below: Edge) -> bool:
         """Whether a node selects rows, rather than entries of rows."""
-        shapes = self._graph.shape(above), self._graph.shape(below)
+        shapes = self.graph.shape(above), self.graph.shape(below)
         changed = shapes[0][:1] != shapes[1][:1] or len(shapes[1]) > len(shapes[0])
-        return changed and kind_of(self._graph.kinds[above[0]]).selects
+        return changed and kind_of(self.graph.kinds[above[0]]).selects
 
     @property
     def are_exact(self) -> bool:
@@ -253,7 +251,7 @@ class Names:
 
     def behind(self, edge: Edge) -> list[Labels]:
         """All names at an edge and behind it."""
-        behind = self._graph.below([edge[0]])
+        behind = self.graph.below([edge[0]])
         return [names for (number, _), names in self._names.items() if number in behind]
 
     def samples_behind(self, edge: Edge) -> set[int]:
@@ -266,11 +264,11 @@ class Names:
 
         One number has a name only if all that it is computed from has this name.
         """
-        shape = self._graph.shape((number, output))
+        shape = self.graph.shape((number, output))
         if number in self._reading_data:
             return only(UNREADABLE, len(shape))
-        edges = self._graph.children[number]
-        inputs = {n: e for n, e in enumerate(edges) if e is not None and not self._alone[e[0]]}
+        edges = self.graph.children[number]
+        inputs = {n: e for n, e in enumerate(edges) if e is not None and not self.graph.alone[e[0]]}
         passages = {place: self._passages.at(number, output, place) for place in inputs}
         above = {place: passages[place].up(self.at(edge)) for place, edge in inputs.items()}
         has_rest = len(above) > 1 and any(map(has_unnamed, above.values()))

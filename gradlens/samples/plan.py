@@ -11,7 +11,7 @@ from torch import Tensor
 from gradlens.graph.graph import Edge, Graph, Use
 from gradlens.graph.model_calls import ModelCall, say_an_order
 from gradlens.samples.labels import NO_SAMPLE
-from gradlens.samples.model_inputs import ModelInputs, Named
+from gradlens.samples.model_inputs import Named, Reading
 from gradlens.samples.picks import Selection
 from gradlens.samples.rows import LabelledEdge, RowIndex
 
@@ -72,7 +72,7 @@ class Plan:
     terms: tuple[LossTerm, ...] = ()
     without_losses: str = ""
     edges: Mapping[LabelledEdge, RowIndex] = field(default_factory=dict)
-    inputs: ModelInputs | None = None
+    inputs: Reading | None = None
     compared: Mapping[Edge, Named] = field(default_factory=dict)
     guessed: bool = False
 

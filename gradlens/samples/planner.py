@@ -26,7 +26,6 @@ from gradlens.graph.kinds import (
     kind_of,
 )
 from gradlens.graph.loss import terms
-from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.passes import is_elementwise
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
@@ -42,14 +41,12 @@ from gradlens.samples.count import (
     OTHER_ORDER,
     OUTPUTS,
     PASS_OTHER,
-    PASSED,
     SEVERAL,
     TOGETHER,
     UNKNOWN_ORDER,
     UNSURE,
     BatchEvidence,
     LossRows,
-    Reading,
     UnknownOrderError,
     UnsureError,
     loss_edges,
@@ -68,11 +65,15 @@ from gradlens.samples.labels import (
     replaced,
 )
 from gradlens.samples.model_inputs import (
-    ModelInputs,
+    PASSED,
     Named,
+    Reading,
     first_nodes,
+    lengths_of,
     nodes_reading_data,
     reads_data,
+    rows_of,
+    shapes_of,
     takes_channels,
 )
 from gradlens.samples.names import Names
@@ -89,38 +90,25 @@ from gradlens.torch_private import hands_gradients_on
 class _LossGraph:
     """A loss's graph, the model's parameters, and what is known of the batch.
 
-    ``calls`` are those of the model that have led to it. The losses of single samples may be needed
-    (``needs_losses``), and the samples of the rows at other ``edges``.
+    The losses of single samples may be needed (``needs_losses``), and the samples of the rows at
+    other ``edges``.
     """
 
     graph: Graph
     parameters: Mapping[str, nn.Parameter]
     evidence: BatchEvidence = field(default_factory=BatchEvidence)
-    calls: Sequence[ModelCall] = ()
     needs_losses: bool = False
     edges: tuple[LabelledEdge, ...] = ()
 
-    @cached_property
-    def alone(self) -> list[bool]:
-        """Whether a node computes with parameters alone, by number."""
-        return self.graph.of_parameters_alone()
-
-    @cached_property
-    def reads_data(self) -> list[bool]:
-        """Whether a node computes with what the model was called with, by number."""
-        given = [each for call in self.calls for each in call.inputs]
-        return reads_data(self.graph, given)
+    @property
+    def loss_edges(self) -> list[Edge]:
+        """Where the loss is computed from rows, whatever these are."""
+        return loss_edges(self.graph, shapes_of(self.evidence.calls))
 
     @cached_property
     def reading_data(self) -> set[int]:
         """The first nodes that compute with data, by number."""
-        return nodes_reading_data(self.graph, self.alone)
-
-    @property
-    def has_channels(self) -> bool:
-        """Whether a layer takes the second axis of what the model was called with for channels."""
-        given = [each for call in self.calls for each in call.inputs]
-        return takes_channels(self.graph, self.alone, given)
+        return nodes_reading_data(self.graph)
 
     @cached_property
     def elementwise(self) -> frozenset[int]:
@@ -134,34 +122,28 @@ class _LossGraph:
             if is_elementwise(self.graph, number)
         )
 
-    def model_inputs(self, reading: Reading) -> ModelInputs:
-        """What the model was called with, by a reading of the batch."""
-        return ModelInputs(self.calls, reading.axis, reading.samples, reading.in_turn)
-
     def passages(self, reading: Reading) -> Passages:
         """How labels go through the graph, of which nothing has been read yet."""
         return Passages(self.graph, reading.samples, self.elementwise)
 
     def names(self, passages: Passages, reading: Reading, rows: LossRows | None = None) -> Names:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
-        inputs, losses = self.model_inputs(reading), self.evidence.losses_at
-        known = inputs.named(self.graph, self.alone, self.reading_data)
+        losses = self.evidence.losses_at
+        known = reading.named(self.graph, self.reading_data)
         if losses is not None:  # which say more than what is only likely
-            certain = known.items() if inputs.is_one_axis else ()
+            certain = known.items() if reading.is_one_axis else ()
             known = {edge: named for edge, named in certain if not named.by_order}
             axes = len(self.graph.shape(losses))
             known[losses] = Named(counted(range(reading.samples), 0, axes))
         if rows is not None:
             sources = {edge: each for edge, each in rows.sources.items() if are_known(each)}
-            structure = Structure(passages, sources, self.alone)
-            known = self._of_data(structure) | known
-        returned = inputs.returned(self.graph, self.alone)
-        return Names(passages, self.alone, self.reading_data, known, returned)
+            known = self._of_data(Structure(passages, sources)) | known
+        return Names(passages, self.reading_data, known, reading.returned(self.graph))
 
     def _of_data(self, structure: Structure) -> dict[Edge, Named]:
         """The samples at the edges where the graph begins with data."""
-        leaves = [n for n in self.graph.leaves.values() if not self.alone[n]]
-        edges = [(number, 0) for number in (*leaves, *first_nodes(self.graph, self.alone))]
+        leaves = [n for n in self.graph.leaves.values() if not self.graph.alone[n]]
+        edges = [(number, 0) for number in (*leaves, *first_nodes(self.graph))]
         labels = {edge: structure.labels(edge) for edge in edges}
         return {
             edge: Named(replaced(found, MIXED, NO_SAMPLE))
@@ -174,18 +156,14 @@ def plan_of(
     graph: Graph,
     parameters: Mapping[str, nn.Parameter],
     evidence: BatchEvidence,
-    calls: Sequence[ModelCall] = (),
     needs_losses: bool = False,
     edges: tuple[LabelledEdge, ...] = (),
 ) -> Plan:
     """The plan of a loss's graph, with the terms of the loss if it ``needs_losses``.
 
-    The samples at other ``edges`` may be needed, too.
-
-    The ``calls`` of the model decide where two axes have N entries, and which sample is which.
-    Gradients of parameters stay as they are.
+    The samples at other ``edges`` may be needed, too. Gradients of parameters stay as they are.
     """
-    loss = _LossGraph(graph, parameters, evidence, calls, needs_losses, edges)
+    loss = _LossGraph(graph, parameters, evidence, needs_losses, edges)
     try:
         if any_distributed(graph.nodes[number].variable for number in graph.leaves.values()):
             raise UnavailableError(DISTRIBUTED)
@@ -214,7 +192,7 @@ class _Attempt(NamedTuple):
 def _chosen(loss: _LossGraph) -> Plan:
     """The plan of the only reading that can be right; ``UnavailableError`` if there are more."""
     graph, evidence = loss.graph, loss.evidence
-    shapes = [graph.shape(edge) for edge in loss_edges(graph, loss.alone, evidence.shapes)]
+    shapes = [graph.shape(edge) for edge in loss.loss_edges]
     if shapes and all(shape and not shape[0] for shape in shapes):
         return replace(_nothing(loss.parameters, EMPTY), samples=0, known_by=OF_LOSS)
     every = readings(evidence)
@@ -227,7 +205,7 @@ def _chosen(loss: _LossGraph) -> Plan:
         selects = single[0].axis and any(kind_of(kind).selects for kind in graph.kinds)
         if not selects and all(shape[:1] == (1,) for shape in shapes):
             every = single
-        elif is_second and loss.has_channels:
+        elif is_second and takes_channels(graph, single[0].inputs):
             every = [each for each in every if each not in single]
         else:
             raise UnavailableError(_uncertain(every))
@@ -245,8 +223,8 @@ def _chosen(loss: _LossGraph) -> Plan:
         raise UnavailableError(_uncertain(every))
     if len(attempts) == 1 and attempts[0].plan.mixed and not first.is_given and first.axis == 0:
         # Samples may seem to meet if they are along the second axis.
-        second = [shape[1] for shapes in evidence.calls for shape in shapes if len(shape) > 1]
-        others = [Reading(n, CALLED, axis=1) for n in dict.fromkeys(second)]
+        second = lengths_of(evidence.calls, 1)
+        others = [Reading(evidence.calls, n, CALLED, axis=1) for n in second]
         unmixed = [each.reading for each in _attempts(loss, others)[0] if not each.plan.mixed]
         if unmixed:
             raise UnavailableError(_uncertain([first, *unmixed]))
@@ -302,15 +280,14 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     In the second case, the loss has rows of one call alone, or combines those of all calls.
     """
     names = loss.names(loss.passages(every[0]), every[0])
-    edges = loss_edges(
-        loss.graph, loss.alone, loss.evidence.shapes, lambda edge: are_known(names.at(edge))
-    )
+    shapes = shapes_of(loss.evidence.calls)
+    edges = loss_edges(loss.graph, shapes, lambda edge: are_known(names.at(edge)))
     together = every[0].samples
     for edge in edges:
         has_all = not are_known(names.at(edge)) or len(distinct(names.at(edge))) == together
         if has_all and loss.graph.shape(edge)[:1] == (together,):
             return [every[0]]
-    rows = loss.evidence.rows_of_calls
+    rows = [*map(rows_of, loss.evidence.calls)]
     ends = [*accumulate(rows)]
     calls = _calls_of((each for edge in edges for each in names.behind(edge)), ends)
     found = [each for each in every[1:] if calls <= _combined(loss, names, each, ends)]
@@ -351,14 +328,12 @@ def _calls_of(names: Iterable[Labels], ends: Sequence[int]) -> set[int]:
 
 def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
-    inputs = loss.model_inputs(reading)
-    known = loss.graph, loss.alone, loss.evidence, inputs
     passages = loss.passages(reading)
     names = loss.names(passages, reading)
-    rows = loss_rows(names, reading, *known)
+    rows = loss_rows(names, reading)
     if not all(map(are_known, rows.sources.values())):
         names = loss.names(passages, reading, rows)
-        rows = loss_rows(names, reading, *known)
+        rows = loss_rows(names, reading)
     by_order = rows.by_place or names.by_order
     # Where either axis may count the samples, the second one may have as many as are selected.
     is_second = reading.axis == 1 and loss.evidence.positions_first and not reading.is_given
@@ -371,7 +346,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     is_kept = rows.are_in_order and not names.may_be_reordered
     is_certain = is_known or (is_same and (is_kept or not by_order))
     may_be_moved = not names.are_exact and (
-        inputs.returns_an_order or inputs.compares_in_another_order(loss.graph)
+        reading.returns_an_order or reading.compares_in_another_order(loss.graph)
     )
     if may_be_moved or not is_certain or (names.are_guessed and names.are_reordered):
         raise UnknownOrderError(UNKNOWN_ORDER)
@@ -379,8 +354,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         rows = rows.in_order(order)
         planner = _Planner(loss, passages, reading, rows.sources)
     plan = planner.plan()
-    second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
-    by_second = reading.axis == 1 and reading.samples in second
+    by_second = reading.axis == 1 and reading.samples in lengths_of(loss.evidence.calls, 1)
     is_open = not loss.evidence.positions_first and loss.evidence.losses_at is None
     if plan.mixed and by_second and is_open:
         raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
@@ -389,7 +363,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         plan,
         selections=passages.selections,
         holds=holds,
-        inputs=inputs,
+        inputs=reading,
         compared={edge: each for edge, each in names.known.items() if each.compared},
         guessed=not names.are_exact,
     )
@@ -417,7 +391,7 @@ def plan_of_rows(
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
     loss, passages = _LossGraph(graph, parameters), Passages(graph, samples)
-    plan = _Planner(loss, passages, Reading(samples, OUTPUTS), sources).plan()
+    plan = _Planner(loss, passages, Reading((), samples, OUTPUTS), sources).plan()
     return replace(plan, selections=passages.selections)
 
 
@@ -437,7 +411,7 @@ class _Planner:
         self._sources = sources
         self._kinds = {*graph.kinds}
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
-        self._labels = Structure(passages, sources, loss.alone)
+        self._labels = Structure(passages, sources)
 
     def order(self, names: Names) -> NDArray[np.int64]:
         """The sample of each label ``[N]``, by rows that are those of the model's inputs.
@@ -488,7 +462,8 @@ class _Planner:
         loss, graph, labels = self._loss, self._graph, self._labels
         normalising_ = normalising(graph, labels.samples)
         inside = {n: p for n, p in loss.parameters.items() if p in graph and not p.is_complex()}
-        finder = Finder(labels, loss.alone, self._sources, loss.reads_data, bool(normalising_))
+        data = reads_data(graph, self._reading.inputs)
+        finder = Finder(labels, self._sources, data, bool(normalising_))
         ways = finder.all_ways(inside)
         coupling = [number for number in normalising_ if self._couples(number)]
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]

@@ -40,19 +40,12 @@ class Structure:
     """The samples of the elements at all edges below some sources.
 
     These are edges of the loss's graph with the labels of their elements, all ``UNREADABLE`` where
-    they aren't known. Nodes that are ``alone`` compute with parameters alone. ``refused`` are the
-    reasons why nodes couldn't be asked.
+    they aren't known. ``refused`` are the reasons why nodes couldn't be asked.
     """
 
-    def __init__(
-        self,
-        passages: Passages,
-        sources: Mapping[Edge, Labels],
-        alone: Sequence[bool],
-    ) -> None:
+    def __init__(self, passages: Passages, sources: Mapping[Edge, Labels]) -> None:
         graph = self.graph = passages.graph
         self._passages = passages
-        self._alone = alone
         self.samples = passages.samples
         self.refused: dict[int, str] = {}
         self._asked: dict[Edge, Sequence[Labels | None]] = {}
@@ -134,14 +127,15 @@ class Structure:
         """
         if edge in self._labels:
             return self._labels[edge]
-        return only(UNREADABLE if self._alone[edge[0]] else NO_SAMPLE, len(self.graph.shape(edge)))
+        label = UNREADABLE if self.graph.alone[edge[0]] else NO_SAMPLE
+        return only(label, len(self.graph.shape(edge)))
 
     def _follow(self, node: int, output: int) -> None:
         """Follow labels down to a node's inputs. All ways to its output are known."""
         self._labels[node, output] = without_gaps(self._labels[node, output], self.samples)
         if self.graph.kinds[node] != LEAF:
             for place, edge in enumerate(self.graph.children[node]):
-                if edge is not None and not self._alone[edge[0]]:
+                if edge is not None and not self.graph.alone[edge[0]]:
                     self._merge(edge, self._below(node, output, place, edge))
 
     def _merge(self, edge: Edge, labels: Labels) -> None:

@@ -99,7 +99,6 @@ class Finder:
     def __init__(
         self,
         labels: Structure,
-        alone: Sequence[bool],
         sources: Iterable[Edge],
         reads_data: Sequence[bool],
         is_normalised: bool,
@@ -110,7 +109,6 @@ class Finder:
         """
         graph = self._graph = labels.graph
         self._labels = labels
-        self._alone = alone
         self._reads_data = reads_data
         self._is_normalised = is_normalised
         self._futile: dict[int, int] = {}
@@ -213,7 +211,7 @@ class Finder:
         if self._graph.kinds[consumer] in HIDING:
             found.mixed.append(consumer)
             return None
-        if self._alone[consumer] or kind_of(self._graph.kinds[consumer]).is_view:
+        if self._graph.alone[consumer] or kind_of(self._graph.kinds[consumer]).is_view:
             return _Step(consumer, place, chain, step.largest, step.met)
         use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
         return self._judge(use, step, found)

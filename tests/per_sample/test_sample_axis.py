@@ -185,10 +185,10 @@ def test_a_plan_does_not_hold_for_other_indices() -> None:
     first, *_, last = (calls_behind(graph, model) for graph in graphs)
     without = plan_of(graphs[2], parameters, BatchEvidence(batch_size=N))
     assert not without.uses  # without calls of the model, it isn't known which data is the input
-    evidence = BatchEvidence(batch_size=N, calls=tuple(call.shapes for call in first))
-    plan = plan_of(graphs[0], parameters, evidence, first)
+    evidence = BatchEvidence(batch_size=N, calls=first)
+    plan = plan_of(graphs[0], parameters, evidence)
     assert [plan.holds_for(graph) for graph in graphs] == [True, True, False]
-    other = plan_of(graphs[2], parameters, evidence, last)
+    other = plan_of(graphs[2], parameters, BatchEvidence(batch_size=N, calls=last))
     for name, order in (("inner.weight", [0, 1, 2, 3]), ("head.weight", [3, 2, 1, 0])):
         (use,) = other.uses[name]
         assert use.rows[0].labels.tolist() == order

@@ -40,8 +40,7 @@ def structure_of(found: Tensor, base: Tensor) -> tuple[Structure, LabelledEdge]:
     labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1))
     edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
     sources = {graph.root: labels_of(labels.numpy())}
-    alone = graph.of_parameters_alone()
-    return Structure(Passages(graph, len(found)), sources, alone), edge
+    return Structure(Passages(graph, len(found)), sources), edge
 
 
 def order(length: int) -> Tensor:
