@@ -135,7 +135,7 @@ RAISED = "The loss rises further than the weights can have raised it: a term may
 
 def _idle(evidence: Evidence, names: Sequence[str]) -> Iterator[str]:
     """Those that are still what they were at the first record."""
-    return compress(names, still(evidence, names).all(axis=1))
+    return compress(names, np.asarray(still(evidence, names).all(axis=1)))
 
 
 def still(evidence: Evidence, names: Sequence[str]) -> Truths:
