@@ -54,19 +54,6 @@ CURVED = (
 )
 
 
-def check_request(
-    name: str, kind: str, samples: int, least: int, sub_batch: int | None = None
-) -> None:
-    """Raise ``ValueError`` in the name of a quantity for an unknown kind or too few samples."""
-    if kind not in get_args(DiagonalKind):
-        known = ", ".join(repr(known) for known in get_args(DiagonalKind))
-        raise ValueError(f"{name}: curvature={kind!r} is unknown: use one of {known}")
-    if samples < least:
-        raise ValueError(f"{name}: samples={samples} is too few: use {least} or more")
-    if sub_batch is not None and sub_batch < 2:
-        raise ValueError(f"{name}: sub_batch={sub_batch} is too few: use 2 or more")
-
-
 @dataclass(frozen=True)
 class LossTraces:
     """The ``trace`` of the whole matrix, and the ``traces`` of the parameters' blocks by name.

@@ -39,7 +39,6 @@ from gradlens.quantities.parameter_quantity import real_parts
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update, why_not_held
-from gradlens.stateful import State
 from gradlens.torch_private import foreach_move_, torch_functions_on, uncompiled_backward
 
 Closure: TypeAlias = Callable[[], Tensor]
@@ -179,6 +178,7 @@ class CriticalSharpness(_AlongUpdate):
     passed to the cockpit (``ValueError``).
     """
 
+    state = ("last",)
     view = View("Critical sharpness", group="curvature", yscale="symlog", label="2/η")
 
     def __post_init__(self) -> None:
@@ -224,12 +224,6 @@ class CriticalSharpness(_AlongUpdate):
         except UnavailableError as reason:
             return Undefined(str(reason))
         return rate if rate > 0 else Undefined(NEGATIVE)
-
-    def state_dict(self) -> State:
-        return {"last": self._last}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last = state["last"]
 
 
 @final

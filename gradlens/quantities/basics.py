@@ -24,7 +24,6 @@ from gradlens.quantities.quantity import (
 )
 from gradlens.quantities.step import REMOVED, Measure, Step, all_explained, explained
 from gradlens.quantities.update import Update
-from gradlens.stateful import State
 
 
 def _loss(step: Step) -> Tensor:
@@ -118,6 +117,7 @@ class Distance(SingleStepQuantity):
     If a run continues from a checkpoint without the cockpit's state, p₀ is the value there.
     """
 
+    state = ("start",)
     view = View("Distance from the start", group="step size", label="‖θ − θ₀‖")
 
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -138,12 +138,6 @@ class Distance(SingleStepQuantity):
         names, sizes = step.measured(self._distances)
         found = all_explained(dict(zip(names, sizes.tolist(), strict=True)), "the parameter")
         return {name: found.get(name, Undefined(REMOVED)) for name in step.parameters}
-
-    def state_dict(self) -> State:
-        return {"start": dict(self._start)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._start = dict(state["start"])
 
 
 class UpdateSize(UpdateQuantity):

@@ -16,7 +16,6 @@ from gradlens.curvature.diagonals import (
     DiagonalKind,
     LossDiagonal,
     LossTraces,
-    check_request,
 )
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, Which
 from gradlens.curvature.estimate import Estimate, spectral_density
@@ -26,8 +25,13 @@ from gradlens.history.view import View
 from gradlens.numerics.deviations import NOT_FINITE
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities.parameter_quantity import By, check_choice, check_layers, groups
-from gradlens.quantities.quantity import CurvatureQuantity, GradientCurvatureQuantity
+from gradlens.quantities.parameter_quantity import By, check_layers, groups
+from gradlens.quantities.quantity import (
+    CurvatureQuantity,
+    GradientCurvatureQuantity,
+    check_choice,
+    check_least,
+)
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
 
@@ -61,10 +65,7 @@ class HessEigenvalues(CurvatureQuantity):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "by", get_args(By))
-        if self.matrix not in ("hessian", "ggn"):
-            raise ValueError(
-                f'{self.name}: matrix={self.matrix!r} is unknown: use "hessian" or "ggn"'
-            )
+        check_choice(self, "matrix", ("hessian", "ggn"))
         self._eigenpairs = self.keeps = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
@@ -118,11 +119,7 @@ class HessMaxEV(CurvatureQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.search_interval < 1:
-            raise ValueError(
-                f"{self.name}: search_interval is {self.search_interval}: pass 1 for a search at "
-                "every tracked step, or more"
-            )
+        check_least(self, "search_interval", 1, "has no search")
         self._eigenpairs = self.keeps = WarmStartedEigenpairs(
             self.tolerance, self.max_products, self.search_interval
         )
@@ -209,8 +206,9 @@ class HessTrace(CurvatureQuantity):
     def __post_init__(self) -> None:
         super().__post_init__()
         # The error is estimated from several samples: those of the batch for one Monte Carlo pass.
-        least = 1 if self.curvature == "diag_ggn_mc" else 2
-        check_request(self.name, self.curvature, self.samples, least, self.sub_batch)
+        check_least(self, "samples", 1 if self.curvature == "diag_ggn_mc" else 2)
+        check_least(self, "sub_batch", 2)
+        check_choice(self, "curvature", get_args(DiagonalKind))
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
         found = curvature.traces(self.curvature, self.samples, self.sub_batch)
@@ -259,8 +257,7 @@ class DirectionalDerivatives(CurvatureQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k < 1:
-            raise ValueError(f"{self.name}: k={self.k} selects no direction: use 1 or more")
+        check_least(self, "k", 1, "selects no direction")
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
         return vars(curvature.directions(self.k))
@@ -282,7 +279,8 @@ class TIC(GradientCurvatureQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_request(self.name, self.curvature, self.samples, least=1)
+        check_choice(self, "curvature", get_args(DiagonalKind))
+        check_least(self, "samples", 1)
 
     @final
     def before_backward(self, curvature: Curvature) -> LossTraces:
@@ -362,7 +360,7 @@ class TICTrace(TIC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_request(self.name, self.curvature, self.samples, 1, self.sub_batch)
+        check_least(self, "sub_batch", 2)
 
     def _found(self, curvature: Curvature) -> LossTraces:
         return curvature.traces(self.curvature, self.samples, self.sub_batch)

@@ -6,7 +6,7 @@ import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,26 +23,27 @@ from gradlens.quantities.parameter_quantity import (
     gradient_of,
     real_parts,
 )
-from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity
+from gradlens.quantities.quantity import OfParts, SingleStepQuantity, UpdateQuantity, mean
 from gradlens.quantities.step import NO_ELEMENTS, Step, explained
 from gradlens.quantities.update import Update
 from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
 from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
-from gradlens.stateful import State
 
 FIRST = "there is no step before to compare with"
 
 
-class ComparesSteps:
+class ComparesSteps(OfParts):
     """A quantity that compares tensors of each step with those of the step tracked before.
 
     It takes as much memory as the tensors of one step, and of two while a step is computed.
     """
 
+    state = ("before", "now")  # tensors, which are never changed in place
+
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
+        super().__post_init__()
         self._before: dict[str, Tensor] = {}
         self._now: dict[str, Tensor] = {}
 
@@ -61,14 +62,6 @@ class ComparesSteps:
         if before.shape != tensor.shape:
             return Undefined("its shape differs from that at the step before")
         return before.to(tensor.device)
-
-    def state_dict(self) -> State:
-        """The tensors, which are never changed in place."""
-        return {"before": dict(self._before), "now": dict(self._now)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
-        self._before, self._now = dict(state["before"]), dict(state["now"])
 
     def correlations(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         """Cosines of the angles between tensors and those of the step before, as ``before``."""
@@ -102,6 +95,8 @@ def _product_of_units(pair: tuple[Tensor, Tensor], lengths: tuple[Tensor, Tensor
 
 @dataclass(eq=False)
 class _Geometry(ComparesSteps):
+    summaries: ClassVar = {"correlation": ("correlation", mean)}
+
     normalize: bool = False
     correlation: bool = True
 
@@ -119,15 +114,6 @@ class _Geometry(ComparesSteps):
         for name, correlation in correlations.items():
             found[name]["correlation"] = correlation
         return found
-
-    def summary(self, parts: Mapping[str, Any]) -> dict[str, float]:
-        """The mean of all correlations; empty if there is none."""
-        records = [part for part in parts.values() if isinstance(part, Mapping)]
-        found = [record["correlation"] for record in records if "correlation" in record]
-        if not found:
-            return {}
-        known = [value for value in found if not math.isnan(value)]
-        return {"correlation": sum(known) / len(known) if known else found[0]}
 
 
 @dataclass(eq=False)

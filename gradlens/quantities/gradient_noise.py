@@ -29,12 +29,11 @@ from gradlens.quantities.dual_norms import DualBounds
 from gradlens.quantities.parameter_quantity import (
     NO_GRADIENT,
     By,
-    check_choice,
     check_layers,
     groups,
     in_layers,
 )
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.quantity import SingleStepQuantity, check_choice
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import ChosenDeviations, Deviations, ElementRatios
 from gradlens.signals.selection import Selection, Selectors, selection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, final
 
@@ -17,7 +17,7 @@ from gradlens.numerics.deviations import ROUNDINGS
 from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import whole
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
-from gradlens.quantities.quantity import SingleStepQuantity, select_for
+from gradlens.quantities.quantity import OfParts, SingleStepQuantity, Summaries, mean, select_for
 from gradlens.quantities.step import EMPTY, NO_ELEMENTS, NO_FEATURES, Step, all_explained
 from gradlens.signals.attention import NO_KEYS, NO_SCORES, Attention, AttentionRows
 from gradlens.signals.predicates import (
@@ -50,7 +50,7 @@ from gradlens.torch_private import LossModule
 
 
 @dataclass(eq=False)
-class LayerQuantity(SingleStepQuantity):
+class LayerQuantity(OfParts, SingleStepQuantity):
     """A quantity with a value for each layer, from a signal that is reduced in the layers' hooks.
 
     A subclass states as data its ``signal``, the signal's ``reduction``, and its
@@ -114,13 +114,6 @@ class LayerQuantity(SingleStepQuantity):
 
         A NaN without a reason is recorded with the reason that the signal has NaN or Inf.
         """
-
-    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
-        """Further entries of the record, for all layers together; by default, none."""
-        return {}
-
-    def end_step(self) -> None:
-        """Called when all layers of a step have values; by default, do nothing."""
 
 
 # Norms, means and active units ----------------------------------------------------------------
@@ -264,6 +257,8 @@ class VarTID(_Discrepancy):
 
 
 NO_OUTPUT = "the batch is empty, or all of its outputs are -inf"
+ACTIVATION: Summaries = {"active": ("active", mean), "dead": ("dead", mean), "worst": ("dead", max)}
+"""The ``summaries`` of ``activation``."""
 
 
 @dataclass(eq=False)
@@ -281,6 +276,7 @@ class OutputActivation(LayerQuantity):
 
     signal = Signal.OUTPUT
     default_layers = Selection((is_activation,))
+    summaries = ACTIVATION
     view = View("Active and dead units", group="layers", label="share")
 
     threshold: float = 1e-8  # as in monitorch
@@ -302,9 +298,6 @@ class OutputActivation(LayerQuantity):
             return found
         return found | {"dead_units": on_host(rates == 0).nonzero()[:, 0].numpy()}
 
-    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
-        return over_parts(layers)
-
 
 def activation(rates: Tensor) -> dict[str, float] | float:
     """Statistics of units that are active at these ``rates`` ``[F]``, in float64."""
@@ -317,19 +310,6 @@ def activation(rates: Tensor) -> dict[str, float] | float:
         "dead": float((rates == 0).double().mean()),
         "least": float(least),
         "least_unit": int(unit),
-    }
-
-
-def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
-    """Statistics over all layers, or all parameters, that have values."""
-    known = [part for part in parts.values() if isinstance(part, Mapping)]
-    if not known:
-        return {}
-    dead = [float(part["dead"]) for part in known]
-    return {
-        "active": sum(float(part["active"]) for part in known) / len(known),
-        "dead": sum(dead) / len(dead),
-        "worst": max(dead),
     }
 
 
@@ -353,6 +333,7 @@ class ActivationOutliers(LayerQuantity):
 
     signal = Signal.OUTPUT
     reduction = CentralMoments()
+    summaries: ClassVar = {"largest": ("largest", max), "kurtosis": ("kurtosis", max)}
     view = View("Activation outliers", group="layers", yscale="log", label="max |x|")
 
     def layer_value(self, layer: str, module: nn.Module, reduced: Distribution) -> Any:
@@ -368,9 +349,6 @@ class ActivationOutliers(LayerQuantity):
             "position": int(reduced.position),
         }
 
-    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
-        return largest_of(layers, ("largest", "kurtosis"))
-
 
 def _excess_kurtosis(found: Distribution, largest: float) -> float:
     variance, _, fourth = found.powers.tolist()
@@ -380,16 +358,6 @@ def _excess_kurtosis(found: Distribution, largest: float) -> float:
     if largest > MODERATE or variance < MODERATE**-2:
         return Undefined(OUT_OF_RANGE)
     return float(fourth / variance**2 - 3)
-
-
-def largest_of(layers: Mapping[str, Any], fields: Sequence[str]) -> dict[str, float]:
-    """The largest of each field over layers; NaN with its reason if none has a number."""
-    known = [layer for layer in layers.values() if isinstance(layer, Mapping)]
-    found = {}
-    for name in fields if known else ():
-        values = [layer[name] for layer in known]
-        found[name] = max((v for v in values if not math.isnan(v)), default=values[0])
-    return found
 
 
 class OutputEntropy(LayerQuantity):
@@ -408,6 +376,7 @@ class OutputEntropy(LayerQuantity):
 
     signal = Signal.OUTPUT
     reduction = Logits()
+    summaries: ClassVar = {"top_share": ("top_share", max)}
     default_layers = Selection((-1,))
     view = View("Output entropy", group="layers", label="share")
 
@@ -432,12 +401,12 @@ class OutputEntropy(LayerQuantity):
             "classes": len(reduced.predicted),
         }
 
-    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
-        known = [layer for layer in layers.values() if isinstance(layer, Mapping)]
+    def summary(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        known = [layer for layer in parts.values() if isinstance(layer, Mapping)]
         if not known:
             return {}
         shares = [layer["entropy"] / math.log(layer["classes"]) for layer in known]
-        return {"entropy": sum(shares) / len(shares), **largest_of(layers, ("top_share",))}
+        return {"entropy": mean(shares), **super().summary(parts)}
 
 
 def _is_head(module: nn.Module) -> bool:
@@ -537,6 +506,7 @@ class GradientActivation(ParameterQuantity):
     """
 
     part = "gradient of"
+    summaries = ACTIVATION
     view = View("Gradient activation", group="layers", label="share")
 
     threshold: float = 1e-8  # as in monitorch
@@ -552,6 +522,3 @@ class GradientActivation(ParameterQuantity):
         # NaNs are filled in afterwards: torch would look for a rule of a DTensor's in each call.
         rates, has_nan = whole(torch.stack([rates, rows.isnan().any(1).double()]))
         return activation(rates.masked_fill(has_nan > 0, torch.nan))
-
-    def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        return over_parts(parameters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, optim
@@ -23,7 +23,7 @@ from gradlens.quantities.parameter_quantity import (
     gradient_of,
     real_parts,
 )
-from gradlens.quantities.quantity import OptimizerQuantity
+from gradlens.quantities.quantity import OptimizerQuantity, mean
 from gradlens.quantities.step import NO_ELEMENTS, Step, explained
 from gradlens.quantities.update import OF_SOME
 from gradlens.torch_private import foreach_norm, foreach_over_roots
@@ -182,12 +182,15 @@ def sums_of(found: Sequence[Compared]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements of a parameter's tensors ``[n]``, and the place of the parameter among all."""
+    """Elements of a parameter's tensors ``[n]``, and the place of the parameter among all.
+
+    What doesn't exist is empty.
+    """
 
     owner: int
-    first: Tensor | None
-    root: Tensor | None
-    gradient: Tensor | None
+    first: Tensor
+    root: Tensor
+    gradient: Tensor
     floor: float | Tensor
 
 
@@ -210,12 +213,12 @@ def _pieces(owner: int, compared: Compared, size: int) -> Iterator[tuple[_Piece,
     """Pieces of this process's part, and how many elements they have."""
     moments = compared.moments
     tensors = (moments.first, moments.second, compared.gradient)
-    flat = [None if t is None else real_parts(own_part(t)).detach().reshape(-1) for t in tensors]
-    count = max(each.numel() for each in flat if each is not None)
+    none = next(each for each in tensors if each is not None).new_zeros(0)
+    flat = [none if t is None else real_parts(own_part(t)).detach().reshape(-1) for t in tensors]
+    count = max(each.numel() for each in flat)
     for start in range(0, max(count, 1), size):
-        parts = [None if t is None else accumulable(t[start : start + size]) for t in flat]
-        first, second, gradient = parts
-        root = second if second is None or moments.is_root else second.sqrt()
+        first, second, gradient = (accumulable(each[start : start + size]) for each in flat)
+        root = second if moments.is_root else second.sqrt()
         floor = moments.floor * moments.weights[1] ** 0.5
         yield _Piece(owner, first, root, gradient, floor), min(size, count - start)
 
@@ -226,43 +229,37 @@ def _sums(pieces: Sequence[_Piece]) -> Tensor:
         [getattr(piece, name) for piece in pieces]
         for name in ("first", "root", "gradient", "floor")
     )
-    quotients: list[Tensor | None] = [None] * len(pieces)
+    quotients = [*roots]
     # Floors that are numbers, and those that are tensors, are for one operation each.
     for kind in (float, Tensor):
-        of_kind = (n for n, floor in enumerate(floors) if isinstance(floor, kind))
-        places = [n for n in of_kind if gradients[n] is not None and roots[n] is not None]
-        if places:
-            known = ([each[n] for n in places] for each in (gradients, roots, floors))
-            for n, quotient in zip(places, foreach_over_roots(*known), strict=True):
+        if places := [n for n, floor in enumerate(floors) if isinstance(floor, kind)]:
+            both = [_both(gradients[n], roots[n]) for n in places]
+            ones, others = ([pair[side] for pair in both] for side in (0, 1))
+            found = foreach_over_roots(ones, others, [floors[n] for n in places])
+            for n, quotient in zip(places, found, strict=True):
                 quotients[n] = quotient
-    tensors: Sequence[Sequence[Tensor | None]] = (firsts, roots, gradients, quotients)
-    device = next(each for each in (*firsts, *roots) if each is not None).device
+    tensors: Sequence[Sequence[Tensor]] = (firsts, roots, gradients, quotients)
+    device = firsts[0].device
     if device.type == "cpu":  # where products in double precision are faster than norms
-        tensors = [[None if t is None else double(t) for t in each] for each in tensors]
+        tensors = [[*map(double, each)] for each in tensors]
         squares = [_products(each, each) for each in tensors]
     else:
-        squares = [_squares(each) for each in tensors]
+        squares = [foreach_norm([*each], widest(device)) for each in tensors]
+        squares = [[norm.square() for norm in each] for each in squares]
     columns = [*squares, _products(tensors[0], tensors[2])]
-    zero = torch.zeros((), dtype=widest(device), device=device)
-    filled = [zero if each is None else each for column in columns for each in column]
-    return torch.stack(filled).view(len(columns), len(pieces)).T
+    rows = [each for column in columns for each in column]
+    return torch.stack(rows).view(len(columns), len(pieces)).T
 
 
-def _squares(tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """Squared norms in double precision, of what exists, by one operation."""
-    some = [each for each in tensors if each is not None]
-    found = iter(foreach_norm(some, widest(some[0].device)) if some else ())
-    return [None if each is None else next(found).square() for each in tensors]
+def _both(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors of the same elements; both empty if one is."""
+    return one[: len(other)], other[: len(one)]
 
 
-def _products(
-    ones: Sequence[Tensor | None], others: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
-    """Inner products in double precision, of what exists."""
-    return [
-        None if one is None or other is None else inner(double(one), double(other))
-        for one, other in zip(ones, others, strict=True)
-    ]
+def _products(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Inner products in double precision, zero where there is nothing."""
+    pairs = map(_both, ones, others)
+    return [inner(double(one), double(other)) for one, other in pairs]
 
 
 @dataclass(eq=False)
@@ -291,6 +288,7 @@ class OptimizerState(OfParameters, OptimizerQuantity):
     and of its group.
     """
 
+    summaries: ClassVar = {"cosine": ("cosine", mean), "largest_rms": ("rms", max)}
     view = View("Optimizer state", group="step size", yscale="log", label="‖m‖, ‖√v‖")
 
     readers: Mapping[type[Optimizer], Reader] = field(default_factory=dict, kw_only=True)
@@ -333,19 +331,6 @@ class OptimizerState(OfParameters, OptimizerQuantity):
                 elements = step.parameters[name].numel()
                 found[name] = _entries(elements, next(rows), *each)
         return self.record(found)
-
-    def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The mean cosine, and the largest RMS, as far as they are known."""
-        found: dict[str, Any] = {}
-        records = [record for record in parameters.values() if isinstance(record, Mapping)]
-        for entry, name in (("cosine", "cosine"), ("rms", "largest_rms")):
-            values = [record[entry] for record in records if entry in record]
-            known = [value for value in values if not math.isnan(value)]
-            if known:
-                found[name] = max(known) if entry == "rms" else sum(known) / len(known)
-            elif values:
-                found[name] = values[0]
-        return found
 
 
 def _entries(

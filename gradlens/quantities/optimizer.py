@@ -22,8 +22,10 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE
 from gradlens.numerics.host import on_host
+from gradlens.numerics.precision import accumulable
 from gradlens.numerics.shards import whole
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.quantities.moments import READERS
 from gradlens.quantities.quantity import (
     GradientCurvatureQuantity,
     SingleStepQuantity,
@@ -418,7 +420,11 @@ def _divisors(
     divisors, facts = [], []
     for name, state in states.items():
         group, moments = groups[name], state[MOMENTS[kind]]
-        divisor = _divisor(group, state, float(counts[name]))
+        kept = READERS[kind](state, group)
+        assert kept.second is not None
+        divisor = (accumulable(kept.second) / kept.weights[1]).sqrt() + kept.floor
+        # Adam's correction of its first moments, and the decay of Adagrad's rate.
+        divisor *= kept.weights[0] * (1 + (float(counts[name]) - 1) * group.get("lr_decay", 0))
         facts.append(
             torch.stack([(moments > 0).any(), ((divisor >= 0) & divisor.isfinite()).all()])
         )
@@ -429,26 +435,6 @@ def _divisors(
     if not any(used for used, _ in known):
         raise UnavailableError(NO_GRADIENT_YET.format(kind=kind.__name__))
     return divisors
-
-
-def _divisor(group: Mapping[str, Any], state: Mapping[str, Any], count: float) -> Tensor:
-    """That of one parameter after ``count`` steps."""
-    if "lr_decay" in group:  # Adagrad's
-        return (_full(state["sum"]).sqrt() + group["eps"]) * (1 + (count - 1) * group["lr_decay"])
-    if "alpha" in group:  # RMSprop's
-        moments = _full(state["square_avg"])
-        if group["centered"]:
-            moments = moments - _full(state["grad_avg"]).square()
-        return moments.sqrt() + group["eps"]
-    first, second = map(float, group["betas"])
-    moments = _full(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
-    root = (moments / (1 - second**count)).sqrt() + group["eps"]
-    return root * (1 - first**count)
-
-
-def _full(moments: Tensor) -> Tensor:
-    """In float32, if moments are kept in less."""
-    return moments.float() if moments.dtype in (torch.float16, torch.bfloat16) else moments
 
 
 class _OfStep(CurvatureOperator):

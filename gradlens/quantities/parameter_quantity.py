@@ -18,7 +18,7 @@ from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
 from gradlens.numerics.precision import double
 from gradlens.numerics.shards import is_distributed
-from gradlens.quantities.quantity import Quantity, SingleStepQuantity, select_for
+from gradlens.quantities.quantity import OfParts, SingleStepQuantity, select_for
 from gradlens.quantities.step import NO_ELEMENTS, NOT_CONVERGED, REMOVED, Step, all_explained
 from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.spelling import near
@@ -26,14 +26,6 @@ from gradlens.spelling import near
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it, or it is frozen"
 
 By: TypeAlias = Literal["network", "layer", "parameter"]
-
-
-def check_choice(quantity: Quantity, option: str, choices: Sequence[str]) -> None:
-    """``ValueError`` if an option of a quantity is none of the choices."""
-    given = getattr(quantity, option)
-    if given not in choices:
-        names, hint = ", ".join(map(repr, choices)), near(str(given), choices)
-        raise ValueError(f"{quantity.name}: {option}={given!r} is none of {names}{hint}")
 
 
 def groups(names: Iterable[str], by: By) -> dict[str, list[str]]:
@@ -66,7 +58,7 @@ def in_layers(
 
 
 @dataclass(eq=False)
-class OfParameters(Quantity):
+class OfParameters(OfParts):
     """A quantity with a value for each trainable parameter of the selected layers.
 
     A record is ``{"parameters": {name: value}}``, and the entries of ``summary``.
@@ -123,13 +115,6 @@ class OfParameters(Quantity):
         values = {name: known.get(name, Undefined(REMOVED)) for name in self.chosen}
         self.end_step()
         return {"parameters": values, **self.summary(values)}
-
-    def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Further entries of the record, for all parameters together; by default, none."""
-        return {}
-
-    def end_step(self) -> None:
-        """Called when all parameters of a step have values; by default, do nothing."""
 
 
 class ParameterQuantity(OfParameters, SingleStepQuantity):

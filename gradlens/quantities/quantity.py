@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -22,6 +23,7 @@ from gradlens.reductions import Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
 from gradlens.signals.selection import Selection, select
 from gradlens.signals.signal import Request
+from gradlens.spelling import near
 from gradlens.stateful import State, Stateful
 
 Needed: TypeAlias = Literal[
@@ -102,6 +104,8 @@ class Quantity(ABC):
     """The ``track_schedule`` as a function that is called once for each step."""
     keeps: Stateful | None = field(default=None, init=False, repr=False)
     """What keeps values of one step for the next, whose state is that of the quantity."""
+    state: ClassVar[Sequence[str]] = ()
+    """Names of what else is kept for later values, in attributes of these names behind a ``_``."""
     in_cockpit: bool = field(default=False, init=False, repr=False)
     """Whether the quantity is in a cockpit; it can't be in a second one, since it may keep values
     of one step for the next."""
@@ -178,21 +182,27 @@ class Quantity(ABC):
         """Adapt later steps to this step's results; by default, do nothing."""
 
     def state_dict(self) -> State:
-        """What later values depend on, besides the step itself; by default, that of ``keeps``.
+        """What later values depend on, besides the step itself: by default, ``state`` or ``keeps``.
 
         Called between steps, once the quantity has started. Nested dicts, lists and tuples of
         tensors, numbers and strings; of tensors that are changed in place, copies.
         """
-        return {} if self.keeps is None else self.keeps.state_dict()
+        if self.keeps is not None:
+            return self.keeps.state_dict()
+        kept = {name: getattr(self, f"_{name}") for name in self.state}
+        return {n: dict(each) if isinstance(each, dict) else each for n, each in kept.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` has returned, if it isn't empty, instead of ``start``.
 
         Tensors may be on another device than the parameters.
         """
-        if self.keeps is None:
+        if self.keeps is not None:
+            self.keeps.load_state_dict(state)
+        elif not self.state:
             raise ValueError("the quantity saves no state, but there is one")
-        self.keeps.load_state_dict(state)
+        for name in self.state:
+            setattr(self, f"_{name}", state[name])
 
     @final
     def join_cockpit(self) -> None:
@@ -398,7 +408,58 @@ class TwoPointQuantity(Quantity):
         return self.compute(start, update, end)
 
 
-# Choosing layers ------------------------------------------------------------------------------
+# Of single layers or parameters ---------------------------------------------------------------
+
+
+Summaries: TypeAlias = Mapping[str, tuple[str, Callable[[Sequence[float]], float]]]
+
+
+class OfParts(Quantity):
+    """A quantity with a value for each layer, or for each parameter."""
+
+    summaries: ClassVar[Summaries] = {}
+    """Entries of a record for all parts together: the entry of each part's value that they are of,
+    and what is made of those that are numbers, such as ``mean`` or ``max``."""
+
+    def summary(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Further entries of the record, for all parts together; by default, the ``summaries``.
+
+        One is left out if no part has the entry, and a NaN with its reason if none has a number.
+        """
+        found: dict[str, Any] = {}
+        records = [part for part in parts.values() if isinstance(part, Mapping)]
+        for name, (entry, combine) in self.summaries.items():
+            values = [record[entry] for record in records if entry in record]
+            known = [value for value in values if not math.isnan(value)]
+            if values:
+                found[name] = combine(known) if known else values[0]
+        return found
+
+    def end_step(self) -> None:
+        """Called when all parts of a step have values; by default, do nothing."""
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return sum(values) / len(values)
+
+
+# Checks of options, and choosing layers ---------------------------------------------------------
+
+
+def check_choice(quantity: Quantity, option: str, choices: Sequence[str]) -> None:
+    """``ValueError`` if an option of a quantity is none of the choices."""
+    given = getattr(quantity, option)
+    if given not in choices:
+        names, hint = ", ".join(map(repr, choices)), near(str(given), choices)
+        raise ValueError(f"{quantity.name}: {option}={given!r} is none of {names}{hint}")
+
+
+def check_least(quantity: Quantity, option: str, least: int, what: str = "is too few") -> None:
+    """``ValueError`` if an option of a quantity is less; ``what`` says the mistake."""
+    given = getattr(quantity, option)
+    if given is not None and given < least:
+        raise ValueError(f"{quantity.name}: {option}={given} {what}: use {least} or more")
 
 
 def select_for(quantity: str, model: nn.Module | None, layers: Selection) -> dict[str, nn.Module]:

@@ -21,7 +21,7 @@ from gradlens.numerics.shards import has_whole_rows
 from gradlens.numerics.singular_values import Subspace, largest, subspace
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.parameter_quantity import DIVIDED, ZERO, OfParameters
-from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity
+from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity, check_least
 from gradlens.quantities.step import EMPTY, NO_ELEMENTS, NO_FEATURES, NOT_CONVERGED, Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import CentredGram, Deviations
@@ -29,7 +29,6 @@ from gradlens.signals.predicates import is_affine
 from gradlens.signals.reductions import Gram, Products
 from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
-from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -50,8 +49,7 @@ class GradCovariance(SingleStepQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k < 1:
-            raise ValueError(f"{self.name}: k={self.k} selects no eigenvalue: use 1 or more")
+        check_least(self, "k", 1, "selects no eigenvalue")
 
     def compute(self, step: Step) -> dict[str, Any]:
         grams, found = step.by_layer(CentredGram()), step.by_layer(Deviations())
@@ -121,8 +119,7 @@ class _CovarianceSpectrum(LayerQuantity, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k < 1:
-            raise ValueError(f"{self.name}: k={self.k} selects no eigenvalue: use 1 or more")
+        check_least(self, "k", 1, "selects no eigenvalue")
 
     def layer_value(self, layer: str, module: nn.Module, reduced: Products) -> Any:
         return covariance_record(reduced, self.k)
@@ -245,6 +242,8 @@ def _ratio(spectrum: Tensor, place: int, rounding: float) -> float:
 
 @dataclass(eq=False)
 class _LargestSingularValue(OfParameters, ABC):
+    state = ("kept",)  # vectors, which are never changed in place
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._kept: dict[str, Tensor] = {}
@@ -288,13 +287,6 @@ class _LargestSingularValue(OfParameters, ABC):
         }
         chosen = on_device(top.combinations, space.vectors.device, space.vectors.dtype)
         return value, space.vectors @ chosen
-
-    def state_dict(self) -> State:
-        """The vectors, which are never changed in place."""
-        return {"kept": dict(self._kept)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._kept = dict(state["kept"])
 
 
 class WeightSpectrum(_LargestSingularValue, SingleStepQuantity):

@@ -426,7 +426,7 @@ def test_graph_extended_by_backpack_alone(kind: Any) -> None:
 
 @pytest.mark.parametrize("quantity", [quantities.HessTrace, quantities.TICDiag])
 def test_unknown_curvature(quantity: Any) -> None:
-    with pytest.raises(ValueError, match="curvature='diag' is unknown: use one of 'diag_h', "):
+    with pytest.raises(ValueError, match="curvature='diag' is none of 'diag_h', "):
         quantity(curvature="diag")
 
 
