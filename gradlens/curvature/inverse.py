@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.curvature.operator import (
-    LinearOperator,
     Products,
     Seed,
     SymmetricMatrix,
+    SymmetricOperator,
     normal_like,
 )
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.unavailable import UnavailableError
-
-_Run: TypeAlias = Generator[Tensor, Tensor, tuple[Tensor, float, str]]
-"""Conjugate gradients: directions go out, their products come in; x, its residual, and a reason."""
 
 VECTORS = 5
 """Vectors that each solution keeps: the given one, x, the residual, the direction and another."""
@@ -55,8 +52,26 @@ class Solution:
     reason: str = ""
 
 
+class _Run:
+    """Conjugate gradients for a vector b ``[D]``: x, its residual r, and the last direction.
+
+    ``square`` is the product of r with the preconditioned r there.
+    """
+
+    def __init__(self, b: Tensor) -> None:
+        self.b = b
+        self.size = float(norm(b))
+        self.x, self.residual, self.direction = torch.zeros_like(b), b.clone(), torch.zeros_like(b)
+        self.square = math.inf
+        self.count = 0
+        self.reason = ""
+        if not math.isfinite(self.size):
+            self.x.fill_(math.nan)
+            self.reason = "the vector contains NaN or Inf"
+
+
 @final
-class InverseOperator(LinearOperator):
+class InverseOperator(SymmetricOperator):
     """(H + ``damping``·I)⁻¹ ``[D, D]`` of a symmetric matrix H.
 
     A product takes as many with H as conjugate gradients need for a residual of ``tolerance``
@@ -112,72 +127,54 @@ class InverseOperator(LinearOperator):
             if np.shape(vector) != (self.shape[0],):
                 raise ValueError(f"the vector has shape {np.shape(vector)}, not ({self.shape[0]},)")
         products = Products(self.matrix)
-        given = [torch.tensor(np.asarray(each), device="cpu") for each in vectors]
-        now: dict[int, Tensor] = dict.fromkeys(range(len(given)), products.like)
-        runs = [self._run(each.to(products.like)) for each in given]
-        found: dict[int, Solution] = {}
-        counts = [0] * len(runs)
-        waiting: dict[int, Tensor] = {}
-
-        def go_on(number: int, product: Tensor | None) -> None:
-            """Give a run the product that it waits for, and take its next vector or its result."""
-            try:
-                run = runs[number]
-                waiting[number] = next(run) if product is None else run.send(product)
-                counts[number] += 1
-            except StopIteration as end:
-                x, residual, reason = end.value
-                found[number] = Solution(
-                    x.cpu().numpy(), residual, not reason, counts[number], reason
-                )
-
+        runs = [_Run(torch.tensor(np.asarray(v), device="cpu").to(products.like)) for v in vectors]
         try:
             if self._rank and self._preconditioner is None:
                 self._preconditioner = self._low_rank(products)
-            for number in range(len(runs)):
-                go_on(number, None)
-            while waiting:
-                now = waiting.copy()
-                waiting.clear()
-                images = products.each(now.values())
-                for number, (_, image) in zip(now, images, strict=True):
-                    go_on(number, image)
+            while going := [run for run in runs if self._goes_on(run)]:
+                images = products.each([self._turned(run) for run in going])
+                for run, (_, image) in zip(going, images, strict=True):
+                    self._step(run, image + self.damping * run.direction)
+            solved = [run for run in runs if 0 < run.size < math.inf]
+            images = products.each([run.x for run in solved])
+            for run, (_, image) in zip(solved, images, strict=True):
+                run.residual = run.b - image - self.damping * run.x
+                run.count += 1
         except UnavailableError as error:
             nan = np.full(self.shape[0], np.nan)
-            for number in now.keys() - found.keys():
-                found[number] = Solution(nan, math.nan, False, counts[number], str(error))
-        return [found[number] for number in range(len(runs))]
+            return [Solution(nan, math.nan, False, run.count, str(error)) for run in runs]
+        return [self._solution(run) for run in runs]
 
-    def _run(self, b: Tensor) -> _Run:
-        size = float(norm(b))
-        if not math.isfinite(size):
-            return torch.full_like(b, math.nan), math.nan, "the vector contains NaN or Inf"
-        x, residual, count, reason = torch.zeros_like(b), b.clone(), 0, ""
-        scaled = direction = self._preconditioned(residual)
-        square = float(inner(residual, scaled))
+    def _goes_on(self, run: _Run) -> bool:
         # To half of the tolerance, since the residual of the recurrence differs by rounding.
-        while float(norm(residual)) > self.tolerance * size / 2:
-            if count >= self.max_products:
-                reason = BUDGET
-                break
-            image = (yield direction) + self.damping * direction
-            count += 1
-            curvature = float(inner(direction, image))
-            if curvature <= 0:
-                reason = NOT_POSITIVE
-                break
-            step = square / curvature
-            x += step * direction
-            residual -= step * image
-            scaled = self._preconditioned(residual)
-            before, square = square, float(inner(residual, scaled))
-            direction = scaled + square / before * direction
-        if size:
-            size = float(norm(b - (yield x) - self.damping * x)) / size
-        if not reason and size > self.tolerance:
-            reason = ROUNDING
-        reason = reason.format(residual=size, products=count + 1, damping=self.damping)
-        return x, size, reason
+        if run.reason or not float(norm(run.residual)) > self.tolerance * run.size / 2:
+            return False
+        run.reason = BUDGET if run.count >= self.max_products else ""
+        return not run.reason
+
+    def _turned(self, run: _Run) -> Tensor:
+        """The next direction."""
+        scaled = self._preconditioned(run.residual)
+        before, run.square = run.square, float(inner(run.residual, scaled))
+        run.direction = scaled + run.square / before * run.direction
+        return run.direction
+
+    def _step(self, run: _Run, image: Tensor) -> None:
+        """Along the direction, whose product with the damped matrix is given."""
+        run.count += 1
+        curvature = float(inner(run.direction, image))
+        if curvature <= 0:
+            run.reason = NOT_POSITIVE
+            return
+        step = run.square / curvature
+        run.x += step * run.direction
+        run.residual -= step * image
+
+    def _solution(self, run: _Run) -> Solution:
+        residual = float(norm(run.residual)) / run.size if run.size else 0.0
+        reason = run.reason or (ROUNDING if residual > self.tolerance else "")
+        reason = reason.format(residual=residual, products=run.count, damping=self.damping)
+        return Solution(run.x.cpu().numpy(), residual, not reason, run.count, reason)
 
     def _low_rank(self, products: Products) -> tuple[Tensor, Tensor]:
         """Orthonormal columns ``[D, r]``, and by how much what is along each is shrunk, ``[r]``."""
@@ -203,21 +200,9 @@ class InverseOperator(LinearOperator):
         columns, shrunk = self._preconditioner
         return vector + columns @ (shrunk * (columns.T @ vector))
 
-    def _matvec(self, x: NDArray[Any]) -> NDArray[Any]:
-        found = self.solve(x.reshape(-1))
-        if not found.converged:
-            raise UnavailableError(found.reason)
-        return found.vector
-
     def _matmat(self, X: NDArray[Any]) -> NDArray[Any]:  # noqa: N803 (scipy's name)
         found = self.solve_many(X.T)
         for each in found:
             if not each.converged:
                 raise UnavailableError(each.reason)
         return np.stack([each.vector for each in found], axis=1)
-
-    def _adjoint(self) -> InverseOperator:
-        return self
-
-    def _transpose(self) -> InverseOperator:
-        return self

@@ -30,6 +30,15 @@ else:
     LinearOperator = linalg.LinearOperator
 
 
+class SymmetricOperator(LinearOperator):
+    """A symmetric matrix, which is its own transpose."""
+
+    def _transpose(self) -> SymmetricOperator:
+        return self
+
+    _adjoint = _transpose
+
+
 class ParameterOperator(LinearOperator, ABC):
     """A matrix ``[R, D]`` whose columns are those of the concatenated, flattened parameters.
 
@@ -63,7 +72,7 @@ class ParameterOperator(LinearOperator, ABC):
         return self.multiply_transposed(torch.tensor(x.reshape(-1), device="cpu")).cpu().numpy()
 
 
-class CurvatureOperator(ParameterOperator):
+class CurvatureOperator(ParameterOperator, SymmetricOperator):
     """A symmetric matrix ``[D, D]`` over the concatenated, flattened parameters.
 
     To scipy it is a ``LinearOperator``; ``product`` and ``multiply`` do the same in torch, on the
@@ -124,12 +133,6 @@ class CurvatureOperator(ParameterOperator):
 
     def _matmat(self, X: NDArray[Any]) -> NDArray[Any]:  # noqa: N803 (scipy's name)
         return self.multiply_many(torch.tensor(X.T, device="cpu")).cpu().numpy().T
-
-    def _adjoint(self) -> CurvatureOperator:
-        return self
-
-    def _transpose(self) -> CurvatureOperator:
-        return self
 
 
 @final
