@@ -59,7 +59,7 @@ def differentiable_gradient(
     if not cotangent.requires_grad:
         # Otherwise torch marks a once-differentiable function only where its gradient varies.
         cotangent = cotangent.detach().requires_grad_()
-    with _explained():
+    with explained():
         found = derivatives([output], inputs, [cotangent], _twice_differentiable, create_graph=True)
     if all(gradient is None for gradient in found):
         raise UnavailableError(OF_OTHERS)
@@ -72,21 +72,29 @@ def differentiable_gradient(
 
 
 def derivative(
-    outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+    outputs: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    graph: Graph | None = None,
+    by_engine: bool = False,
 ) -> list[Tensor]:
     """Σⱼ cotangentⱼ·∂outputⱼ/∂input for each input; the graph stays alive.
 
-    Outputs that are None count as constants.
+    Outputs that are None count as constants. ``graph`` is that of the others, if it is known. What
+    lies between outputs and inputs may be run ``by_engine``, autograd's, if nobody else knows of
+    it: unlike a pass of our own, that computes no gradient that doesn't lead to the inputs.
     """
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o is not None]
     if not pairs:
         return [torch.zeros_like(x, requires_grad=False) for x in inputs]
-    with _explained():
-        found = derivatives(
-            [output for output, _ in pairs],
-            inputs,
-            [cotangent.to(output.dtype) for output, cotangent in pairs],
-        )
+    given = [output for output, _ in pairs]
+    along = [cotangent.to(output.dtype) for output, cotangent in pairs]
+    found: Sequence[Tensor | None]
+    with explained():
+        if by_engine:
+            found = torch.autograd.grad(given, inputs, along, retain_graph=True, allow_unused=True)
+        else:
+            found = derivatives(given, inputs, along, graph=graph)
     return [
         torch.zeros_like(x, requires_grad=False) if d is None else d.detach()
         for d, x in zip(found, inputs, strict=True)
@@ -94,7 +102,7 @@ def derivative(
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Turn torch's errors on missing second derivatives, or graphs, into ``UnavailableError``."""
     try:
         yield

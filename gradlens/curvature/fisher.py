@@ -19,9 +19,8 @@ from gradlens.curvature.hessian import (
     LINEAR_IN_OUTPUTS,
     GGNOperator,
     JacobianOperator,
-    check_loss,
-    check_outputs,
     check_rows,
+    split_at,
 )
 from gradlens.curvature.operator import Seed
 from gradlens.curvature.over_data import BatchLoss, LossOperator, LossOverData, OfBatch
@@ -185,8 +184,7 @@ class GradCovarianceOperator(_SecondMoment):
 def _sample_gradients(loss: Tensor, outputs: Tensor, loss_reduction: LossReduction) -> Tensor:
     """∇ℓₙ at each sample's outputs, of the outputs' shape; raises as the operators do."""
     check_loss_reduction(loss_reduction)
-    check_loss(loss)
-    check_outputs(loss, outputs)
+    split_at(loss, outputs)
     check_rows(outputs)
     (gradient,) = derivative([loss], [outputs], [torch.ones_like(loss)])
     return gradient * len(outputs) if loss_reduction == "mean" else gradient

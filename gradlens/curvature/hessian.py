@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.differentiation import derivative, differentiable_gradient
+from gradlens.curvature.loss_hessian import closed_form
 from gradlens.curvature.operator import (
     ParameterOperator,
     consecutive_slices,
@@ -77,12 +78,14 @@ class JacobianOperator(ParameterOperator):
     def product(self, vectors: Sequence[Tensor]) -> Tensor:
         """Jv, of the outputs' shape; v is one tensor for each parameter, of its shape."""
         cotangent, pulled_back = self._transposed
-        (pushed_forward,) = derivative(pulled_back, [cotangent], vectors)
-        return pushed_forward
+        # What depends on the cotangent is known here alone. Functions in Python may run any code.
+        by_engine = not self.graph.has_python_functions
+        return derivative(pulled_back, [cotangent], vectors, by_engine=by_engine)[0]
 
     def transposed_product(self, cotangent: Tensor) -> list[Tensor]:
         """Jᵀu, one tensor for each parameter; u is of the outputs' shape."""
-        return derivative([self.outputs], list(self.parameters.values()), [cotangent])
+        graph = None if self.outputs.is_leaf else self.graph
+        return derivative([self.outputs], list(self.parameters.values()), [cotangent], graph)
 
     def multiply(self, vector: Tensor) -> Tensor:
         vectors = placed(shaped(vector, self.parameters), self.parameters)
@@ -91,6 +94,11 @@ class JacobianOperator(ParameterOperator):
     def multiply_transposed(self, vector: Tensor) -> Tensor:
         cotangent = vector.reshape(self.outputs.shape).to(self.outputs)
         return flat(self.transposed_product(cotangent), self.device).to(self.torch_dtype)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """That of the outputs."""
+        return Graph(self.outputs)
 
     @cached_property
     def _transposed(self) -> tuple[Tensor, list[Tensor | None]]:
@@ -186,15 +194,14 @@ class GGNOperator(LossOperator):
         scale: float = 1.0,
     ) -> None:
         super().__init__(parameters, scale)
-        check_loss(loss)
-        if isinstance(outputs, Tensor):
-            check_outputs(loss, outputs)
-            self._each, self.outputs = [outputs], outputs
-        else:
-            self._each = independent(loss, outputs)
-            self.outputs = self._each[0] if len(self._each) == 1 else joined(self._each)
+        graph, self._each = split_at(loss, outputs)
+        self.outputs = joined(self._each)
         self.jacobian = JacobianOperator(self.outputs, parameters)
-        self._loss_gradient = differentiable_gradient(loss, self._each)
+        self._loss = loss
+        self._closed = closed_form(graph, self.outputs) if len(self._each) == 1 else None
+        self._loss_gradient = (
+            differentiable_gradient(loss, self._each) if self._closed is None else []
+        )
 
     @classmethod
     def _of_batches(cls, whole: LossOverData) -> OfBatch:
@@ -212,24 +219,24 @@ class GGNOperator(LossOperator):
 
         Raises ``UnavailableError`` for a loss that is linear in them.
         """
-        if all(gradient is None for gradient in self._loss_gradient):
+        if self._closed is None and all(gradient is None for gradient in self._loss_gradient):
             raise UnavailableError(LINEAR_IN_OUTPUTS)
-        pairs = zip(self._loss_gradient, self._each, strict=True)
-        return self._joined([torch.zeros_like(o) if g is None else g.detach() for g, o in pairs])
+        return joined(derivative([self._loss], self._each, [torch.ones_like(self._loss)]))
 
     def loss_hessian_product(self, direction: Tensor) -> Tensor:
         """(∇²ℓ)u without the ``scale``; u and the result are of the outputs' shape."""
+        if self._closed is not None:
+            return self._closed(direction)
         directions = [direction]
         if len(self._each) > 1:
             parts = direction.split([each.shape[1:].numel() for each in self._each], 1)
             directions = [part.reshape(o.shape) for part, o in zip(parts, self._each, strict=True)]
-        return self._joined(derivative(self._loss_gradient, self._each, directions))
-
-    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        return joined(parts) if len(parts) > 1 else parts[0]
+        return joined(derivative(self._loss_gradient, self._each, directions))
 
     def is_zero(self, seed: int = 0) -> bool:
         """Whether the loss is linear in the outputs, by a product with a random vector."""
+        if self._closed is not None:
+            return False
         vector = normal_like(self.outputs, np.random.default_rng(seed))
         return not bool(self.loss_hessian_product(vector).any())
 
@@ -246,28 +253,24 @@ def check_loss(loss: Tensor) -> None:
         raise ValueError("the loss has no graph: compute it with gradients enabled")
 
 
-def check_outputs(loss: Tensor, outputs: Tensor) -> None:
-    """Raises ``UnavailableError`` for outputs at which the loss can't be split."""
-    if not outputs.requires_grad:
-        raise UnavailableError("the outputs have no graph: compute them with gradients enabled")
-    if loss.grad_fn is None or Graph(loss).number_of(outputs) < 0:
-        raise UnavailableError(
-            "the loss doesn't depend on the outputs: pass the tensor that it is given"
-        )
+def split_at(loss: Tensor, outputs: Tensor | Iterable[Tensor]) -> tuple[Graph, Sequence[Tensor]]:
+    """The graph of a loss, and the outputs that it depends on.
 
-
-def independent(loss: Tensor, outputs: Iterable[Tensor]) -> list[Tensor]:
-    """The outputs that a loss depends on.
-
-    Raises ``UnavailableError`` if there are none, if one is computed from another, so that the loss
-    can't be split at both, or if they have different numbers of rows.
+    Raises ``ValueError`` for a loss that can't be differentiated, and ``UnavailableError`` if there
+    are no such outputs, if one is computed from another, so that the loss can't be split at both,
+    or if they have different numbers of rows.
     """
-    graph = Graph(loss)
-    each_once = {id(each): each for each in outputs if each.requires_grad}.values()
-    found = [each for each in each_once if graph.number_of(each) >= 0]
-    if not found:
+    check_loss(loss)
+    given = [outputs] if isinstance(outputs, Tensor) else [*outputs]
+    each_once = {id(each): each for each in given if each.requires_grad}.values()
+    if given and not each_once:
+        raise UnavailableError("the outputs have no graph: compute them with gradients enabled")
+    graph = None if loss.is_leaf else Graph(loss)
+    found = [each for each in each_once if graph is not None and graph.number_of(each) >= 0]
+    if graph is None or not found:
         raise UnavailableError(
-            "the loss depends on none of the outputs: pass the tensors that it is given"
+            "the loss doesn't depend on the outputs: pass the tensor that it is given, or all of "
+            "them"
         )
     for one in found if len(found) > 1 else ():
         below = Graph(one)
@@ -276,11 +279,13 @@ def independent(loss: Tensor, outputs: Iterable[Tensor]) -> list[Tensor]:
     if len(found) > 1 and len({each.shape[:1] or id(each) for each in found}) > 1:
         shapes = ", ".join(str([*each.shape]) for each in found)
         raise UnavailableError(f"outputs of shapes {shapes} have different numbers of samples")
-    return found
+    return graph, found
 
 
 def joined(outputs: Sequence[Tensor]) -> Tensor:
-    """All elements of each row of several outputs, ``[N, K]``."""
+    """All elements of each row of several outputs, ``[N, K]``; a single one unchanged."""
+    if len(outputs) == 1:
+        return outputs[0]
     with torch.enable_grad():
         return torch.cat([each.reshape(len(each), -1) for each in outputs], 1)
 

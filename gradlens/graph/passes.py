@@ -143,15 +143,17 @@ def derivatives(
     cotangents: Sequence[Tensor],
     instead: Callable[[Graph], Instead] = lambda graph: {},
     create_graph: bool = False,
+    graph: Graph | None = None,
 ) -> list[Tensor | None]:
     """Σⱼ cotangentⱼ·∂outputⱼ/∂input for each input, ``None`` where no output depends on it.
 
-    Like ``torch.autograd.grad``, but as in ``run_backward``. Checkpoints are recomputed.
+    Like ``torch.autograd.grad``, but as in ``run_backward``. Checkpoints are recomputed. ``graph``
+    is that of the outputs, if it is known.
     """
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.grad_fn is not None]
     if not pairs:
         return [None] * len(inputs)
-    graph = Graph(*(output for output, _ in pairs))
+    graph = Graph(*(output for output, _ in pairs)) if graph is None else graph
     edges = [(graph.number_of(each), each.output_nr) for each in inputs]
     starts = [((graph.number_of(o), o.output_nr), cotangent) for o, cotangent in pairs]
     found: dict[Edge, Tensor | None] = {}

@@ -134,8 +134,8 @@ def test_outputs_at_which_the_loss_cannot_be_split(problem: Any) -> None:
     loss = loss_of(outputs, targets)
     for given, reason in (
         ([*outputs.values()], "one of the outputs is computed from another one"),
-        ([outputs["flag"].detach(), -outputs["flag"]], "depends on none of the outputs"),
-        ([], "depends on none of the outputs"),
+        ([outputs["flag"].detach(), -outputs["flag"]], "doesn't depend on the outputs"),
+        ([], "doesn't depend on the outputs"),
     ):
         with pytest.raises(UnavailableError, match=reason):
             GGNOperator(loss, given, parameters)
