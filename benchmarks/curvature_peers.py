@@ -4,6 +4,9 @@ Prints the rows of ``docs/curvature.csv``. Each library that is installed multip
 of one network and its data: ``pip install curvlinops-for-pytorch pyhessian hessian-eigenthings``.
 Errors are those in float64, relative to the loss of all samples at once; times and memory are those
 in float32, in a process for each.
+
+``python -m benchmarks.curvature_peers beside`` prints the times of gradlens over those of
+curvlinops, which take turns in one process, for a perceptron, this network and a small GPT.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -142,6 +146,91 @@ CONTENDERS: dict[str, Callable[[str, nn.Module, DataLoader[Any]], Multiply]] = {
 }
 
 
+class Block(nn.Module):
+    """Causal attention without a fused kernel, of which curvlinops has no forward derivative."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
+        self.joint, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.rest = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, T, width]``."""
+        length = x.shape[1]
+        parts = self.joint(self.norms[0](x)).unflatten(2, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+        attended = scores.masked_fill(hidden, -1e9).softmax(-1) @ value
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.rest(self.norms[1](x))
+
+
+class GPT(nn.Module):
+    """Two blocks, with a label for each word."""
+
+    def __init__(self, words: int = 1000, width: int = 64, length: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.places = nn.Parameter(0.02 * torch.randn(length, width))
+        self.blocks = nn.Sequential(Block(width, 4), Block(width, 4), nn.LayerNorm(width))
+        self.head = nn.Linear(width, words)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, T]``, to logits ``[N * T, words]``."""
+        logits: Tensor = self.head(self.blocks(self.embed(x) + self.places))
+        return logits.flatten(0, 1)
+
+
+def beside() -> Iterator[list[str]]:
+    """The medians of the ratios of CPU times, of networks with two batches."""
+    import curvlinops
+
+    from gradlens import curvature
+
+    torch.manual_seed(0)
+    texts = [torch.randint(1000, (8, 33)) for _ in range(2)]
+    images, labels = torch.randn(2, 128, 784), torch.randint(10, (2, 128))
+    perceptron = nn.Sequential(
+        nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
+    network, data = problem(torch.float32, 2 * BATCH)
+    networks: dict[str, tuple[nn.Module, list[Any]]] = {
+        "MLP": (perceptron, [*zip(images, labels, strict=True)]),
+        "ConvNet": (network, [*data]),
+        "GPT": (GPT(), [(text[:, :-1], text[:, 1:].flatten()) for text in texts]),
+    }
+    kinds: Any = {
+        "Hessian": (curvature.HessianOperator, curvlinops.HessianLinearOperator),
+        "Gauss-Newton": (curvature.GGNOperator, curvlinops.GGNLinearOperator),
+        "Monte-Carlo Fisher": (curvature.FisherOperator, curvlinops.FisherMCLinearOperator),
+        "empirical Fisher": (curvature.EmpiricalFisherOperator, curvlinops.EFLinearOperator),
+    }
+    for name, (model, batches) in networks.items():
+        for matrix, (own, other) in kinds.items():
+            ours = own.over_data(model, LOSS, batches)
+            parameters = list(model.parameters())
+            theirs = other(model, LOSS, parameters, batches, check_deterministic=False)
+            found = []
+            for count in (1, COLUMNS):
+                columns = columns_of(model, count, torch.float32)
+                works = partial(ours.multiply_many, columns.T), partial(theirs.__matmul__, columns)
+                times = [[seconds(work) for work in works] for _ in range(2 * REPETITIONS)][1:]
+                found.append(f"{statistics.median(one / two for one, two in times):.2f}")
+            yield [name, matrix, *found]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The CPU time that it takes."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
 def columns_of(model: nn.Module, count: int, dtype: torch.dtype) -> Tensor:
     size = sum(p.numel() for p in model.parameters())
     return torch.from_numpy(np.random.default_rng(0).standard_normal((size, count))).to(dtype)
@@ -173,12 +262,8 @@ def costs(
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     work = prepare()
-    seconds = []
-    for _ in range(repetitions):
-        start = time.process_time()
-        work()
-        seconds.append(time.process_time() - start)
-    return statistics.median(seconds), status("VmHWM") - before
+    times = [seconds(work) for _ in range(repetitions)]
+    return statistics.median(times), status("VmHWM") - before
 
 
 def in_a_process(module: str, *arguments: object) -> list[str] | None:
@@ -226,6 +311,10 @@ def main() -> None:
             save_product(name, matrix, path)
         case ["costs", name, matrix, count]:
             print_costs(name, matrix, int(count))
+        case ["beside"]:
+            print("network,matrix,1 vector,8 vectors")
+            for row in beside():
+                print(*row, sep=",", flush=True)
         case _:
             writer = csv.writer(sys.stdout, lineterminator="\n")
             vectors = [

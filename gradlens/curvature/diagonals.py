@@ -236,12 +236,12 @@ def _jacobians(ggn: GGNOperator, model: nn.Module | None, plans: Plans) -> Sampl
     The loss of a language model has a row for each word, and attention couples the words of a text.
     If the rows are divided into parts that aren't coupled, the trace is the same for any division.
     """
-    rows, graph = len(ggn.outputs), Graph(ggn.outputs)
+    rows = len(ggn.outputs)
     reasons: dict[int, UnavailableError] = {}
-    for parts in _divisions(rows, inputs_of(graph, model)):
+    for parts in _divisions(rows, inputs_of(ggn.jacobian.graph, model)):
         together = rows // max(parts, 1) or 1
         try:
-            return SamplesJacobians(ggn.jacobian, model, plans, together, graph)
+            return SamplesJacobians(ggn.jacobian, model, plans, together)
         except UnavailableError as reason:
             reasons[parts] = reason
     raise reasons[rows]

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from gradlens.curvature.hessian import GGNOperator, JacobianOperator, check_rows
 from gradlens.curvature.operator import float64_device, normal_like, signs_like
 from gradlens.gradients.collect import BackwardPass, Collector
-from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
 from gradlens.graph.undisturbed import undisturbed
 from gradlens.history.coverage import few
@@ -175,8 +174,7 @@ class SamplesJacobians:
     """Transposed Jacobians Jₙᵀ times vectors, by per-sample gradients of passes from the outputs.
 
     ``plans`` hold from step to step which rows belong to which sample. ``together`` is the number
-    of consecutive rows of the outputs that belong to one sample, and ``graph`` that of the outputs,
-    if it is known. Raises ``UnavailableError`` if a
+    of consecutive rows of the outputs that belong to one sample. Raises ``UnavailableError`` if a
     parameter has no per-sample gradients, or if samples are coupled inside the network.
     """
 
@@ -186,12 +184,11 @@ class SamplesJacobians:
         model: nn.Module | None = None,
         plans: Plans | None = None,
         together: int = 1,
-        graph: Graph | None = None,
     ) -> None:
         check_rows(jacobian.outputs)
         self.jacobian = jacobian
         self._model = model
-        self._graph = Graph(jacobian.outputs) if graph is None else graph
+        self._graph = jacobian.graph
         self._plan = self._planned(Plans() if plans is None else plans, together)
         absent = self._plan.unavailable
         if absent:

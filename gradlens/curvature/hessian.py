@@ -175,11 +175,12 @@ class GGNOperator(LossOperator):
     """The generalised Gauss-Newton matrix Jᵀ(∇²ℓ)J ``[D, D]``, times ``scale``.
 
     J is the Jacobian of the network's ``outputs``, of any shape, ∇²ℓ the loss's Hessian with
-    respect to them (Schraudolph, 2002, Sec. 3). Of several outputs, none may be computed from
-    another; those that the loss doesn't depend on don't count. Both graphs must be alive. Terms of
-    the loss that don't depend on the outputs, such as a regulariser, don't enter. Over data,
-    products raise ``UnavailableError`` where the loss is linear in the outputs, so that the matrix
-    is zero.
+    respect to them (Schraudolph, 2002, Sec. 3). That of cross-entropy, of squared errors and of
+    binary cross-entropy from logits is known in closed form. Of several outputs, none may be
+    computed from another; those that the loss doesn't depend on don't count. Both graphs must be
+    alive. Terms of the loss that don't depend on the outputs, such as a regulariser, don't enter.
+    Over data, products raise ``UnavailableError`` where the loss is linear in the outputs, so that
+    the matrix is zero.
 
     Raises ``ValueError`` for a loss that is not a scalar or has no graph, and ``UnavailableError``
     for outputs that have no graph, that it doesn't depend on or that depend on each other, and,

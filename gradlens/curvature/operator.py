@@ -119,7 +119,8 @@ class CurvatureOperator(ParameterOperator, SymmetricOperator):
     @final
     def multiply_many(self, vectors: Tensor) -> Tensor:
         """Matrix times each of the flat vectors ``[k, D]``, ``[k, D]``."""
-        many = self.products([shaped(vector, self.parameters) for vector in vectors])
+        rows = vectors.contiguous()  # parts of strided rows would be copied number by number
+        many = self.products([shaped(vector, self.parameters) for vector in rows])
         return torch.stack([flat(parts, self.device) for parts in many])
 
     @final
