@@ -7,8 +7,8 @@ import sys
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
@@ -210,15 +210,15 @@ def _export(options: argparse.Namespace) -> int:
     kind, *places = options.to
     if kind not in DESTINATIONS:
         options.wrong(f"--to {kind}: there is no such destination{near(kind, DESTINATIONS)}")
-    destination = DESTINATIONS[kind]
-    if len(places) > 1 or (destination.needs_place and not places):
-        number = "one" if destination.needs_place else "at most one"
-        options.wrong(f"--to {kind} needs {number} {destination.place}")
+    place = DESTINATIONS[kind]
+    if len(places) > 1 or (not places and not place.startswith("[")):
+        options.wrong(f"write --to {kind} {place}")
     history = _load(options.run, options.until)
     check_layers(history, options.layers or ())
     chosen = {name: getattr(options, name) for name in ("every", "histograms_every", "layers")}
     given = {name: value for name, value in chosen.items() if value is not None}
-    with _failing_in(kind), destination.open(options.run, *places, **given) as sink:
+    opened = _opened(kind, options.run, *(places or [None]), **given)
+    with _failing_in(kind), opened as sink:
         publish(history, [sink], _raise)
     print(f"exported {len(history)} steps to {' '.join(options.to)}")
     return 0
@@ -326,53 +326,30 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 # Where a run is exported to -------------------------------------------------------------------
 
-Open = Callable[..., AbstractContextManager[Sink]]
-"""Makes a context with a sink for a run's file, a place if there is one, and a sink's options."""
-
-
-@dataclass(frozen=True)
-class Destination:
-    """What a run is exported to: its ``place`` on the command line, and whether it needs one."""
-
-    open: Open
-    place: str
-    needs_place: bool
+DESTINATIONS = {"tensorboard": "DIR", "csv": "FILE", "wandb": "[PROJECT]", "mlflow": "[EXPERIMENT]"}
+"""What is given beside each on the command line; in brackets what needn't be."""
 
 
 @contextmanager
-def _tensorboard(run: Path, place: str, **options: Any) -> Iterator[Sink]:
-    if any(Path(place).glob("*tfevents*")):
-        raise FileExistsError(f"{place} has a run already, which is kept: choose another folder")
-    yield TensorBoard(place, **options)
-
-
-@contextmanager
-def _csv(run: Path, place: str, **options: Any) -> Iterator[Sink]:
-    yield CSV(place, **options)
-
-
-@contextmanager
-def _wandb(run: Path, place: str | None = None, **options: Any) -> Iterator[Sink]:
-    with library("wandb", "wandb").init(project=place, name=run.stem) as live:
-        yield WandB(live, **options)
-
-
-@contextmanager
-def _mlflow(run: Path, place: str | None = None, **options: Any) -> Iterator[Sink]:
-    mlflow = library("mlflow", "mlflow")
-    if place is not None:
-        mlflow.set_experiment(place)
-    with mlflow.start_run(run_name=run.stem):
-        yield MLflow(**options)
-
-
-DESTINATIONS = {
-    "tensorboard": Destination(_tensorboard, "DIR", True),
-    "csv": Destination(_csv, "FILE", True),
-    "wandb": Destination(_wandb, "PROJECT", False),
-    "mlflow": Destination(_mlflow, "EXPERIMENT", False),
-}
-"""By the name on the command line."""
+def _opened(kind: str, run: Path, place: str | None, **options: Any) -> Iterator[Sink]:
+    """A sink for a run's file, with a sink's ``options``."""
+    match kind:
+        case "tensorboard":
+            if any(Path(str(place)).glob("*tfevents*")):
+                text = f"{place} has a run already, which is kept: choose another folder"
+                raise FileExistsError(text)
+            yield TensorBoard(str(place), **options)
+        case "csv":
+            yield CSV(str(place), **options)
+        case "wandb":
+            with library("wandb", "wandb").init(project=place, name=run.stem) as live:
+                yield WandB(live, **options)
+        case _:
+            mlflow = library("mlflow", "mlflow")
+            if place is not None:
+                mlflow.set_experiment(place)
+            with mlflow.start_run(run_name=run.stem):
+                yield MLflow(**options)
 
 
 def check_layers(history: History, layers: Sequence[str]) -> None:
