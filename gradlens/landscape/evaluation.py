@@ -22,7 +22,6 @@ from gradlens.landscape.directions import Direction, StateDict, checked, inner_p
 from gradlens.landscape.figures import LossLine, LossPlane
 from gradlens.numerics.norms import inner
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.spelling import near
 from gradlens.torch_private import uncompiled_backward, unseen
 
 Distances: TypeAlias = Sequence[float] | Floats
@@ -181,8 +180,6 @@ It is that of a thousandth of a radian, far above rounding in single precision.
 """
 
 NO_PLANE = "the two directions are parallel in the space of the parameters, so they span no plane"
-UNKNOWN = "{which} has {name!r}, and the model has no parameter or buffer of this name{near}"
-SHAPE = "{which} has the shape {found} for {name!r}, and the model {expected}"
 NOT_REAL = "{which} moves {name!r}, which is {dtype}: only real floating-point numbers can move"
 NOT_FINITE = "{which} has NaN or Inf for {name!r}"
 TIED = "{which} has different values for {one!r} and {other!r}, which are one tensor of the model"
@@ -217,8 +214,8 @@ class Neighbourhood:
         named |= dict(model.named_buffers(remove_duplicate=False))
         starts: dict[int, Tensor] = {}
         if origin is not None:
-            found = checked(origin, model.state_dict(), "origin", "the model")
-            starts = _by_tensor(named, found, "origin")
+            checked(origin, model.state_dict(), "origin", "the model")
+            starts = _by_tensor(named, origin, "origin")
         parts = [_parts(named, each, f"direction {i}") for i, each in enumerate(directions, 1)]
         self.origin = [0.0] * len(directions)
         self._model = model
@@ -311,19 +308,14 @@ def _parts(named: Mapping[str, Tensor], direction: Direction, which: str) -> dic
     return found
 
 
-def _by_tensor(
-    named: Mapping[str, Tensor], values: Mapping[str, Tensor], which: str
-) -> dict[int, Tensor]:
+def _by_tensor(named: Mapping[str, Tensor], values: StateDict, which: str) -> dict[int, Tensor]:
     """The values by the model's tensors, on their devices; each tensor may have several names."""
     own = {tensor.untyped_storage().data_ptr() for tensor in named.values()}
     found: dict[int, Tensor] = {}
     first: dict[int, str] = {}
-    for name, value in values.items():
-        if name not in named:
-            raise ValueError(UNKNOWN.format(which=which, name=name, near=near(name, named)))
-        if value.shape != named[name].shape:
-            shapes = {"found": [*value.shape], "expected": [*named[name].shape]}
-            raise ValueError(SHAPE.format(which=which, name=name, **shapes))
+    # What has no value stays as it is.
+    every = checked({**named, **values}, named, which, "the model")
+    for name, value in ((name, every[name]) for name in values if name in every):
         key = id(named[name])
         value = value.detach().to(named[name].device)
         # One of the model's own tensors, which are about to move.
