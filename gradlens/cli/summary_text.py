@@ -15,10 +15,9 @@ from gradlens.cli.text import aligned, as_line, printable, strict, wrapped
 from gradlens.diagnosis.opening import opening
 from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
-from gradlens.history.history import History
 from gradlens.history.records import Note
 from gradlens.instruments.scales import number_label
-from gradlens.plotting.summary import DeadUnits, NoiseRanking, Row, Summary
+from gradlens.plotting.summary import DeadUnits, NoiseRanking, Row, Summary, extent
 
 HEADINGS = ("last", "change", "min", "step", "max", "step", "steps")
 GAPS = tuple(" " if heading == "step" else "  " for heading in HEADINGS)
@@ -49,9 +48,10 @@ def render(summary: Summary, width: int = 80, title: str = "") -> str:
     covered = [] if table is None else table.short()[bool(short) :]
     filled = [name for name, count in summary.others.items() if count]
     empty = [name for name, count in summary.others.items() if not count]
-    extent = _extent(history)
+    cut = "; the file is cut off" if history.truncated else ""
+    whole = f"{extent(history)}{cut}"
     sections = (
-        wrapped(f"{title}: {extent}" if title else extent, width),
+        wrapped(f"{title}: {whole}" if title else whole, width),
         [line for each in short for line in wrapped(each, width, hanging="  ")],
         findings_text(summary.findings, title or "RUN", width),
         _table(summary.rows, width),
@@ -185,14 +185,6 @@ def _undefined(row: Row, name: str, first: Mapping[str, str]) -> str:
         return count
     teller = first[row.reason]
     return f"{count}: {row.reason if teller == name else f'as for {teller}'}"
-
-
-def _extent(history: History) -> str:
-    steps = history.steps
-    cut = "; the file is cut off" if history.truncated else ""
-    if len(steps) < 2:
-        return (f"one step, {steps[0]}" if steps else "no steps") + cut
-    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}{cut}"
 
 
 # For other programs -------------------------------------------------------------------------

@@ -18,6 +18,15 @@ from gradlens.history.records import LeftOutWarning, Source
 from gradlens.history.scalars import Scalar
 from gradlens.instruments.series import layout, row_lines
 
+
+def extent(history: History) -> str:
+    """The number of a run's steps, and the first and the last one."""
+    steps = history.steps
+    if len(steps) < 2:
+        return f"one step, {steps[0]:,}" if steps else "no steps"
+    return f"{len(steps):,} steps, {steps[0]:,} to {steps[-1]:,}"
+
+
 MOST = 5
 """So many findings are shown in a figure and in a summary."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.plotting.comparison import Number, numbers, run_colors
 from gradlens.plotting.output import check_suffix
 from gradlens.plotting.screen import nothing
-from gradlens.plotting.summary import findings_of, main_findings
+from gradlens.plotting.summary import extent, findings_of, main_findings
 from gradlens.report.content import Card, cards
 from gradlens.report.figures import IN_DARK, LIGHT, Shared, draw, in_dark, update, variables
 from gradlens.report.plots import Plot, plots
@@ -251,28 +252,13 @@ FLAT = 0.0005
 
 
 def _extent(history: History) -> str:
-    steps = history.steps
-    if not steps:
-        return "no steps yet"
-    if len(steps) == 1:
-        return f"one step, {steps[0]:,}"
-    words = [f"{len(steps):,} steps, {steps[0]:,} to {steps[-1]:,}", _duration(history)]
-    return " · ".join(filter(None, words))
-
-
-def _duration(history: History) -> str:
-    """The time between the first and the last record, if there are time stamps."""
-    for name in history.of_kind("Time"):
+    """How far a run goes, and the time that it has taken, if there are time stamps."""
+    for name in history.of_kind("Time")[:1]:
         stamps = line(history[name])
         known = stamps.values[stamps.finite]
-        seconds = float(np.ptp(known)) if known.size else 0.0
-        if seconds >= 3600:
-            return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
-        if seconds >= 60:
-            return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-        if seconds > 0:
-            return f"{number_label(seconds, 2)} s"
-    return ""
+        seconds = round(float(np.ptp(known))) if known.size else 0
+        return f"{extent(history)} · {timedelta(seconds=seconds)}"
+    return extent(history)
 
 
 def _coverage(history: History) -> tuple[str, ...]:
