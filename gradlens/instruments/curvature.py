@@ -18,7 +18,6 @@ from gradlens.instruments.layers import COVARIANCES
 from gradlens.instruments.panel import Curve, Grid, Lines, Shape, Shapes, any_finite, readout
 from gradlens.instruments.scales import (
     Ruler,
-    log_if_far,
     log_if_wide,
     number_label,
     padded,
@@ -39,7 +38,6 @@ class HessMaxEVInstrument(Instrument):
     """
 
     kinds = ("HessMaxEV",)
-    title = "Largest Hessian eigenvalue"
 
     def content(self, history: History) -> Lines:
         found = line(history[self.names[0]])
@@ -51,7 +49,6 @@ class HessMaxEVInstrument(Instrument):
         far = f" · {formula} = {number_label(known[-1])}, far above" if known.size else ""
         return Lines(
             tuple(curves),
-            scale=log_if_far([one.line.values for one in curves]),
             latest=readout(found),
             words=f"λ₁ of the mini-batch{far}",
         )
@@ -82,7 +79,6 @@ class StabilityInstrument(Instrument):
     """Sharpness and the threshold beyond which a quadratic loss diverges, tinted above it."""
 
     kinds = ("Stability",)
-    title = "Edge of stability"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -102,7 +98,6 @@ class CriticalSharpnessInstrument(StabilityInstrument):
     """
 
     kinds = ("CriticalSharpness",)
-    title = "Critical sharpness"
 
     def content(self, history: History) -> Lines:
         shown, ratio = super().content(history), field_line(history[self.names[0]], "ratio")
@@ -117,7 +112,6 @@ class HessEigenvaluesInstrument(Instrument):
     """Eigenvalues of the curvature; those that have not converged are hollow points."""
 
     kinds = ("HessEigenvalues",)
-    title = "Curvature eigenvalues"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -158,7 +152,6 @@ class HessTraceInstrument(Instrument):
     """Trace of the Hessian with the band of its estimation error, unless it is exact."""
 
     kinds = ("HessTrace",)
-    title = "Hessian trace"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -167,7 +160,6 @@ class HessTraceInstrument(Instrument):
         words = [*_methods(records), *(["band: error of the estimate"] if estimated else [])]
         return Lines(
             (Curve("trace", trace, spreads=((low, high),) if estimated else ()),),
-            scale=log_if_far([trace.values]),
             words=" · ".join(words),
             spiky=True,
         )
@@ -193,7 +185,6 @@ class SpectralDensityInstrument(Instrument):
     """Density of the Hessian's eigenvalues at the latest step, with its error, and the first."""
 
     kinds = ("SpectralDensity",)
-    title = "Hessian spectral density"
 
     def content(self, history: History) -> Lines | Shapes:
         records = history[self.names[0]]
@@ -251,7 +242,6 @@ class CovarianceSpectrumInstrument(Instrument):
     """Largest eigenvalues of the gradient covariance, and its trace."""
 
     kinds = ("GradCovariance",)
-    title = "Gradient covariance"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -259,7 +249,6 @@ class CovarianceSpectrumInstrument(Instrument):
         return Lines(
             (Curve("trace", trace, INK),),
             eigenvalue_lines(records, MOST, ROUNDING),
-            scale="log",
             latest=readout(trace, "trace"),
         )
 

@@ -29,7 +29,6 @@ class Histogram1dInstrument(Instrument):
     """
 
     kinds = ("GradHist1d",)
-    title = "Gradient elements"
 
     def content(self, history: History) -> Lines | Shapes:
         records = history[self.names[0]]
@@ -131,7 +130,6 @@ class Histogram2dInstrument(Instrument):
     """
 
     kinds = ("GradHist2d",)
-    title = "Joint histogram"
 
     def content(self, history: History) -> Lines | Picture:
         records = history[self.names[0]]

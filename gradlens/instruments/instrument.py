@@ -13,7 +13,7 @@ from gradlens.history.records import Source
 from gradlens.history.view import Group, View
 from gradlens.instruments.axes import Drawing, plot_panels
 from gradlens.instruments.panel import Content, Lines, Panel
-from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.scales import StepAxis, value_scale
 from gradlens.instruments.series import layout
 
 Normalisation = Literal["", "row", "kind"]
@@ -99,11 +99,6 @@ class Instrument(ABC):
         return history.sources.get(self.names[0], Source()).view
 
     @final
-    def has_data(self, history: History) -> bool:
-        """Whether there is a record to draw, which may be a NaN."""
-        return bool(self.series(history))
-
-    @final
     def parts(self, history: History) -> tuple[Instrument, ...]:
         """This instrument once for each panel that it needs; empty without data."""
         names = self.series(history)
@@ -120,10 +115,15 @@ class Instrument(ABC):
     def panel(self, history: History) -> Panel:
         """The panel of ``names``, as data."""
         shown = self.content(history) if self.series(history) else Lines()
-        if isinstance(shown, Lines) and self.options.single_lines:
-            shown = replace(shown, single_lines=True)
+        view = self.view(history)
+        if isinstance(shown, Lines):
+            wish = view.yscale  # a linear one stays so, however wide the values are
+            values = [one.values for one in shown.lines]
+            scale = shown.scale or ("linear" if wish == "linear" else value_scale(wish, values))
+            single = shown.single_lines or self.options.single_lines
+            shown = replace(shown, scale=scale, single_lines=single)
         own = self._own_title(history, self.names[0])
-        label = self.label or self.view(history).label or own
+        label = self.label or view.label or own
         return Panel(self.heading(history), self.group(history), self.names, shown, label)
 
     @final
@@ -138,7 +138,8 @@ class Instrument(ABC):
 
         ``log_step`` makes the step axis logarithmic. Nothing but the axis changes.
         """
-        panels = self.panels(history) or (Panel(self.title, self.home, (), Lines()),)
+        name = self.title or "".join(self.kinds[:1])
+        panels = self.panels(history) or (Panel(name, self.home, (), Lines()),)
         return plot_panels(panels, step_axis(history, log_step), ax)
 
     @final

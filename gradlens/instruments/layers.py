@@ -103,7 +103,7 @@ class LayerLinesInstrument(Instrument):
             return Lines(layers=found, scale=scale, limits=self.limits)
         view = self.view(history)
         shares = any_finite([*found.values()]) and are_shares(values, view)
-        return Lines(layers=found, scale=view.yscale, words=view.label, shares=shares)
+        return Lines(layers=found, words=view.label, shares=shares)
 
 
 class CorrelationsInstrument(LayerLinesInstrument):
@@ -162,7 +162,7 @@ class LayerConditionsInstrument(Instrument):
         records = history[self.names[0]]
         found = [over_layers(records, history, n, np.nanmedian) for n in CONDITIONS.values()]
         colors = (SKY, BLUE, PURPLE, ORANGE)
-        return Lines(tuple(map(Curve, CONDITIONS, found, colors)), scale="log")
+        return Lines(tuple(map(Curve, CONDITIONS, found, colors)))
 
 
 def over_layers(
@@ -185,41 +185,34 @@ def network_norm(history: History, name: str) -> Line:
 
 
 class _NormsInstrument(Instrument):
-    scale: ClassVar[Scale] = "log"
-
     def content(self, history: History) -> Lines:
         name = self.names[0]
         total = Curve("total", network_norm(history, name), INK)
-        return Lines((total,), ordered(lines(history[name]), history), scale=self.scale)
+        return Lines((total,), ordered(lines(history[name]), history))
 
 
 class GradNormInstrument(_NormsInstrument):
     """Gradient norm of the whole network, and of each parameter from input to output."""
 
     kinds = ("GradNorm",)
-    title = "Gradient norm"
 
 
 class UpdateSizeInstrument(_NormsInstrument):
     """Length of each step, of the whole network and of each parameter from input to output."""
 
     kinds = ("UpdateSize",)
-    title = "Update size"
 
 
 class DistanceInstrument(_NormsInstrument):
     """Distance from the start, of the whole network and of each parameter."""
 
     kinds = ("Distance",)
-    title = "Distance from the start"
-    scale: ClassVar[Scale] = "linear"
 
 
 class ParametersInstrument(Instrument):
     """Root mean square of each parameter's elements, coloured from input to output."""
 
     kinds = ("Parameters",)
-    title = "Parameters, RMS"
     label = "RMS"
 
     def content(self, history: History) -> Lines:
@@ -239,7 +232,7 @@ class AttentionInstrument(Instrument):
     kinds = ("AttentionLogits", "AttentionEntropy")
 
     def content(self, history: History) -> Lines:
-        name, view = self.names[0], self.view(history)
+        name = self.names[0]
         records = history[name]
         found = head_lines(records.column("layers")) or {"": line(records)}
         is_score = self.kind(history, name) == "AttentionLogits"
@@ -247,8 +240,8 @@ class AttentionInstrument(Instrument):
         worst = (max if is_score else min)(latest, key=latest.__getitem__, default="")
         readout = f"{worst}: {number_label(latest[worst])}" if worst else ""
         is_large = is_score and latest.get(worst, 0.0) > LARGE_SCORE
-        shown = Lines(layers=found, scale=view.yscale, words=view.label)
-        return replace(shown, latest=(readout, is_large))
+        words = self.view(history).label
+        return Lines(layers=found, words=words, latest=(readout, is_large))
 
 
 MANY = 0.5
@@ -352,7 +345,6 @@ class AggregateInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
-        scale = self.view(history).yscale
         every = dict(_statistics(records))
         # The numbers of layers or parameters, the first of each; without these, all numbers.
         layered = [path for path in every if path[:1] and path[0] in NOUNS]
@@ -364,12 +356,12 @@ class AggregateInstrument(Instrument):
         middles = {p: next(o[n] for n in (*MIDDLES, *o) if n in o) for p, o in shown.items()}
         if len(shown) > len(CATEGORICAL):
             layers = {path[1]: one for path, one in middles.items()}
-            return Lines(layers=ordered(layers, history), scale=scale)
+            return Lines(layers=ordered(layers, history))
         curves = [
             Curve(" ".join(path[-1:]) or "value", middles[path], color, spreads=_spread(found))
             for (path, found), color in zip(shown.items(), CATEGORICAL, strict=False)
         ]
-        return Lines(tuple(curves), scale=scale)
+        return Lines(tuple(curves))
 
 
 Statistics = Mapping[str, Line]
@@ -410,7 +402,7 @@ class GenericInstrument(Instrument):
 
     def content(self, history: History) -> Lines:
         name = self.names[0]
-        view, records = self.view(history), history[name]
+        records = history[name]
         if records.entries:
             numbers = lines(records)
             known = {name: one.finite.any() or bool(one.reason) for name, one in numbers.items()}
@@ -419,14 +411,14 @@ class GenericInstrument(Instrument):
             drawn = {n: one for n, one in every.items() if one.finite.any() or one.reason}
             shown = ordered(drawn, history)
             if any(name in history.parameters for name in shown) or len(shown) > FEW:
-                return Lines(layers=shown, scale=view.yscale)
+                return Lines(layers=shown)
             colors = categorical_colors(len(shown))
-            return Lines(tuple(map(Curve, shown, shown.values(), colors)), scale=view.yscale)
+            return Lines(tuple(map(Curve, shown, shown.values(), colors)))
         if records.kinds & {np.ndarray, list}:
             low, q1, middle, q3, high = quantile_lines(records, SHARES)
             curve = Curve("median", middle, spreads=((low, high), (q1, q3)))
-            return Lines((curve,), scale=view.yscale, words="median, middle half, and all elements")
-        return Lines((Curve(name, line(records)),), scale=view.yscale, words=view.label)
+            return Lines((curve,), words="median, middle half, and all elements")
+        return Lines((Curve(name, line(records)),), words=self.view(history).label)
 
 
 def drawable(records: Series) -> bool:

@@ -14,7 +14,7 @@ from gradlens.history.lines import Line, durations, field_line, line, network_li
 from gradlens.history.view import GROUPS_OF_LOGGED
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.panel import Curve, Lines, any_finite, readout
-from gradlens.instruments.scales import Scale, log_if_wide, number_label
+from gradlens.instruments.scales import log_if_wide, number_label, value_scale
 from gradlens.instruments.series import in_force, smooth
 from gradlens.instruments.style import MUTED, categorical_colors
 
@@ -22,14 +22,13 @@ from gradlens.instruments.style import MUTED, categorical_colors
 class _NumbersInstrument(Instrument):
     """A line for each series of numbers; subclasses are data.
 
-    ``scale`` is that of the value axis, by default logarithmic if the values need it. ``labels``
-    are short names of kinds and of logged series. A single line has ``words`` below its title. Of
-    several lines, the last has its latest value beside the title if ``shows_last``. If ``spiky``,
-    single values may be out of the range of the axis.
+    The value axis is logarithmic if the view wants that or the values need it. ``labels`` are short
+    names of kinds and of logged series. A single line has ``words`` below its title. Of several
+    lines, the last has its latest value beside the title if ``shows_last``. If ``spiky``, single
+    values may be out of the range of the axis.
     """
 
     together = True
-    scale: ClassVar[Scale | None] = None
     labels: ClassVar[Mapping[str, str]] = {}
     words: ClassVar[str] = ""
     shows_last: ClassVar[bool] = False
@@ -48,7 +47,7 @@ class _NumbersInstrument(Instrument):
         shows_last = self.shows_last and len(found) > 1
         return Lines(
             tuple(map(Curve, labels, found, colors)),
-            scale=self.scale or log_if_wide([one.values for one in found]),
+            scale=value_scale(self.view(history).yscale, [one.values for one in found]),
             latest=readout(found[-1], labels[-1]) if shows_last else None,
             words=self.words.format(label=labels[0]),
             spiky=self.spiky,
@@ -68,7 +67,6 @@ class LossInstrument(_NumbersInstrument):
     """The mini-batch loss; logarithmic once it has fallen far."""
 
     kinds = ("Loss",)
-    title = "Loss"
     words: ClassVar[str] = "of the mini-batch"
 
 
@@ -107,8 +105,6 @@ class MeanGSNRInstrument(_NumbersInstrument):
     """Mean gradient signal-to-noise ratio."""
 
     kinds = ("MeanGSNR",)
-    title = "Mean GSNR"
-    scale: ClassVar[Scale | None] = "log"
     words: ClassVar[str] = "squared mean over variance"
 
 
@@ -130,7 +126,6 @@ class TimeInstrument(Instrument):
 
     together = True
     kinds = ("Time",)
-    title = "Time per step"
     label = "time"
 
     def content(self, history: History) -> Lines:
@@ -192,7 +187,6 @@ class EarlyStoppingInstrument(Instrument):
     """
 
     kinds = ("EarlyStopping",)
-    title = "Early stopping"
 
     def content(self, history: History) -> Lines:
         found = line(history[self.names[0]])
@@ -214,7 +208,6 @@ class GroupGradientsInstrument(Instrument):
     """
 
     kinds = ("GroupGradients",)
-    title = "Groups of samples"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]].column("pairs")
@@ -235,7 +228,6 @@ class GradNoiseScaleInstrument(Instrument):
     """
 
     kinds = ("GradNoiseScale",)
-    title = "Gradient noise scale"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -244,7 +236,6 @@ class GradNoiseScaleInstrument(Instrument):
         many = middle is not value
         return Lines(
             (Curve("noise scale", value, spreads=((low, high),), unit="samples"),),
-            scale="log",
             latest=readout(middle),
             words="in samples, median on the right" if many else "samples",
             spiky=True,

@@ -30,7 +30,6 @@ class MomentsInstrument(Instrument):
     """‖m‖ and ‖√v‖ of all parameters together: the averages that the optimizer keeps."""
 
     kinds = ("OptimizerState",)
-    title = "Optimizer state"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -40,7 +39,7 @@ class MomentsInstrument(Instrument):
         colors = {"‖m‖": BLUE, "‖√v‖": PURPLE}
         shown = known or {"‖m‖": found["‖m‖"]}
         curves = tuple(Curve(name, one, colors[name]) for name, one in shown.items())
-        return Lines(curves, scale="log", words=f"{', '.join(shown)} of all parameters")
+        return Lines(curves, words=f"{', '.join(shown)} of all parameters")
 
 
 def _norm(table: Floats, axis: int) -> Floats:
@@ -76,7 +75,6 @@ class GradientOverRootInstrument(Instrument):
         return Lines(
             (Curve("largest", field_line(records, "largest_rms"), INK),),
             found,
-            scale="log",
             words=f"RMS; above {SPIKE} before spikes",
             levels=(1.0, SPIKE),
             latest=_largest_of_matrices(found, history, SPIKE),
@@ -106,14 +104,13 @@ class RelativeUpdateInstrument(Instrument):
     """
 
     kinds = ("RelativeUpdate",)
-    title = "Relative update"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         found = layer_lines(records, history, ("value",))
         latest = _largest_of_matrices(found, history, LARGE)
         curve = Curve("all", field_line(records, "value"), INK)
-        shown = Lines((curve,), found, scale="log", words=self.view(history).label)
+        shown = Lines((curve,), found, words=self.view(history).label)
         return replace(shown, latest=latest) if latest[1] else shown
 
 
@@ -121,7 +118,6 @@ class LedgerInstrument(Instrument):
     """The change of the loss by each step, and the terms that add up to it on a linear axis."""
 
     kinds = ("StepLedger",)
-    title = "Step ledger"
 
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
@@ -138,7 +134,6 @@ class ClippingInstrument(Instrument):
     """The gradient norm of the whole network before and after clipping."""
 
     kinds = ("ClippedGradNorm",)
-    title = "Gradient clipping"
 
     def content(self, history: History) -> Lines:
         after = network_norm(history, self.names[0])
@@ -151,4 +146,4 @@ class ClippingInstrument(Instrument):
             filled = np.where(after.finite, after.values, unclipped)
             whole = replace(after, values=filled)
             shown = (Curve("before", before, MUTED), Curve("after", whole, ORANGE))
-        return Lines(shown, scale="log", latest=(share, False))
+        return Lines(shown, latest=(share, False))

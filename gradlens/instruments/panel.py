@@ -131,7 +131,8 @@ class Lines:
 
     ``layers`` are those of layers or parameters, from input to output and all at the same steps,
     behind the ``curves``. ``latest`` is on the right of the title, by default the latest value of a
-    single curve; ``words`` say what the numbers are where nothing else does. The axis has room for
+    single curve; ``words`` say what the numbers are where nothing else does. The ``scale`` is by
+    default that of the quantity's view. The axis has room for
     all values and for those of ``room``, or has the ``limits``; if ``spiky``, single values are out
     of its range. It is ``axis`` if that is given. ``levels`` are dashed lines, and what is above
     ``danger`` is tinted. ``shares`` are labelled as percents. Values of layers at the steps
@@ -143,7 +144,7 @@ class Lines:
 
     curves: tuple[Curve, ...] = ()
     layers: Mapping[str, Line] = field(default_factory=dict)
-    scale: Scale = "linear"
+    scale: Scale | None = None
     latest: Readout | None = None
     words: str = ""
     spiky: bool = False
@@ -229,14 +230,14 @@ class Lines:
         values = [one.line.values for one in curves]
         layers = [smooth(one.line, warp).values for one in self.layer_curves]
         known = np.concatenate([*values, *layers, np.array([])])
-        log = allowed(known[np.isfinite(known)], self.scale) == "log"
+        log = allowed(known[np.isfinite(known)], self.scale or "linear") == "log"
         room = [np.array(self.room)]
         if self.spiky:
             values, layers = [without_spikes(one, log) for one in values], []
         for one, middle in zip(curves, values, strict=True):
             ends = [end.values for spread in one.spreads for end in spread]
             room += [within_reach(end, middle, log) for end in ends] if self.spiky else ends
-        found = ruler([*values, *layers, *room], self.scale)
+        found = ruler([*values, *layers, *room], self.scale or "linear")
         low, high = found.limits
         limits = (max(low, 0.0), min(high, 1.0)) if self.shares else (low, high)
         return replace(found, limits=self.limits or limits, shares=self.shares)
@@ -360,7 +361,7 @@ ROUNDING = 1e-12
 
 
 def without_zeros(
-    lines: Mapping[str, Line], scale: Scale
+    lines: Mapping[str, Line], scale: Scale | None
 ) -> tuple[Mapping[str, Line], Mapping[str, Line]]:
     """Lines without the zeros that aren't drawn, and the lines that these are in.
 

@@ -35,7 +35,6 @@ class AlphaInstrument(Instrument):
     """
 
     kinds = ("Alpha",)
-    title = "Local step size α"
 
     def content(self, history: History) -> Lines:
         found = line(history[self.names[0]])
@@ -125,7 +124,7 @@ class GradientTestsInstrument(Instrument):
             curves.append(Curve(label, network_line(history[name]), color, width, style))
         known = [(k, c) for k, c in zip(kinds, curves, strict=True) if c.line.finite.any()]
         beside = _tests(known) if known else None
-        return Lines(tuple(curves), scale="log", levels=(1.0,), beside=beside)
+        return Lines(tuple(curves), levels=(1.0,), beside=beside)
 
 
 def _tests(tests: Sequence[tuple[str, Curve]]) -> Shapes:
@@ -197,7 +196,6 @@ class DirectionsInstrument(Instrument):
     """
 
     kinds = ("DirectionalDerivatives",)
-    title = "Signal along directions"
 
     def content(self, history: History) -> Lines | Map:
         records = history[self.names[0]]
@@ -235,6 +233,7 @@ class OverlapInstrument(Instrument):
         return Lines(
             (Curve("overlap", field_line(records, "overlap")),),
             words=f"{count} directions of largest curvature",
+            scale="linear",
             shares=True,
             limits=(0.0, 1.04),
         )

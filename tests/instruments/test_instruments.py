@@ -367,7 +367,7 @@ def test_draws_on_the_axis_of_the_caller(case: str) -> None:
 @pytest.mark.parametrize("history", [History(), realistic(0)], ids=["no names", "no steps"])
 def test_says_that_nothing_was_recorded(case: str, history: History) -> None:
     one = instrument(case)
-    assert not one.has_data(history)
+    assert not one.series(history)
     assert one.panels(history) == ()
     drawing = one.plot(history)
     assert "nothing recorded yet" in shown_texts(drawing.ax)
@@ -378,7 +378,7 @@ def test_says_that_nothing_was_recorded(case: str, history: History) -> None:
 def test_one_step(case: str) -> None:
     """On a linear and a logarithmic axis in turn."""
     history, log_step = realistic(1, CASES[case]), bool([*CASES].index(case) % 2)
-    assert instrument(case).has_data(history)
+    assert instrument(case).series(history)
     instrument(case).plot(history, log_step=log_step).figure.draw_without_rendering()
 
 
@@ -392,7 +392,7 @@ def test_gaps(case: str) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case not in BY_LAYER])
 def test_gives_the_reason_if_nothing_is_a_number(case: str) -> None:
     undefined = same(realistic(20, CASES[case]), lambda step, old: Undefined(REASON))
-    assert instrument(case).has_data(undefined)
+    assert instrument(case).series(undefined)
     drawing = instrument(case).plot(undefined)
     assert REASON in " ".join(" ".join(shown_texts(drawing.figure)).split())
     drawing.figure.draw_without_rendering()
@@ -405,7 +405,7 @@ def test_has_no_data_without_layers(case: str) -> None:
         realistic(20, CASES[case]),
         lambda step, old: {k: v for k, v in old.items() if k != one.part and not one.by_layer},
     )
-    assert not one.has_data(whole)
+    assert not one.series(whole)
 
 
 @pytest.mark.slow
@@ -483,7 +483,8 @@ def test_total_gradient_norm_skips_absent_and_keeps_undefined_parameters() -> No
 
 @pytest.mark.parametrize("kind", ["GradNorm", "UpdateSize", "Distance"])
 def test_norms_have_a_total_and_a_line_for_each_parameter(kind: str) -> None:
-    history = recorded(kind, {0: {"w": 3.0, "b": 4.0}, 1: {"w": 6.0, "b": 8.0}})
+    values = {0: {"w": 3.0, "b": 4.0}, 1: {"w": 6.0, "b": 8.0}}
+    history = recorded(kind, values, yscale=VIEWS[kind].yscale)
     drawing = getattr(instruments, f"{kind}Instrument")().plot(history)
     assert line_data(drawing.artists["total"])[1] == [5, 10]
     assert line_data(drawing.artists["w"])[1] == [3, 6]

@@ -13,19 +13,18 @@ from gradlens import instruments
 from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.setup import Layer, Setup
-from gradlens.history.view import View
 from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.layers import normalised, row_labels
 from gradlens.instruments.panel import MOST_LINES
 from gradlens.instruments.scales import within_reach
 from gradlens.instruments.series import LayerTable
 from gradlens.plotting.plotter import CockpitPlotter
-from tests.instruments.test_instruments import line_data, recorded, shown_texts
+from tests.instruments.test_instruments import VIEWS, line_data, recorded, shown_texts
 
 
 def by_parameter(rows: dict[str, list[float]], kind: str = "GradNorm") -> History:
     """A run with numbers by parameter."""
-    source = Source((kind,), View(kind, "step size", "log", "‖∇L‖"))
+    source = Source((kind,), VIEWS[kind])
     history = History({kind: source}, dict.fromkeys(rows, (2,)))
     for step, values in enumerate(zip(*rows.values(), strict=True)):
         history.append(step, {kind: dict(zip(rows, values, strict=True))})
