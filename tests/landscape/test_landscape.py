@@ -408,7 +408,7 @@ def in_train_mode() -> Any:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown name": (lambda: along(part(wieght=[[1.0, 1]])), "did you mean weight"),
-    "other shape": (lambda: along(part(weight=[1.0, 1])), "shape .*for 'weight', and the model"),
+    "other shape": (lambda: along(part(weight=[1.0, 1])), "'weight' has the shape"),
     "integers": (lambda: along(part(weight=[[1, 1]])), "'weight', which is torch.int64"),
     "an integer buffer": (
         lambda: along(part(num_batches_tracked=1.0), model=nn.BatchNorm1d(2)),
