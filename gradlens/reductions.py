@@ -74,7 +74,7 @@ from gradlens.numerics.shards import any_distributed, is_distributed, whole
 from gradlens.operators.dense import Buffer, is_to_be_stored, stored, stored_rows
 from gradlens.operators.operator import GradientOperator
 
-__all__ = ["AbsMax", "CentredGram", "ChosenDeviations", "Deviations", "DirectionDots"]
+__all__ = ["AbsMax", "CentredGram", "Deviations", "DirectionDots"]
 __all__ += ["ElementDeviations", "ElementRatios", "Gram", "Histogram1d", "Histogram2d", "Mean"]
 __all__ += ["MergeableReduction", "ParameterGradients", "Reduction", "ReductionAboutMean", "Spread"]
 __all__ += ["SquaredNorms", "SumOfSquares"]
@@ -143,11 +143,12 @@ class Reduction(ABC):
 
     @property
     def names(self) -> frozenset[str] | None:
-        """The parameters that it is computed of, by name; ``None`` for all.
-
-        For others, ``reduce`` returns ``None``, which is no value.
-        """
+        """The parameters that it is computed of, by name; ``None`` for all."""
         return None
+
+    def is_of(self, name: str) -> bool:
+        """Whether it is computed of a parameter."""
+        return self.names is None or name in self.names
 
     @property
     def needs_gathering(self) -> bool:
@@ -216,21 +217,12 @@ class MergeableReduction(Reduction):
 class ReductionAboutMean(MergeableReduction):
     """A reduction that needs the mean gradient of the whole batch.
 
-    ``reduce`` is for batches that don't come in parts. With ``from_spread``, something is known
-    from the ``Spread`` of all parts, too, which don't have to be kept for that.
+    ``reduce`` is for batches that don't come in parts.
     """
-
-    from_spread: ClassVar[bool] = False
 
     @abstractmethod
     def reduce_about(self, gradients: ParameterGradients, mean: Tensor) -> Any:
         """The value for one parameter and a part of the batch with the ``mean`` ḡ ``[*P]``."""
-
-    def value_of_spread(
-        self, spread: deviations.Spread, mean: Tensor, samples: int, unknown: str
-    ) -> Any:
-        """The value without gradients; ``unknown`` says why there are none."""
-        raise NotImplementedError
 
 
 class _Sums(MergeableReduction):
@@ -278,20 +270,14 @@ class SquaredNorms(_PerSample):
 class Mean(MergeableReduction):
     """ḡ, ``[*P]``; the total is flat, all parameters one after another.
 
-    Not from ``p.grad``, which may contain more than the samples' gradients. It is ``of`` some
-    parameters by name, or of all.
+    Not from ``p.grad``, which may contain more than the samples' gradients.
     """
 
-    of: frozenset[str] | None = None
+    names: frozenset[str] | None = None
     degree: ClassVar[int | None] = 1
 
-    @property
-    def names(self) -> frozenset[str] | None:
-        return self.of
-
-    def reduce(self, gradients: ParameterGradients) -> Tensor | None:
-        is_of = self.of is None or gradients.name in self.of
-        return gradients.elements.mean() if is_of else None
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.elements.mean()
 
     def merge(self, one: Tensor, other: Tensor, samples: tuple[int, int]) -> Tensor:
         return deviations.merged_mean(one, other, samples)[0]
@@ -304,10 +290,10 @@ class Mean(MergeableReduction):
 class Deviations(ReductionAboutMean):
     """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖², as ``SampleDeviations``."""
 
+    names: frozenset[str] | None = None
     from_rows: ClassVar[bool] = True
     passes: ClassVar[int] = 2
     classes = (deviations.SampleDeviations,)
-    from_spread: ClassVar[bool] = True
 
     def reduce(self, gradients: ParameterGradients) -> deviations.SampleDeviations:
         return gradients.elements.deviations()
@@ -316,11 +302,6 @@ class Deviations(ReductionAboutMean):
         self, gradients: ParameterGradients, mean: Tensor
     ) -> deviations.SampleDeviations:
         return gradients.elements.deviations_about(mean)
-
-    def value_of_spread(
-        self, spread: deviations.Spread, mean: Tensor, samples: int, unknown: str
-    ) -> deviations.SampleDeviations:
-        return spread.about(mean, samples, unknown)
 
     def merge(
         self,
@@ -335,34 +316,13 @@ class Deviations(ReductionAboutMean):
 
 
 @dataclass(frozen=True)
-class ChosenDeviations(Deviations):
-    """``Deviations`` of some parameters alone, by name; others take no time."""
-
-    of: frozenset[str]
-    from_rows: ClassVar[bool] = False  # whose rows would be computed for all parameters
-
-    @property
-    def names(self) -> frozenset[str]:
-        return self.of
-
-    def reduce(self, gradients: ParameterGradients) -> Any:
-        return super().reduce(gradients) if gradients.name in self.of else None
-
-
-@dataclass(frozen=True)
 class Spread(_Squares):
-    """ḡ and Σₙ‖gₙ − ḡ‖², as ``deviations.Spread``; ``of`` some parameters by name, or of all."""
+    """ḡ and Σₙ‖gₙ − ḡ‖², as ``deviations.Spread``."""
 
-    of: frozenset[str] | None = None
+    names: frozenset[str] | None = None
     classes = (deviations.Spread,)
 
-    @property
-    def names(self) -> frozenset[str] | None:
-        return self.of
-
-    def reduce(self, gradients: ParameterGradients) -> deviations.Spread | None:
-        if self.of is not None and gradients.name not in self.of:
-            return None
+    def reduce(self, gradients: ParameterGradients) -> deviations.Spread:
         found = gradients.elements.deviations()
         squares = found.squared_norms.sum()
         return deviations.Spread(gradients.elements.mean(), squares, found.bounds)

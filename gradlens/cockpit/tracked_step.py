@@ -365,7 +365,7 @@ class TrackedStep:
             return Whole(BatchPart(samples, 1.0, 1, loss, losses, without_losses))
         reducer = gradients.reducer
         reducer.finish()
-        values, failed = _known(reducer.values), reducer.failed
+        values, failed = reducer.values, reducer.failed
         keyed = self._of_part.items()
         if self._is_part and loss is not None:  # without its graph, and as precise as a sum may be
             loss = loss.detach().cpu().double().reshape(())
@@ -520,14 +520,6 @@ class TrackedStep:
             )
             self._tracking.run.note(step.global_step, text)
         self._tracking.updates.wait(step, waiting, whole, start)
-
-
-def _known(values: Mapping[Reduction, Mapping[str, Any]]) -> dict[Reduction, Mapping[str, Any]]:
-    """Values without the parameters that reductions aren't of."""
-    return {
-        each: of_all if each.names is None else {n: v for n, v in of_all.items() if v is not None}
-        for each, of_all in values.items()
-    }
 
 
 def _uncovered(part: BatchPart, frozen: Collection[str]) -> str:

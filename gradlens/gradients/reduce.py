@@ -111,7 +111,7 @@ class Reducer:
         gradients = ParameterGradients(name, leaf, individual, self._shared, buffer=buffer)
         apart = self._reduce_rows(gradients) if gradients.are_apart else {}
         for reduction, values in self.values.items():
-            if reduction in self.failed:
+            if reduction in self.failed or not reduction.is_of(name):
                 continue
             try:
                 values[name] = (
@@ -132,7 +132,8 @@ class Reducer:
 
     def _reduce_rows(self, gradients: ParameterGradients) -> Mapping[Reduction, Sequence[Any]]:
         """Values of rows, whose gradients are computed once for several reductions."""
-        reductions = [reduction for reduction in self.values if reduction.from_rows]
+        of_rows = (reduction for reduction in self.values if reduction.from_rows)
+        reductions = [reduction for reduction in of_rows if reduction.is_of(gradients.name)]
         if sum(reduction.passes for reduction in reductions) < 2:
             return {}
         found: dict[Reduction, list[Any]] = {reduction: [] for reduction in reductions}

@@ -41,13 +41,6 @@ Measured on two cores: with 2**18, which fit into a core's cache, the calls of a
 operations took longer than the work on the elements.
 """
 
-FAR = 0.25
-"""The share of Σₙ‖gₙ‖² + N‖c‖² above which Σₙ‖gₙ − c‖² follows from products.
-
-A trade-off: four times the rounding error of differences, in a third of their time. In most
-batches, the share is close to one.
-"""
-
 DIGITS = 0.1
 """Largest relative error of squared norms that are shown with two digits."""
 
@@ -237,34 +230,17 @@ def between(samples: tuple[int, int]) -> float:
 
 
 def by_products(
-    squared_norms: Tensor,
-    with_centre: Tensor,
-    squared_centre: Tensor,
-    noise: float,
-    eps: float = torch.finfo(torch.float64).eps,
+    squared_norms: Tensor, with_centre: Tensor, squared_centre: Tensor, noise: float
 ) -> SampleDeviations:
     """Deviations from c, from ‖gₙ‖² and ⟨gₙ, c⟩ ``[N]`` and ‖c‖² in float64.
 
-    ``noise`` is the first of the bounds, and ``eps`` the relative rounding error of products.
+    ``noise`` is the first of the bounds.
     """
     along = with_centre - squared_centre
     # Rounding can push a vanishing norm below zero.
     apart = (squared_norms - squared_centre).sub_(along, alpha=2).clamp_(min=0)
-    rounding = ROUNDINGS * max(eps, torch.finfo(apart.dtype).eps)
+    rounding = ROUNDINGS * torch.finfo(apart.dtype).eps
     return SampleDeviations(apart, along, squared_centre, (noise, rounding, 2 * rounding))
-
-
-def deviations_from(rows: Tensor, centre: Tensor, noise: float) -> SampleDeviations:
-    """Deviations of rows gₙ ``[N, M]`` from c ``[M]``; ``noise`` is the first of the bounds.
-
-    By products where these are precise enough, else by differences.
-    """
-    if is_small(rows):
-        centre = double(centre)
-        return deviations_in_double(double(rows).sub_(centre), centre, noise)
-    # Elsewhere, asking how far they are would wait for the device.
-    found = _by_own_products(rows, centre, noise) if rows.device.type == "cpu" else None
-    return _by_differences(rows, centre, noise) if found is None else found
 
 
 def deviations_in_double(apart: Tensor, centre: Tensor, noise: float) -> SampleDeviations:
@@ -276,18 +252,14 @@ def deviations_in_double(apart: Tensor, centre: Tensor, noise: float) -> SampleD
     )
 
 
-def _by_own_products(rows: Tensor, centre: Tensor, noise: float) -> SampleDeviations | None:
-    """From products in the rows' precision; ``None`` where these are not precise enough."""
-    size, eps = scale_of(centre), torch.finfo(rows.dtype).eps
-    squared_norms = double(row_norms(rows)).square_()
-    with_centre = double(dots(rows, centre / size)).mul_(size)
-    found = by_products(squared_norms, with_centre, double(norm(centre)).square(), noise, eps)
-    largest = found.spread + 2 * len(rows) * found.squared_norm_of_mean
-    return found if FAR * largest < found.spread < math.inf else None
+def deviations_from(rows: Tensor, centre: Tensor, noise: float) -> SampleDeviations:
+    """Deviations of rows gₙ ``[N, M]`` from c ``[M]``; ``noise`` is the first of the bounds.
 
-
-def _by_differences(rows: Tensor, centre: Tensor, noise: float) -> SampleDeviations:
-    """``deviations_from`` that loses no digits where rows differ little."""
+    By differences, which lose no digits where rows differ little.
+    """
+    if is_small(rows):
+        centre = double(centre)
+        return deviations_in_double(double(rows).sub_(centre), centre, noise)
     unit = scale_of(centre)
     direction = centre / unit
     squared_norms, along = (double(rows.new_zeros(len(rows))) for _ in range(2))

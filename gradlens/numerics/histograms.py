@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,16 +128,39 @@ class Grid:
         # As numbers, since a comparison with a result in bool takes three times as long.
         return cells.add_(following.le_(values).int())
 
-    def joint_counts(self, values: Tensor, companions: Tensor, size: int) -> Tensor:
-        """How often each pair of cells occurs, int64 ``[self.size, size]``."""
-        joint = self.cells(values).mul_(size).add_(companions)
-        return count(joint, self.size * size).view(self.size, size)
+    def counts(self, values: Tensor, beside: Companions | None) -> Tensor:
+        """How often each cell occurs, or each pair with one of the values' companions, int64."""
+        cells = self.cells(values)
+        if beside is None:
+            return count(cells, self.size)
+        joint = cells.mul_(beside.size).add_(beside.cells)
+        return count(joint, self.size * beside.size).view(self.size, beside.size)
+
+    def zeros(self, device: torch.device, beside: Companions | None) -> Tensor:
+        """``counts`` of no values."""
+        shape = (self.size,) if beside is None else (self.size, beside.size)
+        return torch.zeros(shape, dtype=torch.int64, device=device)
 
     def compact_cells(self, values: Tensor) -> Tensor:
         """As ``cells``, in one byte each where that is enough; computed in chunks."""
         dtype = torch.uint8 if self.size <= 256 else torch.int32
         parts = [self.cells(chunk).to(dtype) for chunk in values.reshape(-1).split(CHUNK)]
         return torch.cat(parts).view(values.shape)
+
+
+@dataclass(frozen=True)
+class Companions:
+    """The cells of numbers that stand beside values in a joint histogram, below ``size``."""
+
+    cells: Tensor
+    size: int
+
+    def __getitem__(self, places: Any) -> Companions:
+        return Companions(self.cells[places], self.size)
+
+    def flat(self) -> Companions:
+        """With one axis."""
+        return Companions(self.cells.flatten(), self.size)
 
 
 def _thresholds(bins: int, range_: Range, dtype: torch.dtype) -> Tensor:
@@ -171,71 +195,57 @@ counter for each cell, counting an MLP's elements took 100 ms of an H100, and wi
 """
 
 
-def tally_1d(values: Tensor, grid: Grid) -> Tensor:
-    """How many of ``values``, of any shape, are in each cell, int64 ``[grid.size]``.
+def tally(values: Tensor, grid: Grid, beside: Companions | None = None) -> Tensor:
+    """How many of ``values`` ``[n, *Q]`` are in each cell, int64 ``[grid.size]``.
 
-    Of numbers smaller than ``grid.centre``, only the signs are counted.
+    With companions ``[*Q]``, the same for all n, in each pair of cells, ``[grid.size, size]``. Of
+    numbers smaller than ``grid.centre``, only the signs are counted.
     """
     if values.device.type != "cpu" or values.numel() <= FEW:
         # The sizes of what follows depend on the values, which would have to be waited for.
-        return count(grid.cells(values), grid.size)
-    table = torch.zeros(grid.size, dtype=torch.int64, device="cpu")
-    for part in values.flatten().split(CHUNK):
-        # By numpy, which looks through flags several times as fast.
-        places = np.flatnonzero(~(part.abs().numpy() < grid.centre))  # a NaN's, too
-        if len(places) > MANY * len(part):
-            table += count(grid.cells(part), grid.size)
-            continue
-        large = part.index_select(0, torch.from_numpy(places))
-        opposite = number_below_zero(part) - number_below_zero(large)
-        table += count(grid.cells(large), grid.size)
-        table[grid.zero] += len(part) - len(large) - opposite
-        table[grid.negative] += opposite
-    return table
-
-
-def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tensor:
-    """Joint counts of ``values`` ``[n, *Q]`` by their cells and by companions ``[*Q]``.
-
-    The companions are cells below ``size``, the same for all n; int64 ``[grid.size, size]``. As in
-    ``tally_1d``, small numbers are counted by their signs.
-    """
-    flat, others = values.reshape(len(values), companions.numel()), companions.reshape(-1)
-    if values.device.type != "cpu":
-        return grid.joint_counts(flat, others, size)
-    table = torch.zeros(grid.size, size, dtype=torch.int64, device="cpu")
-    for rows in flat.split(max(CHUNK // max(len(others), 1), 1)):
-        for part, cells in zip(rows.split(CHUNK, 1), others.split(CHUNK), strict=True):
-            places = torch.from_numpy(np.flatnonzero(~(part.abs().numpy() < grid.centre)))
-            if part.numel() <= FEW or len(places) > MANY * part.numel():
-                table += grid.joint_counts(part, cells.expand(part.shape), size)
+        return grid.counts(values, beside)
+    table = grid.zeros(values.device, beside)
+    flat, others = values.flatten(1), None if beside is None else beside.flat()
+    length = flat.shape[1]
+    for rows in flat.split(max(CHUNK // length, 1)):
+        for start in range(0, length, CHUNK):
+            some = slice(start, start + CHUNK)
+            part, own = rows[:, some], None if others is None else others[some]
+            # By numpy, which looks through flags several times as fast.
+            places = torch.from_numpy(np.flatnonzero(~(part.abs().numpy() < grid.centre)))  # NaN
+            if len(places) > MANY * part.numel():
+                table += grid.counts(part, own)
                 continue
-            large, columns = part.flatten().index_select(0, places), places % part.shape[1]
-            table += grid.joint_counts(large, cells.index_select(0, columns), size)
+            large = part.flatten().index_select(0, places)
+            near = None if own is None else own[places % part.shape[1]]
+            table += grid.counts(large, near)
+            # As numbers, which are cheaper than a result in bool, and have a sum.
             opposite = torch.lt(part, 0, out=torch.empty_like(part)).sum(0)
-            add_signs(table, cells, len(part), opposite, grid)
-            near = cells.index_select(0, columns)
-            add_signs(table, near, -1, -(large < 0).to(part.dtype), grid)
+            add_signs(table, grid, own, len(part), opposite)
+            add_signs(table, grid, near, -1, -(large < 0).to(part.dtype))
     return table
 
 
-def add_signs(table: Tensor, companions: Tensor, number: int, opposite: Tensor, grid: Grid) -> None:
-    """Add to joint counts what is smaller than ``grid.centre``, by the cells of its companions.
+def add_signs(
+    table: Tensor, grid: Grid, beside: Companions | None, number: int, opposite: Tensor
+) -> None:
+    """Add to counts what is smaller than ``grid.centre``, by the cells of its companions.
 
-    There are a ``number`` of these for each companion, of which ``opposite`` are negative.
+    There are a ``number`` of these for each entry of ``opposite``, which says how many of them are
+    negative.
     """
-    cells, size = companions.flatten(), table.shape[1]
-    negative = torch.bincount(cells, opposite.flatten().double(), size).long()
+    if beside is None:
+        negative = opposite.double().sum().long()
+    else:
+        cells = beside.cells.flatten()
+        negative = torch.bincount(cells, opposite.flatten().double(), beside.size).long()
     table[grid.negative] += negative
-    table[grid.zero] += number * count(cells, size) - negative
+    table[grid.zero] += number * number_of(opposite.numel(), beside) - negative
 
 
-def number_below_zero(values: Tensor) -> int:
-    """How many of at most 2**24 ``values`` are negative, which float32 can count.
-
-    As numbers, which are cheaper than a result in bool, and added up without a conversion.
-    """
-    return int(torch.lt(values, 0, out=torch.empty_like(values)).sum())
+def number_of(elements: int, beside: Companions | None) -> int | Tensor:
+    """How many elements there are, or how many companions are in each cell, ``[size]``."""
+    return elements if beside is None else count(beside.cells, beside.size)
 
 
 def count(indices: Tensor, length: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +19,8 @@ from torch import Tensor
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ZERO_MEAN, SampleDeviations
 from gradlens.stateful import State
+
+Floats: TypeAlias = NDArray[np.float64]
 
 BOUNDED_FROM = 59
 """The noise scale has an upper end from this number of samples on.
@@ -51,6 +53,14 @@ class NoiseScale:
     squared_norm: float
 
 
+def _undefined(reason: str, **known: float) -> NoiseScale:
+    """A noise scale of which only some numbers are known."""
+    return NoiseScale(**dict.fromkeys(NUMBERS, Undefined(reason)) | known)
+
+
+NUMBERS = tuple(each.name for each in fields(NoiseScale))
+
+
 @np.errstate(all="ignore")
 def noise_scale(found: SampleDeviations) -> NoiseScale:
     """From the deviations of N samples (McCandlish et al., 2018, arXiv:1812.06162, App. A).
@@ -63,63 +73,65 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     """
     n, squares, dots = found.samples, found.squared_norms.numpy(), found.dots.numpy()
     if n < 3:
-        nan = Undefined(f"N = {n}: an interval takes three samples")
-        return NoiseScale(nan, nan, nan, nan, nan)
+        return _undefined(f"N = {n}: an interval takes three samples")
     if found.vanish:
-        nan = Undefined(EQUAL)
-        return NoiseScale(nan, nan, nan, nan, found.squared_norm_of_mean)
+        return _undefined(EQUAL, squared_norm=found.squared_norm_of_mean)
     trace = found.spread / (n - 1)
     squared_norm = found.squared_norm_of_mean - trace / n
-    value = trace / squared_norm if squared_norm > 0 else Undefined(NO_SQUARED_NORM)
     if found.unknown:
-        nan = Undefined(found.unknown)
-        return NoiseScale(value, nan, nan, trace, squared_norm)
+        return _without_interval(trace, squared_norm, found.unknown)
     # Without sample n, the mean is ḡ − (gₙ − ḡ)/(N − 1), and deviations from it are smaller.
     traces = (found.spread - squares * n / (n - 1)) / (n - 2)
     without = squares / (n - 1) ** 2 - 2 * dots / (n - 1)
     left_out = np.stack([traces, without - traces / (n - 1)])
     covariance = (n - 1) ** 2 / n * np.cov(left_out)
     if not np.isfinite(covariance).all():
-        nan = Undefined(NOT_FINITE)
-        finite = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
-        return NoiseScale(nan, nan, nan, *finite)
-    # In units of one of them, powers of the estimates are within the range.
-    unit = max(abs(trace), abs(squared_norm)) or 1.0
-    bounded = (
-        squared_norm > 0
-        and n >= BOUNDED_FROM
-        and _largest_share((left_out[0] - value * left_out[1]) / unit) < DOMINATING
-    )
-    t = float(stdtrit(n - 1, 0.975 if bounded else 0.95))
-    estimates = [trace / unit, squared_norm / unit]
-    low, high = _fieller(estimates, (covariance / unit / unit).tolist(), t)
-    return NoiseScale(value, low, high if bounded else math.inf, trace, squared_norm)
+        both = {"trace": trace, "squared_norm": squared_norm}
+        return _undefined(NOT_FINITE, **{k: x for k, x in both.items() if math.isfinite(x)})
+    influences = left_out[0] - trace / (squared_norm or math.nan) * left_out[1]
+    bounded = n >= BOUNDED_FROM and _largest_share(influences) < DOMINATING
+    return _with_interval(trace, squared_norm, covariance, n - 1, bounded)
 
 
 NO_SQUARED_NORM = "the gradient's squared norm can't be distinguished from zero"
 
 
-def _largest_share(influences: NDArray[np.float64]) -> float:
-    """The largest squared deviation from the mean over the sum of all, 1 where all are equal."""
-    squares = np.square(influences - influences.mean())
-    total = float(squares.sum())
-    return float(squares.max()) / total if total else 1.0
+def _without_interval(trace: float, squared_norm: float, reason: str) -> NoiseScale:
+    value = trace / squared_norm if squared_norm > 0 else Undefined(NO_SQUARED_NORM)
+    return _undefined(reason, value=value, trace=trace, squared_norm=squared_norm)
 
 
-def _fieller(
-    estimates: Sequence[float], covariance: Sequence[Sequence[float]], t: float
-) -> tuple[float, float]:
-    """All r ≥ 0 for which numerator − r·denominator isn't significantly different from zero."""
-    top, bottom = estimates
-    (top_variance, shared), (_, bottom_variance) = covariance
+def _with_interval(
+    trace: float, squared_norm: float, covariance: Floats, degrees: float, bounded: bool
+) -> NoiseScale:
+    """The ratio of two estimates with Fieller's interval, by their covariance.
+
+    All r ≥ 0 for which trace − r·squared_norm isn't significantly different from zero, where the
+    covariance has so many ``degrees`` of freedom; from below alone where it isn't ``bounded``.
+    """
+    bounded = bounded and squared_norm > 0
+    t = float(stdtrit(degrees, 0.975 if bounded else 0.95))
+    # In units of one of them, powers of the estimates are within the range.
+    unit = max(abs(trace), abs(squared_norm)) or 1.0
+    top, bottom = trace / unit, squared_norm / unit
+    (top_variance, shared), (_, bottom_variance) = (covariance / unit / unit).tolist()
     a = bottom**2 - t**2 * bottom_variance
     b = top * bottom - t**2 * shared
     c = top**2 - t**2 * top_variance
     root = math.sqrt(max(b**2 - a * c, 0.0))
+    low, high = c / (b + root) if b + root > 0 else 0.0, math.inf
     if a > 0 and bottom > 0:
-        return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
-    low = c / (b + root) if b + root > 0 else 0.0
-    return max(low, 0.0), math.inf
+        low, high = (b - root) / a, (b + root) / a
+    found = _without_interval(trace, squared_norm, "")
+    return replace(found, low=max(low, 0.0), high=max(high, 0.0) if bounded else math.inf)
+
+
+def _largest_share(influences: Floats) -> float:
+    """The largest squared deviation from the mean over the sum of all, 1 where all are equal."""
+    apart = influences - influences.mean()
+    squares = np.square(apart / (np.abs(apart).max() or 1.0))
+    total = float(squares.sum())
+    return float(squares.max()) / total if total else 1.0
 
 
 # From the gradients of parts ---------------------------------------------------------------------
@@ -184,16 +196,14 @@ def noise_between_parts(
     elif not reason and big > small * (1 + OF_SUMS):
         reason = MORE_THAN_PARTS
     if reason:
-        nan = Undefined(reason)
-        return NoiseScale(nan, nan, nan, nan, nan)
+        return _undefined(reason)
     of_parts, of_all = parts.inverse / weight, parts.inverse_square / weight**2
     trace = max(small - big, 0.0) / (of_parts - of_all)
     squared = big - trace * of_all
-    value = trace / squared if squared > 0 else Undefined(NO_SQUARED_NORM)
+    found = _without_interval(trace, squared, NO_INTERVAL)
     if small - big <= OF_SUMS * small:
-        value = Undefined(SAME_GRADIENT if small else ZERO_MEAN)
-    nan = Undefined(NO_INTERVAL)
-    return NoiseScale(value, nan, nan, trace, squared)
+        return replace(found, value=Undefined(SAME_GRADIENT if small else ZERO_MEAN))
+    return found
 
 
 SAME_GRADIENT = "the gradients of parts differ by no more than rounding errors"
@@ -229,8 +239,8 @@ class AveragePair:
 
     weight: float = 0.0
     squares: float = 0.0
-    mean: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
-    comoments: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, 2)))
+    mean: Floats = field(default_factory=lambda: np.zeros(2))
+    comoments: Floats = field(default_factory=lambda: np.zeros((2, 2)))
     largest: float = 0.0
 
     def add(self, pair: Sequence[float], beta: float) -> None:
@@ -243,7 +253,7 @@ class AveragePair:
         self.comoments = beta * self.comoments + added
         self.largest = max(beta * self.largest, self._of_ratio(added))
 
-    def _of_ratio(self, comoments: NDArray[np.float64]) -> float:
+    def _of_ratio(self, comoments: Floats) -> float:
         """The spread of trace − value·squared_norm, whose mean is zero."""
         trace, squared_norm = self.mean.tolist()
         direction = np.array([squared_norm, -trace])
@@ -258,19 +268,13 @@ class AveragePair:
         as for ``noise_scale``, with steps in place of samples.
         """
         trace, squared_norm = self.mean.tolist()
-        value = trace / squared_norm if squared_norm > 0 else Undefined(NO_SQUARED_NORM)
         steps = self.weight**2 / self.squares
         if steps < FEWEST_STEPS:
-            nan = Undefined(FEW_STEPS)
-            return NoiseScale(value, nan, nan, trace, squared_norm)
+            return _without_interval(trace, squared_norm, FEW_STEPS)
         variances = self.comoments / (self.weight - self.squares / self.weight) / steps
-        unit = max(abs(trace), abs(squared_norm)) or 1.0
         is_spread = self.largest < DOMINATING_STEP * self._of_ratio(self.comoments)
-        bounded = squared_norm > 0 and steps >= BOUNDED_FROM and is_spread
-        t = float(stdtrit(steps - 1, 0.975 if bounded else 0.95))
-        estimates = [trace / unit, squared_norm / unit]
-        low, high = _fieller(estimates, (variances / unit / unit).tolist(), t)
-        return NoiseScale(value, low, high if bounded else math.inf, trace, squared_norm)
+        bounded = steps >= BOUNDED_FROM and is_spread
+        return _with_interval(trace, squared_norm, variances, steps - 1, bounded)
 
 
 class Averages:
@@ -287,8 +291,7 @@ class Averages:
         pair = (0.0 if equal else found.trace, found.squared_norm)
         if not all(map(math.isfinite, pair)):
             nan = next(each for each in pair if not math.isfinite(each))
-            nan = nan if isinstance(nan, Undefined) else Undefined(NOT_FINITE)
-            return NoiseScale(nan, nan, nan, nan, nan)
+            return _undefined(nan.reason if isinstance(nan, Undefined) else NOT_FINITE)
         average = self._pairs.setdefault(name, AveragePair())
         average.add(pair, self._beta)
         return average.scale()
@@ -372,13 +375,11 @@ def dual_noise_scale(found: DualSums) -> NoiseScale:
     n = len(bounds[0])
     halves = found.least_gradient.numpy()[: n // 2], found.least_gradient.numpy()[n // 2 :]
     if not all(np.isfinite(each).all() for each in (*bounds, *halves)):
-        nan = Undefined(NOT_FINITE)
-        return NoiseScale(nan, nan, nan, nan, nan)
+        return _undefined(NOT_FINITE)
     most_gradient, most_noise, least_noise = (float(each.mean()) for each in bounds)
     least_gradient = max(sum(each.sum() for each in halves) / n, 0.0)
     if not most_gradient or not least_noise > 0:
-        nan = Undefined("the mean gradient is zero" if least_noise > 0 else EQUAL)
-        return NoiseScale(nan, nan, nan, nan, nan)
+        return _undefined(ZERO_MEAN if least_noise > 0 else EQUAL)
     bounded = n >= BOUNDED_FROM and _largest_share(bounds[1]) < DOMINATING
     share = 0.025 / (2 if bounded else 1)
     errors = [float(stdtrit(n - 1, 1 - share)) * _error(each) for each in bounds]
@@ -389,13 +390,12 @@ def dual_noise_scale(found: DualSums) -> NoiseScale:
     high = highest / lowest if bounded and lowest > 0 else math.inf
     ends = least_noise / most_gradient, most_noise / (least_gradient or math.nan)
     if not (ends[1] / ends[0]) ** 2 <= APART:
-        nan = Undefined(BOUNDS_APART.format(n=n))
-        return NoiseScale(nan, low**2, high**2, nan, nan)
+        return _undefined(BOUNDS_APART.format(n=n), low=low**2, high=high**2)
     trace, squared_norm = most_noise * least_noise, most_gradient * least_gradient
     return NoiseScale(trace / squared_norm, low**2, high**2, trace, squared_norm)
 
 
-def _error(values: NDArray[np.float64]) -> float:
+def _error(values: Floats) -> float:
     """Standard error of the mean."""
     return float(values.std(ddof=1)) / math.sqrt(len(values))
 

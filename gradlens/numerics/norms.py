@@ -180,11 +180,6 @@ def whole_range(products: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     return found * double(sizes[0]) * double(sizes[-1])
 
 
-def sums_of_squares(rows: Tensor) -> Tensor:
-    """Of each column, ``[N, D] -> [D]``."""
-    return rows.square().sum(0)
-
-
 def inner(one: Tensor, other: Tensor) -> Tensor:
     """Inner product of two vectors ``[D]``, a scalar tensor, right to a rounding for any D.
 
@@ -199,11 +194,6 @@ def dots(rows: Tensor, vector: Tensor) -> Tensor:
         return rows @ vector
     parts = zip(rows.split(_PRODUCTS, dim=1), vector.split(_PRODUCTS), strict=True)
     return torch.stack([part @ factors for part, factors in parts]).sum(0)
-
-
-def products_of_positions(factor: Tensor) -> Tensor:
-    """Inner products of all pairs of each sample's vectors, ``[N, S, D] -> [N, S, S]``."""
-    return factor @ factor.mT
 
 
 def products_of_pairs(rows: Tensor, others: Tensor | None = None) -> Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from gradlens.numerics.deviations import SampleDeviations, coarsest
-from gradlens.numerics.norms import norm
-from gradlens.numerics.precision import double
+from gradlens.numerics.deviations import SampleDeviations
 from gradlens.operators.operator import GradientOperator
 from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
@@ -162,10 +161,7 @@ class Joined(Composed):
             part._deviations_about((centre / factor).to(part.dtype)).times(factor)
             for part, factor, _ in self._placed()
         ]
-        squared_norms = torch.cat([each.squared_norms for each in found])
-        along = torch.cat([each.dots for each in found])
-        bounds = coarsest(*(each.bounds for each in found))
-        return SampleDeviations(squared_norms, along, double(norm(centre)).square(), bounds)
+        return reduce(SampleDeviations.merge, found)
 
     def _dot(self, direction: Tensor) -> Tensor:
         return torch.cat([factor * part._dot(direction) for part, factor, _ in self._placed()])

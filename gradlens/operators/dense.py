@@ -13,7 +13,7 @@ from gradlens.numerics.deviations import (
     SampleDeviations,
     deviations_in_double,
 )
-from gradlens.numerics.histograms import Grid, tally_1d
+from gradlens.numerics.histograms import Companions, Grid, tally
 from gradlens.numerics.norms import row_norms
 from gradlens.numerics.precision import accumulable, double, is_small
 from gradlens.operators.operator import GradientOperator, slices
@@ -94,10 +94,10 @@ class Dense(GradientOperator):
     def sum(self) -> Tensor:
         return self._gradients.sum(0).view(self.shape)
 
-    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
-        if self.bytes_of_elements > max_bytes:
-            return super()._tally_1d(grid, max_bytes)
-        return tally_1d(self._gradients, grid)
+    def _tally(self, grid: Grid, beside: Companions | None, max_bytes: int) -> Tensor:
+        if beside is not None or self.bytes_of_elements > max_bytes:
+            return super()._tally(grid, beside, max_bytes)
+        return tally(self._gradients, grid)
 
 
 @final

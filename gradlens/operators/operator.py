@@ -25,13 +25,13 @@ from gradlens.numerics.deviations import (
     deviations_from,
 )
 from gradlens.numerics.histograms import (
+    Companions,
     Counts,
     Grid,
     Range,
     comparable,
     grid_of,
-    tally_1d,
-    tally_2d,
+    tally,
 )
 from gradlens.numerics.norms import (
     dots,
@@ -39,7 +39,6 @@ from gradlens.numerics.norms import (
     products_of_pairs,
     row_norms,
     scale_of,
-    sums_of_squares,
     whole_range,
 )
 from gradlens.numerics.precision import double
@@ -311,9 +310,8 @@ class GradientOperator(ABC):
         return ElementDeviations(mean, squares.reshape(self.shape), noise)
 
     @final
-    def _element_deviations_by_sums(self, total: Tensor) -> ElementDeviations:
-        """From Σₙgₙ in float64 ``[R, K]``, and Σₙgₙ²."""
-        squares = self.sum_of_squares()
+    def _element_deviations_by_sums(self, total: Tensor, squares: Tensor) -> ElementDeviations:
+        """From Σₙgₙ and Σₙgₙ² in float64 ``[R, K]``, which are overwritten."""
         squares.addcmul_(total, total, value=-1 / max(self.batch_size, 1)).clamp_(min=0)
         return self._element_deviations(total.div_(self.batch_size), squares)
 
@@ -325,7 +323,7 @@ class GradientOperator(ABC):
             squares = total[rows].view(-1)
             block = self._block(samples, rows).flatten(1)
             for part, apart in apart_from(block, centre[rows].flatten()):
-                squares[part] += whole_range(sums_of_squares, apart)
+                squares[part] += whole_range(lambda rows: rows.square().sum(0), apart)
         return total.reshape(self.shape)
 
     @final
@@ -367,7 +365,7 @@ class GradientOperator(ABC):
         Elements are computed in pieces of at most ``max_bytes`` of memory.
         """
         grid = grid_of(bins, range_, self.dtype, self.device)
-        return Counts(self._tally_1d(grid, max_bytes or self._piece_bytes))
+        return Counts(self._tally(grid, None, max_bytes or self._piece_bytes))
 
     @final
     def histogram_2d(
@@ -381,21 +379,18 @@ class GradientOperator(ABC):
         companions = comparable(companions.detach()).reshape(self._rows, self._columns)
         grid = grid_of(bins[0], range_[0], self.dtype, self.device)
         second = grid_of(bins[1], range_[1], companions.dtype, self.device)
-        cells = second.compact_cells(companions)
-        return Counts(self._tally_2d(grid, cells, second.size, max_bytes or self._piece_bytes))
+        beside = Companions(second.compact_cells(companions), second.size)
+        return Counts(self._tally(grid, beside, max_bytes or self._piece_bytes))
 
-    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
-        """Counts by ``grid``'s cells."""
-        tables = [tally_1d(self._block(*piece), grid) for piece in self._partition(max_bytes)]
-        empty = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
-        return tables[0] if len(tables) == 1 else sum(tables, start=empty)
-
-    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
-        """Joint counts by ``grid``'s cells and ``companions`` ``[R, K]``, cells below ``size``."""
-        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
-        for samples, rows in self._partition(max_bytes):
-            table += tally_2d(self._block(samples, rows), companions[rows], grid, size)
-        return table
+    def _tally(self, grid: Grid, beside: Companions | None, max_bytes: int) -> Tensor:
+        """Counts by ``grid``'s cells, and by those of companions ``[R, K]``."""
+        tables = [
+            tally(self._block(samples, rows), grid, None if beside is None else beside[rows])
+            for samples, rows in self._partition(max_bytes)
+        ]
+        if len(tables) == 1:
+            return tables[0]
+        return sum(tables, start=grid.zeros(self.device, beside))
 
     # What results are computed from.
 

@@ -15,8 +15,8 @@ from gradlens.numerics.deviations import (
     SampleDeviations,
     by_products,
 )
-from gradlens.numerics.histograms import CHUNK, Grid, add_signs, number_below_zero, tally_1d
-from gradlens.numerics.norms import norm, products_of_positions, scale_of, whole_range
+from gradlens.numerics.histograms import CHUNK, Companions, Grid, add_signs, tally
+from gradlens.numerics.norms import norm, scale_of, whole_range
 from gradlens.numerics.precision import SMALL, accumulable, double, widest
 from gradlens.operators.operator import GradientOperator, centred, slices
 
@@ -113,11 +113,23 @@ class OuterProducts(OfFactors):
 
     def _gram(self, other: GradientOperator, max_bytes: int | None = None) -> Tensor:
         if isinstance(other, OuterProducts) and self._has_cheap_gram(other):
-            return torch.cat([*self._parts_of_gram(other)])
+            return self._gram_by_positions(other)
         return super()._gram(other, max_bytes)
 
     def centred_gram(self) -> Tensor:
-        return centred(self.gram()) if self._has_cheap_gram(self) else super().centred_gram()
+        return centred(self._own_gram) if self._has_cheap_gram(self) else super().centred_gram()
+
+    @property
+    def _own_gram(self) -> Tensor:
+        """The Gram matrix by positions, kept until ``forget``; not to be written to."""
+        if "gram" not in self._kept:
+            self._kept["gram"] = self._gram_by_positions(self)
+        return self._kept["gram"]
+
+    @property
+    def _doubles(self) -> tuple[Tensor, Tensor]:
+        """δ ``[N·S, R]`` and x ``[N·S, K]`` in float64."""
+        return double(self._delta).flatten(0, -2), double(self._inputs).flatten(0, -2)
 
     @property
     def _has_cheap_norms(self) -> bool:
@@ -150,32 +162,34 @@ class OuterProducts(OfFactors):
         bytes_per_sample = 2 * self._positions**2 * torch.float64.itemsize
         return slices(self.batch_size, self._piece_bytes // max(bytes_per_sample, 1))
 
-    def _parts_of_gram(self, other: OuterProducts) -> Iterator[Tensor]:
-        """⟨gₙ, gₘ⟩ with each of the other's gₘ in float64, in parts ``[n, M]``.
+    def _gram_by_positions(self, other: OuterProducts) -> Tensor:
+        """⟨gₙ, gₘ⟩ with each of the other's gₘ in float64, ``[N, M]``.
 
         There, products of numbers in float32 are exact, and their sums cancel little.
         """
         s, (m, t) = self._positions, (other.batch_size, other._positions)
-        delta, inputs = (double(each).flatten(0, -2) for each in self._tensors)
+        delta, inputs = self._doubles
         deltas, others = delta, inputs
         if other is not self:
-            deltas, others = (double(each).flatten(0, -2).to(delta) for each in other._tensors)
+            deltas, others = (each.to(delta) for each in other._doubles)
         bytes_per_sample = 2 * s * m * t * delta.dtype.itemsize
-        for samples in slices(self.batch_size, self._piece_bytes // max(bytes_per_sample, 1)):
-            part = slice(samples.start * s, samples.stop * s)
-            products = (delta[part] @ deltas.T) * (inputs[part] @ others.T)
-            yield products if s == t == 1 else products.reshape(-1, s, m, t).sum((1, 3))
+        at_once = self._piece_bytes // max(bytes_per_sample, 1)
+        sides = [(delta, inputs)]
+        if at_once < self.batch_size:
+            split = (each.split(max(at_once, 1) * s) for each in sides[0])
+            sides = [*zip(*split, strict=True)]
+        parts = []
+        for one, two in sides:
+            products = (one @ deltas.T) * (two @ others.T)
+            parts.append(products if s == t == 1 else products.reshape(-1, s, m, t).sum((1, 3)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def deviations(self) -> SampleDeviations:
         if not self.has_cheap_deviations:
             return super().deviations()
-        squared_norms, means, start = [], [], 0
-        for part in self._parts_of_gram(self):
-            squared_norms.append(part.diagonal(start))
-            means.append(part.mean(1))
-            start += len(part)
-        with_mean = torch.cat(means)
-        return by_products(torch.cat(squared_norms), with_mean, with_mean.mean(), self._noise)
+        gram = self._own_gram
+        with_mean = gram.mean(1)
+        return by_products(gram.diagonal(), with_mean, with_mean.mean(), self._noise)
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         if not self._has_cheap_norms:
@@ -208,43 +222,35 @@ class OuterProducts(OfFactors):
     def sum_of_squares(self) -> Tensor:
         if self._positions != 1:
             return super().sum_of_squares()
-        return double(self._delta).square().T @ double(self._inputs).square()
+        delta, inputs = self._doubles
+        return delta.square().T @ inputs.square()
 
     def element_deviations(self) -> ElementDeviations:
         if self._positions != 1:
             return super().element_deviations()
-        return self._element_deviations_by_sums(double(self._delta).T @ double(self._inputs))
+        delta, inputs = self._doubles
+        squares = delta.square().T @ inputs.square()
+        return self._element_deviations_by_sums(delta.T @ inputs, squares)
 
-    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+    def _tally(self, grid: Grid, beside: Companions | None, max_bytes: int) -> Tensor:
         far = self._far(grid)
         if far is None:
-            return super()._tally_1d(grid, max_bytes)
-        table = torch.zeros(grid.size, dtype=torch.int64, device="cpu")
-        near = self.batch_size * self._rows * self._columns
-        counts = ([double(each.sum(1)) for each in pair] for pair in self._signs())
-        opposite = sum(int(torch.dot(*pair)) for pair in counts)
+            return super()._tally(grid, beside, max_bytes)
+        table, number = grid.zeros(self.device, beside), self.batch_size
+        if beside is None:
+            sums = [[double(each.sum(1)) for each in pair] for pair in self._signs()]
+            opposite = torch.stack([torch.dot(*pair) for pair in sums]).sum()
+            number *= self._rows * self._columns
+        else:
+            opposite = self._delta.new_zeros(self._rows, self._columns)
+            for one, other in self._signs():
+                if bool(other.any()):  # as not among the outputs of a ReLU
+                    opposite.addmm_(one.T, other)
+        add_signs(table, grid, beside, number, opposite)
         for each in self._products(far, max_bytes):
-            table += tally_1d(each.values, grid)
-            near -= each.values.numel()
-            opposite -= number_below_zero(each.signs)
-        table[grid.zero] += near - opposite
-        table[grid.negative] += opposite
-        return table
-
-    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
-        far = self._far(grid)
-        if far is None:
-            return super()._tally_2d(grid, companions, size, max_bytes)
-        table = torch.zeros(grid.size, size, dtype=torch.int64, device="cpu")
-        opposite = self._delta.new_zeros(self._rows, self._columns)
-        for one, other in self._signs():
-            if bool(other.any()):  # as not among the outputs of a ReLU
-                opposite.addmm_(one.T, other)
-        add_signs(table, companions, self.batch_size, opposite, grid)
-        for each in self._products(far, max_bytes):
-            others = companions[each.rows[:, None], each.columns]
-            table += grid.joint_counts(each.values, others, size)
-            add_signs(table, others, -1, -(each.signs < 0).to(self.dtype), grid)
+            near = None if beside is None else beside[each.rows[:, None], each.columns]
+            table += tally(each.values[None], grid, near)
+            add_signs(table, grid, near, -1, -(each.signs < 0).to(self.dtype))
         return table
 
     def _signs(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -313,7 +319,7 @@ class _Products:
 
 def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
     """‖Σₛ δₙₛ xₙₛᵀ‖² from δ ``[N, S, R]`` and x ``[N, S, K]``, by their Gram matrices, ``[N]``."""
-    pairs = (double(whole_range(products_of_positions, each)) for each in (delta, inputs))
+    pairs = (double(whole_range(lambda x: x @ x.mT, each)) for each in (delta, inputs))
     return torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
 
 

@@ -12,7 +12,7 @@ from gradlens.numerics.deviations import (
     SampleDeviations,
     by_products,
 )
-from gradlens.numerics.histograms import Grid, count, tally_1d
+from gradlens.numerics.histograms import Companions, Grid, number_of, tally
 from gradlens.numerics.norms import norm, scale_of
 from gradlens.numerics.precision import accumulable, double
 from gradlens.operators.operator import GradientOperator, centred, slices
@@ -127,7 +127,8 @@ class IndexedRows(GradientOperator):
         )
 
     def element_deviations(self) -> ElementDeviations:
-        return self._element_deviations_by_sums(self._per_row(double(self._values)))
+        total = self._per_row(double(self._values))
+        return self._element_deviations_by_sums(total, self.sum_of_squares())
 
     def sum(self) -> Tensor:
         return self._per_row(self._values)
@@ -142,19 +143,11 @@ class IndexedRows(GradientOperator):
     def abs_max(self) -> Tensor:
         return torch.cat([self._values.flatten(), self._values.new_zeros(1)]).abs().amax()
 
-    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
-        table = tally_1d(self._values, grid)
-        table[grid.zero] += self.batch_size * self._rows * self._columns - self._values.numel()
-        return table
-
-    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
-        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
-        everywhere = self.batch_size * count(companions, size)
-        touched = companions[self._row]
-        table[grid.zero] += everywhere - count(touched, size)
-        bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
-        for rows in slices(len(touched), max_bytes // max(bytes_per_row, 1)):
-            table += grid.joint_counts(self._values[rows], touched[rows], size)
+    def _tally(self, grid: Grid, beside: Companions | None, max_bytes: int) -> Tensor:
+        near = None if beside is None else beside[self._row]
+        table = tally(self._values[None], grid, near)
+        everywhere = self.batch_size * number_of(self._rows * self._columns, beside)
+        table[grid.zero] += everywhere - number_of(self._values.numel(), near)
         return table
 
     def _per_sample(self, values: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from gradlens.parts.part import (
 )
 from gradlens.parts.processes import Processes
 from gradlens.reductions import (
+    Deviations,
     Mean,
     MergeableReduction,
     ParameterGradients,
@@ -51,7 +52,7 @@ def _obstacle(reduction: Reduction, whole: BatchPart, max_bytes: int, processes:
     if isinstance(reduction, ReductionAboutMean):
         if MEAN in whole.results.failed:
             return whole.results.failed[MEAN]
-        known = known or reduction.from_spread
+        known = known or isinstance(reduction, Deviations)
     elif isinstance(reduction, MergeableReduction):
         why = WEIGHTS
     elif processes > 1:
@@ -106,7 +107,7 @@ def second_phase(
         with torch.no_grad():
             for key, reduction in gathered.items():
                 work = f"{type(reduction).__name__} of {name}"
-                if key in failed or (reduction.names is not None and name not in reduction.names):
+                if key in failed or not reduction.is_of(name):
                     continue
                 with contain(work, partial(refuse, key=key)):
                     if isinstance(reduction, ReductionAboutMean):
@@ -299,12 +300,12 @@ class BatchAssembly:
                 of_own = Results(
                     {
                         key: {
-                            n: each.value_of_spread(s, mean[n], size, not_kept)
+                            n: s.about(mean[n], size, not_kept)
                             for n, s in spreads.items()
-                            if each.names is None or n in each.names
+                            if each.is_of(n)
                         }
                         for key, each in apart.items()
-                        if isinstance(each, ReductionAboutMean)
+                        if isinstance(each, Deviations)
                     }
                 )
             mine = BatchPart(size, size, results=of_own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,20 +19,14 @@ from gradlens.reductions import ParameterGradients, Reduction
 class DualBounds(Reduction):
     """Bounds of ‖G‖ and of its noise in a ``norm``, as ``DualSums``.
 
-    They are ``of`` some parameters by name, or of all; batches have four samples or more.
+    Batches have four samples or more.
     """
 
     norm: DualNorm
-    of: frozenset[str] | None = None
+    names: frozenset[str] | None = None
     passes: ClassVar[int] = 4
 
-    @property
-    def names(self) -> frozenset[str] | None:
-        return self.of
-
-    def reduce(self, gradients: ParameterGradients) -> Any:
-        if self.of is not None and gradients.name not in self.of:
-            return None
+    def reduce(self, gradients: ParameterGradients) -> DualSums:
         if gradients.individual.batch_size < FEWEST_SAMPLES:
             raise UnavailableError(FEW_SAMPLES)
         return dual_sums(gradients.elements, self.norm)

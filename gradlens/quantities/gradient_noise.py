@@ -35,7 +35,7 @@ from gradlens.quantities.parameter_quantity import (
 )
 from gradlens.quantities.quantity import SingleStepQuantity, check_choice
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
-from gradlens.reductions import ChosenDeviations, Deviations, ElementRatios
+from gradlens.reductions import Deviations, ElementRatios
 from gradlens.signals.selection import Selection, Selectors, selection
 
 Between: TypeAlias = Literal["samples", "parts"]
@@ -231,8 +231,7 @@ class GradNoiseScale(NoiseQuantity):
 
     def _set_reductions(self) -> None:
         of = self._names
-        chosen = Deviations() if of is None else ChosenDeviations(of)
-        found = chosen if self.norm == "l2" else DualBounds(self.norm, of)
+        found = Deviations(of) if self.norm == "l2" else DualBounds(self.norm, of)
         self.reductions = () if self.between == "parts" else (found,)
 
     def select(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -19,7 +19,7 @@ from gradlens.graph.kinds import kind, plain_name, positive
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.signals.reductions import PIECE, SignalReduction
+from gradlens.signals.reductions import PIECE, SignalReduction, added
 from gradlens.torch_private import output_metadata, saved, sequence_number, signed
 
 Block: TypeAlias = tuple[Tensor | None, Tensor]
@@ -79,11 +79,8 @@ class Attention(SignalReduction[AttentionRows]):
             return Undefined(OTHER_HEADS)
         scores = [each.largest for each in values]
         known = [each for each in scores if each is not None]
-        return AttentionRows(
-            torch.stack(known).amax(0) if len(known) == len(scores) else None,
-            torch.stack([each.entropies for each in values]).sum(0),
-            torch.stack([each.rows for each in values]).sum(0),
-        )
+        largest = torch.stack(known).amax(0) if len(known) == len(scores) else None
+        return added(values, largest=largest)
 
 
 def rows_of(block: Block) -> AttentionRows:

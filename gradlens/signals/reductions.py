@@ -6,10 +6,11 @@ signal. Values stay on the device, and nothing here synchronises with it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,6 +59,15 @@ class SignalReduction(ABC, Generic[Value]):
         """One value for all calls of a layer in a step."""
 
 
+def added(values: Sequence[Value], **others: Any) -> Value:
+    """Dataclasses as one: each of their numbers added up, but those that are given."""
+    first: Any = values[0]
+    names = {each.name for each in fields(first)} - others.keys()
+    sums = {name: sum(getattr(each, name) for each in values) for name in names}
+    found: Value = replace(first, **sums, **others)
+    return found
+
+
 @dataclass(frozen=True)
 class Norms:
     """Sizes of a tensor with ``count`` samples and ``elements`` numbers.
@@ -92,13 +102,7 @@ class Size(SignalReduction[Norms]):
         )
 
     def merge(self, values: Sequence[Norms]) -> Norms:
-        return Norms(
-            norm(torch.stack([value.norm for value in values])),
-            torch.stack([value.sample_norms for value in values]).sum(),
-            torch.stack([value.sample_rms for value in values]).sum(),
-            sum(value.count for value in values),
-            sum(value.elements for value in values),
-        )
+        return added(values, norm=norm(torch.stack([value.norm for value in values])))
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,7 @@ class Active(SignalReduction[FeatureCounts]):
     def merge(self, values: Sequence[FeatureCounts]) -> FeatureCounts | Undefined:
         if not _alike([value.active for value in values]):
             return Undefined(DIFFERENT_FEATURES)
-        active = torch.stack([value.active for value in values]).sum(0)
-        return FeatureCounts(active, sum(value.count for value in values))
+        return added(values)
 
 
 @dataclass(frozen=True)
@@ -180,15 +183,12 @@ def _moments(samples: Tensor) -> FeatureMoments:
 
 
 def _joined(values: Sequence[FeatureMoments]) -> FeatureMoments:
-    """Within the parts and between them (Chan et al., 1979)."""
+    """Within the parts and between them."""
     values = [value for value in values if value.count] or values[:1]
-    count = sum(value.count for value in values)
-    shares = [value.count / count if count else 1.0 for value in values]
-    mean = torch.stack([s * v.mean for s, v in zip(shares, values, strict=True)]).sum(0)
-    parts = [
-        s * (v.variance + (v.mean - mean).square()) for s, v in zip(shares, values, strict=True)
-    ]
-    return FeatureMoments(mean, torch.stack(parts).sum(0), count)
+    moments = torch.stack([torch.stack([value.mean, value.variance]) for value in values])
+    counts = [value.count for value in values]
+    mean, powers = _about_their_mean(moments, counts)
+    return FeatureMoments(mean, powers[0], sum(counts))
 
 
 @dataclass(frozen=True)
@@ -261,22 +261,22 @@ def _central_moments(values: Tensor) -> Tensor:
 
 
 def _about_their_mean(moments: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The mean of some parts together, and the central powers ``[3]``, of their own ``[P, 4]``.
+    """The mean ``[*F]`` of some parts together, and the central powers ``[k − 1, *F]``.
 
-    By the binomials of (x − mean of a part) + (mean of a part − mean) (Pébay, 2008).
+    Their own are ``[P, k, *F]``, the mean first. By the binomials of (x − mean of a part) + (mean
+    of a part − mean) (Pébay, 2008).
     """
-    total = sum(counts)
+    total = sum(counts) or 1
     shares = torch.tensor([n / total for n in counts], dtype=torch.float64, device="cpu")
     shares = on_device(shares, moments.device, moments.dtype)
-    means, second, third, fourth = moments.unbind(1)
-    mean = shares @ means
-    apart = means - mean
+    mean = torch.tensordot(shares, moments[:, 0], 1)
+    apart = moments[:, 0] - mean
+    own = [torch.ones_like(apart), torch.zeros_like(apart), *moments[:, 1:].unbind(1)]
     powers = [
-        second + apart**2,
-        third + 3 * apart * second + apart**3,
-        fourth + 4 * apart * third + 6 * apart**2 * second + apart**4,
+        sum(math.comb(p, i) * apart ** (p - i) * own[i] for i in range(p + 1))
+        for p in range(2, len(own))
     ]
-    return mean, torch.stack(powers) @ shares
+    return mean, torch.tensordot(shares, torch.stack(powers, 1), 1)
 
 
 @dataclass(frozen=True)
@@ -324,14 +324,7 @@ class Logits(SignalReduction[Predictions]):
     def merge(self, values: Sequence[Predictions]) -> Predictions | Undefined:
         if not _alike([value.predicted for value in values]):
             return Undefined(DIFFERENT_FEATURES)
-        return Predictions(
-            torch.stack([value.entropy for value in values]).sum(),
-            torch.stack([value.squares for value in values]).sum(),
-            torch.stack([value.largest for value in values]).amax(),
-            torch.stack([value.known for value in values]).sum(),
-            torch.stack([value.predicted for value in values]).sum(0),
-            sum(value.count for value in values),
-        )
+        return added(values, largest=torch.stack([value.largest for value in values]).amax())
 
 
 @dataclass(frozen=True)

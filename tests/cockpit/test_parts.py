@@ -422,7 +422,7 @@ def test_the_spread_of_parts_is_that_of_all_rows(sizes: tuple[int, ...]) -> None
         one = BatchPart(len(part), len(part), results=value)
         found = merged(found, one, {"s": kind}, "mean", uncontained)
     spread, exact = found.results.values["s"]["w"], Dense(rows).deviations()
-    known = reductions.Deviations().value_of_spread(spread, rows.mean(0), len(rows), "why")
+    known = spread.about(rows.mean(0), len(rows), "why")
     assert NormTest().value(known) == pytest.approx(NormTest().value(exact), rel=1e-12)
     scale, exact_scale = noise_scale(known), noise_scale(exact)
     assert scale.value == pytest.approx(exact_scale.value, rel=1e-9)

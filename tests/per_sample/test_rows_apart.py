@@ -56,6 +56,7 @@ OPERATORS = {
 FROM_ROWS = (
     reductions.SquaredNorms(),
     reductions.Deviations(),
+    reductions.Deviations(frozenset("w")),
     reductions.Gram(),
     reductions.CentredGram(),
     reductions.ElementRatios(1e-5),
@@ -64,10 +65,7 @@ FROM_ROWS = (
     reductions.Histogram1d(10, (-3.0, 3.0)),
     reductions.Histogram2d((10, 4), ((-3.0, 3.0), (-1.0, 1.0))),
 )
-WHOLE = (
-    *(reductions.Mean(), reductions.SumOfSquares(), reductions.ElementDeviations()),
-    reductions.ChosenDeviations(frozenset("w")),
-)
+WHOLE = (*(reductions.Mean(), reductions.SumOfSquares(), reductions.ElementDeviations()),)
 
 
 def of_update(operator: GradientOperator) -> reductions.DirectionDots:
