@@ -163,7 +163,10 @@ ADVERSARY = {
     f"strangers/{n}": np.r_[first, np.full(ROWS - 1, later)]
     for n, first, later in (("all", 4, 4), ("new", 4, 0), ("same", 0, 0))
 }
-AMBIGUOUS = "the number of samples isn't certain, since more than one agrees with the network"
+AMBIGUOUS = (
+    "the number of samples isn't certain, since more than one agrees with the network",
+    "N = 32 by the rows, and it can't be followed which sample each of their rows belongs to",
+)
 
 
 def still_ones(name: str) -> dict[str, float]:
@@ -297,7 +300,7 @@ FAULTY: dict[str, list[History]] = {
     "one_element": [run(setup=replace(SETUP, of_one="softmax"))],
     "samples_mixed": [
         covered(reason)
-        for reason in ("samples meet between it and 4, as far as can be seen", AMBIGUOUS)
+        for reason in ("samples meet between it and 4, as far as can be seen", *AMBIGUOUS)
     ],
     "constant_output": [
         run(changed(S, loss=STUCK) | {"output_std": 1e-9 * np.ones(STEPS)}),

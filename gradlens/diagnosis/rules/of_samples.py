@@ -19,8 +19,9 @@ MEETING = "samples meet"
 """How a reason begins for which parameters have no per-sample gradients: it is in the network, and
 not in the loss, if it says between which layers."""
 BETWEEN = "between it and"
-UNCERTAIN = "more than one agrees"
-"""Part of the reason where it isn't certain which axis counts the samples."""
+UNCERTAIN = "more than one agrees", "it can't be followed which sample"
+"""Parts of reasons where it isn't certain which axis counts the samples, or which rows are whose: a
+view that mixes them hides even how many there are."""
 
 
 def mixed(evidence: Evidence) -> Iterator[Sign]:
@@ -30,7 +31,7 @@ def mixed(evidence: Evidence) -> Iterator[Sign]:
         return
     for reason, names in found.by_reason().items():
         is_meeting = reason.startswith(MEETING)
-        if not (is_meeting or UNCERTAIN in reason):
+        if not (is_meeting or any(words in reason for words in UNCERTAIN)):
             continue
         where = tuple(names)
         number = above("parameters without per-sample gradients", len(where), 0)
