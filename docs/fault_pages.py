@@ -76,7 +76,7 @@ def after(rule: Rule) -> Iterator[str]:
         yield table(heads, found, ":class: limits")
     runs = of_fault(rule.fault)
     if runs:
-        yield f"It was named in {hits(runs)} runs on networks new to the rules (:ref:`rates`)."
+        yield f"It was named in {hits(runs)} runs of the benchmark (:ref:`rates`)."
     yield from others(rule)
     if rule.sources:
         yield heading("Sources", "-")
