@@ -48,7 +48,9 @@ class NodeGradient:
     keeps, for all parameters at the node, what the node has saved, the result of a layer's rule,
     and gradients on the way from the node to parameters. Most nodes have one output, whose
     ``gradient`` is detached, and ``index`` has the samples of its rows; of several outputs, these
-    are the first that there are.
+    are the first that there are. ``links`` are the kinds of nodes between it and the parameter
+    that change the gradient; it ``is_transposed`` if all that they do is to transpose it. ``eps``
+    is the rounding error of the gradient's precision.
     """
 
     def __init__(
@@ -70,8 +72,12 @@ class NodeGradient:
         self.kind = graph.kinds[labelled.use.node]
         self.index = next(iter(labelled.rows.values()))
         self.samples = self.index.samples
+        kinds = [graph.kinds[link.node] for link in self.use.chain]
+        self.links = [kind for kind in kinds if kind not in CASTS]
+        self.is_transposed = set(self.links) == {TRANSPOSE} and len(self.links) % 2 == 1
         first = next(each for each in gradients if each is not None)
         self.gradient = first.detach() if first.requires_grad else first
+        self.eps = torch.finfo(first.dtype).eps
 
     def saved(self, name: str) -> Tensor | None:
         """A tensor that the node has saved."""
@@ -96,14 +102,13 @@ def operator_of(found: NodeGradient) -> GradientOperator:
         _check_unlabelled_rows(found)
     if found.use.own_name:
         return _by_layer_rule(found)
-    kinds = [found.graph.kinds[link.node] for link in found.use.chain]
-    links = [kind for kind in kinds if kind not in CASTS]
-    if links and set(links) != {TRANSPOSE}:
+    if {*found.links} - {TRANSPOSE}:
         operator: GradientOperator = _behind_links(found)
     else:
         operator = _at_node(found)
-        if len(links) % 2:
-            operator = _transposed(operator)
+        if found.is_transposed and not isinstance(operator, OuterProducts):
+            whole = operator.dense()
+            operator = Dense(whole.mT if whole.dim() == 3 else whole, eps=operator.eps)
     if operator.dtype.is_complex:  # of a real parameter, of which the engine takes the real part
         operator = Dense(operator.dense().real, eps=operator.eps)
     # Autograd makes a gradient without other references a parameter's grad, which users change.
@@ -120,13 +125,6 @@ def _at_node(found: NodeGradient) -> GradientOperator:
     if rule is None:
         rule = _elementwise if kind_of(found.kind).axes is from_the_right else one_by_one
     return rule(found)
-
-
-def _transposed(operator: GradientOperator) -> GradientOperator:
-    if isinstance(operator, OuterProducts):
-        return operator.transposed()
-    whole = operator.dense()
-    return Dense(whole.mT if whole.dim() == 3 else whole, eps=operator.eps)
 
 
 def _behind_links(found: NodeGradient) -> Dense:
@@ -161,7 +159,7 @@ def _by_layer_rule(found: NodeGradient) -> Dense:
     if "by rule" not in found.known:
         found.known["by rule"] = dict(call.row_gradients(gradient))
     rows = call.checked(found.use.own_name, found.known["by rule"], gradient)
-    return Dense(index.sum(rows), found.scale)
+    return Dense(index.sum(rows), found.scale, found.eps)
 
 
 def _check_unlabelled_rows(found: NodeGradient) -> None:
@@ -184,15 +182,16 @@ UNLABELLED_ROWS = (
 
 
 def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
-    """Σ x δᵀ over the rows of a sample, for a use of shape ``[I, O]``."""
+    """Σ x δᵀ over the rows of a sample, for a use of shape ``[I, O]``, or Σ δ xᵀ for ``[O, I]``."""
     if inputs is None or inputs.layout != torch.strided:
         return one_by_one(found)
     index = found.index
     if storage_number(inputs) in found.graph.storages:
         inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
-    if index.counts_samples:
-        return OuterProducts(inputs, delta, found.scale)
-    return OuterProducts(index.split(inputs), index.split(delta), found.scale)
+    left, right = (delta, inputs) if found.is_transposed else (inputs, delta)
+    if not index.counts_samples:
+        left, right = index.split(left), index.split(right)
+    return OuterProducts(left, right, found.scale)
 
 
 def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
@@ -277,9 +276,11 @@ def _convolution(found: NodeGradient) -> GradientOperator:
     return Grouped(by_image, together)
 
 
-def _convolution_bias(found: NodeGradient) -> GradientOperator:
-    gradient = accumulable(found.gradient).flatten(2).sum(2)
-    return _dense(found, found.index.sum(gradient))
+def _by_channel(found: NodeGradient, gradient: Tensor | None = None) -> GradientOperator:
+    """The gradient of what is added to each channel, or another one."""
+    gradient = accumulable(found.gradient) if gradient is None else gradient
+    by_image = gradient.flatten(2).sum(2) if gradient.dim() > 2 else gradient
+    return _unbroadcast_rows(found, by_image, found.index.labels, (1, -1))
 
 
 def _embedding(found: NodeGradient) -> GradientOperator:
@@ -305,7 +306,8 @@ def _rows_of_table(
     known = owners >= 0
     if not bool(known.all()):
         indices, delta, owners = indices[known], delta[known], owners[known]
-    return IndexedRows(indices, delta, owners, found.samples, found.use.shape[0], found.scale)
+    rows = found.use.shape[0]
+    return IndexedRows(indices, delta, owners, found.samples, rows, found.scale, found.eps)
 
 
 def _embedding_bag(found: NodeGradient) -> GradientOperator:
@@ -340,8 +342,7 @@ def _norm(found: NodeGradient) -> GradientOperator:
         gradient = gradient * normalised.reshape(gradient.shape)
     if found.kind == "NativeLayerNormBackward0":
         return _unbroadcast(found, gradient)
-    by_image = gradient.reshape(*gradient.shape[:2], -1).sum(2)
-    return _unbroadcast_rows(found, by_image, found.index.labels, (1, -1))
+    return _by_channel(found, gradient)
 
 
 def _normalised(found: NodeGradient) -> Tensor | None:
@@ -419,7 +420,8 @@ def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
 def _dense(found: NodeGradient, gradients: Tensor) -> Dense:
     """Gradients ``[N, ...]`` of the use's input."""
     shape = (found.samples, *found.use.shape)
-    return Dense(gradients if gradients.shape == shape else gradients.reshape(shape), found.scale)
+    fitting = gradients if gradients.shape == shape else gradients.reshape(shape)
+    return Dense(fitting, found.scale, found.eps)
 
 
 def _handed_on_by(found: NodeGradient, link: Link, gradients: Tensor) -> Sequence[Tensor]:
@@ -502,7 +504,7 @@ _RULES: dict[tuple[str, int], Rule] = {
     ("MvBackward0", 1): _times_vector,
     ("ExpandBackward0", 0): _added,
     ("ConvolutionBackward0", 1): _convolution,
-    ("ConvolutionBackward0", 2): _convolution_bias,
+    ("ConvolutionBackward0", 2): _by_channel,
     ("EmbeddingBackward0", 0): _embedding,
     ("EmbeddingBagBackward0", 0): _embedding_bag,
 } | {

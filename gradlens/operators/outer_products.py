@@ -71,10 +71,6 @@ class OuterProducts(OfFactors):
             return self._delta, self._inputs
         return self._delta[:, None], self._inputs[:, None]
 
-    def transposed(self) -> OuterProducts:
-        """The operator of gₙᵀ."""
-        return OuterProducts(self._inputs, self._delta)
-
     @property
     def is_worth_storing(self) -> bool:
         # Results of few elements take fewer calls than those of the factors. A projection, a mean

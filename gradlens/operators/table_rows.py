@@ -33,8 +33,9 @@ class IndexedRows(GradientOperator):
         batch_size: int,
         num_rows: int,
         scale: float = 1.0,
+        eps: float | None = None,
     ) -> None:
-        eps = torch.finfo(delta.dtype).eps
+        eps = torch.finfo(delta.dtype).eps if eps is None else eps
         delta = accumulable(delta)
         columns = delta.shape[1]
         super().__init__(batch_size, (num_rows, columns), delta.dtype, delta.device, eps)

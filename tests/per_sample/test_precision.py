@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import gradlens
 from gradlens.numerics.deviations import ROUNDINGS
 from gradlens.operators.composed import Grouped, Joined, Summed
 from gradlens.operators.convolution import Convolution, Geometry
@@ -177,3 +178,18 @@ def test_norms_without_a_sample_are_right_or_unknown(size: float, dtype: torch.d
     torch.testing.assert_close(found[is_known], expected[is_known], rtol=0.05, atol=0)
     assert bool(is_known[torch.arange(8) != 2].all())
     assert bool(is_known[2]) == (size < 1e9)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_rounding_errors_are_those_of_the_precision_that_gradients_were_computed_in(
+    dtype: torch.dtype,
+) -> None:
+    """Of weights, which the graph transposes, of biases, tables and normalisations alike."""
+    model = nn.Sequential(
+        nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 6), nn.Conv1d(3, 2, 3), nn.GroupNorm(1, 2)
+    ).to(dtype)
+    with gradlens.per_sample_gradients(model) as gradients:
+        outputs = model(torch.arange(15).reshape(5, 3) % 5)
+        (outputs.square().sum((1, 2)).mean()).backward()
+    assert [*gradients] == [name for name, _ in model.named_parameters()]
+    assert {each.eps for each in gradients.values()} == {torch.finfo(dtype).eps}
