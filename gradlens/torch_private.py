@@ -279,35 +279,12 @@ def set_part(module: nn.Module, name: str, part: nn.Module) -> None:
     module._modules[name] = part
 
 
-def foreach_norm(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The Euclidean norm of each tensor in a dtype, by one operation for all of them.
+def foreach(operation: str, *arguments: Any, **options: Any) -> list[Tensor]:
+    """An operation for each of a list of tensors at once, such as ``"norm"``.
 
     The functions of torch for lists of tensors, which its optimizers use, are private.
     """
-    return list(torch._foreach_norm(list(tensors), 2, dtype))
-
-
-def foreach_sub(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """The differences of pairs of tensors, by one operation for all of them."""
-    return list(torch._foreach_sub(list(ones), list(others)))
-
-
-def foreach_move_(
-    tensors: Sequence[Tensor], starts: Sequence[Tensor], steps: Sequence[Tensor], multiple: float
-) -> None:
-    """Set tensors to starts plus a multiple of steps, in memory of their own."""
-    torch._foreach_copy_(list(tensors), list(starts))
-    if multiple:
-        torch._foreach_add_(list(tensors), list(steps), alpha=multiple)
-
-
-def foreach_over_roots(
-    ones: Sequence[Tensor], roots: Sequence[Tensor], floors: Sequence[float | Tensor]
-) -> list[Tensor]:
-    """Each tensor over another one, whose elements count as its floor at least."""
-    numbers: Any = list(floors)
-    divisors = torch._foreach_clamp_min(list(roots), numbers)
-    return list(torch._foreach_div(list(ones), divisors))
+    return list(getattr(torch, f"_foreach_{operation}")(*arguments, **options) or ())
 
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -443,14 +420,14 @@ def is_joined(model: nn.parallel.DistributedDataParallel) -> bool:
     return bool(model._join_config.enable)
 
 
-def checkpoint_group() -> AbstractContextManager[Any] | None:
-    """A new context in which each checkpointed region is recomputed at most once.
+def recomputing() -> AbstractContextManager[Any]:
+    """A context in which own passes may compute checkpointed regions again, each of them once.
 
-    ``None`` inside another one, since they can't be nested. The class is public, but not whether
-    one is active.
+    It can be entered several times. The class is public, but not whether one is active, inside of
+    which there can't be another one.
     """
     group: Any = checkpoint.GraphExecGroup
-    return None if group._get_current_group() is not None else group()
+    return group() if group._get_current_group() is None else nullcontext()
 
 
 # Gradient scalers -------------------------------------------------------------------------------

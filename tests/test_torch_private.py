@@ -365,8 +365,6 @@ def test_a_model_is_joined_inside_of_join(one_process: None) -> None:
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_group_recomputes_a_checkpoint_once(grouped: bool) -> None:
-    if private.checkpoint_group() is None:
-        pytest.skip("this version of torch has none")
     calls: list[int] = []
 
     def region(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -375,13 +373,11 @@ def test_a_group_recomputes_a_checkpoint_once(grouped: bool) -> None:
 
     x, y = leaf(3), leaf(3)
     first, second = checkpoint(region, x, y, use_reentrant=False)
-    with (private.checkpoint_group() or nullcontext()) if grouped else nullcontext():
-        if grouped:
-            assert private.checkpoint_group() is None
-        torch.autograd.grad(first.sum(), x, retain_graph=True)
+    with private.recomputing() if grouped else nullcontext():
+        with private.recomputing() if grouped else nullcontext():
+            torch.autograd.grad(first.sum(), x, retain_graph=True)
         torch.autograd.grad(second.sum(), y, retain_graph=True)
     assert len(calls) == (2 if grouped else 3)
-    assert private.checkpoint_group() is not None
 
 
 # Gradient scalers -------------------------------------------------------------------------------
@@ -803,7 +799,7 @@ def test_packing_can_be_switched_off() -> None:
 
 def test_operations_on_lists_of_tensors() -> None:
     ones = [torch.tensor([3.0, -4.0]), torch.full((2, 3), 1e30), torch.zeros(0)]
-    found = private.foreach_norm(ones, torch.float64)
+    found = private.foreach("norm", ones, 2, torch.float64)
     assert [each.dtype for each in found] == [torch.float64] * 3
     torch.testing.assert_close(
         torch.stack(found),
@@ -812,10 +808,11 @@ def test_operations_on_lists_of_tensors() -> None:
         atol=0,
     )
     moved = [each.clone() for each in ones]
-    private.foreach_move_(moved, ones, [each + 1 for each in ones], 0.5)
+    private.foreach("copy_", moved, ones)
+    private.foreach("add_", moved, [each + 1 for each in ones], alpha=0.5)
     assert all(
         torch.equal(one, each + 0.5 * (each + 1)) for one, each in zip(moved, ones, strict=True)
     )
-    differences = private.foreach_sub(ones, [each + 1 for each in ones])
+    differences = private.foreach("sub", ones, [each + 1 for each in ones])
     for one, difference in zip(ones, differences, strict=True):
         torch.testing.assert_close(difference, one - (one + 1))

@@ -32,10 +32,9 @@ from gradlens.curvature.operator import (
     float64_device,
     parameter_slices,
 )
-from gradlens.gradients.gradients import inputs_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, called, kind_of
-from gradlens.graph.model_calls import Given
+from gradlens.graph.model_calls import Given, calls_behind
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
 from gradlens.numerics.unavailable import UnavailableError
@@ -238,7 +237,9 @@ def _jacobians(ggn: GGNOperator, model: nn.Module | None, plans: Plans) -> Sampl
     """
     rows = len(ggn.outputs)
     reasons: dict[int, UnavailableError] = {}
-    for parts in _divisions(rows, inputs_of(ggn.jacobian.graph, model)):
+    calls = calls_behind(ggn.jacobian.graph, model)
+    inputs = [given for call in calls for given in call.inputs]
+    for parts in _divisions(rows, inputs):
         together = rows // max(parts, 1) or 1
         try:
             return SamplesJacobians(ggn.jacobian, model, plans, together)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.differentiation import explained
-from gradlens.graph.checkpoints import read_saved, recomputing
+from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import Node, kind_of, plain_name
 from gradlens.graph.loss import REDUCTIONS, terms
 from gradlens.graph.passes import Gradients, run_backward
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.torch_private import saved, signed
+from gradlens.torch_private import recomputing, saved, signed
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 """The product of the Hessian of a loss with a tensor of the outputs' shape."""

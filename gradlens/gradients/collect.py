@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.gradients.rules import NodeGradient, operator_of
 from gradlens.graph.checkpoints import recompute
-from gradlens.graph.graph import Edge, Graph, is_python_function
+from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.loss import Batch, contributions
 from gradlens.graph.passes import Gradients, Instead, as_engine, nodes_above, run_backward
 from gradlens.numerics.checksums import has_other_bits
@@ -66,7 +66,7 @@ class BackwardPass:
         above = nodes_above(self._graph, self._at.keys())
         self._watched = frozenset(above | self._at.keys())
         # A function in Python may write into the gradient that it gets.
-        written = {number for number in above if is_python_function(nodes[number])}
+        written = self._graph.python_functions & above
         early = written | self._at.keys() | self._terms.keys()
         for number in above:
             hook = partial(self._hand_on, number, number not in early)

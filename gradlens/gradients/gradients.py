@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -17,8 +17,8 @@ from gradlens.gradients.reduce import Reducer
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
-from gradlens.graph.loss import Batch, Loss, LossReduction, Rows, read_loss
-from gradlens.graph.model_calls import Given, calls_behind
+from gradlens.graph.loss import Batch, Loss, LossReduction, read_loss
+from gradlens.graph.model_calls import calls_behind
 from gradlens.numerics.host import on_device
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
@@ -118,7 +118,7 @@ class Gradients(LossFactor):
             contain=contain,
             buffer=setting.buffer,
         )
-        self.batch = Batch(loss_reduction=setting.loss_reduction, factor=loss_scale(info))
+        self.batch = Batch(loss_reduction=setting.loss_reduction, factor=self._scale)
         self.called_with = 0.0
         self.coupling: frozenset[str] = frozenset()
         self.beside: tuple[str, ...] = ()
@@ -168,42 +168,39 @@ class Gradients(LossFactor):
         if is_new:
             self.planning_seconds += time.perf_counter() - start
         self._take_in(graph, plan)
-        if graph.has_python_functions:
+        if graph.python_functions:
             self.reducer.copy_what_lasts()
         if self._needs_losses:
             self._losses = GraphLosses(plan, loss)
         self._pass = BackwardPass(graph, plan, self.batch, self.collector, self._losses)
         self._pass.start()
         self._pass.paused = True  # until the loss's gradient is known
-        if setting.batchnorm == "frozen" and plan.coupling:
-            self._freeze(graph, plan, loss)
+        if plan.coupling and setting.batchnorm != "coupled":
+            is_skipped = setting.batchnorm == "skip"
+            reason = SKIPPED if is_skipped else self._why_not_frozen(graph, plan, loss)
+            if reason:
+                self.collector.refuse(in_front_of(plan.coupling, graph, leaves), reason)
 
     def _take_in(self, graph: Graph, plan: Plan) -> None:
         setting = self._setting
         reduction = setting.loss_reduction
-        self.batch = Batch(plan.samples, plan.known_by, reduction, loss_scale(self._info))
+        self.batch = Batch(plan.samples, plan.known_by, reduction, self._scale)
         self.beside = plan.beside
         self.collector.unavailable |= plan.unavailable
         self.coupling = frozenset(_layers_of(graph, plan.coupling, setting))
-        if setting.batchnorm == "skip" and plan.coupling:
-            front = in_front_of(plan.coupling, graph, setting.leaves)
-            self.collector.refuse(front, SKIPPED)
 
-    def _freeze(self, graph: Graph, plan: Plan, loss: Tensor) -> None:
+    def _why_not_frozen(self, graph: Graph, plan: Plan, loss: Tensor) -> str:
         """Take per-sample gradients from a backward pass with the batch's statistics fixed."""
         assert self._pass is not None
-        reason = ACROSS_PROCESSES if SYNCHRONISED in graph.kinds else ""
+        if SYNCHRONISED in graph.kinds:
+            return NOT_FROZEN.format(reason=ACROSS_PROCESSES)
         try:
-            if not reason:
-                self._pass.run(torch.ones_like(loss), frozen(graph, plan.coupling))
+            self._pass.run(torch.ones_like(loss), frozen(graph, plan.coupling))
         except Exception as error:  # such as that of a checkpoint
-            reason = first_line(error)
-        if not reason:
-            self.closed = True
-            return
-        self.collector.clear()
-        front = in_front_of(plan.coupling, graph, self._setting.leaves)
-        self.collector.refuse(front, NOT_FROZEN.format(reason=reason))
+            self.collector.clear()
+            return NOT_FROZEN.format(reason=first_line(error))
+        self.closed = True
+        return ""
 
     def receive_factor(self, factor: Tensor) -> float:
         """∂(what backward is called on)/∂(the step's loss), a factor that gₙ must not contain."""
@@ -224,7 +221,7 @@ class Gradients(LossFactor):
         if self._losses is None:
             reasons = self.collector.unavailable.values()
             raise UnavailableError(next(iter(reasons), NO_GRAPH))
-        return self._losses.values(self.batch, loss_scale(self._info))
+        return self._losses.values(self.batch, self._scale)
 
     def end(self) -> None:
         """Remove all hooks, and release the graph."""
@@ -260,7 +257,7 @@ def find_plan(
 
 @dataclass(frozen=True)
 class SampleLosses:
-    """ℓₙ ``[N]``, of the ``rows`` of the loss function that a loss is a multiple of.
+    """ℓₙ ``[N]``, of the rows of the loss function that a loss is a multiple ``of``.
 
     ``owners`` ``[M]`` has the sample of each row, and ``parts`` ``[M, K]`` add up to ℓₙ.
     """
@@ -268,7 +265,7 @@ class SampleLosses:
     losses: Tensor
     parts: Tensor
     owners: Tensor
-    rows: Rows
+    of: Loss
 
 
 def sample_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -> SampleLosses | None:
@@ -281,7 +278,7 @@ def sample_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -> Sa
     found = read_loss(loss)
     rows = found.rows(setting.loss_reduction, loss_scale(info))
     owners = None if rows is None else _owners_of_rows(setting, loss, found, info)
-    if rows is None or owners is None or len(owners) != len(rows.parts):
+    if rows is None or owners is None or len(owners) != len(rows):
         return None
     counts = torch.bincount(owners) if int(owners.min()) >= 0 else owners.new_zeros(1)
     if not bool(counts.all()):
@@ -289,9 +286,9 @@ def sample_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -> Sa
     samples, weight = len(counts), 1.0
     if setting.loss_reduction == "mean":
         weight = samples / len(owners)
-    owners, parts = on_device(owners, rows.parts.device), rows.parts * weight
+    owners, parts = on_device(owners, rows.device), rows * weight
     losses = parts.new_zeros(samples).index_add_(0, owners, parts.sum(1))
-    return SampleLosses(losses, parts, owners, rows)
+    return SampleLosses(losses, parts, owners, found)
 
 
 def _owners_of_rows(
@@ -352,11 +349,6 @@ def evidence_of(
     )
 
 
-def inputs_of(graph: Graph, model: nn.Module | None) -> list[Given]:
-    """The tensors that the model was called with for a loss."""
-    return [given for call in calls_behind(graph, model) for given in call.inputs]
-
-
 def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> list[str]:
     """Parameters that what backward is called on depends on in other ways than by the loss.
 
@@ -388,18 +380,13 @@ def _has_positions_first(
     modules: Iterable[nn.Module] = () if model is None else model.modules()
     kinds = (nn.RNNBase, nn.MultiheadAttention)
     layers = [m for m in modules if isinstance(m, kinds) and not m.batch_first]
-    return any(_may_reach(graph, layer, unsharded) for layer in layers)
+    trained = ([p for p in layer.parameters() if p.requires_grad] for layer in layers)
+    return any(not own or any(unsharded.get(id(p), p) in graph for p in own) for own in trained)
 
 
-def _may_reach(graph: Graph, layer: nn.Module, unsharded: Mapping[int, nn.Parameter]) -> bool:
-    """Whether a loss depends on a layer's parameters, or the layer has none that are trained."""
-    trained = [p for p in layer.parameters() if p.requires_grad]
-    return not trained or any(unsharded.get(id(p), p) in graph for p in trained)
-
-
-def _layers_of(graph: Graph, coupling: Iterable[int], setting: Setting) -> list[str]:
+def _layers_of(graph: Graph, coupling: Collection[int], setting: Setting) -> list[str]:
     """The layers that normalising nodes belong to, by their weights' names."""
-    names, found = setting.names, []
+    names, found = setting.names if coupling else {}, list[str]()
     unnamed = False
     for number in coupling:
         leaves = [e for e in graph.children[number][1:] if e and graph.kinds[e[0]] == LEAF]

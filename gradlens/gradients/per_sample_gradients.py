@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -81,7 +81,8 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     def _enter(self) -> None:
         self._operators = {}
         self._gradients = Gradients(self._setting, self._info, keep=lambda each: each)
-        self._contexts.enter_context(_recorded_calls(self._model, self._gradients))
+        keep_calls(self._model, self._gradients)
+        self._contexts.callback(forget_calls, self._model, self._gradients)
         self._contexts.enter_context(self._gradients.finding())
 
     def __exit__(
@@ -203,16 +204,6 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
 def _sum_of(values: Sequence[Tensor]) -> Tensor:
     """The sum of tensors, which may be on different devices, on that of the first."""
     return torch.stack([value.to(values[0].device) for value in values]).sum(0)
-
-
-@contextmanager
-def _recorded_calls(model: nn.Module, user: Gradients) -> Iterator[None]:
-    """A context in which calls of the model are recorded, from which N can be read."""
-    keep_calls(model, user)
-    try:
-        yield
-    finally:
-        forget_calls(model, user)
 
 
 OTHER_PARAMETERS = (

@@ -9,8 +9,7 @@ gradlens. Hooks that aren't torch's are the user's own, and never called by grad
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch import Tensor
 from gradlens.graph.kinds import Node
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
-    checkpoint_group,
     in_backward_pass,
     is_saved_elsewhere,
     recomputation_key,
@@ -26,14 +24,6 @@ from gradlens.torch_private import (
     saved_where_they_are,
     stored_tensors,
 )
-
-
-def recomputing() -> AbstractContextManager[Any]:
-    """A context in which own passes may compute checkpointed regions again, each of them once.
-
-    It can be entered several times.
-    """
-    return checkpoint_group() or nullcontext()
 
 
 def why_not_to_read(node: Node) -> str:

@@ -151,10 +151,11 @@ class Graph:
         node = self.nodes[edge[0]]
         return node.variable if self.kinds[edge[0]] == LEAF else output_metadata(node)[edge[1]]
 
-    @property
-    def has_python_functions(self) -> bool:
-        """Whether some node is that of a ``torch.autograd.Function``, which may do anything."""
-        return bool([node for node in self.nodes if isinstance(node, BackwardCFunction)])
+    @cached_property
+    def python_functions(self) -> frozenset[int]:
+        """The nodes of ``torch.autograd.Function``s, which may do anything."""
+        pairs = enumerate(self.nodes)
+        return frozenset([n for n, node in pairs if isinstance(node, BackwardCFunction)])
 
     @property
     def has_nested_tensors(self) -> bool:
@@ -174,13 +175,13 @@ class Graph:
         """A hash of the graph's structure; ``names`` are those of parameters, by ``id``."""
         found = hash((self.root, self.ruled_calls))
         for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True):
-            is_leaf = kind_ == LEAF
-            if is_leaf:
+            if kind_ == LEAF:
                 own: Any = names.get(id(node.variable))
+                made: Sequence[Any] = (node.variable,)
             else:
                 is_code = isinstance(node, BackwardCFunction)
                 own = constants_of(node) if is_code else saved_integers(node)
-            made = (node.variable,) if is_leaf else output_metadata(node)
+                made = output_metadata(node)
             try:
                 shapes = [tuple(each.shape) for each in made]
             except RuntimeError:  # of a nested tensor that isn't jagged

@@ -52,18 +52,6 @@ class Batch:
         return samples / self.factor
 
 
-class Rows(NamedTuple):
-    """The losses of the M rows of a loss function's input.
-
-    ``parts`` ``[M, K]`` add up to them. ``targets`` are what the rows are compared with, and
-    ``outputs`` the network's: log-probabilities ``[M, C, ...]`` if the targets are classes.
-    """
-
-    parts: Tensor
-    targets: Tensor
-    outputs: Tensor
-
-
 @dataclass(frozen=True, eq=False)
 class Loss:
     """What is known of a loss by the nodes between it and its loss functions.
@@ -107,7 +95,10 @@ class Loss:
 
     @cached_property
     def outputs(self) -> Tensor | None:
-        """What the loss function compares the targets with."""
+        """What the loss function compares the targets with.
+
+        Log-probabilities ``[M, C, ...]`` if these are classes.
+        """
         return None if self.function is None else saved(self.function, "self").detach()
 
     @property
@@ -138,11 +129,12 @@ class Loss:
         return values.flatten(1) if values.dim() > 1 else values.reshape(-1, 1)
 
     @torch.no_grad()
-    def rows(self, loss_reduction: LossReduction, scale: float = 1.0) -> Rows | None:
-        """The losses of the rows of a batch; ``None`` where they can't be had in this way.
+    def rows(self, loss_reduction: LossReduction, scale: float = 1.0) -> Tensor | None:
+        """What the losses of a batch's M rows are sums of, ``[M, K]``.
 
-        ``scale`` is the factor between the step's loss and this one. The rows are those of the
-        first axis: whether they are the samples is for the caller to know.
+        ``None`` where that can't be had in this way. ``scale`` is the factor between the step's
+        loss and this one. The rows are those of the first axis of the function's input: whether
+        they are the samples is for the caller to know.
         """
         targets = self.targets
         if targets is None or not (self.is_multiple and targets.dim() and targets.numel()):
@@ -152,8 +144,7 @@ class Loss:
         samples = len(parts) if loss_reduction == "mean" else 1
         ratio = self.value.detach().to(parts) / scale * samples / parts.sum()
         # Where that isn't finite, the values are taken as they are.
-        parts = parts * torch.where(ratio.isfinite(), ratio, 1.0)
-        return Rows(parts, targets, saved(self.function, "self"))
+        return parts * torch.where(ratio.isfinite(), ratio, 1.0)
 
 
 REDUCTIONS = ("", "mean", "sum")

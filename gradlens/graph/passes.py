@@ -16,10 +16,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gradlens.graph.checkpoints import read_again, recomputing, why_not_to_read
+from gradlens.graph.checkpoints import read_again, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import COMPILED, LEAF, REENTRANT_CHECKPOINT, Node, kind
-from gradlens.graph.python_functions import existing_tensors_kept, why_not_to_run
+from gradlens.graph.python_functions import Watched, why_not_to_run
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.torch_private import (
@@ -27,6 +27,7 @@ from gradlens.torch_private import (
     in_backward_pass,
     is_saved_elsewhere,
     output_metadata,
+    recomputing,
 )
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
@@ -285,7 +286,7 @@ def _call_function(
         with (
             torch.set_grad_enabled(create_graph),
             read_again(node),
-            existing_tensors_kept(own) as watched,
+            Watched(own) as watched,
         ):
             found = node.apply(*own)
     except Exception as error:

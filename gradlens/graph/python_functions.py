@@ -12,7 +12,6 @@ import builtins
 import dis
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache
 from inspect import getattr_static
 from pathlib import Path
@@ -68,6 +67,9 @@ _SETTING = frozenset({torch.ops.aten.index_put, torch.ops.aten.index_put_})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 """Instructions that read an attribute."""
 
+_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+"""Instructions that read a global or built-in name."""
+
 
 def why_not_to_run(node: Node) -> str:
     """What a Python function's backward may change, in words; empty if it changes nothing."""
@@ -89,7 +91,7 @@ def _unknown_attribute(function: Any, known: set[str]) -> str:
     for each in _with_callees(function):
         classes = [value for value in _reached(each).values() if isinstance(value, type)]
         own = known.union(*map(dir, classes))
-        for name in _attribute_names(each.__code__):
+        for name in _names(each.__code__, _ATTRIBUTES):
             if name not in own and not _is_own(name):
                 return f"it uses {name!r}"
     return ""
@@ -149,11 +151,11 @@ def _why_not(function: Any, callers: tuple[Any, ...]) -> str:
     reason = _why_not_code(original.__code__)
     if reason:
         return reason
-    for name in _global_names(original.__code__):
+    for name in _names(original.__code__, _GLOBALS):
         is_built_in = name in _BUILTINS and hasattr(builtins, name)
         if name not in original.__globals__ and not is_built_in:
             return f"it calls {name!r}"
-    attributes = _attribute_names(original.__code__)
+    attributes = _names(original.__code__, _ATTRIBUTES)
     for name, value in _reached(original).items():
         if not _is_harmless(value, attributes, (*callers, original)):
             return f"it uses {name!r}"
@@ -168,7 +170,7 @@ def _reached(function: FunctionType) -> dict[Any, Any]:
     last = zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False)
     defaults = dict(last) | (function.__kwdefaults__ or {})
     given = {f"{name} (a default argument)": value for name, value in defaults.items()}
-    names, known = _global_names(function.__code__), function.__globals__
+    names, known = _names(function.__code__, _GLOBALS), function.__globals__
     return closure | given | {n: known[n] for n in names if n in known}
 
 
@@ -176,7 +178,7 @@ def _used(function: FunctionType) -> dict[Any, Any]:
     """What a function reaches, and what it uses of the ``torch.autograd.Function`` among that."""
     found = _reached(function)
     classes = [each for each in found.values() if isinstance(each, type)]
-    attributes = _attribute_names(function.__code__)
+    attributes = _names(function.__code__, _ATTRIBUTES)
     return found | {
         f"{each.__qualname__}.{name}": getattr_static(each, name, None)
         for each in classes
@@ -283,43 +285,24 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 @cache
-def _global_names(code: CodeType) -> tuple[str, ...]:
-    names = (
-        str(instruction.argval)
-        for each in _codes(code)
-        for instruction in dis.get_instructions(each)
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    )
-    return tuple(dict.fromkeys(names))
-
-
-@cache
-def _attribute_names(code: CodeType) -> tuple[str, ...]:
+def _names(code: CodeType, reading: frozenset[str]) -> tuple[str, ...]:
+    """The names that some instructions read, in a function and those inside."""
     instructions = (each for inner in _codes(code) for each in dis.get_instructions(inner))
-    names = (str(each.argval) for each in instructions if each.opname in _ATTRIBUTES)
+    names = (str(each.argval) for each in instructions if each.opname in reading)
     return tuple(dict.fromkeys(names))
-
-
-@contextmanager
-def existing_tensors_kept(own: Iterable[Tensor]) -> Iterator[Watched]:
-    """Refuse operations that change tensors from before the context, but for ``own`` ones.
-
-    The same for operations that draw random numbers. ``UnavailableError`` comes in place of either,
-    before anything is changed.
-    """
-    with Watched(map(storage_number, own)) as watched:
-        yield watched
 
 
 class Watched(DispatchMode):
-    """Lets operations change only memory that was made in the context, and what it was given.
+    """Lets operations change only memory that was made in the context, and ``own`` tensors.
 
-    ``is_elementwise`` says that all of them have computed elements from those at the same place.
+    ``UnavailableError`` comes in place of other changes, and of random numbers, before anything is
+    changed. ``is_elementwise`` says that all operations have computed elements from those at the
+    same place.
     """
 
-    def __init__(self, storages: Iterable[int]) -> None:
+    def __init__(self, own: Iterable[Tensor]) -> None:
         super().__init__()
-        self._own = set(storages)
+        self._own = set(map(storage_number, own))
         self.is_elementwise = True
 
     def __torch_dispatch__(

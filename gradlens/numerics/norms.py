@@ -12,7 +12,7 @@ from torch import Tensor
 from gradlens.numerics.groups import in_groups
 from gradlens.numerics.precision import double, is_small
 from gradlens.numerics.shards import over_parts, own_part, own_parts
-from gradlens.torch_private import foreach_norm, foreach_sub
+from gradlens.torch_private import foreach
 
 _FEW = 2**18
 """Up to so many elements, all squares are stored; above, first the norms of parts are taken.
@@ -61,7 +61,7 @@ def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
 def _own_distances(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterable[Tensor]:
     ones, others = zip(*pairs, strict=True)
     alone = len(pairs) == 1
-    return _own_norms([ones[0] - others[0]] if alone else foreach_sub([*ones], [*others]))
+    return _own_norms([ones[0] - others[0]] if alone else foreach("sub", ones, others))
 
 
 def norm(tensor: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _keys(tensors: Sequence[Tensor]) -> list[str | None]:
 def _norms_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
     if _keys(tensors[:1]) == [None]:
         return [_norm(tensors[0])]
-    return foreach_norm(list(tensors), torch.float64)
+    return foreach("norm", tensors, 2, torch.float64)
 
 
 def _norm(tensor: Tensor) -> Tensor:

@@ -116,13 +116,14 @@ def _mean_of_others(losses: Tensor, index: int) -> float:
 
 def _positions(found: SampleLosses | None, sample: int) -> tuple[Position, ...]:
     """Those of a sample with several labels that have the largest losses, or NaN."""
-    if found is None or found.rows.targets.is_floating_point():
+    targets = None if found is None else found.of.targets
+    if found is None or targets is None or targets.is_floating_point():
         return ()
-    if found.rows.targets.numel() != found.parts.numel():
+    if targets.numel() != found.parts.numel():
         return ()
     own = found.owners == sample
     losses = found.parts[own].flatten().double().cpu()
-    labels = found.rows.targets.reshape(found.parts.shape)[own].flatten().tolist()
+    labels = targets.reshape(found.parts.shape)[own].flatten().tolist()
     if len(losses) < 2:
         return ()
     worst = losses.nan_to_num(math.inf).topk(min(POSITIONS, len(losses))).indices.tolist()

@@ -187,9 +187,10 @@ _NOTHING = torch.zeros(0, device="cpu")
 
 def _classes(found: SampleLosses) -> tuple[Tensor, Tensor]:
     """Each sample's class and the most probable one, if there are classes, and one row of each."""
-    targets, outputs = found.rows.targets, found.rows.outputs
-    are_classes = targets.dim() == 1 and outputs.dim() == 2 and not targets.is_floating_point()
-    if not are_classes or len(found.owners) != len(found.losses):
+    targets, outputs = found.of.targets, found.of.outputs
+    if targets is None or outputs is None or len(found.owners) != len(found.losses):
+        return _NOTHING, _NOTHING
+    if targets.dim() != 1 or outputs.dim() != 2 or targets.is_floating_point():
         return _NOTHING, _NOTHING
     places = found.owners.argsort()
     return targets[places], outputs[places].argmax(1)

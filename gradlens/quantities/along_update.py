@@ -39,7 +39,7 @@ from gradlens.quantities.parameter_quantity import real_parts
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update, why_not_held
-from gradlens.torch_private import foreach_move_, torch_functions_on, uncompiled_backward
+from gradlens.torch_private import foreach, torch_functions_on, uncompiled_backward
 
 Closure: TypeAlias = Callable[[], Tensor]
 EachLoss: TypeAlias = Callable[[Callable[[Tensor, float], None]], None]
@@ -327,7 +327,9 @@ class UpdateLine:
     def _move(self, multiple: float) -> None:
         """Place the parameters; at 0 and 1 they are, bit for bit, as before and after the step."""
         start = self._end if multiple == 1 else self._start
-        foreach_move_(self._own, start, self._direction, 0.0 if multiple == 1 else multiple)
+        foreach("copy_", self._own, start)
+        if multiple not in (0, 1):
+            foreach("add_", self._own, self._direction, alpha=multiple)
         reshard(self._model)
 
     @contextmanager

@@ -26,7 +26,7 @@ from gradlens.quantities.parameter_quantity import (
 from gradlens.quantities.quantity import OptimizerQuantity, mean
 from gradlens.quantities.step import NO_ELEMENTS, Step, explained
 from gradlens.quantities.update import OF_SOME
-from gradlens.torch_private import foreach_norm, foreach_over_roots
+from gradlens.torch_private import foreach
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ def _sums(pieces: Sequence[_Piece]) -> Tensor:
         if places := [n for n, floor in enumerate(floors) if isinstance(floor, kind)]:
             both = [_both(gradients[n], roots[n]) for n in places]
             ones, others = ([pair[side] for pair in both] for side in (0, 1))
-            found = foreach_over_roots(ones, others, [floors[n] for n in places])
-            for n, quotient in zip(places, found, strict=True):
+            divisors = foreach("clamp_min", others, [floors[n] for n in places])
+            for n, quotient in zip(places, foreach("div", ones, divisors), strict=True):
                 quotients[n] = quotient
     tensors: Sequence[Sequence[Tensor]] = (firsts, roots, gradients, quotients)
     device = firsts[0].device
@@ -244,7 +244,7 @@ def _sums(pieces: Sequence[_Piece]) -> Tensor:
         tensors = [[*map(double, each)] for each in tensors]
         squares = [_products(each, each) for each in tensors]
     else:
-        squares = [foreach_norm([*each], widest(device)) for each in tensors]
+        squares = [foreach("norm", [*each], 2, widest(device)) for each in tensors]
         squares = [[norm.square() for norm in each] for each in squares]
     columns = [*squares, _products(tensors[0], tensors[2])]
     rows = [each for column in columns for each in column]

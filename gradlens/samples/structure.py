@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 from torch import Tensor
 
-from gradlens.graph.graph import Edge, Graph, is_python_function
+from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import COMPILED, HIDING, LEAF, kind_of
 from gradlens.graph.passes import RefusedNodeError
 from gradlens.samples.labels import (
@@ -84,7 +84,7 @@ class Structure:
         """Why samples can't be told apart behind nodes that were to be asked, by their numbers."""
         found = dict(self.refused)
         for number, output in self._asked:
-            if number not in found and is_python_function(self.graph.nodes[number]):
+            if number not in found and number in self.graph.python_functions:
                 reason = why_not_linear(self.graph, number, output)
                 found |= {number: reason} if reason else {}
         return found

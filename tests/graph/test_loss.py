@@ -102,5 +102,5 @@ def test_rows_of_a_multiple_of_a_loss_function_add_up_to_it(name: str) -> None:
     rows = read_loss(loss).rows("mean", scale=0.5)
     assert (rows is not None) == is_multiple
     if rows is not None:
-        assert len(rows.parts) == SAMPLES
-        torch.testing.assert_close(rows.parts.sum(1).mean(), loss.detach() / 0.5)
+        assert len(rows) == SAMPLES
+        torch.testing.assert_close(rows.sum(1).mean(), loss.detach() / 0.5)
