@@ -79,7 +79,7 @@ class JacobianOperator(ParameterOperator):
         """Jv, of the outputs' shape; v is one tensor for each parameter, of its shape."""
         cotangent, pulled_back = self._transposed
         # What depends on the cotangent is known here alone. Functions in Python may run any code.
-        by_engine = not self.graph.has_python_functions
+        by_engine = not self.graph.python_functions
         return derivative(pulled_back, [cotangent], vectors, by_engine=by_engine)[0]
 
     def transposed_product(self, cotangent: Tensor) -> list[Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,15 +20,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.graph.hooks import without_hooks
+from gradlens.graph.hooks import is_traced, without_hooks
 from gradlens.graph.undisturbed import buffers_kept, training_kept
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.torch_private import (
+    UnscriptedHook,
+    add_hook,
+    forward_hooks,
     keeps_graph,
+    remove_forward_hook,
     sequence_number,
     tree_leaves,
     tree_map_only,
+    unseen,
     versions,
 )
 
@@ -187,13 +193,28 @@ def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(versions(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
-def record_layer_call(
+class _Record(UnscriptedHook):
+    """A forward hook without state, of which there is one, also in copies and pickles."""
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if is_traced():
+            return
+        # Without the call, the layer's parameters are those of any computation.
+        with unseen(), suppress(Exception):
+            _record_call(module, args, kwargs, output)
+
+    def __reduce__(self) -> str:
+        return "_record"
+
+
+_record = _Record()
+
+
+def _record_call(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
-    """Keep a call of a layer that has a rule with the node that made its output.
-
-    Without it, the layer's parameters are those of any computation.
-    """
     rule = rule_of(module)
     if rule is None or not isinstance(output, Tensor):
         return
@@ -236,3 +257,16 @@ def layer_call(node: Any) -> LayerCall:
     for call in layer_calls([node]).values():
         return call
     raise UnavailableError("the rule of its layer was removed between forward and backward pass")
+
+
+def record_layer_calls(model: nn.Module) -> None:
+    """Set the hook on the layers that have a rule."""
+    for module in model.modules():
+        if rule_of(module) is not None and _record not in forward_hooks(module):
+            add_hook(module.register_forward_hook, _record, with_kwargs=True, prepend=True)
+
+
+def forget_layer_calls(model: nn.Module) -> None:
+    """Remove the hooks."""
+    for module in model.modules():
+        remove_forward_hook(module, _record)

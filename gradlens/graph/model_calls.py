@@ -27,9 +27,9 @@ from gradlens.graph.hooks import (
 )
 from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.layer_rules import (
+    forget_layer_calls,
     keep_until_backward,
-    record_layer_call,
-    rule_of,
+    record_layer_calls,
 )
 from gradlens.torch_private import (
     UnscriptedHook,
@@ -114,8 +114,8 @@ class ModelCalls(HookOwner, UnscriptedHook):
     """A forward hook that records the calls of a model, and those of its parts before the first.
 
     ``users`` are the objects that need the hook, and ``outputs`` what the latest call has returned,
-    for users that need that. ``watched`` are the parts. Layers that have a rule have a hook of
-    their own. Copies and pickles of the model get an empty hook.
+    for users that need that. ``watched`` are the parts. Copies and pickles of the model get an
+    empty hook.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,6 @@ class ModelCalls(HookOwner, UnscriptedHook):
         self.parts: deque[ModelCall] = deque(maxlen=MAX_CALLS)
         self.watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._forget_parts: Callable[[], object] = int
-        self._ruled: MutableMapping[nn.Module, Callable[[], object]] = weakref.WeakKeyDictionary()
 
     def watch_parts(self, model: nn.Module) -> None:
         """Record calls of the model's parts, too, until the model is called as a whole."""
@@ -135,20 +134,10 @@ class ModelCalls(HookOwner, UnscriptedHook):
         handles = [add_hook(part.register_forward_hook, hook, with_kwargs=True) for part in parts]
         self._forget_parts = removal(self, handles)
 
-    def watch_ruled(self, model: nn.Module) -> None:
-        """Record calls of the layers that have a rule by now."""
-        hook = OwnedHook(self, ModelCalls._record_ruled)
-        for layer in model.modules():
-            if rule_of(layer) is not None and layer not in self._ruled:
-                register = layer.register_forward_hook
-                handle = add_hook(register, hook, with_kwargs=True, prepend=True)
-                self._ruled[layer] = removal(self, [handle])
-
     def close(self, model: nn.Module) -> None:
         """Remove all hooks."""
         remove_forward_hook(model, self)
-        for forget in (self._forget_parts, *self._ruled.values()):
-            forget()
+        self._forget_parts()
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if is_traced() or self._paused or not torch.is_grad_enabled():
@@ -169,9 +158,6 @@ class ModelCalls(HookOwner, UnscriptedHook):
             outputs = [each for each in tensors_of(output) if each.grad_fn is not None]
             call = _call(args, kwargs, outputs, key=_PART_INPUTS)
             self.parts += [call] if call.shapes else []
-
-    def _record_ruled(self, *arguments: Any) -> None:
-        record_layer_call(*arguments)
 
     def failed(self, error: Exception) -> None:
         """The forward pass goes on, as above."""
@@ -439,8 +425,8 @@ def keep_calls(model: nn.Module, user: Hashable) -> None:
     if hook is not None:
         if not hook.users:
             hook.watch_parts(model)
-        hook.watch_ruled(model)
         hook.users.add(user)
+    record_layer_calls(model)
 
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -466,5 +452,6 @@ def forget_calls(model: nn.Module, user: Hashable) -> None:
         hook.outputs.pop(user, None)
         if hook.users:
             forget_earlier_calls(model)
-        else:
-            hook.close(model)
+            return
+        hook.close(model)
+    forget_layer_calls(model)
