@@ -154,7 +154,11 @@ class Passage(Between):
         if are_none(names):
             return only(NO_SAMPLE, dims)
         try:
-            return self._picked_up(names) if self.picks or self.puts else self._moved_up(names)
+            if not (self.picks or self.puts):
+                return self._moved_up(names)
+            found = self._picked(names, self.above, pulls=bool(self.picks))
+            are_added = found is None and self.puts and self.pick and names.min() != UNREADABLE
+            return only(NO_SAMPLE if are_added else UNREADABLE, dims) if found is None else found
         except UnavailableError:  # of indices that can't be read now
             return only(UNREADABLE, dims)
 
@@ -170,18 +174,18 @@ class Passage(Between):
             return None
         return labels if self.output == self.place else only(NO_SAMPLE, len(other))
 
-    def _picked_up(self, names: Labels) -> Labels:
-        pick, dims = self.pick, len(self.above)
-        if pick is None:
-            return only(UNREADABLE, dims)
-        if self.picks:
-            return pick.pulled(names, dims)
-        if pick.are_beside(names, self.above) and are_all(names, self.samples):
-            return pick.unpicked(names, dims)
-        found = pick.put(names, self.above, pick.axes)
-        if found is None:  # several are added up
-            return only(UNREADABLE if names.min() == UNREADABLE else NO_SAMPLE, dims)
-        return found
+    def _picked(self, labels: Labels, shape: Shape, *, pulls: bool) -> Labels | None:
+        """Labels of the input or the output, whose shape is given, by those of the other one.
+
+        The pick ``pulls`` them from where they are picked, or pushes them back there.
+        """
+        pick = self.pick
+        if pick is None or not pulls:
+            return None if pick is None else pick.pushed(labels, shape, self.samples)
+        found = pick.pulled(labels, len(shape))
+        fits = found.ndim == len(shape)
+        fits = fits and all(shape[axis] == found.shape[axis] for axis in axes_of(found))
+        return found if fits else None
 
     def _moved_up(self, names: Labels) -> Labels:
         """Names of an output by the axes that the node's kind hands on; others are reduced."""
@@ -216,7 +220,8 @@ class Passage(Between):
         if not self._is_known and is_python_function(self.node):
             return None  # it may do anything
         try:
-            found = self._picked_down(labels) if self.picks or self.puts else None
+            is_picked = self.picks or self.puts
+            found = self._picked(labels, self.below, pulls=bool(self.puts)) if is_picked else None
         except UnavailableError:  # of indices that can't be read now
             return None
         if found is not None:
@@ -229,29 +234,6 @@ class Passage(Between):
         # adds up the gradients of all entries that one was repeated for.
         is_sum = self.kind.repeats and self.kind.is_linear
         return _at(labels, self._places, self.below, MIXED if is_sum else None)
-
-    def _picked_down(self, labels: Labels) -> Labels | None:
-        """Labels of an input that entries are picked from, or put from.
-
-        Where other axes tell all samples apart, entries beside the picked ones belong to the same
-        sample. So do those along an axis of which each index picks entries of one sample.
-        """
-        pick, below = self.pick, self.below
-        if pick is None:
-            return None
-        if self.puts:
-            found = pick.pulled(labels, len(below))
-            fits = found.ndim == len(below)
-            fits = fits and all(below[axis] == found.shape[axis] for axis in axes_of(found))
-            return found if fits else None
-        if pick.are_beside(labels, below) and are_all(labels, self.samples):
-            return pick.unpicked(labels, len(below))
-        if pick.apart and len(pick.axes) > 1:
-            for axis in pick.axes:
-                put = pick.put(labels, below, [axis])
-                if put is not None and are_all(put, self.samples):
-                    return put
-        return pick.put(labels, below, pick.axes)
 
 
 def _at(

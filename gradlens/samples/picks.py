@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -27,6 +27,7 @@ from gradlens.samples.labels import (
     NO_SAMPLE,
     Labels,
     Shape,
+    are_all,
     axes_of,
     labels_of,
     moved,
@@ -122,17 +123,22 @@ class Pick:
             return moved(labels, self.kept, dims)
         return labels_of(self.apply(labels))
 
-    def are_beside(self, labels: Labels, shape: Shape) -> bool:
-        """Whether labels of what is returned vary only along axes that are kept whole.
+    def pushed(self, labels: Labels, shape: Shape, samples: int) -> Labels | None:
+        """Labels of what is given, of this shape, by those of what is returned.
 
-        They are then those of what is given, too, of this shape, whichever entries are picked.
+        Where other axes tell all samples apart, entries beside the picked ones belong to the same
+        sample, whichever are picked. So do those along an axis of which each index picks entries of
+        one sample.
         """
-        given = {place: shape[axis] for axis, place in self.kept.items()}
-        return all(labels.shape[place] == given.get(place) for place in axes_of(labels))
-
-    def unpicked(self, labels: Labels, dims: int) -> Labels:
-        """Labels of what is given, of ``dims`` axes, by those that are beside picked entries."""
-        return moved(labels, {place: axis for axis, place in self.kept.items()}, dims)
+        places = {place: axis for axis, place in self.kept.items()}
+        beside = [n for n in axes_of(labels) if n in places and labels.shape[n] == shape[places[n]]]
+        if len(beside) == len(axes_of(labels)) and are_all(labels, samples):
+            return moved(labels, places, len(shape))
+        for axis in self.axes if self.apart and len(self.axes) > 1 else ():
+            put = self.put(labels, shape, [axis])
+            if put is not None and are_all(put, samples):
+                return put
+        return self.put(labels, shape, self.axes)
 
     def put(self, labels: Labels, shape: Shape, axes: Sequence[int]) -> Labels | None:
         """Labels of what is given, by those of what is returned, picked along some of the axes.
@@ -199,24 +205,13 @@ def _slice(of: Between) -> Pick:
     return _along(of, slice(start, end, of.saved("step")))
 
 
-def _select(of: Between) -> Pick:
-    place = of.saved("index")
-    return _along(of, slice(place, place + 1 or None))
-
-
-def _unbind(of: Between) -> Pick:
-    return _along(of, slice(of.output, of.output + 1))
-
-
-def _split(of: Between) -> Pick:
-    size = of.saved("split_size")
-    return _along(of, slice(of.output * size, (of.output + 1) * size))
+def _at_places(of: Between, start: int, length: int) -> Pick:
+    return _along(of, slice(start, start + length or None))
 
 
 def _split_with_sizes(of: Between) -> Pick:
     sizes = saved(of.node, "split_sizes")
-    start = sum(sizes[: of.output])
-    return _along(of, slice(start, start + sizes[of.output]))
+    return _at_places(of, sum(sizes[: of.output]), sizes[of.output])
 
 
 def _index_select(of: Between) -> Pick:
@@ -229,8 +224,10 @@ def _index_select(of: Between) -> Pick:
     return Pick(apply, (dim,), _kept(of, dim))
 
 
-def _by_indices(of: Between, name: str) -> Pick:
-    """Each entry is picked by an index of its own."""
+def _by_indices(of: Between, name: str) -> Pick | None:
+    """Each entry of the first input is picked by an index of its own."""
+    if of.place:
+        return None
     dim = of.dim
 
     def apply(x: Labels) -> Labels:
@@ -249,14 +246,6 @@ def _gathered(x: Labels, index: NDArray[Any], dim: int, shape: Shape) -> Labels:
     return np.take_along_axis(np.broadcast_to(x, sizes), index, dim)
 
 
-def _sorted(of: Between) -> Pick:
-    return _by_indices(of, "indices")
-
-
-def _gather(of: Between) -> Pick | None:
-    return _by_indices(of, "index") if of.place == 0 else None
-
-
 def _cat(of: Between) -> Pick | None:
     """The part of the output that is one of the inputs, if the lengths of others are known."""
     dim = of.dim
@@ -269,10 +258,6 @@ def _cat(of: Between) -> Pick | None:
     else:
         return None
     return _along(of, slice(None), start)
-
-
-def _stack(of: Between) -> Pick:
-    return _along(of, slice(None), of.place)
 
 
 def _beside(shape: Shape, *axes: int) -> dict[int, int]:
@@ -457,17 +442,20 @@ def _masked_scatter(of: Between) -> Pick:
 
 PICKING: dict[str, Callable[[Between], Pick | None]] = {
     "Slice": _slice,
-    "Select": _select,
-    "Unbind": _unbind,
-    **dict.fromkeys(("Split", "UnsafeSplit"), _split),
+    "Select": lambda of: _at_places(of, of.saved("index"), 1),
+    "Unbind": lambda of: _at_places(of, of.output, 1),
+    **dict.fromkeys(
+        ("Split", "UnsafeSplit"),
+        lambda of: _at_places(of, of.output * of.saved("split_size"), of.saved("split_size")),
+    ),
     **dict.fromkeys(("SplitWithSizes", "UnsafeSplitWithSizes"), _split_with_sizes),
     "Flip": _flip,
     "Roll": _roll,
     "IndexSelect": _index_select,
-    **dict.fromkeys(("Sort", "Topk", "Kthvalue", "Mode"), _sorted),
-    "Gather": _gather,
+    **dict.fromkeys(("Sort", "Topk", "Kthvalue", "Mode"), partial(_by_indices, name="indices")),
+    "Gather": partial(_by_indices, name="index"),
     "Cat": _cat,
-    "Stack": _stack,
+    "Stack": lambda of: _along(of, slice(None), of.place),
     "Index": _index,
     "MaskedSelect": _masked_select,
     "Take": _take,
