@@ -216,18 +216,16 @@ class SamplesJacobians:
         }
         names = {id(parameter): name for name, parameter in parameters.items()}
         key = hash((self._graph.key(names), together))
-        known = plans.of(self._graph, key)
-        if known is not None:
-            return known
-        with undisturbed(self._model), torch.enable_grad():
-            samples = len(self.jacobian.outputs) // together
-            plan = plan_of_rows(self._graph, parameters, samples, together=together)
-        if plan.unavailable:
-            # It is kept even if it may not hold for other graphs, and isn't made again: nothing is
-            # computed from it.
-            plan = replace(plan, uses={}, holds=True, read=False)
-        plans.store(key, plan)
-        return plan
+
+        def make() -> Plan:
+            with undisturbed(self._model), torch.enable_grad():
+                samples = len(self.jacobian.outputs) // together
+                plan = plan_of_rows(self._graph, parameters, samples, together=together)
+            # One without all parameters is kept even if it may not hold for other graphs, and isn't
+            # made again: nothing is computed from it.
+            return replace(plan, uses={}, holds=True, read=False) if plan.unavailable else plan
+
+        return plans.find(key, self._graph, make)[0]
 
     def operators(self, start: Tensor, kept: Tensor | None = None) -> dict[str, GradientOperator]:
         """Jₙᵀsₙ by parameter name, with sₙ ``[N, *C]`` in ``start``.

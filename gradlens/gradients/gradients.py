@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -247,12 +248,8 @@ def find_plan(
     evidence = evidence_of(graph, setting.model, info, setting.unsharded)
     places = places_of_inputs(graph, evidence.calls)
     key = hash((graph.key(setting.names), evidence, needs_losses, edges, places))
-    known = setting.plans.of(graph, key, evidence.calls)
-    if known is not None:
-        return known, False
-    plan = plan_of(graph, setting.leaves, evidence, needs_losses, edges)
-    setting.plans.store(key, plan)
-    return plan, True
+    make = partial(plan_of, graph, setting.leaves, evidence, needs_losses, edges)
+    return setting.plans.find(key, graph, make, evidence.calls)
 
 
 @dataclass(frozen=True)

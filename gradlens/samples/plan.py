@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -130,23 +130,21 @@ class Plans:
 
     found: dict[int, tuple[Plan, int]] = field(default_factory=dict)
 
-    def of(self, graph: Graph, key: int, calls: Sequence[ModelCall] = ()) -> Plan | None:
-        """The plan of a graph that ``calls`` of the model led to; ``None`` if it has to be found.
+    def find(
+        self, key: int, graph: Graph, make: Callable[[], Plan], calls: Sequence[ModelCall] = ()
+    ) -> tuple[Plan, bool]:
+        """The plan of a graph that ``calls`` of the model led to, and whether it was made anew.
 
-        Of one that was read off numbers, that is so at the first, second, fourth, eighth step of a
-        structure and so on.
+        One that was read off numbers is made again at the first, second, fourth, eighth step of a
+        structure and so on, and one that doesn't hold for other graphs isn't kept.
         """
-        if key not in self.found:
-            return None
-        plan, steps = self.found.pop(key)
-        self.found[key] = plan, steps + 1
-        is_due = plan.read and (steps + 1).bit_count() == 1
-        return plan if not is_due and plan.holds_for(graph, calls) else None
-
-    def store(self, key: int, plan: Plan) -> None:
-        """Keep a plan if it holds for other graphs."""
-        _, steps = self.found.pop(key, (plan, 1))
+        plan, steps = self.found.pop(key, (None, 0))
+        is_due = plan is not None and plan.read and (steps + 1).bit_count() == 1
+        is_new = plan is None or is_due or not plan.holds_for(graph, calls)
+        if plan is None or is_new:
+            plan = make()
         if plan.holds:
-            self.found[key] = plan, steps
+            self.found[key] = plan, steps + 1
         if len(self.found) > MAX_PLANS:
             del self.found[next(iter(self.found))]
+        return plan, is_new

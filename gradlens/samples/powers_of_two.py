@@ -69,46 +69,35 @@ def labels_below(
     tolerance = 0.0 if is_exact else NOT_EXACT
     coarsest = max(tolerance, *(torch.finfo(dtype).eps for dtype in dtypes))
     generator = torch.Generator().manual_seed(0)
+
+    def probed(start: Tensor) -> list[Tensor | None]:
+        """From one random gradient; complex numbers have two labels, as real ones."""
+        plain = _handed_on(graph, number, output, start)
+        found: list[Tensor | None] = [None] * len(plain)
+        weight = 1
+        while weight == 1 or weight < samples:
+            factors = _factors(labels, samples, weight, base)
+            factors = on_device(factors, start.device, start.dtype)
+            scaled = _handed_on(graph, number, output, start * factors)
+            for place, (one, other) in enumerate(zip(plain, scaled, strict=True)):
+                if one is not None and other is not None:
+                    digits = _digits(one, other, base, tolerance)
+                    before = found[place]
+                    found[place] = digits if before is None else _combined(before, digits, weight)
+            weight *= base
+        return found
+
     found: list[Tensor | None] = [None] * len(edges)
     with torch.no_grad():
         for _ in range(ceil(DIGITS / -log2(coarsest))):
             start = _random(graph, number, output, generator)
             start = start.masked_fill(on_device(labels == NO_SAMPLE, start.device), 0)
-            probed = _probed(graph, number, output, start, labels, samples, base, tolerance)
-            found = [*map(_agreed, found, probed)]
+            found = [*map(_agreed, found, probed(start))]
     pairs = zip(found, edges, strict=True)
     return [
         each if each is None or edge is None else _of_elements(each, samples, graph.shape(edge))
         for each, edge in pairs
     ]
-
-
-def _probed(
-    graph: Graph,
-    number: int,
-    output: int,
-    start: Tensor,
-    labels: Tensor,
-    samples: int,
-    base: int,
-    tolerance: float,
-) -> list[Tensor | None]:
-    """The same, from one random gradient; complex numbers have two labels, as real ones."""
-
-    plain = _handed_on(graph, number, output, start)
-    found: list[Tensor | None] = [None] * len(plain)
-    weight = 1
-    while weight == 1 or weight < samples:
-        factors = _factors(labels, samples, weight, base)
-        factors = on_device(factors, start.device, start.dtype)
-        scaled = _handed_on(graph, number, output, start * factors)
-        for place, (one, other) in enumerate(zip(plain, scaled, strict=True)):
-            if one is not None and other is not None:
-                digits = _digits(one, other, base, tolerance)
-                before = found[place]
-                found[place] = digits if before is None else _combined(before, digits, weight)
-        weight *= base
-    return found
 
 
 def _handed_on(graph: Graph, number: int, output: int, gradient: Tensor) -> list[Tensor | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -165,17 +164,14 @@ class RowIndex:
 
     def on(self, device: torch.device) -> Tensor:
         """The labels on a device."""
-        return self._on(device, self.labels)[0]
+        return self._on(device, self.labels)
 
-    def _on(self, device: torch.device, *tensors: Tensor) -> Sequence[Tensor]:
-        """Tensors of this index on a device, where they are kept."""
-        if device.type == "cpu":
-            return tensors
-        keys = [(id(each), device) for each in tensors]
-        for key, each in zip(keys, tensors, strict=True):
-            if key not in self._copies:
-                self._copies[key] = on_device(each, device)
-        return [self._copies[key] for key in keys]
+    def _on(self, device: torch.device, tensor: Tensor) -> Tensor:
+        """A tensor of this index on a device, where it is kept."""
+        key = (id(tensor), device)
+        if key not in self._copies:
+            self._copies[key] = on_device(tensor, device)
+        return self._copies[key]
 
     @cached_property
     def _copies(self) -> dict[tuple[int, torch.device], Tensor]:
@@ -199,7 +195,7 @@ class RowIndex:
             unfolded = values.reshape(outer, self.samples, inner, *rest)
             return unfolded.movedim(1, 0).reshape(self.samples, outer * inner, *rest)
         values = values.reshape(self.labels.numel(), *rest)
-        rows, owners, places = self._on(values.device, *self._places)
+        rows, owners, places = (self._on(values.device, each) for each in self._places)
         longest = int(self._counts.amax()) if len(rows) else 0
         if len(rows) == self.samples * longest:
             return values[rows].reshape(self.samples, longest, *rest)
@@ -215,7 +211,7 @@ class RowIndex:
         if self.fold is not None:
             outer, inner = self.fold
             return values.reshape(outer, self.samples, inner, *rest).sum((0, 2))
-        rows, owners, _ = self._on(values.device, *self._places)
+        rows, owners, _ = (self._on(values.device, each) for each in self._places)
         flat = values.reshape(self.labels.numel(), *rest)
         return values.new_zeros(self.samples, *rest).index_add_(0, owners, flat[rows])
 

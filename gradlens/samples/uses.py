@@ -67,16 +67,15 @@ class Ways:
     ``uses`` are at nodes whose rows belong to one sample each, and ``mixed`` those at which samples
     have met already, for a ``reason`` if it is known. ``beside`` means that the loss depends on the
     parameter beside the samples, as by a regulariser.
-    ``uses_of_met`` says that some of the uses are behind nodes at which samples have met, and
-    ``is_cut`` that some path was too long to be followed to its end.
+    ``is_open`` says that some path was too long to be followed to its end, or that there are uses
+    behind nodes at which samples have met.
     """
 
     uses: list[LabelledUse] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     beside: bool = False
     reason: str = ""
-    uses_of_met: bool = False
-    is_cut: bool = False
+    is_open: bool = False
 
 
 class _Step(NamedTuple):
@@ -164,7 +163,7 @@ class Finder:
                 found.mixed.append(step.node)
                 found.reason = TOO_MANY
                 return found
-        if not found.uses_of_met and not found.is_cut:
+        if not found.is_open:
             self._futile |= tried
         return found
 
@@ -231,14 +230,14 @@ class Finder:
             return None
         if labelled is not None:
             found.uses.append(labelled)
-            found.uses_of_met |= step.met is not None
+            found.is_open |= step.met is not None
             return None
         if len(use.chain) < MAX_CHAIN:
             elements = self._elements(node)
             grows = elements > math.prod(use.shape) or its.is_layer or its.brings_data
             largest = max(step.largest, elements if grows else 0)
             return _Step(node, use.index, use.chain, largest, met)
-        found.is_cut = True
+        found.is_open = True
         found.mixed.append(met)
         return None
 
