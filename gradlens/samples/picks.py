@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -214,27 +214,28 @@ def _split_with_sizes(of: Between) -> Pick:
     return _at_places(of, sum(sizes[: of.output]), sizes[of.output])
 
 
-def _index_select(of: Between) -> Pick:
+def _taken(of: Between, given: Shape) -> Pick:
+    """Entries that are taken from a tensor of this shape along an axis, by an index."""
     dim = of.dim
 
     def apply(x: Labels) -> Labels:
-        is_whole = x.shape[dim] == of.below[dim]
+        is_whole = x.shape[dim] == given[dim]
         return x.take(of.read("index").reshape(-1), dim) if is_whole else x
 
     return Pick(apply, (dim,), _kept(of, dim))
 
 
-def _by_indices(of: Between, name: str) -> Pick | None:
-    """Each entry of the first input is picked by an index of its own."""
-    if of.place:
-        return None
+def _by_indices(of: Between, name: str, given: Shape, returned: Shape) -> Pick:
+    """Each entry is picked by an index of its own, from a tensor of the ``given`` shape."""
     dim = of.dim
 
     def apply(x: Labels) -> Labels:
         index = of.read(name)
-        index = np.expand_dims(index, dim) if index.ndim < len(of.below) else index
-        found = _gathered(x, index, dim, of.below)
-        return found.squeeze(dim) if len(of.above) < len(of.below) else found
+        if index.size != prod(returned):
+            raise UnavailableError("some entries of what is scattered are left out")
+        index = np.expand_dims(index, dim) if index.ndim < len(given) else index
+        found = _gathered(x, index, dim, given)
+        return found.squeeze(dim) if len(returned) < len(given) else found
 
     return Pick(apply, (dim,), _kept(of, dim), one_by_one=True)
 
@@ -352,14 +353,20 @@ class _Indices:
         return {axis: n + (self.dims if n >= front else 0) for n, axis in enumerate(free)}
 
 
-def _index(of: Between) -> Pick:
+def _index(of: Between, given: Shape, returned: Shape, *, apart: bool) -> Pick:
     """Rows that are selected by tensors of indices or masks, as ``x[rows, places]``."""
     indices = _Indices(of)
+    kept = indices.kept(len(given))
+    if len(kept) + indices.dims == len(returned):
+        return Pick(lambda x: indices.select(x, given), indices.axes, kept, apart=apart)
 
-    def apply(x: Labels) -> Labels:
-        return indices.select(x, of.below)
+    def without_axes(x: Labels) -> Labels:
+        found = indices.select(np.broadcast_to(x, given), given)
+        if found.size != prod(returned):
+            raise UnavailableError("what is put is repeated")
+        return found.reshape(returned)
 
-    return Pick(apply, indices.axes, indices.kept(len(of.below)), apart=True)
+    return _each(without_axes, given)
 
 
 def _masked_select(of: Between) -> Pick:
@@ -389,46 +396,6 @@ def whole(of: Between) -> Pick | None:
     return Pick(lambda x: x, (), _beside(of.above)) if of.above == of.below else None
 
 
-def _index_add(of: Between) -> Pick:
-    dim = of.dim
-
-    def apply(x: Labels) -> Labels:
-        return x if x.shape[dim] == 1 else x.take(of.read("index").reshape(-1), dim)
-
-    return Pick(apply, (dim,), _beside(of.above, dim))
-
-
-def _scatter_add(of: Between) -> Pick:
-    dim = of.dim
-
-    def apply(x: Labels) -> Labels:
-        index = of.read("index")
-        if tuple(index.shape) != of.below:
-            raise UnavailableError("some entries of what is scattered are left out")
-        return _gathered(x, index, dim, of.above)
-
-    return Pick(apply, (dim,), _beside(of.above, dim), one_by_one=True)
-
-
-def _index_put(of: Between) -> Pick:
-    indices = _Indices(of)
-
-    def apply(x: Labels) -> Labels:
-        return indices.select(x, of.above)
-
-    kept = indices.kept(len(of.above))
-    if len(kept) + indices.dims == len(of.below):
-        return Pick(apply, indices.axes, kept)
-
-    def without_axes(x: Labels) -> Labels:
-        found = apply(np.broadcast_to(x, of.above))
-        if found.size != prod(of.below):
-            raise UnavailableError("what is put is repeated")
-        return found.reshape(of.below)
-
-    return _each(without_axes, of.above)
-
-
 def _masked_scatter(of: Between) -> Pick:
 
     def apply(x: Labels) -> Labels:
@@ -451,21 +418,26 @@ PICKING: dict[str, Callable[[Between], Pick | None]] = {
     **dict.fromkeys(("SplitWithSizes", "UnsafeSplitWithSizes"), _split_with_sizes),
     "Flip": _flip,
     "Roll": _roll,
-    "IndexSelect": _index_select,
-    **dict.fromkeys(("Sort", "Topk", "Kthvalue", "Mode"), partial(_by_indices, name="indices")),
-    "Gather": partial(_by_indices, name="index"),
+    "IndexSelect": lambda of: _taken(of, of.below),
+    **dict.fromkeys(
+        ("Sort", "Topk", "Kthvalue", "Mode"),
+        lambda of: _by_indices(of, "indices", of.below, of.above),
+    ),
+    "Gather": lambda of: _by_indices(of, "index", of.below, of.above),
     "Cat": _cat,
     "Stack": lambda of: _along(of, slice(None), of.place),
-    "Index": _index,
+    "Index": lambda of: _index(of, of.below, of.above, apart=True),
     "MaskedSelect": _masked_select,
     "Take": _take,
 }
 """Kinds whose output has entries of their inputs, picked by what they have saved."""
 
 PUTTING: dict[str, Callable[[Between], Pick]] = {
-    **dict.fromkeys(("IndexAdd", "IndexCopy"), _index_add),
-    **dict.fromkeys(("ScatterAdd", "Scatter"), _scatter_add),
-    "IndexPut": _index_put,
+    **dict.fromkeys(("IndexAdd", "IndexCopy"), lambda of: _taken(of, of.above)),
+    **dict.fromkeys(
+        ("ScatterAdd", "Scatter"), lambda of: _by_indices(of, "index", of.above, of.below)
+    ),
+    "IndexPut": lambda of: _index(of, of.above, of.below, apart=False),
     "MaskedScatter": _masked_scatter,
 }
 """Kinds whose inputs but the first have entries of their output, as far as gradients go."""

@@ -67,15 +67,12 @@ class Ways:
     ``uses`` are at nodes whose rows belong to one sample each, and ``mixed`` those at which samples
     have met already, for a ``reason`` if it is known. ``beside`` means that the loss depends on the
     parameter beside the samples, as by a regulariser.
-    ``is_open`` says that some path was too long to be followed to its end, or that there are uses
-    behind nodes at which samples have met.
     """
 
     uses: list[LabelledUse] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     beside: bool = False
     reason: str = ""
-    is_open: bool = False
 
 
 class _Step(NamedTuple):
@@ -110,7 +107,6 @@ class Finder:
         self._labels = labels
         self._reads_data = reads_data
         self._is_normalised = is_normalised
-        self._futile: dict[int, int] = {}
         self._filled: dict[RowIndex, RowIndex] = {}
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
@@ -123,30 +119,18 @@ class Finder:
         }
 
     def all_ways(self, parameters: Mapping[str, Tensor]) -> dict[str, Ways]:
-        """All paths of parameters.
-
-        Those next to the loss come first, and what they have found to be futile isn't tried again.
-        """
+        """All paths of parameters."""
         leaves = self._graph.leaves
-        numbers = {name: leaves[id(parameter)] for name, parameter in parameters.items()}
-        first = sorted(numbers, key=lambda name: self._graph.consumers[numbers[name]], reverse=True)
-        found = {name: self._ways(numbers[name]) for name in first}
-        return {name: found[name] for name in parameters}
+        return {name: self._ways(leaves[id(each)]) for name, each in parameters.items()}
 
     def _ways(self, leaf: int) -> Ways:
         found = Ways()
         ruled = self._follow_in_ruled_calls(leaf, found)
         stack = [_Step(leaf)]
         passed = 0
-        tried: dict[int, int] = {}
         while stack:
             step = stack.pop()
             passed += 1
-            if step.met is not None:
-                if step.largest >= self._futile.get(step.node, math.inf):
-                    found.mixed.append(step.met)
-                    continue
-                tried[step.node] = min(step.largest, tried.get(step.node, step.largest))
             for consumer, place, output in self._graph.consumers[step.node]:
                 if step.node == leaf and consumer in ruled:
                     continue
@@ -163,8 +147,6 @@ class Finder:
                 found.mixed.append(step.node)
                 found.reason = TOO_MANY
                 return found
-        if not found.is_open:
-            self._futile |= tried
         return found
 
     def _follow_in_ruled_calls(self, leaf: int, found: Ways) -> set[int]:
@@ -230,14 +212,12 @@ class Finder:
             return None
         if labelled is not None:
             found.uses.append(labelled)
-            found.is_open |= step.met is not None
             return None
         if len(use.chain) < MAX_CHAIN:
             elements = self._elements(node)
             grows = elements > math.prod(use.shape) or its.is_layer or its.brings_data
             largest = max(step.largest, elements if grows else 0)
             return _Step(node, use.index, use.chain, largest, met)
-        found.is_open = True
         found.mixed.append(met)
         return None
 
