@@ -213,7 +213,7 @@ def _pieces(owner: int, compared: Compared, size: int) -> Iterator[tuple[_Piece,
     """Pieces of this process's part, and how many elements they have."""
     moments = compared.moments
     tensors = (moments.first, moments.second, compared.gradient)
-    none = next(each for each in tensors if each is not None).new_zeros(0)
+    none = own_part(next(each for each in tensors if each is not None)).new_zeros(0)
     flat = [none if t is None else real_parts(own_part(t)).detach().reshape(-1) for t in tensors]
     count = max(each.numel() for each in flat)
     for start in range(0, max(count, 1), size):
