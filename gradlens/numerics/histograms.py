@@ -219,28 +219,44 @@ def tally(values: Tensor, grid: Grid, beside: Companions | None = None) -> Tenso
             large = part.flatten().index_select(0, places)
             near = None if own is None else own[places % part.shape[1]]
             table += grid.counts(large, near)
-            # As numbers, which are cheaper than a result in bool, and have a sum.
-            opposite = torch.lt(part, 0, out=torch.empty_like(part)).sum(0)
-            add_signs(table, grid, own, len(part), opposite)
-            add_signs(table, grid, near, -1, -(large < 0).to(part.dtype))
+            opposite = below_zero(part, own)
+            if own is None:
+                add_signs(table, grid, None, part.numel(), opposite)
+                add_signs(table, grid, None, len(large), below_zero(large, None), times=-1)
+            else:
+                add_signs(table, grid, own, len(part), opposite.sum(0))
+                add_signs(table, grid, near, 1, below_zero(large, near), times=-1)
     return table
 
 
-def add_signs(
-    table: Tensor, grid: Grid, beside: Companions | None, number: int, opposite: Tensor
-) -> None:
-    """Add to counts what is smaller than ``grid.centre``, by the cells of its companions.
+def below_zero(values: Tensor, beside: Companions | None) -> Any:
+    """How many of at most 2**24 values on the processor are negative; beside others, which ones.
 
-    There are a ``number`` of these for each entry of ``opposite``, which says how many of them are
-    negative.
+    As numbers, which are cheaper than a result in bool, and added up without a conversion.
     """
-    if beside is None:
-        negative = opposite.double().sum().long()
-    else:
+    flags = torch.lt(values, 0, out=torch.empty_like(values))
+    return int(flags.sum()) if beside is None else flags
+
+
+def add_signs(
+    table: Tensor,
+    grid: Grid,
+    beside: Companions | None,
+    number: int,
+    opposite: Any,
+    times: int = 1,
+) -> None:
+    """Add to counts, so many times, what is smaller than ``grid.centre``.
+
+    There is a ``number`` of these, of which so many are the ``opposite`` of positive. Beside
+    companions, both are for each of them.
+    """
+    negative = opposite
+    if beside is not None:
         cells = beside.cells.flatten()
         negative = torch.bincount(cells, opposite.flatten().double(), beside.size).long()
-    table[grid.negative] += negative
-    table[grid.zero] += number * number_of(opposite.numel(), beside) - negative
+    table[grid.negative] += times * negative
+    table[grid.zero] += times * (number * number_of(1, beside) - negative)
 
 
 def number_of(elements: int, beside: Companions | None) -> int | Tensor:

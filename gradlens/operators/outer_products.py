@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,14 @@ from gradlens.numerics.deviations import (
     SampleDeviations,
     by_products,
 )
-from gradlens.numerics.histograms import CHUNK, Companions, Grid, add_signs, tally
+from gradlens.numerics.histograms import (
+    CHUNK,
+    Companions,
+    Grid,
+    add_signs,
+    below_zero,
+    tally,
+)
 from gradlens.numerics.norms import norm, scale_of, whole_range
 from gradlens.numerics.precision import SMALL, accumulable, double, widest
 from gradlens.operators.operator import GradientOperator, centred, slices
@@ -233,9 +241,10 @@ class OuterProducts(OfFactors):
         if far is None:
             return super()._tally(grid, beside, max_bytes)
         table, number = grid.zeros(self.device, beside), self.batch_size
+        opposite: Any = 0
         if beside is None:
-            sums = [[double(each.sum(1)) for each in pair] for pair in self._signs()]
-            opposite = torch.stack([torch.dot(*pair) for pair in sums]).sum()
+            sums = ([double(each.sum(1)) for each in pair] for pair in self._signs())
+            opposite = sum(int(torch.dot(*pair)) for pair in sums)
             number *= self._rows * self._columns
         else:
             opposite = self._delta.new_zeros(self._rows, self._columns)
@@ -246,7 +255,8 @@ class OuterProducts(OfFactors):
         for each in self._products(far, max_bytes):
             near = None if beside is None else beside[each.rows[:, None], each.columns]
             table += tally(each.values[None], grid, near)
-            add_signs(table, grid, near, -1, -(each.signs < 0).to(self.dtype))
+            number = each.values.numel() if near is None else 1
+            add_signs(table, grid, near, number, below_zero(each.signs, near), times=-1)
         return table
 
     def _signs(self) -> Iterator[tuple[Tensor, Tensor]]:
