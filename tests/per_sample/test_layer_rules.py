@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import quantities, register_layer_rule
+from gradlens.curvature import Probe
 from gradlens.gradients import rules as node_rules
 from gradlens.samples.batchnorm import BatchNormPolicy
 from tests.cases.random_layers import LinearFunction
@@ -72,6 +73,26 @@ def test_rules_with_an_error(name: str) -> None:
     rule, refused, reason = WRONG_RULES[name]
     case = RowCase(with_head(once), vectors, cross_entropy, refused=refused, reason=reason)
     assert_right(case, {OwnLinear: rule})
+
+
+def test_rules_are_applied_to_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied = Applied(monkeypatch)
+    data = [(randn(N, D), torch.randint(C, (N,)))]
+
+    def trace() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(OwnLinear(D, H), nn.Tanh(), nn.Linear(H, C)).double()
+        probe = Probe(data, nn.CrossEntropyLoss())
+        found = quantities.HessTrace(on=probe, curvature="diag_ggn_exact")
+        cockpit = gradlens.Cockpit(model, [found])
+        tracked_backward(cockpit, 0, model(randn(N, D)).square().mean())
+        return cockpit.history["HessTrace"][0]["trace"]
+
+    expected = trace()
+    assert not applied.count
+    with register_layer_rule(OwnLinear, own_linear):
+        assert trace() == pytest.approx(expected)
+    assert applied.count
 
 
 BATCHNORMS: dict[str, Callable[[], tuple[nn.Module, ...]]] = {
