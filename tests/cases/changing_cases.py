@@ -59,6 +59,11 @@ def permutation(_: int) -> Batch:
     return randn(N, D), torch.eye(N, dtype=torch.float64)[torch.randperm(N)], classes(N)
 
 
+def permuted_and_back(net: Any, x: Tensor) -> Tensor:
+    order = torch.randperm(len(x))
+    return net.head(net.inner(x)[order].tanh()[order.argsort()])
+
+
 def permuted_by_product(net: Any, x: Tensor, matrix: Tensor) -> Tensor:
     return net.head(matrix.T @ net.middle(matrix @ net.inner(x).tanh()).tanh())
 
@@ -293,6 +298,9 @@ def texts_in_rows(net: Any, x: Tensor, mask: Tensor, pool: Tensor) -> Tensor:
 
 
 ROUTES: dict[str, ChangingCase] = {
+    "permuted by other indices, and back": ChangingCase(
+        layers(permuted_and_back), lambda _: (randn(N, D), classes(N))
+    ),
     "permutation by a product": ChangingCase(layers(permuted_by_product), permutation),
     "permutation by a sparse product": ChangingCase(
         layers(permuted_by_sparse_product), permutation

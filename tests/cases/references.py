@@ -46,24 +46,33 @@ def per_sample_gradients_of_losses(losses: Iterable[Tensor], model: nn.Module) -
     return {name: torch.stack(gradients) for name, gradients in rows.items()}
 
 
-def assert_covered(
+def right_gradients(
     model: nn.Module,
     losses: Tensor,
+    order: Tensor | slice = slice(None),
     context: gradlens.per_sample_gradients | None = None,
     **options: Any,
-) -> None:
-    """All parameters have the gradients of the losses ``[N]`` in a backward pass of their mean.
+) -> gradlens.per_sample_gradients:
+    """Per-sample gradients in a backward pass of the mean of the losses ``[N]``: right, or missing.
 
-    That pass is in a new context with the ``options``, unless there is one from earlier steps.
+    ``order`` says which loss is that of the first sample, and so on. The pass is in a new context
+    with the ``options``, unless there is one from earlier steps.
     """
     expected = per_sample_gradients_of_losses(losses, model)
     if context is None:
         context = gradlens.per_sample_gradients(model, **options)
     with context as gradients:
         losses.mean().backward()
-    assert gradients.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
+    for name in gradients:
+        found, wanted = gradients[name].dense(), expected[name][order]
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    return gradients
+
+
+def assert_covered(model: nn.Module, losses: Tensor, **options: Any) -> None:
+    """All parameters have the gradients of the losses, as ``right_gradients`` compares them."""
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert right_gradients(model, losses, **options).keys() == names
 
 
 def without_hooks(model: nn.Module) -> nn.Module:

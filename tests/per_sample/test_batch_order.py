@@ -113,27 +113,6 @@ def test_rows_of_the_batch(loss: str, between: str, before: str) -> None:
     assert_close(gradients["weight"].dense(), expected)
 
 
-def test_two_outputs_in_different_orders() -> None:
-    torch.manual_seed(0)
-
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Linear(D, C), nn.Linear(D, C)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.one(x), self.other(x[PERM])
-
-    model = gradlens.extend(Two().double())
-    x, y = torch.randn(N, D).double(), torch.arange(N) % C
-    with gradlens.per_sample_gradients(model, loss_reduction="sum") as gradients:
-        one, other = model(x)
-        (single(one, y).sum() + single(other, y[PERM]).sum()).backward()
-    for name, layer in (("one", model.one), ("other", model.other)):
-        delta = layer(x).softmax(1) - F.one_hot(y, C)
-        assert_close(gradients[f"{name}.weight"].dense(), delta[:, :, None] * x[:, None])
-
-
 def test_calls_in_turn() -> None:
     """Samples are numbered in the order of the calls, not of the rows of the loss."""
     torch.manual_seed(0)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from backpack import extend
 from backpack.context import CTX
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, prune
@@ -22,8 +21,6 @@ from torch.testing import assert_close
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.quantities import SingleStepQuantity
-from gradlens.quantities.step import Step
 from tests.cases.references import assert_covered, per_sample_gradients_of_losses
 from tests.cases.steps import tracked_backward
 
@@ -435,27 +432,6 @@ def test_random_schedules_are_asked_once_a_step() -> None:
             model(torch.randn(4, 3)).square().mean().backward()
         model.zero_grad()
     assert list(cockpit.history["NormTest"]) == [0, 2]
-
-
-class OnlyHooks(SingleStepQuantity):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[nn.Module] = []
-
-    def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
-        return [self.seen.append]
-
-    def compute(self, step: Step) -> int:
-        return len(self.seen)
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_extension_hooks_without_extensions_are_called() -> None:
-    model = extend(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2)))
-    cockpit = Cockpit(model, [OnlyHooks()])
-    with cockpit(0):
-        model(torch.randn(4, 3)).sum().backward()
-    assert cockpit.history["OnlyHooks"][0] >= 2
 
 
 def test_failure_on_entering_leaves_no_hook() -> None:

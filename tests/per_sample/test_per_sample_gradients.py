@@ -629,8 +629,3 @@ def test_structure_is_kept_where_there_is_a_rule() -> None:
         with gradlens.per_sample_gradients(model) as gradients:
             model(NETWORKS[name].inputs(2)).square().mean().backward()
         assert kind in {type(operator) for operator in gradients.values()}, name
-
-
-def test_wrong_direction_is_named() -> None:
-    with pytest.raises(ValueError, match=r"direction has shape \[3\], the parameter has \[2, 3\]"):
-        Dense(torch.zeros(4, 2, 3)).dot(torch.zeros(3))

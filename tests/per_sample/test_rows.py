@@ -54,7 +54,9 @@ def test_other_shapes_have_plans_of_their_own() -> None:
     context = gradlens.per_sample_gradients(model)
     for samples in (5, 4, 5, 4, 1, 5):
         inputs, targets = randn(samples, 4, 5), torch.arange(samples) % 3
-        assert_covered(model, F.cross_entropy(model(inputs), targets, reduction="none"), context)
+        assert_covered(
+            model, F.cross_entropy(model(inputs), targets, reduction="none"), context=context
+        )
 
 
 def labels(outputs: Tensor) -> Tensor:
@@ -346,3 +348,34 @@ def test_normalisation_inside_a_checkpoint(reentrant: bool, policy: BatchNormPol
         assert all("would have to be recomputed" in reason for reason in missing.values())
     else:
         assert not missing
+
+
+def test_a_part_of_one_sample_is_its_own() -> None:
+    """Changing p.grad afterwards changes nothing."""
+    model = gradlens.extend(nn.Linear(3, 2))
+    loss = model(torch.randn(1, 3)).square().mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        loss.backward()
+    before = {name: gradients[name].dense().clone() for name in gradients}
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+    assert all(torch.equal(gradients[name].dense(), before[name]) for name in before)
+    assert all(bool(each.any()) for each in before.values())
+
+
+def test_selected_rows_that_are_not_finite() -> None:
+    """The indices say which rows they are, whatever the numbers are."""
+    torch.manual_seed(0)
+    model = gradlens.extend(nn.Sequential(nn.Embedding(13, 4), nn.Tanh(), nn.Linear(4, 3)))
+    words, mask = torch.arange(12).reshape(4, 3), torch.zeros(4, 3, dtype=torch.bool)
+    mask[[0, 0, 1, 2, 3], [0, 2, 1, 2, 0]] = True
+    with torch.no_grad():
+        model[0].weight[0] = torch.nan
+    outputs = model[2](model[1](model[0](words))[mask])
+    loss = F.cross_entropy(outputs, torch.tensor([0, 1, 2, 0, 1]))
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=4) as gradients:
+        loss.backward()
+    assert len(gradients) == 3
+    bad = gradients["2.weight"].dense().isnan().flatten(1).any(1)
+    assert bad.tolist() == [True, False, False, False]
