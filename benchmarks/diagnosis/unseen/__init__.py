@@ -15,17 +15,4 @@ counts; before a rule is changed because of it, what is new about the problems g
 of ``development``, and their scores into ``scores.csv``.
 """
 
-from __future__ import annotations
-
-from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen.finance import FINANCE
-from benchmarks.diagnosis.unseen.logistics import LOGISTICS
-from benchmarks.diagnosis.unseen.music import MUSIC
-from benchmarks.diagnosis.unseen.oceans import OCEANS
-from benchmarks.diagnosis.unseen.robots import ROBOTS
-from benchmarks.diagnosis.unseen.security import SECURITY
-
-TRAININGS: tuple[Training, ...] = (
-    *(*MUSIC, *FINANCE, *LOGISTICS),
-    *(*OCEANS, *SECURITY, *ROBOTS),
-)
+from benchmarks.diagnosis.unseen.problems import TRAININGS as TRAININGS
