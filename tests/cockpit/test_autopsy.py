@@ -219,8 +219,7 @@ class Logarithm(nn.Module):
 
 def test_a_nan_of_the_forward_pass() -> None:
     problem = classification()
-    problem.network = Logarithm(nn.Linear(20, 4))
-    problem.network.inner = nn.Sequential(nn.Linear(20, 4), _Log())
+    problem.network = Logarithm(nn.Sequential(nn.Linear(20, 4), nn.Tanh()))
 
     def damage(inputs: Tensor, targets: Tensor, network: nn.Module) -> None:
         with torch.no_grad():
@@ -233,25 +232,18 @@ def test_a_nan_of_the_forward_pass() -> None:
     assert [each.id for each in spike.suspects] == [found.bad_id]
 
 
-class _Log(nn.Module):
-    def forward(self, inputs: Tensor) -> Tensor:
-        return (inputs * 0 + inputs).tanh()
-
-
 def test_the_first_layer_of_an_overflow() -> None:
     class Overflow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = nn.Linear(20, 8), nn.Linear(8, 8)
             self.third = nn.Linear(8, 4)
-            self.factor = 1.0
 
         def forward(self, inputs: Tensor) -> Tensor:
-            hidden = self.second(self.first(inputs).relu() * self.factor).relu()
-            return self.third(hidden)
+            return self.third(self.second(self.first(inputs).relu()).relu())
 
     problem = classification()
-    problem.network = network = Overflow()
+    problem.network = Overflow()
 
     def damage(inputs: Tensor, targets: Tensor, given: nn.Module) -> None:
         inputs[BAD] = 3e38
@@ -261,7 +253,6 @@ def test_the_first_layer_of_an_overflow() -> None:
     assert spike.origin == "forward"
     assert spike.place == "first"
     assert [each.index for each in spike.suspects] == [BAD]
-    assert network.factor == 1.0
 
 
 def test_a_nan_of_the_backward_pass() -> None:
@@ -460,6 +451,7 @@ def test_failing_is_contained(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("a defect")
 
     expected = train(classification(), outlier, None).weights
+    layers = only_spike(train(classification(), outlier, with_ids=False).cockpit).layers
     for name in ("evidence_of", "by_layer", "loss_scale"):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, fails)
@@ -467,22 +459,10 @@ def test_failing_is_contained(monkeypatch: pytest.MonkeyPatch) -> None:
                 found = train(classification(), outlier, with_ids=False)
             for one, other in zip(expected, found.weights, strict=True):
                 assert torch.equal(one.view(torch.int32), other.view(torch.int32))
-
-
-def test_gradients_are_known_where_the_graph_cannot_be_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from gradlens.observers import autopsy as module
-
-    def fails(*arguments: object) -> None:
-        raise RuntimeError("a defect")
-
-    expected = only_spike(train(classification(), outlier, with_ids=False).cockpit)
-    monkeypatch.setattr(module, "evidence_of", fails)
-    with pytest.warns(gradlens.GradlensWarning, match="a defect"):
-        found = only_spike(train(classification(), outlier, with_ids=False).cockpit)
-    assert not found.without_norms
-    assert found.layers == expected.layers
+        if name == "evidence_of":  # of the graph; gradients are known without it
+            spike = only_spike(found.cockpit)
+            assert not spike.without_norms
+            assert spike.layers == layers
 
 
 def test_rates_and_sharpness() -> None:

@@ -27,6 +27,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
+from tests.cases.records import assert_identical, pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:gradlens, step")  # such as of batch normalisation
 
@@ -322,7 +323,7 @@ def resumed(name: str, cut: int) -> dict[int, dict[str, Any]]:
     ],
 )
 def test_a_resumed_run_equals_an_unbroken_one(name: str, cut: int) -> None:
-    assert not list(different(continued(name, cut), resumed(name, cut)))
+    assert_same(continued(name, cut), resumed(name, cut))
 
 
 @cache
@@ -353,30 +354,16 @@ def test_micro_batches_of_a_step_that_is_not_complete_are_run_again(cut: int, pa
         found[step] = found.get(step, {}) | values
     waiting = state[-1]["unfinished"]
     assert waiting == ({"Alpha": cut - 1} if cut else {})
-    assert not list(different(without_waiting(in_four_parts(), waiting, ()), found))
+    assert_same(without_waiting(in_four_parts(), waiting, ()), found)
 
 
-def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]:
-    """Where two values differ, bit for bit."""
-    if "Time" in path:
-        return
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in one.keys() | other.keys():
-            if key in one and key in other:
-                yield from different(one[key], other[key], (*path, key))
-            else:
-                yield f"{path}: {key} in one alone"
-    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        yield from different(dict(enumerate(one)), dict(enumerate(other)), path)
-    elif {*ROUNDED} & {*path} and isinstance(one, float):
-        if not isinstance(other, float) or not np.isclose(one, other, 1e-7, 0, equal_nan=True):
-            yield f"{path}: {one!r}, {other!r}"
-    elif isinstance(one, (np.ndarray, Tensor)):
-        first, second = (torch.as_tensor(each).detach().numpy() for each in (one, other))
-        if not np.array_equal(first, second, equal_nan=True):
-            yield f"{path}: {one}, {other}"
-    elif repr(one) != repr(other):  # tells a NaN's reason, too
-        yield f"{path}: {one!r}, {other!r}"
+def assert_same(found: Any, expected: Any) -> None:
+    """The same bit for bit, but for times and what is rounded."""
+    for path, one, other in pairs(found, expected):
+        if {*ROUNDED} & {*path} and isinstance(other, float):
+            assert one == pytest.approx(other, rel=1e-7, abs=0, nan_ok=True), path
+        elif "Time" not in path:
+            assert_identical(one, other)
 
 
 # Everything that a cockpit keeps from step to step.
@@ -405,7 +392,7 @@ NOT_SAVED = re.compile(
 def leaves(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Numbers, strings and tensors that an object of gradlens or of the tests refers to."""
     if value is None or isinstance(value, (bool, int, float, str, Tensor, np.ndarray)):
-        yield path, value
+        yield path, value.detach() if isinstance(value, Tensor) else value
     elif id(value) not in seen:
         seen.add(id(value))
         parts: Any = []
@@ -428,14 +415,16 @@ def test_nothing_is_forgotten(name: str) -> None:
     before, after = Loop(CASES[name]), Loop(CASES[name])
     before.train(0, 4)
     after.load(through_a_file(before.state()))
-    one, other = (dict(leaves(loop.cockpit, "cockpit", set())) for loop in (before, after))
-    compared = {path for path in one.keys() | other.keys() if not NOT_SAVED.search(path)}
-    assert len(compared) > 100
-    assert not [
-        path
-        for path in sorted(compared)
-        if path not in one or path not in other or list(different(one[path], other[path]))
-    ]
+    one, other = (
+        {
+            path: value
+            for path, value in leaves(loop.cockpit, "cockpit", set())
+            if not NOT_SAVED.search(path)
+        }
+        for loop in (before, after)
+    )
+    assert len(one) > 100
+    assert_same(dict(sorted(other.items())), dict(sorted(one.items())))
 
 
 # The state itself.
@@ -456,7 +445,7 @@ def test_later_steps_change_nothing_in_a_state() -> None:
     copy = through_a_file(state)
     loop.train(3)
     assert plain(state)
-    assert not list(different(state, copy))
+    assert_same(state, copy)
 
 
 def test_a_state_before_the_first_step() -> None:
@@ -465,7 +454,7 @@ def test_a_state_before_the_first_step() -> None:
     after.load(through_a_file(before.state()))
     after.train()
     after.cockpit.close()
-    assert not list(different(unbroken("economy"), after.cockpit.get_output()))
+    assert_same(unbroken("economy"), after.cockpit.get_output())
 
 
 @pytest.mark.slow
@@ -479,7 +468,7 @@ def test_the_same_cockpit_goes_back(name: str) -> None:
     loop.train(2)
     loop.cockpit.close()
     expected = without_waiting(unbroken(name), states[-1]["unfinished"], range(2, STEPS))
-    assert not list(different(expected, loop.cockpit.get_output()))
+    assert_same(expected, loop.cockpit.get_output())
 
 
 # Mistakes.
@@ -615,7 +604,7 @@ def test_a_crash_after_the_checkpoint(
     for history in (found, live.history):
         waiting = state[-1]["unfinished"]
         complete = without_waiting(by_step(expected), waiting, range(cut, STEPS))
-        assert not list(different(complete, by_step(history)))
+        assert_same(complete, by_step(history))
         assert [note.text for note in history.notes] == [note.text for note in expected.notes]
         assert history.coverages == expected.coverages
 
@@ -639,7 +628,7 @@ def test_what_a_budget_knows_is_kept() -> None:
     assert state["budget"]["account"]["cost"]
     after = Loop(CASES["economy"], budget=0.3)
     after.cockpit.load_state_dict(state)
-    assert not list(different(after.cockpit.state_dict()["budget"], state["budget"]))
+    assert_same(after.cockpit.state_dict()["budget"], state["budget"])
     after.train()
     other = Loop(Case(lambda: [quantities.Loss()]), budget=0.3)
     with pytest.warns(UserWarning, match="not tracked any more"):

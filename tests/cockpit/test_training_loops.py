@@ -176,37 +176,6 @@ def test_a_factor_of_the_loss_is_one_of_the_learning_rate() -> None:
         assert_same_records(found[name], expected[name])
 
 
-def with_scaler(
-    cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
-) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    loss = loss_function(model(x), y)
-    with cockpit(step, loss=loss, optimizer=optimizer, scaler=scaler):
-        scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-
-
-def with_disabled_scaler(
-    cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
-) -> None:
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    loss = loss_function(model(x), y)
-    with cockpit(step, loss=loss, optimizer=optimizer, scaler=scaler):
-        scaler.scale(loss).backward()
-
-
-def clipped(
-    cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
-) -> None:
-    tracked_backward(cockpit, step, loss_function(model(x), y), optimizer=optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), 1e6)
-
-
-@pytest.mark.parametrize("backward", [with_scaler, with_disabled_scaler, clipped])
-def test_values_are_those_of_the_plain_loop(backward: Callable[..., None]) -> None:
-    assert_same_histories(train(backward), train(whole_batch))
-
-
 @dataclass(frozen=True)
 class Trained:
     """Optimizers of parts of a network, of which one may be passed to the context.
