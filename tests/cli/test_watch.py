@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,109 +58,75 @@ def content(history: History, tmp_path: Path) -> bytes:
     return path.read_bytes()
 
 
-def nothing() -> None:
-    """An event that is none."""
+def watched(path: Path, *contents: bytes | None, needs: str = "") -> tuple[Script, list[str]]:
+    """What is shown, and said, while the file has these contents one after the other, or isn't."""
 
+    def change(content: bytes | None) -> None:
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(content)
 
-def watched(path: Path, *events: Callable[[], Any], needs: str = "") -> tuple[Script, str]:
-    """What is shown, and said, while the events happen."""
-    display, stream = Script(*events, needs=needs), io.StringIO()
+    first, *others = contents
+    change(first)
+    display = Script(*(partial(change, each) for each in others), needs=needs)
+    stream = io.StringIO()
     watch([path], display, 0.5, stream)
-    return display, stream.getvalue()
+    return display, stream.getvalue().splitlines()
+
+
+def contents_of(tmp_path: Path) -> dict[str, tuple[list[bytes | None], list[int], list[str]]]:
+    """Contents of a file one after the other, how many steps are shown, and what is said."""
+    whole = content(realistic(6, ("Loss",)), tmp_path)
+    lines = whole.splitlines(keepends=True)
+    header, grown = lines[0], b"".join(lines[:5])
+    notes = content(History(notes=[Note(0, "hm")]), tmp_path)
+    short = content(realistic(2, ("Loss",)), tmp_path)
+    no_file, no_step = "waiting for FILE", "waiting for the first step of FILE"
+    return {
+        "it grows": ([grown, grown, grown, whole, whole], [4, 6], []),
+        "it is waited for": ([None, None, b"", header, grown], [4], [no_file, no_step]),
+        "a line is being written": ([whole[:-10], whole], [5, 6], []),
+        "the header is being written": ([whole[:20], whole[:30], whole], [6], [no_step]),
+        "it starts anew": ([whole, None, short], [6, 2], [no_file]),
+        "notes alone are no steps": ([notes, notes], [], [no_step]),
+    }
+
+
+CASES = (
+    "it grows", "it is waited for", "a line is being written", "the header is being written",
+    "it starts anew", "notes alone are no steps",
+)  # fmt: skip
 
 
 # When it draws ------------------------------------------------------------------------------
 
 
-def test_draws_again_only_when_the_file_has_grown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_it_draws_when_the_file_has_new_steps(case: str, tmp_path: Path) -> None:
+    contents, shown, said = contents_of(tmp_path)[case]
     path = tmp_path / "run.jsonl"
-    whole = content(realistic(10, ("Loss",)), tmp_path)
-    lines = whole.splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:5]))
-
-    def grow() -> None:
-        path.write_bytes(path.read_bytes() + b"".join(lines[5:7]))
-
-    display, said = watched(path, nothing, nothing, grow, nothing)
-    assert display.shown == [tuple(range(4)), tuple(range(6))]
-    assert said == ""
-
-
-def test_a_run_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    header, first, *_ = content(realistic(3, ("Loss",)), tmp_path).splitlines(keepends=True)
-    events = [lambda: path.touch(), lambda: path.write_bytes(header)]
-    display, said = watched(path, nothing, *events, lambda: path.write_bytes(header + first))
-    assert display.shown == [(0,)]
-    waiting = [f"gradlens: waiting for {path}", f"gradlens: waiting for the first step of {path}"]
-    assert said.splitlines() == waiting
-
-
-def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    whole = content(realistic(3, ("Loss",)), tmp_path)
-    path.write_bytes(whole[:-10])
-    display, said = watched(path, lambda: path.write_bytes(whole))
-    assert display.shown == [(0, 1), (0, 1, 2)]
-    assert said == ""
-
-
-def test_a_file_that_is_half_written_gets_a_second_chance(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    whole = content(realistic(3, ("Loss",)), tmp_path)
-    path.write_bytes(whole[:20])
-    display, _ = watched(
-        path, lambda: path.write_bytes(whole[:30]), lambda: path.write_bytes(whole)
-    )
-    assert display.shown == [(0, 1, 2)]
-
-
-@pytest.mark.parametrize("words", ["hello", '{"a": 1}\n', '{"gradlens_run": 99}\n'])
-def test_what_is_no_run_and_stays_so(tmp_path: Path, words: str) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_text(words)
-    with pytest.raises(ValueError, match=r"run\.jsonl"):
-        watched(path, nothing, nothing)
-
-
-def test_a_run_that_starts_anew(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(content(realistic(5, ("Loss",)), tmp_path))
-    short = content(realistic(2, ("Loss",)), tmp_path)
-    display, said = watched(path, path.unlink, lambda: path.write_bytes(short))
-    assert display.shown == [tuple(range(5)), (0, 1)]
-    assert "waiting" in said
+    display, lines = watched(path, *contents)
+    assert display.shown == [tuple(range(steps)) for steps in shown]
+    assert lines == [f"gradlens: {text.replace('FILE', str(path))}" for text in said]
 
 
 def test_what_was_asked_for_may_come_late(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(content(realistic(2, ("Loss",)), tmp_path))
+    early = content(realistic(2, ("Loss",)), tmp_path)
     later = content(realistic(2, ("Loss", "GradNorm")), tmp_path)
-    display, said = watched(path, nothing, lambda: path.write_bytes(later), needs="GradNorm")
+    display, said = watched(tmp_path / "run.jsonl", early, early, later, needs="GradNorm")
     assert len(display.shown) == 1
-    assert said.count("waiting for something to draw") == 1
-
-
-def test_notes_alone_are_no_steps(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(content(History(notes=[Note(0, "hm")]), tmp_path))
-    display, said = watched(path, nothing)
-    assert display.shown == []
-    assert "first step" in said
+    assert sum("waiting for something to draw" in line for line in said) == 1
 
 
 def test_a_slow_drawing_takes_half_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(content(realistic(2, ("Loss",)), tmp_path))
     clock = iter([0.0, 7.0, 20.0, 20.1])
     monkeypatch.setattr(watching.time, "monotonic", lambda: next(clock))
-    display, _ = watched(path, nothing)
+    run = content(realistic(2, ("Loss",)), tmp_path)
+    display, _ = watched(tmp_path / "run.jsonl", run, run)
     assert display.waits == [7.0, 0.5]
-
-
-# Files --------------------------------------------------------------------------------------
 
 
 # In a process of its own --------------------------------------------------------------------

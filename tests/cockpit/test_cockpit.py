@@ -23,7 +23,7 @@ from backpack import extend as backpack_extend
 from torch import Tensor, nn
 
 import gradlens
-from gradlens import Cockpit, quantities, schedules
+from gradlens import Cockpit, History, quantities, schedules
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.records import assert_identical
@@ -419,6 +419,20 @@ def test_presets_by_name(name: str, model: nn.Module) -> None:
     expected = [quantity.name for quantity in gradlens.configuration(name.lower())]
     assert [quantity.name for quantity in gradlens.configuration(name)] == expected
     assert [quantity.name for quantity in Cockpit(model, name).quantities] == expected
+
+
+class Strange(SingleStepQuantity):
+    def compute(self, step: Step) -> object:
+        return object()
+
+
+def test_value_that_cannot_be_recorded_names_the_quantity(model: nn.Module, tmp_path: Path) -> None:
+    cockpit = Cockpit(model, [Strange(), quantities.Time()], run=tmp_path / "run.jsonl")
+    with pytest.warns(UserWarning, match="Strange failed: TypeError"), cockpit(0):
+        loss_of(model).backward()
+    history = History.load(tmp_path / "run.jsonl")
+    assert 0 in history["Time"]
+    assert "Strange: a object can't be recorded" in history["Strange"][0].reason
 
 
 @pytest.mark.parametrize("change", ["unfrozen", "added"])

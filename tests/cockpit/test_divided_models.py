@@ -396,11 +396,6 @@ def all_quantities(rank: int) -> None:
     assert not [note for note in history.notes if " failed" in note.text]
 
 
-def one_batch(rank: int) -> None:
-    history = trained(sharded(), quantities(), half(rank))
-    assert_same_plain(history, trained(network(), quantities(), data))
-
-
 SCENARIOS: dict[str, Callable[[int], None]] = {
     each.__name__: each
     for each in (
@@ -420,7 +415,6 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
         different_numbers_of_batches,
         without_the_wrapper,
         made_after_forward,
-        one_batch,
         budget,
         without_a_cockpit,
         plans_are_kept,

@@ -80,15 +80,3 @@ def test_updates(way: Callable[..., None], kind: type[Optimizer]) -> None:
             size = (states[step + 1][name] - before).norm().item()
             found = cockpit.history["UpdateSize"][step][name]
             assert found == pytest.approx(size, rel=1e-12)
-
-
-def test_no_hook_is_left_on_the_optimizer() -> None:
-    def interrupted(context: Any, loss: torch.Tensor, *_: object) -> None:
-        with pytest.raises(ZeroDivisionError), context:
-            loss.backward()
-            raise ZeroDivisionError
-
-    for way in (after_the_context, interrupted):
-        _, _, optimizer = train(way)
-        assert not optimizer._optimizer_step_pre_hooks
-        assert not optimizer._optimizer_step_post_hooks

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from backpack import extend
-from backpack.extensions import BatchGrad
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gradlens import Cockpit, quantities
-from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.quantities.step import Step
 from gradlens.schedules import linear
 from tests.cases.steps import take_steps, tracked_backward
 
 
-class Failing(SingleStepQuantity):
-    """Fails where it says what it needs."""
-
-    def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
-        raise RuntimeError("a defect")
-
-    def compute(self, step: Step) -> float:
-        return 1.0
-
-
-class FailingReductions(Failing):
-    def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
-        return []
-
-    def reductions_at(self, global_step: int) -> tuple[Any, ...]:
-        raise RuntimeError("a defect")
-
-
 def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(6, 3), torch.arange(6) % 2
-
-
-@pytest.mark.filterwarnings("ignore:gradlens, step")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("extensions", [(), (BatchGrad(),)])
-@pytest.mark.parametrize("failing", [Failing, FailingReductions])
-def test_a_quantity_that_fails_to_say_what_it_needs(
-    failing: type[Failing], extensions: tuple[Any, ...]
-) -> None:
-    model = extend(nn.Sequential(nn.Linear(3, 2)))
-    cockpit = Cockpit(model, [failing(), quantities.NormTest()])
-    inputs, labels = batch()
-    loss = functional.cross_entropy(model(inputs), labels)
-    with cockpit(0, *extensions, loss=loss):
-        loss.backward()
-    assert "a defect" in cockpit.history[failing.__name__][0].reason
-    assert cockpit.history["NormTest"][0] > 0
 
 
 def test_an_exception_in_a_part_of_an_untracked_step() -> None:

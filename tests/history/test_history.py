@@ -22,7 +22,7 @@ from gradlens import History, Undefined, View
 from gradlens.history.coverage import Coverage
 from gradlens.history.json_lines import stored_record, to_line, value_of
 from gradlens.history.records import LeftOutWarning, Note, Source
-from gradlens.history.run_file import OwnFiles, RunFile
+from gradlens.history.run_file import OwnFiles
 from gradlens.messages import GradlensWarning
 from tests.cases.records import assert_identical
 
@@ -181,14 +181,6 @@ def test_without_its_header_a_run_keeps_its_values(tmp_path: Path) -> None:
 def test_an_unknown_name_suggests_a_known_one() -> None:
     with pytest.raises(KeyError, match=r"no series 'Los' in this history: did you mean Loss\?"):
         example()["Los"]
-
-
-def test_existing_file_is_kept(tmp_path: Path) -> None:
-    example().write(tmp_path / "run.jsonl")
-    before = (tmp_path / "run.jsonl").read_bytes()
-    with pytest.raises(FileExistsError, match=r"run.jsonl exists and is kept.*resume=True"):
-        RunFile(tmp_path / "run.jsonl")
-    assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
 def test_a_run_that_cannot_be_written_as_a_whole_leaves_nothing(tmp_path: Path) -> None:

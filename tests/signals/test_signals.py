@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlens
 from gradlens import Cockpit, History, quantities, schedules
-from gradlens.history.undefined import Undefined
 from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
 from gradlens.signals.axes import find_axes
@@ -152,36 +152,48 @@ def test_gradients_are_those_before_operations_in_place(model: nn.Sequential) ->
     assert found["2"]["norm"] == pytest.approx(after.norm().item())
 
 
+IMAGES = nn.Sequential(nn.Conv2d(2, 7, 1), nn.ReLU(), nn.MaxPool2d(1), nn.Flatten())
+SIGNALS = nn.Sequential(nn.Conv1d(2, 7, 1), nn.ReLU(), nn.Flatten())
+
+
 @pytest.mark.parametrize(
-    ("build", "shape", "places"),
+    ("model", "place", "shape", "places"),
     [
-        (lambda: nn.Linear(6, 4), (3, 5, 4), (3, 5, 4)),
-        (lambda: nn.Linear(6, 4), (4,), (1, 1, 4)),
-        (lambda: nn.Conv1d(2, 4, 1), (3, 4, 5), (3, 5, 4)),
-        (lambda: nn.Conv2d(2, 4, 1), (3, 4, 2, 5), (3, 10, 4)),
-        (lambda: nn.Conv2d(2, 4, 1), (4, 2, 5), (1, 10, 4)),
-        (lambda: nn.Conv3d(2, 4, 1), (3, 4, 2, 5, 2), (3, 20, 4)),
-        (lambda: nn.BatchNorm1d(4), (3, 4), (3, 1, 4)),
-        (lambda: nn.LayerNorm(4), (3, 5, 2, 4), (3, 10, 4)),
-        (lambda: nn.LSTM(2, 4), (5, 3, 4), (3, 5, 4)),
-        (lambda: nn.LSTM(2, 4, batch_first=True), (3, 5, 4), (3, 5, 4)),
-        (lambda: nn.MultiheadAttention(4, 2), (5, 3, 4), (3, 5, 4)),
-        (lambda: nn.TransformerEncoderLayer(4, 2, batch_first=True), (3, 5, 4), (3, 5, 4)),
-        (lambda: nn.Embedding(9, 4), (3, 5, 4), (3, 5, 4)),
-        (lambda: nn.ReLU(), (3, 4, 5), (3, 5, 4)),
-        (lambda: nn.ReLU(), (3,), (3, 1, 1)),
-        (lambda: nn.LSTM(2, 4), (5, 4), (1, 5, 4)),
-        (lambda: nn.GRU(2, 4, batch_first=True), (5, 4), (1, 5, 4)),
-        (lambda: nn.GRUCell(2, 4), (3, 4), (3, 1, 4)),
-        (lambda: nn.MultiheadAttention(4, 2), (5, 4), (1, 5, 4)),
-        (lambda: nn.TransformerEncoderLayer(4, 2), (5, 3, 4), (3, 5, 4)),
+        (nn.Linear(6, 4), "", (3, 5, 4), (3, 5, 4)),
+        (nn.Linear(6, 4), "", (4,), (1, 1, 4)),
+        (nn.Conv1d(2, 4, 1), "", (3, 4, 5), (3, 5, 4)),
+        (nn.Conv2d(2, 4, 1), "", (3, 4, 2, 5), (3, 10, 4)),
+        (nn.Conv2d(2, 4, 1), "", (4, 2, 5), (1, 10, 4)),
+        (nn.Conv3d(2, 4, 1), "", (3, 4, 2, 5, 2), (3, 20, 4)),
+        (nn.BatchNorm1d(4), "", (3, 4), (3, 1, 4)),
+        (nn.LayerNorm(4), "", (3, 5, 2, 4), (3, 10, 4)),
+        (nn.LSTM(2, 4), "", (5, 3, 4), (3, 5, 4)),
+        (nn.LSTM(2, 4, batch_first=True), "", (3, 5, 4), (3, 5, 4)),
+        (nn.MultiheadAttention(4, 2), "", (5, 3, 4), (3, 5, 4)),
+        (nn.TransformerEncoderLayer(4, 2, batch_first=True), "", (3, 5, 4), (3, 5, 4)),
+        (nn.Embedding(9, 4), "", (3, 5, 4), (3, 5, 4)),
+        (nn.ReLU(), "", (3, 4, 5), (3, 5, 4)),
+        (nn.ReLU(), "", (3,), (3, 1, 1)),
+        (nn.LSTM(2, 4), "", (5, 4), (1, 5, 4)),
+        (nn.GRU(2, 4, batch_first=True), "", (5, 4), (1, 5, 4)),
+        (nn.GRUCell(2, 4), "", (3, 4), (3, 1, 4)),
+        (nn.MultiheadAttention(4, 2), "", (5, 4), (1, 5, 4)),
+        (nn.TransformerEncoderLayer(4, 2), "", (5, 3, 4), (3, 5, 4)),
+        # A single sample is known behind convolutions, but for a matrix, which is a batch.
+        (IMAGES, "1", (7, 2, 3), (1, 6, 7)),
+        (IMAGES, "2", (7, 2, 3), (1, 6, 7)),
+        (IMAGES, "1", (3, 7, 2), (3, 2, 7)),
+        (IMAGES, "1", (3, 7, 2, 5), (3, 10, 7)),
+        (IMAGES, "1", (7, 7, 2), (7, 2, 7)),
+        (IMAGES, "3", (3, 14), (3, 1, 14)),
+        (SIGNALS, "2", (7, 14), (7, 1, 14)),
     ],
 )
 def test_samples_positions_and_features(
-    build: Callable[[], nn.Module], shape: tuple[int, ...], places: tuple[int, ...]
+    model: nn.Module, place: str, shape: tuple[int, ...], places: tuple[int, ...]
 ) -> None:
-    module = build()
-    assert find_axes(module)[module].samples(torch.zeros(shape)).shape == places
+    axes = find_axes(model)[model.get_submodule(place)]
+    assert axes.samples(torch.zeros(shape)).shape == places
 
 
 def test_activations_have_their_features_where_the_layer_before_has_them() -> None:
@@ -193,30 +205,6 @@ def test_activations_have_their_features_where_the_layer_before_has_them() -> No
                 "1.2": True, "1.3": True}  # fmt: skip
     assert {name: last[name] for name in expected} == expected
     assert find_axes(words)[words[0]].channel_last
-
-
-@pytest.mark.parametrize(
-    ("place", "shape", "places"),
-    [
-        ("1", (7, 2, 3), (1, 6, 7)),
-        ("2", (7, 2, 3), (1, 6, 7)),
-        ("1", (3, 7, 2), (3, 2, 7)),
-        ("1", (3, 7, 2, 5), (3, 10, 7)),
-        ("1", (7, 7, 2), (7, 2, 7)),
-        ("3", (3, 14), (3, 1, 14)),
-    ],
-)
-def test_a_single_sample_is_known_behind_convolutions(
-    place: str, shape: tuple[int, ...], places: tuple[int, ...]
-) -> None:
-    model = nn.Sequential(nn.Conv2d(2, 7, 1), nn.ReLU(), nn.MaxPool2d(1), nn.Flatten())
-    axes = find_axes(model)[model.get_submodule(place)]
-    assert axes.samples(torch.zeros(shape)).shape == places
-
-
-def test_a_matrix_behind_a_convolution_of_one_axis_is_a_batch() -> None:
-    model = nn.Sequential(nn.Conv1d(2, 7, 1), nn.ReLU(), nn.Flatten())
-    assert find_axes(model)[model[2]].samples(torch.zeros(7, 14)).shape == (7, 1, 14)
 
 
 class Score(nn.Module):
@@ -271,19 +259,6 @@ class TimeFirst(nn.Module):
         return self.head(states.transpose(0, 1) if self.transposed else states)
 
 
-def test_samples_around_a_time_first_layer_are_where_it_has_them() -> None:
-    torch.manual_seed(0)
-    model, inputs = TimeFirst(), torch.randn(7, 5, 4)
-    cockpit = Cockpit(model, [OutputNorm()])
-    step(cockpit, 0, inputs)
-    found = norms(cockpit.history, 0)
-    states = model.rnn(model.front(inputs))[0]
-    expected = {"front": model.front(inputs), "rnn": states, "head": model.head(states.relu())}
-    for name, output in expected.items():
-        assert found[name] == pytest.approx(mean_norm(output.movedim(1, 0))), name
-    assert not cockpit.history.notes
-
-
 class Turning(nn.Module):
     """A convolution has samples first, and the layers behind it are called with positions first."""
 
@@ -310,45 +285,48 @@ class TurningInside(nn.Module):
         return self.out(states.mean(1 - self.axis))
 
 
-PLACES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[int, ...]], int]] = {
-    "behind time first": (lambda: TimeFirst(transposed=True), lambda n: (7, n, 4), 0),
-    "in front of time first": (Turning, lambda n: (n, 4, 7), 1),
-    "positions first inside": (lambda: TurningInside(1), lambda n: (n, 7, 4), 1),
-    "samples first": (lambda: TurningInside(0), lambda n: (n, 7, 4), 0),
+class Scaled(nn.Module):
+    """A layer that defines no axis: features are assumed in axis 1, where samples may be, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+Axes = dict[str, int]
+PLACES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[int, ...]], Axes]] = {
+    "around time first": (TimeFirst, lambda n: (7, n, 4), {"front": 1, "rnn": 1, "head": 1}),
+    "behind time first": (lambda: TimeFirst(transposed=True), lambda n: (7, n, 4), {"head": 0}),
+    "in front of time first": (Turning, lambda n: (n, 4, 7), {"head": 1}),
+    "positions first inside": (lambda: TurningInside(1), lambda n: (n, 7, 4), {"head": 1}),
+    "samples first": (lambda: TurningInside(0), lambda n: (n, 7, 4), {"head": 0}),
+    "no axis is defined": (lambda: nn.Sequential(Scaled()), lambda n: (n, 4, 3), {"0": 0}),
 }
+"""Networks, their inputs, and which axis of a layer's output has the samples."""
 
 
 @pytest.mark.parametrize("samples", [5, 7], ids=["5 of 7 positions", "as many as positions"])
-@pytest.mark.parametrize(("build", "shape", "axis"), PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(("build", "shape", "axes"), PLACES.values(), ids=PLACES)
 def test_norms_are_of_samples_wherever_these_are(
-    build: Callable[[], nn.Module], shape: Callable[[int], tuple[int, ...]], axis: int, samples: int
+    build: Callable[[], nn.Module],
+    shape: Callable[[int], tuple[int, ...]],
+    axes: Axes,
+    samples: int,
 ) -> None:
     torch.manual_seed(0)
-    model = build()
-    outputs: list[Tensor] = []
-    model.head.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
+    model, outputs = build(), dict[str, Tensor]()
+    for name in axes:
+        keep = lambda _, args, out, name=name: outputs.update({name: first_tensor(out)})  # noqa: E731
+        model.get_submodule(name).register_forward_hook(keep)
     cockpit = Cockpit(model, [OutputNorm()])
     step(cockpit, 0, torch.randn(shape(samples)))
-    found = norms(cockpit.history, 0)["head"]
-    assert found == pytest.approx(mean_norm(outputs[0].movedim(axis, 0)))
-
-
-def test_samples_in_the_axis_that_is_assumed_to_have_the_features() -> None:
-    """No layer defines an axis: features are assumed in axis 1, where the samples may be, too."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = nn.Parameter(torch.ones(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.factor
-
-    inputs = torch.randn(5, 4, 3)
-    cockpit = Cockpit(Scaled(), [OutputNorm()])
-    step(cockpit, 0, inputs)
-    expected = inputs.flatten(1).norm(dim=1).mean().item()
-    assert norms(cockpit.history, 0)["Scaled"] == pytest.approx(expected, rel=1e-6)
+    for name, axis in axes.items():
+        expected = mean_norm(outputs[name].movedim(axis, 0))
+        assert norms(cockpit.history, 0)[name] == pytest.approx(expected)
+    assert not cockpit.history.notes
 
 
 def test_norms_in_an_evaluation_are_of_the_axis_that_the_last_step_had() -> None:
@@ -418,22 +396,27 @@ def test_merged_calls_are_one_call_with_all_samples() -> None:
             torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other))
 
 
-def test_calls_that_do_not_fit_together_are_undefined() -> None:
-    small, wide, other = torch.randn(2, 1, 4), torch.randn(2, 1, 5), torch.randn(9, 1, 5)
-    for reduction in (Active(), Maxima(), Moments()):
-        found = reduction.merge([reduction.reduce(small), reduction.reduce(wide)])  # type: ignore[attr-defined]
-        assert isinstance(found, Undefined)
-        assert "different numbers of features" in found.reason
-    gram = Gram()
-    found = gram.merge([gram.reduce(wide), gram.reduce(wide)])
-    assert isinstance(found, Undefined)
-    assert "larger batches" in found.reason
-    found = gram.merge([gram.reduce(wide), gram.reduce(other)])
-    assert isinstance(found, Undefined)
-    assert "larger batches" in found.reason
-    found = gram.merge([gram.reduce(small), gram.reduce(wide)])
-    assert isinstance(found, Undefined)
-    assert "different numbers of features" in found.reason
+@pytest.mark.parametrize("shapes", [[(2, 4), (2, 5)], [(2, 5), (2, 5)], [(2, 5), (9, 5)]], ids=str)
+def test_calls_that_do_not_fit_together_are_undefined(shapes: list[tuple[int, int]]) -> None:
+    """They have other numbers of features, or so few samples that products of these are kept."""
+    model = nn.Sequential(nn.PReLU())
+    tracked = [
+        kind(layers="0")
+        for kind in (
+            quantities.OutputActivation,
+            quantities.DeadNeurons,
+            quantities.InputStd,
+            quantities.InputCovariance,
+        )
+    ]
+    cockpit = Cockpit(model, [*tracked, OutputNorm()])
+    tracked_backward(cockpit, 0, sum(model(torch.randn(shape)).square().sum() for shape in shapes))
+    several = shapes[0][1] != shapes[1][1]
+    found = [norms(cockpit.history, 0, each.name)["0"] for each in tracked]
+    for value in found if several else ():
+        assert re.search("different numbers of features.*its own ReLU", value.reason)
+    assert several or "larger batches" in found[-1].reason
+    assert norms(cockpit.history, 0)["0"] > 0
 
 
 def test_a_gram_matrix_is_the_smaller_one_and_in_double_precision() -> None:
@@ -614,21 +597,6 @@ def test_a_backward_pass_that_makes_the_loss_is_not_the_steps(
     else:
         assert found["norm"] == pytest.approx(2 * outputs.norm().item())
     assert norms(cockpit.history, 0)["2"] == pytest.approx(mean_norm(outputs))
-
-
-def test_a_layer_of_several_widths_says_what_to_do() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.relu = nn.Linear(4, 3), nn.Linear(3, 2), nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.relu(self.b(self.relu(self.a(x))))
-
-    cockpit = Cockpit(Shared(), [quantities.OutputActivation(), OutputNorm()])
-    step(cockpit, 0, torch.randn(5, 4))
-    assert "its own ReLU" in norms(cockpit.history, 0, "OutputActivation")["relu"].reason
-    assert norms(cockpit.history, 0)["relu"] > 0
 
 
 def test_other_quantities_do_not_disturb() -> None:
