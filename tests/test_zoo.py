@@ -11,9 +11,10 @@ import torch
 import gradlens
 from benchmarks.zoo import tracked
 from benchmarks.zoo.check import check
-from tests.cases.whole_networks import BY_HAND, FAMILIES, is_refused
+from tests.cases.whole_networks import BY_HAND, FAMILIES, GENERATED, is_refused
 
-NETWORK = BY_HAND["film frames"]
+NETWORK = GENERATED["entry: frames"]
+NETWORKS = BY_HAND | GENERATED
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, such as of nested tensors
@@ -88,10 +89,10 @@ def test_a_network_trains_the_same() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*BY_HAND][::12])
+@pytest.mark.parametrize("name", [*NETWORKS][::12])
 def test_networks_train_the_same(name: str) -> None:
     """Whether or not they are refused, with the plans that are kept from step to step."""
-    assert not tracked.track(BY_HAND[name], "train", "economy").problems
+    assert not tracked.track(NETWORKS[name], "train", "economy").problems
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

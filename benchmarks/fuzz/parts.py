@@ -230,10 +230,6 @@ def jagged(x: Tensor, inner: nn.Module) -> Tensor:
     return inner(nested).values().reshape(x.shape)
 
 
-def distances(x: Tensor, centres: Tensor) -> Tensor:
-    return torch.cdist(x.reshape(-1, WIDTH), centres).reshape(x.shape)
-
-
 def reentrant(x: Tensor, inner: nn.Module) -> Tensor:
     return checkpoint(inner, x, use_reentrant=True)
 
@@ -342,7 +338,6 @@ LAYERS: dict[str, Make] = {
     "vectorised": lambda: Written(vectorised, (WIDTH, WIDTH)),
     "functional call": lambda: Written(functional, linear()),
     "jagged": lambda: Written(jagged, linear()),
-    "distances": lambda: Written(distances, (WIDTH, WIDTH)),
     "reentrant checkpoint": lambda: Written(reentrant, linear()),
     "hooked": lambda: Written(hooked, linear()),
     "hook that draws": lambda: Written(

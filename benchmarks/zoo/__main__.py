@@ -30,6 +30,7 @@ import torch
 from benchmarks.zoo import (
     by_hand,
     diffusers_models,
+    generated,
     peft_methods,
     problems,
     report,
@@ -44,6 +45,7 @@ from gradlens.quantities.presets import PRESETS
 OUT = Path(__file__).parents[2] / "docs" / "zoo.csv"
 
 GROUPS: dict[str, Callable[[], Sequence[Network]]] = {
+    "generated": generated.networks,
     "by-hand": by_hand.networks,
     "problems": problems.networks,
     "transformers": transformers_families.networks,

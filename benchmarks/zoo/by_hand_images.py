@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import (
     affine_grid,
     conv2d,
-    cross_entropy,
     grid_sample,
     relu,
     unfold,
 )
 
 from benchmarks.zoo.by_hand_rows import Build, linear, parameter, parted
-from benchmarks.zoo.losses import CLASSES, classify, images
+from benchmarks.zoo.losses import CLASSES, classify, numbers
 from benchmarks.zoo.network import Batch, Network, also_told
 from tests.cases.row_cases import Net
 
@@ -35,22 +34,6 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[N, ...]``."""
         return self.head(self.body(x).flatten(2).mean(2))
-
-
-class Spectrograms(nn.Module):
-    """Convolutions of one channel ``[N, 1, F, T]``, and a layer that has positions first."""
-
-    def __init__(self, frequencies: int = 8) -> None:
-        super().__init__()
-        self.front = nn.Conv2d(1, 1, 3, padding=1)
-        self.recurrent = nn.GRU(frequencies, C)
-        self.head = nn.Linear(C, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, 1, F, T]``."""
-        columns = self.front(x).squeeze(1).permute(2, 0, 1)
-        hidden: Tensor = self.recurrent(columns)[0]
-        return self.head(hidden.mean(0))
 
 
 class Windows(nn.Module):
@@ -101,18 +84,6 @@ def modulated(model: Net, x: Tensor) -> Tensor:
     return folded.view(n, C, height, width)
 
 
-class Standardised(nn.Conv2d):
-    """A convolution whose kernels have mean zero and variance one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]``."""
-        mean, std = (
-            self.weight.mean((1, 2, 3), keepdim=True),
-            self.weight.std((1, 2, 3), keepdim=True),
-        )
-        return self._conv_forward(x, (self.weight - mean) / (std + 1e-5), self.bias)
-
-
 def aligned(model: Net, x: Tensor) -> Tensor:
     """An image is moved to where a small network wants it (spatial transformer)."""
     where = 0.1 * model.where(x.flatten(1)).view(-1, 2, 3) + torch.eye(2, 3, dtype=x.dtype)
@@ -143,7 +114,7 @@ def regions_batch() -> Batch:
     counts = torch.randint(1, 4, (4,))
     owner = torch.arange(4).repeat_interleave(counts)[torch.randperm(int(counts.sum()))]
     labels, corners = torch.randint(CLASSES, (len(owner),)), torch.randint(6, (len(owner), 2))
-    return {"x": images()()["x"], "owner": owner, "corners": corners, "y": labels}
+    return {"x": numbers(4, 2, 8, 8)()["x"], "owner": owner, "corners": corners, "y": labels}
 
 
 def one_regions(batch: Batch, n: int) -> Batch:
@@ -154,11 +125,6 @@ def one_regions(batch: Batch, n: int) -> Batch:
     return {"x": batch["x"][n : n + 1], "owner": owner, "corners": corners, "y": labels}
 
 
-def regions_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy over all regions."""
-    return cross_entropy(model(batch["x"], batch["owner"], batch["corners"]), batch["y"])
-
-
 def regions_count(batch: Batch) -> float:
     """How many regions there are."""
     return float(len(batch["y"]))
@@ -166,7 +132,7 @@ def regions_count(batch: Batch) -> float:
 
 def noisy() -> Batch:
     """Images, noise and times."""
-    batch = images()()
+    batch = numbers(4, 2, 8, 8)()
     return {**batch, "noise": torch.randn_like(batch["x"]), "time": torch.randint(5, (4,))}
 
 
@@ -202,20 +168,14 @@ def _bodies() -> dict[str, Build]:
         "positions": parameter(1, 2, 8),
         "layer": partial(nn.TransformerEncoderLayer, 8, 2, 12, 0.0, batch_first=True),
     }
-    strided = _convolution(2, C, 3, 2, 0, 2), partial(nn.PReLU, C)
-    transposed = partial(nn.ConvTranspose2d, 2, C, 3, 2, 1, 1, groups=2)
     last = _pooled(_convolution(2, C, 3), nn.ELU)
     return {
         "Swin": _pooled(Windows),
         "Swin, windows of 2": _pooled(partial(Windows, 2)),
         "ViT, T = N": parted(patches, **vision, head=linear(8, CLASSES)),
         "modulated convolution": _pooled(parted(modulated, **style)),
-        "standardised weights": _pooled(partial(Standardised, 2, C, 3), nn.ReLU),
         "spatial transformer": _pooled(parted(aligned, **moved)),
         "local kernels": _pooled(parted(local, weight=parameter(36, C, 18, scale=1 / 4))),
-        "dilated, strided, without padding": _pooled(*strided, _convolution(C, C, 2, bias=False)),
-        "reflected padding": _pooled(_convolution(2, C, 3, padding=1, padding_mode="reflect")),
-        "transposed, in groups": _pooled(transposed, nn.Softplus),
         "channels last": lambda: last().to(memory_format=torch.channels_last),
     }
 
@@ -226,8 +186,10 @@ def networks() -> list[Network]:
     of_regions = {"units": regions_count, "one": one_regions}
     coder = parted(variational, encoder=linear(128, 8), decoder=linear(4, 128))
     return [
-        *(Network(name, KIND, build, images(), classify) for name, build in _bodies().items()),
-        *also_told(Network("regions", KIND, cut, regions_batch, regions_loss, **of_regions)),
-        Network("spectrograms", KIND, Spectrograms, images(channels=1), classify),
+        *(
+            Network(name, KIND, build, numbers(4, 2, 8, 8), classify)
+            for name, build in _bodies().items()
+        ),
+        *also_told(Network("regions", KIND, cut, regions_batch, classify, **of_regions)),
         Network("variational autoencoder", KIND, coder, noisy, evidence),
     ]

@@ -1,34 +1,27 @@
 """Networks whose losses are more than one call of a network and a mean over its outputs.
 
-They roll out, unroll, differentiate inside, pack, chunk, compare pairs, and have backward passes of
-their own. What is random is part of the batch.
+They roll out, unroll, differentiate inside, pack, chunk, compare samples, and have backward passes
+of their own. What is random is part of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy, logsigmoid, mse_loss, pad, softplus
+from torch.nn.functional import cross_entropy, mse_loss, softplus
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.zoo.by_hand_losses import list_batch, uncalled, ways
-from benchmarks.zoo.by_hand_rows import (
-    Build,
-    D,
-    H,
-    graph_batch,
-    linear,
-    mlp,
-    one_graph,
-    parted,
-)
-from benchmarks.zoo.losses import CLASSES, WORDS
-from benchmarks.zoo.network import Batch, Network
+from benchmarks.zoo.by_hand_rows import Build, D, H, graph_batch, linear, mlp, one_graph, parted
+from benchmarks.zoo.losses import CLASSES, WORDS, drawn, integers, normal
+from benchmarks.zoo.network import Batch, Losses, Network, also_told
+from tests.cases.random_layers import Reversed
+from tests.cases.row_cases import Net
 
 KIND = "by hand: objectives"
 Z = 4
@@ -124,12 +117,6 @@ def importance_weighted(model: nn.Module, batch: Batch) -> Tensor:
     error = (model.decoder(latent) - batch["x"]).square().sum(-1)
     ratio = 0.5 * (batch["noise"].square() - latent.square()).sum(-1) + spread.sum(-1)
     return -torch.logsumexp(ratio - error, 0).mean()
-
-
-def real_and_fake(model: nn.Module, batch: Batch) -> Tensor:
-    """The hinge loss of a critic that gets real and made samples in one call."""
-    real, fake = model.net(torch.cat([batch["a"], batch["b"]])).chunk(2)
-    return (1 - real).relu().mean() + (1 + fake).relu().mean()
 
 
 def slope_penalty(model: nn.Module, batch: Batch) -> Tensor:
@@ -264,6 +251,28 @@ def _of_words_in_row(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model.head(found + hidden), batch["y"], reduction="none")
 
 
+def two_losses(model: nn.Module, batch: Batch) -> Tensor:
+    """The sum of what two heads lose, behind one of which the gradient is reversed."""
+    hidden = model.first(batch["x"]).tanh()
+    other = cross_entropy(model.b(Reversed.apply(hidden)), 2 - batch["y"])
+    return cross_entropy(model.a(hidden), batch["y"]) + 0.3 * other
+
+
+def penalised(model: nn.Module, batch: Batch) -> Tensor:
+    """Each sample's own loss and the square of its own gradient by the inputs."""
+    x = batch["x"].detach().requires_grad_()
+    each = cross_entropy(model.net(x), batch["y"], reduction="none")
+    (gradient,) = torch.autograd.grad(each.sum(), x, create_graph=True)
+    return (each + gradient.square().sum(1)).mean()
+
+
+def forces(model: nn.Module, batch: Batch) -> Tensor:
+    """Minus the gradient of an energy by the inputs is what is to be right."""
+    x = batch["x"].detach().requires_grad_()
+    (force,) = torch.autograd.grad(model.net(x).sum(), x, create_graph=True)
+    return mse_loss(force, batch["y"])
+
+
 def own_part(
     each: Callable[[nn.Module, Batch], Tensor], model: nn.Module, batch: Batch, n: int
 ) -> Tensor:
@@ -395,46 +404,6 @@ def rounded(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(model.head(hidden), batch["y"])
 
 
-def long_convolution(model: nn.Module, batch: Batch) -> Tensor:
-    """A convolution as long as the sequence, by Fourier transforms of sums of decays (S4D)."""
-    signal = model.first(batch["x"]).mT
-    length = signal.shape[-1]
-    decays = -model.decay.weight.exp()[..., None] * torch.arange(length)
-    kernel = (model.share.weight[..., None] * decays.exp()).sum(1)
-    product = torch.fft.rfft(signal, 2 * length) * torch.fft.rfft(kernel, 2 * length)
-    hidden = torch.fft.irfft(product, 2 * length)[..., :length]
-    return cross_entropy(model.head(hidden.mean(2)), batch["y"])
-
-
-def preferred(model: nn.Module, batch: Batch) -> Tensor:
-    """Chosen and rejected texts in one call, one behind the other (DPO)."""
-    better, worse = _likelihood(model, torch.cat([batch["a"], batch["b"]])).chunk(2)
-    return -logsigmoid(better - worse).mean()
-
-
-def preferred_in_turns(model: nn.Module, batch: Batch) -> Tensor:
-    """Chosen and rejected texts in one call, in turns."""
-    both = _likelihood(model, torch.stack([batch["a"], batch["b"]], 1).flatten(0, 1)).view(-1, 2)
-    return -logsigmoid(both[:, 0] - both[:, 1]).mean()
-
-
-def groups(model: nn.Module, batch: Batch) -> Tensor:
-    """Several texts of each prompt, ``[N, G, T]``, folded; losses of tokens (GRPO)."""
-    samples, group, _ = batch["x"].shape
-    each = _token_likelihoods(model, batch["x"].flatten(0, 1)).view(samples, group, -1)
-    advantage = batch["reward"] - batch["reward"].mean(1, keepdim=True)
-    return -((each - each.detach()).exp() * advantage[..., None]).mean()
-
-
-def _likelihood(model: nn.Module, x: Tensor) -> Tensor:
-    return _token_likelihoods(model, x).sum(1)
-
-
-def _token_likelihoods(model: nn.Module, x: Tensor) -> Tensor:
-    found = model.head(model.recurrent(model.table(x))[0])[:, :-1].log_softmax(-1)
-    return found.gather(2, x[:, 1:, None])[..., 0]
-
-
 def conditional_field(model: nn.Module, batch: Batch) -> Tensor:
     """Sequences of labels, scored against all others by the forward algorithm (CRF)."""
     scores, moves, y = model.first(batch["x"]), model.moves.weight, batch["tokens"]
@@ -464,184 +433,253 @@ def _node(model: nn.Module, tree: Any) -> Tensor:
     return model.join(torch.cat([_node(model, child) for child in tree], 1)).tanh()
 
 
-def tree_batch(samples: int) -> Batch:
-    """Trees of at most three levels, as nested tuples."""
-    return {"x": [_tree(2) for _ in range(samples)], "y": torch.randint(CLASSES, (samples,))}
-
-
 def _tree(levels: int) -> Any:
     if levels == 0 or torch.rand(()) < 0.3:
         return int(torch.randint(WORDS, ()))
     return _tree(levels - 1), _tree(levels - 1)
 
 
-def shifted(model: nn.Module, batch: Batch) -> Tensor:
-    """A layer on each word and the one before it, whose mixture is learned (RWKV)."""
-    hidden = model.table(batch["x"])
-    share = model.share.weight.sigmoid()
-    mixed = share * hidden + (1 - share) * pad(hidden, (0, 0, 1, -1))
-    logits = model.net(mixed) @ model.table.weight.T
-    return cross_entropy(logits[:, :-1].flatten(0, 1), batch["x"][:, 1:].flatten())
+def _ordered(batch: Batch) -> float:
+    return float((batch["y"][:, :, None] > batch["y"][:, None]).sum())
 
 
-def drawn(**draws: Callable[[], Any]) -> Batch:
-    """Each draw under its name."""
-    return {name: draw() for name, draw in draws.items()}
+def two_towers(model: nn.Module, batch: Batch) -> Tensor:
+    """Queries and documents, where the documents of others are the negatives."""
+    scores = model.query(batch["a"]) @ model.document(batch["b"]).T
+    return cross_entropy(scores, torch.arange(len(scores)))
 
 
-def normal(*shape: int) -> Callable[[], Tensor]:
-    """Draws of normal numbers."""
-    return partial(torch.randn, *shape, dtype=torch.float64)
+def list_of_sets(model: nn.Module, batch: Batch) -> Tensor:
+    """A loop over sets of different sizes."""
+    pooled = [model.first(x).tanh().sum(0) for x in batch["x"]]
+    return cross_entropy(model.head(torch.stack(pooled)), batch["y"])
 
 
-def integers(below: int, *shape: int) -> Callable[[], Tensor]:
-    """Draws of integers from zero."""
-    return partial(torch.randint, below, shape)
+def shared_negatives(model: nn.Module, batch: Batch) -> Tensor:
+    """A sampled softmax: all samples are told from the same few random words."""
+    hidden = model.net(batch["x"])
+    own = (hidden * model.table(batch["word"])).sum(1, keepdim=True)
+    others = hidden @ model.table(batch["negatives"]).T
+    logits = torch.cat([own, others], 1)
+    return cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+
+
+def recommender(model: nn.Module, batch: Batch) -> Tensor:
+    """Users times items, with a bias of each."""
+    scores = (model.users(batch["a"]) * model.items(batch["b"])).sum(1)
+    scores = scores + model.bias(batch["b"])[:, 0]
+    return nn.functional.binary_cross_entropy_with_logits(scores, batch["y"].double() / 2)
+
+
+def quantised(model: nn.Module, batch: Batch) -> Tensor:
+    """The nearest entries of a codebook, with gradients straight through."""
+    hidden = model.encoder(batch["x"])
+    nearest = torch.cdist(hidden.detach(), model.codes.weight).argmin(1)
+    code = model.codes(nearest)
+    output = model.decoder(hidden + (code - hidden).detach())
+    commitment = (hidden - code.detach()).square().mean() + (hidden.detach() - code).square().mean()
+    return nn.functional.mse_loss(output, batch["x"]) + commitment
+
+
+def adaptive_softmax(model: nn.Module, batch: Batch) -> Tensor:
+    """Rare words have a head of their own, on the rows that need it."""
+    return model.softmax(model.net(batch["x"]), batch["word"]).loss
+
+
+class Whole(nn.Module):
+    """A network whose forward pass gives the loss."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.inner = network.build()
+        self.loss = network.loss
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """All of the batch's inputs and labels by name."""
+        return self.loss(self.inner, batch)
+
+
+def ways(network: Network) -> list[Network]:
+    """Called whole, and in parts by the training loop, and the latter told how many samples."""
+    inner = network.contribution
+    whole = replace(
+        network,
+        build=partial(Whole, network),
+        loss=lambda model, batch: model(**batch),
+        contribution=None if inner is None else lambda m, b, n: inner(m.inner, b, n),
+    )
+    return [whole, *also_told(replace(network, name=f"{network.name}, called in parts"))]
+
+
+def uncalled(model: Net, *inputs: Tensor) -> Tensor:
+    """For networks whose parts are called alone."""
+    raise NotImplementedError
+
+
+def distilled(model: nn.Module, batch: Batch) -> Tensor:
+    """A student sees all crops ``[N, C, D]`` in one call, and a teacher the first."""
+    of_crops = batch["x"].transpose(0, 1)
+    student = model.student(of_crops.flatten(0, 1)).log_softmax(-1)
+    with torch.no_grad():
+        teacher = model.teacher(of_crops[0]).softmax(-1)
+    return -(teacher * student.view(*of_crops.shape[:2], -1)).sum(-1).mean()
+
+
+def two_towers_part(model: nn.Module, batch: Batch, n: int) -> Tensor:
+    """The same loss as a function of sample n's query and document alone."""
+
+    def own(side: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = side(x)
+        return torch.where((torch.arange(len(x)) == n)[:, None], found, found.detach())
+
+    scores = own(model.query, batch["a"]) @ own(model.document, batch["b"]).T
+    return cross_entropy(scores, torch.arange(len(scores)))
+
+
+Table = Mapping[str, tuple[Losses, dict[str, Build], Callable[[], Batch], dict[str, Any]]]
+
+HEADED = {"first": linear(D, H), "head": linear(H, CLASSES)}
+READING = {"table": partial(nn.Embedding, WORDS, H), "head": partial(nn.Linear, H, WORDS, False)}
+ATTENDING = {**READING, "attention": linear(H, 3 * H)}
+ROW, PAIR = {"x": normal(4, D)}, {"a": normal(4, D), "b": normal(4, D)}
+ROWS, TEXTS = drawn(**ROW, y=integers(CLASSES, 4)), drawn(x=integers(WORDS, 4, 6))
+ROLLOUTS = drawn(x=normal(6, 4, D), action=integers(CLASSES, 5, 4), reward=normal(5, 4))
+OF_ROLLOUTS = {"axes": dict.fromkeys(("x", "action", "reward"), 1)}
+POLICY = {"policy": mlp, "critic": partial(mlp, D, 1)}
+QUERIES = {"query": normal(4, 5, D), "label": integers(CLASSES, 4, 5)}
+TASKS = drawn(x=normal(4, 6, D), y=integers(CLASSES, 4, 6), **QUERIES)
+CRITIC = {"net": partial(mlp, D, 1)}
+SQUARE = {**HEADED, "net": linear(H, H)}
+WORD_BY_WORD = {**READING, "net": partial(mlp, H, H)}
+
+
+def _sets() -> list[Tensor]:
+    """One to four rows for each sample."""
+    return [torch.randn(int(n), D, dtype=torch.float64) for n in torch.randint(1, 5, (4,))]
+
+
+OBJECTIVES: Table = {
+    "two towers": (
+        *(two_towers, {"query": partial(mlp, D, H), "document": partial(mlp, D, H)}, drawn(**PAIR)),
+        {"contribution": two_towers_part, "meet": True},
+    ),
+    "list of sets": (*(list_of_sets, HEADED, drawn(x=_sets, y=integers(CLASSES, 4)), {}),),
+    "sampled softmax": (
+        *(shared_negatives, {"net": partial(mlp, D, H), "table": READING["table"]}),
+        drawn(**ROW, word=integers(WORDS, 4), negatives=integers(WORDS, 5)),
+        {"axes": {"negatives": None}},
+    ),
+    "recommender": (
+        recommender,
+        {
+            "users": partial(nn.Embedding, 7, H),
+            "items": partial(nn.Embedding, WORDS, H, padding_idx=0),
+            "bias": partial(nn.Embedding, WORDS, 1, padding_idx=0),
+        },
+        *(drawn(a=integers(7, 4), b=integers(WORDS, 4), y=integers(3, 4)), {}),
+    ),
+    "codebook": (
+        quantised,
+        {"encoder": partial(mlp, D, H), "codes": partial(nn.Embedding, 5, H)}
+        | {"decoder": partial(mlp, H, D)},
+        *(drawn(**ROW), {}),
+    ),
+    "adaptive softmax": (
+        adaptive_softmax,
+        {
+            "net": partial(mlp, D, H),
+            "softmax": partial(nn.AdaptiveLogSoftmaxWithLoss, H, WORDS, [3, 7], div_value=2.0),
+        },
+        *(drawn(x=normal(5, D), word=integers(WORDS, 5)), {"samples": 5}),
+    ),
+    **{
+        f"{count} crops, distilled": (
+            *(distilled, {"student": mlp, "teacher": mlp}, drawn(x=normal(4, count, D)), {}),
+        )
+        for count in (3, 4)
+    },
+    "two losses, one reversed": (
+        *(two_losses, {"first": linear(D, H)} | dict.fromkeys("ab", linear(H, CLASSES)), ROWS, {}),
+    ),
+    "attention over edges": (
+        *(attention_over_edges, {**HEADED, "score": linear(2 * H, 1)}, partial(graph_batch, 4)),
+        {"one": one_graph},
+    ),
+    "labelled vertices": (
+        labelled_vertices,
+        {**HEADED, "second": linear(D, H), "head": linear(H, 2)},
+        partial(equal_graphs, 12),
+        {"samples": 12, "contribution": partial(own_part, _of_vertices), "meet": True},
+    ),
+    "rollouts in one call": (bootstrapped, POLICY, ROLLOUTS, OF_ROLLOUTS),
+    "rollouts step by step": (step_by_step, POLICY, ROLLOUTS, OF_ROLLOUTS),
+    "mixed agents": (
+        *(mixed_agents, {"agent": mlp, "mixer": linear(Z, 3)}),
+        drawn(x=normal(4, 3, D), state=normal(4, Z), action=integers(CLASSES, 4, 3), y=normal(4)),
+        {},
+    ),
+    "inner steps": (inner_steps, {"net": mlp}, TASKS, {}),
+    "episodes": (episodes, {"net": partial(mlp, D, H)}, TASKS, {}),
+    "several draws": (
+        importance_weighted,
+        {"encoder": partial(mlp, D, 2 * Z), "decoder": partial(mlp, Z, D)},
+        *(drawn(**ROW, noise=normal(3, 4, Z)), {"axes": {"noise": 1}}),
+    ),
+    "slope penalty": (
+        *(slope_penalty, CRITIC),
+        *(drawn(**PAIR, share=partial(torch.rand, 4, 1, dtype=torch.float64)), {}),
+    ),
+    "gradient penalty": (penalised, {"net": mlp}, ROWS, {}),
+    "continuous flow": (
+        *(continuous_flow, {"net": partial(mlp, D, D)}, drawn(**ROW, direction=normal(4, D)), {}),
+    ),
+    "residual of an equation": (residual, CRITIC, drawn(**PAIR), {}),
+    "forces of an energy": (forces, CRITIC, drawn(**ROW, y=normal(4, D)), {}),
+    "adjoint": (by_adjoint, {**HEADED, "net": partial(mlp, H, H)}, ROWS, {}),
+    "linear system": (solved, SQUARE, ROWS, {}),
+    "equilibrium with a hook": (equilibrium, SQUARE, ROWS, {}),
+    "packed documents": (
+        *(packed_documents, ATTENDING, partial(documents, 4), {"one": one_document}),
+    ),
+    "variable lengths": (
+        *(variable_lengths, ATTENDING, drawn(x=integers(WORDS, 11), y=integers(WORDS, 11))),
+        {"samples": 11, "contribution": partial(own_part, _of_words_in_row), "meet": True},
+    ),
+    "cached first half": (cached, ATTENDING, TEXTS, {}),
+    "cached prompt of all": (
+        *(shared_prompt, ATTENDING, drawn(x=integers(WORDS, 4, 6), prompt=integers(WORDS, 1, 3))),
+        {"axes": {"prompt": None}},
+    ),
+    "nested tensor": (jagged, HEADED, drawn(x=_sets, y=integers(CLASSES, 4)), {}),
+    "fused head and loss": (fused, WORD_BY_WORD, TEXTS, {}),
+    "head in checkpointed chunks": (in_chunks, WORD_BY_WORD, TEXTS, {}),
+    "chunks of the vocabulary": (vocabulary_chunks, WORD_BY_WORD, TEXTS, {}),
+    "rounded to a learned step": (
+        *(rounded, {**HEADED, "step": partial(nn.Embedding, 1, 1)}, ROWS, {}),
+    ),
+    "conditional field": (
+        conditional_field,
+        {"first": linear(D, CLASSES), "moves": partial(nn.Embedding, CLASSES, CLASSES)},
+        *(drawn(x=normal(4, 6, D), tokens=integers(CLASSES, 4, 6)), {}),
+    ),
+    "pairs of lists": (
+        *(lists, CRITIC, drawn(x=normal(4, 5, D), y=integers(3, 4, 5)), {"units": _ordered}),
+    ),
+    "trees": (
+        trees,
+        {"table": READING["table"], "join": linear(2 * H, H), "head": linear(H, CLASSES)},
+        *(drawn(x=lambda: [_tree(2) for _ in range(4)], y=integers(CLASSES, 4)), {}),
+    ),
+}
+"""Losses, parts of networks, data, and what else a ``Network`` is told, by name."""
 
 
 def networks() -> list[Network]:
     """Each called whole, in parts, and in parts with its number of samples passed."""
-    found = [*_of_graphs(), *_of_policies(), *_of_tasks(), *_of_slopes(), *_of_solvers()]
-    found += [*_of_documents(), *_of_words(), *_of_texts(), *_of_others()]
-    # Of one row that holds all documents, or of folded texts, parts have other rows than samples.
-    folded = ("packed documents, called in parts", "groups of texts, called in parts")
-    return [way for network in found for way in ways(network) if way.name not in folded]
-
-
-def _network(
-    name: str,
-    loss: Callable[[nn.Module, Batch], Tensor],
-    parts: dict[str, Build],
-    batch: Callable[[], Batch],
-    **options: Any,
-) -> Network:
-    return Network(name, KIND, parted(uncalled, **parts), batch, loss, **options)
-
-
-ROWS = partial(drawn, x=normal(4, D), y=integers(CLASSES, 4))
-HEADED = {"first": linear(D, H), "head": linear(H, CLASSES)}
-READING = {"table": partial(nn.Embedding, WORDS, H), "head": partial(nn.Linear, H, WORDS, False)}
-
-
-def _of_graphs() -> list[Network]:
-    of = {"one": one_graph}
-    attended = {**HEADED, "score": linear(2 * H, 1)}
-    labelled = {**HEADED, "second": linear(D, H), "head": linear(H, 2)}
-    graphs, rings = partial(graph_batch, 4), partial(equal_graphs, 12)
-    meeting = {"samples": 12, "contribution": partial(own_part, _of_vertices), "meet": True}
-    return [
-        _network("attention over edges", attention_over_edges, attended, graphs, **of),
-        _network("labelled vertices", labelled_vertices, labelled, rings, **meeting),
+    found = [
+        way
+        for name, (loss, parts, batch, options) in OBJECTIVES.items()
+        for way in ways(Network(name, KIND, parted(uncalled, **parts), batch, loss, **options))
     ]
-
-
-def _of_policies() -> list[Network]:
-    parts = {"policy": mlp, "critic": partial(mlp, D, 1)}
-    rollouts = partial(
-        drawn, x=normal(6, 4, D), action=integers(CLASSES, 5, 4), reward=normal(5, 4)
-    )
-    axes = {"axes": dict.fromkeys(("x", "action", "reward"), 1)}
-    mixed = {"agent": mlp, "mixer": linear(Z, 3)}
-    agents = partial(
-        drawn, x=normal(4, 3, D), state=normal(4, Z), action=integers(CLASSES, 4, 3), y=normal(4)
-    )
-    return [
-        _network("rollouts in one call", bootstrapped, parts, rollouts, **axes),
-        _network("rollouts step by step", step_by_step, parts, rollouts, **axes),
-        _network("mixed agents", mixed_agents, mixed, agents),
-    ]
-
-
-def _of_tasks() -> list[Network]:
-    queries = {"query": normal(4, 5, D), "label": integers(CLASSES, 4, 5)}
-    tasks = partial(drawn, x=normal(4, 6, D), y=integers(CLASSES, 4, 6), **queries)
-    return [
-        _network("inner steps", inner_steps, {"net": mlp}, tasks),
-        _network("episodes", episodes, {"net": partial(mlp, D, H)}, tasks),
-    ]
-
-
-def _of_slopes() -> list[Network]:
-    critic, pairs = {"net": partial(mlp, D, 1)}, {"a": normal(4, D), "b": normal(4, D)}
-    coder = {"encoder": partial(mlp, D, 2 * Z), "decoder": partial(mlp, Z, D)}
-    draws = partial(drawn, x=normal(4, D), noise=normal(3, 4, Z))
-    shared = partial(drawn, **pairs, share=partial(torch.rand, 4, 1, dtype=torch.float64))
-    directed = partial(drawn, x=normal(4, D), direction=normal(4, D))
-    flow = {"net": partial(mlp, D, D)}
-    return [
-        _network("several draws", importance_weighted, coder, draws, axes={"noise": 1}),
-        _network("real and fake", real_and_fake, critic, partial(drawn, **pairs)),
-        _network("slope penalty", slope_penalty, critic, shared),
-        _network("continuous flow", continuous_flow, flow, directed),
-        _network("residual of an equation", residual, critic, partial(drawn, **pairs)),
-    ]
-
-
-def _of_solvers() -> list[Network]:
-    inner = {**HEADED, "net": partial(mlp, H, H)}
-    square = {**HEADED, "net": linear(H, H)}
-    return [
-        _network("adjoint", by_adjoint, inner, ROWS),
-        _network("linear system", solved, square, ROWS),
-        _network("equilibrium with a hook", equilibrium, square, ROWS),
-    ]
-
-
-def _of_documents() -> list[Network]:
-    parts = {**READING, "attention": linear(H, 3 * H)}
-    batch, one = partial(documents, 4), {"one": one_document}
-    meeting = {"samples": 11, "contribution": partial(own_part, _of_words_in_row), "meet": True}
-    row = partial(drawn, x=integers(WORDS, 11), y=integers(WORDS, 11))
-    texts = partial(drawn, x=integers(WORDS, 4, 6))
-    prompted = partial(drawn, x=integers(WORDS, 4, 6), prompt=integers(WORDS, 1, 3))
-    return [
-        _network("packed documents", packed_documents, parts, batch, **one),
-        _network("variable lengths", variable_lengths, parts, row, **meeting),
-        _network("cached first half", cached, parts, texts),
-        _network("cached prompt of all", shared_prompt, parts, prompted, axes={"prompt": None}),
-        _network("nested tensor", jagged, HEADED, partial(list_batch, 4)),
-    ]
-
-
-def _of_words() -> list[Network]:
-    parts, texts = {**READING, "net": partial(mlp, H, H)}, partial(drawn, x=integers(WORDS, 4, 6))
-    share = {"share": partial(nn.Embedding, 1, H)}
-    return [
-        _network("fused head and loss", fused, parts, texts),
-        _network("head in checkpointed chunks", in_chunks, parts, texts),
-        _network("chunks of the vocabulary", vocabulary_chunks, parts, texts),
-        _network("shifted words", shifted, {**parts, **share}, texts),
-    ]
-
-
-def _of_texts() -> list[Network]:
-    parts = {**READING, "recurrent": partial(nn.GRU, H, H, batch_first=True)}
-    pairs = partial(drawn, a=integers(WORDS, 4, 6), b=integers(WORDS, 4, 6))
-    grouped = partial(drawn, x=integers(WORDS, 4, 3, 6), reward=normal(4, 3))
-    return [
-        _network("preferences", preferred, parts, pairs),
-        _network("preferences in turns", preferred_in_turns, parts, pairs),
-        _network("groups of texts", groups, parts, grouped),
-    ]
-
-
-def _of_others() -> list[Network]:
-    step = {"step": partial(nn.Embedding, 1, 1)}
-    decays = {"decay": partial(nn.Embedding, H, 2), "share": partial(nn.Embedding, H, 2)}
-    field = {"first": linear(D, CLASSES), "moves": partial(nn.Embedding, CLASSES, CLASSES)}
-    tree = {"table": partial(nn.Embedding, WORDS, H), "join": linear(2 * H, H)}
-    tree |= {"head": linear(H, CLASSES)}
-    sequences = partial(drawn, x=normal(4, 6, D), y=integers(CLASSES, 4))
-    tokens = partial(drawn, x=normal(4, 6, D), tokens=integers(CLASSES, 4, 6))
-    ranked, ordered = partial(drawn, x=normal(4, 5, D), y=integers(3, 4, 5)), {"units": _ordered}
-    return [
-        _network("rounded to a learned step", rounded, {**HEADED, **step}, ROWS),
-        _network("convolution of decays", long_convolution, {**HEADED, **decays}, sequences),
-        _network("conditional field", conditional_field, field, tokens),
-        _network("pairs of lists", lists, {"net": partial(mlp, D, 1)}, ranked, **ordered),
-        _network("trees", trees, tree, partial(tree_batch, 4)),
-    ]
-
-
-def _ordered(batch: Batch) -> float:
-    return float((batch["y"][:, :, None] > batch["y"][:, None]).sum())
+    # Of one row that holds all documents, parts have other rows than samples.
+    return [each for each in found if each.name != "packed documents, called in parts"]

@@ -1,21 +1,24 @@
-"""Networks of rows that none of the layers of ``tests.cases.random_layers`` shows."""
+"""Networks by hand of rows, texts and graphs, and what networks by hand are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from random import Random
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy, ctc_loss
 
-from benchmarks.zoo.losses import CLASSES, WORDS, classify, numbers, regress, targets
-from benchmarks.zoo.network import Batch, Network, also_told
+from benchmarks.zoo.losses import CLASSES, WORDS, classify, drawn, integers, normal, numbers
+from benchmarks.zoo.network import Batch, Losses, Network, also_told, labelled, some_of
+from tests.cases.random_layers import SEQUENCE_LAYERS, Sizes
 from tests.cases.row_cases import Net
 
 KIND = "by hand: rows"
-D = 7
+D = 6
 H = 8
 
 Build: TypeAlias = Callable[[], nn.Module]
@@ -24,175 +27,6 @@ Build: TypeAlias = Callable[[], nn.Module]
 def mlp(inside: int = D, outside: int = CLASSES) -> nn.Sequential:
     """Two layers."""
     return nn.Sequential(nn.Linear(inside, H), nn.Tanh(), nn.Linear(H, outside))
-
-
-def multiple_choice(model: Net, x: Tensor) -> Tensor:
-    """Samples folded with their choices, ``[N, C, D]``."""
-    return model.net(x.flatten(0, 1)).view(x.shape[:2])
-
-
-def multiple_choice_texts(model: Net, x: Tensor) -> Tensor:
-    """Texts ``[N, C, T]`` of which each goes through a recurrent layer."""
-    _, (state, _) = model.recurrent(model.table(x.flatten(0, 1)))
-    return model.head(state[0]).view(x.shape[:2])
-
-
-def crops_of_sizes(model: Net, x: Tensor) -> Tensor:
-    """Images cropped to three sizes, with one call for those of each size."""
-    pooled = [model.convolution(x[..., :k, :k]).relu().mean((2, 3)) for k in (4, 6, 8)]
-    return model.head(torch.stack(pooled).mean(0))
-
-
-def soft(model: Net, x: Tensor) -> Tensor:
-    """All experts see all samples, in one product."""
-    outputs = torch.einsum("nd,edk->nek", x, model.weight)
-    return (model.router(x).softmax(-1)[..., None] * outputs).sum(1)
-
-
-def chosen_heads(model: Net, x: Tensor, task: Tensor) -> Tensor:
-    """The head of each sample's own task ``[N]`` is taken from a table of heads."""
-    return torch.bmm(model.trunk(x).tanh()[:, None], model.heads[task])[:, 0]
-
-
-def one_large_graph(model: Net, x: Tensor, edges: Tensor, owner: Tensor, graphs: int) -> Tensor:
-    """Vertices ``[V, D]`` of several graphs, edges ``[2, E]``, and whose each vertex is."""
-    for layer in (model.first, model.second):
-        messages = layer(x)
-        received = torch.zeros_like(messages).index_add(0, edges[1], messages[edges[0]])
-        x = (messages + received).tanh()
-    return model.head(x.new_zeros(graphs, x.shape[1]).index_add(0, owner, x))
-
-
-def graph_batch(samples: int) -> Batch:
-    """Graphs of two to five vertices with random edges inside each."""
-    sizes = torch.randint(2, 6, (samples,)).tolist()
-    starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    edges = [
-        torch.randint(size, (2, 2 * size)) + start
-        for size, start in zip(sizes, starts, strict=False)
-    ]
-    return {
-        "x": torch.randn(sum(sizes), D, dtype=torch.float64),
-        "edges": torch.cat(edges, 1),
-        "owner": torch.arange(samples).repeat_interleave(torch.tensor(sizes)),
-        "y": torch.randint(CLASSES, (samples,)),
-    }
-
-
-def one_graph(batch: Batch, n: int) -> Batch:
-    """One graph with its edges."""
-    own = batch["owner"] == n
-    start = int(own.nonzero()[0])
-    edges = batch["edges"][:, own[batch["edges"][0]]] - start
-    owner = torch.zeros(int(own.sum()), dtype=torch.long)
-    return {"x": batch["x"][own], "edges": edges, "owner": owner, "y": batch["y"][n : n + 1]}
-
-
-def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of graphs."""
-    output = model(batch["x"], batch["edges"], batch["owner"], len(batch["y"]))
-    return cross_entropy(output, batch["y"])
-
-
-def shuffled_vertices(samples: int) -> Batch:
-    """As ``graph_batch``, but the vertices of all graphs are mixed."""
-    batch = graph_batch(samples)
-    order = torch.randperm(len(batch["x"]))
-    edges = order.argsort()[batch["edges"]]
-    return {**batch, "x": batch["x"][order], "owner": batch["owner"][order], "edges": edges}
-
-
-def one_of_shuffled(batch: Batch, n: int) -> Batch:
-    """One graph of those whose vertices are mixed."""
-    own = batch["owner"] == n
-    places = own.cumsum(0) - 1
-    edges = places[batch["edges"][:, own[batch["edges"][0]]]]
-    owner = torch.zeros(int(own.sum()), dtype=torch.long)
-    return {"x": batch["x"][own], "edges": edges, "owner": owner, "y": batch["y"][n : n + 1]}
-
-
-def graph_convolution(model: Net, x: Tensor, neighbours: Tensor) -> Tensor:
-    """Vertices ``[N, V, D]`` with the adjacency of each sample's own graph."""
-    hidden = (neighbours @ model.first(x)).relu()
-    return model.head((neighbours @ model.second(hidden)).relu().mean(1))
-
-
-def neighbours_batch(samples: int, vertices: int) -> Batch:
-    """Graphs of equal sizes."""
-    neighbours = (torch.rand(samples, vertices, vertices) < 0.5).double()
-    return {**numbers(samples, vertices, D)(), "neighbours": neighbours}
-
-
-def neighbours_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of graphs."""
-    return cross_entropy(model(batch["x"], batch["neighbours"]), batch["y"])
-
-
-def early_exit(model: Net, x: Tensor) -> Tensor:
-    """Samples that are done leave the loop."""
-    left, output = torch.arange(len(x)), x
-    for _ in range(3):
-        output = output.index_add(0, left, model.step(output[left]).tanh())
-        left = left[output[left, 0].abs() < 1]
-    return model.head(output)
-
-
-def prototypes(model: Net, x: Tensor) -> Tensor:
-    """Distances from the entries of a table."""
-    return -torch.cdist(model.encoder(x), model.codes.weight)
-
-
-def tokens_batch(samples: int, length: int) -> Batch:
-    """Tokens ``[N, T, D]`` with a label each, and a mask of changing counts."""
-    mask = torch.rand(samples, length) < 0.4
-    mask[0, 0] = True
-    labels = torch.randint(CLASSES, (samples, length))
-    x = torch.randn(samples, length, D, dtype=torch.float64)
-    return {"x": x, "y": labels, "tokens": labels, "mask": mask}
-
-
-def film_frames(model: Net, x: Tensor) -> Tensor:
-    """Films ``[N, F, C, H, W]`` whose frames go through a convolution one by one."""
-    frames = model.convolution(x.flatten(0, 1)).relu().mean((2, 3))
-    return model.head(frames.view(*x.shape[:2], -1).mean(1))
-
-
-def frames_first(model: Net, x: Tensor) -> Tensor:
-    """The same with frames folded in front of samples."""
-    folded = x.transpose(0, 1).flatten(0, 1)
-    frames = model.convolution(folded).relu().mean((2, 3))
-    return model.head(frames.view(x.shape[1], x.shape[0], -1).mean(0))
-
-
-def half_batch(samples: int) -> Batch:
-    """Rows and which of them go left; changes from step to step."""
-    return {**numbers(samples, D)(), "left": torch.rand(samples) < 0.5}
-
-
-def equal_halves(samples: int) -> Batch:
-    """As ``half_batch``, and each half has as many samples."""
-    return {**numbers(samples, D)(), "left": torch.randperm(samples) < samples // 2}
-
-
-def task_batch(samples: int) -> Batch:
-    """Rows with the number of a task."""
-    return {**numbers(samples, D)(), "task": torch.randint(5, (samples,))}
-
-
-def choices(samples: int, *shape: int) -> Batch:
-    """Rows ``[N, C, D]`` of which one is the right one."""
-    return numbers(samples, CLASSES, *shape)()
-
-
-def text_choices(samples: int, length: int) -> Batch:
-    """Texts ``[N, C, T]`` of which one is the right one."""
-    x = torch.randint(WORDS, (samples, CLASSES, length))
-    return {"x": x, "y": torch.randint(CLASSES, (samples,))}
-
-
-def mask_count(batch: Batch) -> float:
-    """How many tokens the mask has."""
-    return float(batch["mask"].sum())
 
 
 def parted(
@@ -204,7 +38,7 @@ def parted(
 
 def parameter(*shape: int, scale: float = 1.0) -> Callable[[], nn.Parameter]:
     """Something that builds a parameter of normal numbers."""
-    return lambda: nn.Parameter(scale * torch.randn(*shape))
+    return lambda: nn.Parameter(scale * torch.randn(shape))
 
 
 def linear(inside: int, outside: int) -> Build:
@@ -212,76 +46,241 @@ def linear(inside: int, outside: int) -> Build:
     return partial(nn.Linear, inside, outside)
 
 
-TWO = {"first": linear(D, H), "second": linear(H, CLASSES)}
-HEADED = {"first": linear(D, H), "head": linear(H, CLASSES)}
-TRUNK = {"trunk": linear(D, H), "a": linear(H, CLASSES), "b": linear(H, CLASSES)}
-CONVOLUTION = {"convolution": partial(nn.Conv2d, 2, H, 3), "head": linear(H, CLASSES)}
-SETS = {"inner": linear(D, H), "outer": linear(H, CLASSES)}
+def multiple_choice(model: Net, x: Tensor) -> Tensor:
+    """Texts ``[N, C, T]`` of which each goes through a recurrent layer."""
+    _, (state, _) = model.recurrent(model.table(x.flatten(0, 1)))
+    return model.head(state[0]).view(x.shape[:2])
+
+
+def crops_of_sizes(model: Net, x: Tensor) -> Tensor:
+    """Images cropped to three sizes, with one call for those of each size."""
+    pooled = [model.convolution(x[..., :k, :k]).relu().mean((2, 3)) for k in (4, 6, 8)]
+    return model.head(torch.stack(pooled).mean(0))
+
+
+def graph_convolution(model: Net, x: Tensor, neighbours: Tensor) -> Tensor:
+    """Vertices ``[N, V, D]`` with the adjacency of each sample's own graph."""
+    hidden = (neighbours @ model.first(x)).relu()
+    return model.head((neighbours @ model.second(hidden)).relu().mean(1))
+
+
+def one_large_graph(model: Net, x: Tensor, edges: Tensor, owner: Tensor, graphs: int) -> Tensor:
+    """Vertices ``[V, D]`` of several graphs, edges ``[2, E]``, and whose each vertex is."""
+    for layer in (model.first, model.second):
+        messages = layer(x)
+        received = torch.zeros_like(messages).index_add(0, edges[1], messages[edges[0]])
+        x = (messages + received).tanh()
+    return model.head(x.new_zeros(graphs, x.shape[1]).index_add(0, owner, x))
+
+
+def graph_batch(samples: int, mixed: bool = False) -> Batch:
+    """Graphs of two to five vertices with random edges inside each; their vertices may be mixed."""
+    owner = torch.arange(samples).repeat_interleave(torch.randint(2, 6, (samples,)))
+    if mixed:
+        owner = owner[torch.randperm(len(owner))]
+    vertices = [(owner == n).nonzero()[:, 0] for n in range(samples)]
+    edges = [own[torch.randint(len(own), (2, 2 * len(own)))] for own in vertices]
+    x = torch.randn(len(owner), D, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (samples,))
+    return {"x": x, "edges": torch.cat(edges, 1), "owner": owner, "y": labels}
+
+
+def one_graph(batch: Batch, n: int) -> Batch:
+    """One graph with its edges."""
+    own = batch["owner"] == n
+    places = own.cumsum(0) - 1
+    edges = places[batch["edges"][:, own[batch["edges"][0]]]]
+    owner = torch.zeros(int(own.sum()), dtype=torch.long)
+    return {"x": batch["x"][own], "edges": edges, "owner": owner, "y": batch["y"][n : n + 1]}
+
+
+def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy of graphs."""
+    output = model(batch["x"], batch["edges"], batch["owner"], len(batch["y"]))
+    return cross_entropy(output, batch["y"])
+
+
+def translate(model: Net, x: Tensor) -> Tensor:
+    """An encoder's states, a decoder with teacher forcing, and attention between them.
+
+    The words to come are those that came in.
+    """
+    states, last = model.encoder(model.source(x))
+    output, _ = model.decoder(model.target(x), last)
+    attended = (model.score(output) @ states.transpose(1, 2)).softmax(-1) @ states
+    return model.head(torch.cat([output, attended], -1))
+
+
+def label_words(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy over all words whose label isn't -100."""
+    return cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
+
+
+def labels_left(batch: Batch) -> float:
+    """Labels that count."""
+    return labelled(batch["y"])
+
+
+def transcribe(model: nn.Module, batch: Batch) -> Tensor:
+    """Connectionist temporal classification of one to three letters, averaged over samples."""
+    logits = model(batch["x"]).log_softmax(-1).transpose(0, 1)
+    n, t = batch["x"].shape
+    lengths = torch.full((n,), t), batch["length"] + 1
+    return ctc_loss(logits, batch["y"] + 1, *lengths, reduction="sum", zero_infinity=True) / n
+
+
+class LowNorm(nn.Module):
+    """Root mean squares in float32, whatever the network computes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., H]``."""
+        low = x.float()
+        return self.weight * (low * low.square().mean(-1, keepdim=True).add(1e-6).rsqrt()).to(x)
+
+
+def lists(model: Net, x: Tensor) -> Tensor:
+    """Weights in lists and dictionaries, used by functions."""
+    for weight in model.weights:
+        x = x + (x @ weight).tanh()
+    return nn.functional.linear(x, model.named["out"], model.named["bias"])
+
+
+def hyper(model: Net, x: Tensor) -> Tensor:
+    """Each sample's weights come out of a network of that sample."""
+    weights = model.generator(x).view(-1, D, H) / D
+    return model.head((x[:, None] @ weights)[:, 0].tanh())
+
+
+def generated(model: Net, x: Tensor) -> Tensor:
+    """Weights for all samples come out of a network of a few parameters."""
+    weight = model.generator(model.code).view(H, D)
+    return model.head(nn.functional.linear(x, weight).tanh())
+
+
+def called(model: Net, x: Tensor) -> Tensor:
+    """A network called with weights that are mixtures of two others'."""
+    other = dict(model.b.named_parameters())
+    mixed = {n: model.mixture * p + other[n] for n, p in model.a.named_parameters()}
+    return model.head(functional_call(nn.Linear(D, H), mixed, (x,)).tanh())
+
+
+def capsules(model: Net, x: Tensor) -> Tensor:
+    """Capsules that agree by three rounds of routing."""
+    votes = torch.einsum("nid,ikde->nike", model.inside(x).view(-1, 4, 3), model.weight)
+    scores = x.new_zeros(votes.shape[:3])
+    for _ in range(3):
+        output = (scores.softmax(2)[..., None] * votes).sum(1)
+        size = output.square().sum(-1, keepdim=True)
+        output = output * size.sqrt() / (1 + size)
+        scores = scores + (votes * output[:, None]).sum(-1)
+    return output.square().sum(-1)
+
+
+def equilibrium(model: Net, x: Tensor) -> Tensor:
+    """A layer applied until not much changes, and once with its gradient."""
+    inside = model.inside(x)
+    with torch.no_grad():
+        state = torch.zeros_like(inside)
+        for _ in range(8):
+            state = (inside + 0.5 * model.again(state)).tanh()
+    return model.head((inside + 0.5 * model.again(state)).tanh())
+
+
+def butterfly(model: Net, x: Tensor) -> Tensor:
+    """Two block-diagonal matrices with a permutation between them (Monarch)."""
+    x = torch.einsum("nki,kij->nkj", x.view(-1, 3, 2), model.left).transpose(1, 2)
+    return model.head(torch.einsum("nki,kij->nkj", x, model.right).flatten(1))
+
+
+def _lists() -> dict[str, Callable[[], Any]]:
+    named = partial(torch.randn, CLASSES, D)
+    return {
+        "weights": lambda: nn.ParameterList(torch.randn(D, D) / 2 for _ in range(3)),
+        "named": lambda: nn.ParameterDict({"out": named(), "bias": torch.zeros(CLASSES)}),
+    }
+
+
+INSIDE, HEAD = linear(D, H), {"head": linear(H, CLASSES)}
+LAYERS: dict[str, Build] = {
+    "normalisation in float32": lambda: nn.Sequential(INSIDE(), LowNorm(), HEAD["head"]()),
+    "lists of parameters": parted(lists, **_lists()),
+    "hypernetwork of each sample": parted(hyper, generator=linear(D, D * H), **HEAD),
+    "hypernetwork of all": parted(generated, code=parameter(4), generator=linear(4, D * H), **HEAD),
+    "functional call": parted(called, a=INSIDE, b=INSIDE, mixture=parameter(), **HEAD),
+    "capsules": parted(capsules, inside=linear(D, 12), weight=parameter(4, CLASSES, 3, 5)),
+    "equilibrium": parted(equilibrium, inside=INSIDE, again=linear(H, H), **HEAD),
+    "block-diagonal matrices": parted(
+        butterfly, left=parameter(3, 2, 2), right=parameter(2, 3, 3), head=linear(D, CLASSES)
+    ),
+}
+"""Networks of rows with layers of users."""
+
 GRAPH = {"first": linear(D, H), "second": linear(H, H), "head": linear(H, CLASSES)}
+TABLE = partial(nn.Embedding, WORDS, D)
 READ = {
-    "table": partial(nn.Embedding, WORDS, D),
+    "table": TABLE,
     "recurrent": partial(nn.LSTM, D, H, batch_first=True),
     "head": linear(H, 1),
+}
+CROPS = {"convolution": partial(nn.Conv2d, 2, H, 3), "head": linear(H, CLASSES)}
+CODER = partial(nn.GRU, D, H, batch_first=True)
+TRANSLATION = {
+    "source": TABLE,
+    "target": TABLE,
+    "encoder": CODER,
+    "decoder": CODER,
+    "score": partial(nn.Linear, H, H, bias=False),
+    "head": linear(2 * H, WORDS),
 }
 
 
 def networks() -> list[Network]:
-    """All of them."""
-    return [*_of_rows(), *_of_sequences(6), *_of_sequences(4), *_of_parts_of_rows()]
+    """All of them; those of texts and graphs also with as many positions as samples."""
+    crops = parted(crops_of_sizes, **CROPS), numbers(4, 2, 8, 8), classify
+    found = [Network("crops of three sizes", KIND, *crops)]
+    found += [Network(name, KIND, each, numbers(4, D), classify) for name, each in LAYERS.items()]
+    for name, mixed in (("one large graph", False), ("mixed graph", True)):
+        graphs = parted(one_large_graph, **GRAPH), partial(graph_batch, 4, mixed), graph_loss
+        found += also_told(Network(name, KIND, *graphs, one=one_graph))
+    for length, suffix in ((6, ""), (4, ", T = N")):
+        words, labels = integers(WORDS, 4, length), integers(CLASSES, 4)
+        neighbours = partial(_neighbours, 4, length)
+        cases: dict[str, tuple[Build, Callable[[], Batch], Losses]] = {
+            "multiple choice": (
+                *(
+                    parted(multiple_choice, **READ),
+                    drawn(x=integers(WORDS, 4, 3, length), y=labels),
+                ),
+                classify,
+            ),
+            "graph convolution": (
+                parted(graph_convolution, **GRAPH),
+                *(drawn(x=normal(4, length, D), neighbours=neighbours, y=labels), classify),
+            ),
+            "transcription": (
+                lambda length=length: nn.Sequential(TABLE(), _causal(length), nn.Linear(D, WORDS)),
+                drawn(x=words, y=integers(WORDS - 1, 4, 3), length=integers(3, 4)),
+                transcribe,
+            ),
+        }
+        found += [Network(name + suffix, KIND, *how) for name, how in cases.items()]
+        pairs = drawn(x=words, y=partial(_some_words, 4, length))
+        translation = parted(translate, **TRANSLATION), pairs, label_words
+        found.append(Network(f"translation{suffix}", KIND, *translation, units=labels_left))
+    return found
 
 
-def _of_rows() -> list[Network]:
-    """Of rows ``[N, D]`` with a label each."""
-    codes = {"encoder": mlp, "codes": partial(nn.Embedding, 3, 3)}
-    builds: dict[str, Build] = {
-        "early exit": parted(early_exit, step=linear(D, D), head=linear(D, CLASSES)),
-        "nearest prototypes": parted(prototypes, **codes),
-        "soft mixture of experts": parted(
-            soft, router=linear(D, 3), weight=parameter(3, D, CLASSES)
-        ),
-    }
-    rows = numbers(4, D)
-    return [
-        *(Network(name, KIND, build, rows, classify) for name, build in builds.items()),
-        Network("batch of one", KIND, mlp, numbers(1, D), classify, 1),
-        Network("autoencoder", KIND, partial(mlp, D, D), targets(4, (D,), (D,)), regress),
-    ]
+def _neighbours(*sizes: int) -> Tensor:
+    return (torch.rand(*sizes, sizes[-1]) < 0.5).double()
 
 
-def _of_sequences(length: int) -> list[Network]:
-    """Of rows, words or images ``[N, T, ...]``."""
-    suffix = ", T = N" if length == 4 else ""
-    films = numbers(4, length, 2, 5, 5)
-    choices_of = partial(text_choices, 4, length)
-    graphs = partial(neighbours_batch, 4, length)
-    builds: dict[str, tuple[Build, Callable[[], Batch]]] = {
-        "multiple choice of texts": (parted(multiple_choice_texts, **READ), choices_of),
-        "film frames": (parted(film_frames, **CONVOLUTION), films),
-        "film frames first": (parted(frames_first, **CONVOLUTION), films),
-    }
-    convolved = parted(graph_convolution, **GRAPH)
-    return [
-        *(Network(name + suffix, KIND, *how, classify) for name, how in builds.items()),
-        Network(f"graph convolution{suffix}", KIND, convolved, graphs, neighbours_loss),
-    ]
+def _some_words(*sizes: int) -> Tensor:
+    return some_of(torch.randint(WORDS, sizes))
 
 
-def _of_parts_of_rows() -> list[Network]:
-    """Of choices, tasks, halves, bags, graphs and crops."""
-    choice = parted(multiple_choice, net=partial(mlp, D, 1))
-    by_task = parted(chosen_heads, trunk=linear(D, H), heads=parameter(5, H, CLASSES))
-    graph = parted(one_large_graph, **GRAPH)
-    sized = parted(crops_of_sizes, **CONVOLUTION)
-    graphs, mixed = partial(graph_batch, 4), partial(shuffled_vertices, 4)
-    return [
-        Network("heads taken by task", KIND, by_task, partial(task_batch, 4), labelled_by("task")),
-        Network("multiple choice", KIND, choice, partial(choices, 4, D), classify),
-        Network("crops of three sizes", KIND, sized, numbers(4, 2, 8, 8), classify),
-        *also_told(Network("one large graph", KIND, graph, graphs, graph_loss, one=one_graph)),
-        *also_told(Network("mixed graph", KIND, graph, mixed, graph_loss, one=one_of_shuffled)),
-    ]
-
-
-def labelled_by(key: str) -> Callable[[nn.Module, Batch], Tensor]:
-    """Cross entropy of ``model(x, batch[key])``."""
-    return lambda model, batch: cross_entropy(model(batch["x"], batch[key]), batch["y"])
+def _causal(length: int) -> nn.Module:
+    return SEQUENCE_LAYERS["causal convolution"](Sizes(length, D), Random(0))

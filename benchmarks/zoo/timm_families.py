@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.zoo.losses import CLASSES, classify, images
+from benchmarks.zoo.losses import CLASSES, classify, numbers
 from benchmarks.zoo.network import Batch, Network, NotBuiltError
 
 LARGEST = 12_000_000
@@ -131,7 +131,7 @@ class Model:
 
     def batch(self) -> Batch:
         """Images of the size that the model takes."""
-        return images(SAMPLES, 3, self.size[1])()
+        return numbers(SAMPLES, 3, self.size[1], self.size[1])()
 
 
 def networks() -> list[Network]:

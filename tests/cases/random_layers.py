@@ -182,6 +182,16 @@ def over_vectors(x: Tensor, layer: nn.Module) -> Tensor:
     return torch.vmap(lambda row: layer(row))(rows).reshape(x.shape)
 
 
+def nearest(x: Tensor, codes: Tensor) -> Tensor:
+    """Distances from the entries of a table."""
+    return -torch.cdist(x.reshape(-1, x.shape[-1]), codes).reshape(x.shape)
+
+
+def looked_up(x: Tensor, matrices: Tensor, towards: Tensor) -> Tensor:
+    """Each vector has the matrix of its word."""
+    return (x[..., None, :] @ matrices[words_of(x, towards)])[..., 0, :]
+
+
 def linear(sizes: Sizes) -> nn.Module:
     return nn.Linear(sizes.width, sizes.width)
 
@@ -248,6 +258,7 @@ VECTOR_LAYERS: dict[str, Make] = {
     "activation": lambda s, r: r.choice(
         [nn.Tanh(), nn.GELU(), nn.ReLU(), nn.Sigmoid(), nn.Softmax(-1)]
     ),
+    "nearest": lambda s, r: Written(nearest, (s.width, s.width)),
 }
 """Layers of vectors, with any axes in front: ``[..., D] -> [..., D]``."""
 
@@ -310,14 +321,58 @@ def lstm_cells(x: Tensor, cell: nn.Module) -> Tensor:
     return torch.stack(outputs, 1)
 
 
-def gru_cells(x: Tensor, cell: nn.Module, head: nn.Module) -> Tensor:
-    """States are stacked with positions first, and a head reads them so."""
-    state = torch.zeros_like(x[:, 0])
+def gru_cells(x: Tensor, cell: nn.Module, head: nn.Module, start: Tensor) -> Tensor:
+    """States, of which the first is learned, are stacked with positions first, as a head reads."""
+    state = start.expand(len(x), -1)
     states = []
     for step in x.unbind(1):
         state = cell(step, state)
         states.append(state)
     return head(torch.stack(states)).transpose(0, 1)
+
+
+def gated_loop(x: Tensor, gate: nn.Module, new: nn.Module) -> Tensor:
+    """Two linear layers that are called at each position."""
+    state, states = torch.zeros_like(x[:, 0]), []
+    for step in x.unbind(1):
+        both = torch.cat([step, state], 1)
+        share = gate(both).sigmoid()
+        state = share * state + (1 - share) * new(both).tanh()
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+def state_space(x: Tensor, step: nn.Module, both: nn.Module, rate: Tensor) -> Tensor:
+    """A diagonal linear recurrence, whose steps depend on the inputs (Mamba)."""
+    size = F.softplus(step(x))[..., None]
+    inside, outside = both(x).chunk(2, -1)
+    decay, inputs = (-size * rate.exp()).exp(), size * inside[:, :, None] * x[..., None]
+    state, outputs = torch.zeros_like(inputs[:, 0]), []
+    for time in range(x.shape[1]):
+        state = decay[:, time] * state + inputs[:, time]
+        outputs.append((state * outside[:, time, None]).sum(-1))
+    return torch.stack(outputs, 1)
+
+
+def long_convolution(x: Tensor, decay: Tensor, amplitude: Tensor) -> Tensor:
+    """A convolution as long as the sequence, by Fourier transforms of a generated kernel."""
+    length = x.shape[1]
+    times = torch.arange(length, dtype=x.dtype)[:, None]
+    kernel = amplitude * (-decay.square() * times).exp()
+    product = torch.fft.rfft(x, 2 * length, 1) * torch.fft.rfft(kernel, 2 * length, 0)
+    return torch.fft.irfft(product, 2 * length, 1)[:, :length]
+
+
+def complex_filter(x: Tensor, weight: Tensor) -> Tensor:
+    """A learned filter of complex numbers in Fourier space."""
+    found = torch.fft.rfft(x, dim=1) * torch.view_as_complex(weight)
+    return torch.fft.irfft(found, x.shape[1], 1)
+
+
+def causal(x: Tensor, convolution: nn.Module) -> Tensor:
+    """A causal convolution with a gate (WaveNet)."""
+    gate, value = convolution(F.pad(x.mT, (1, 0))).chunk(2, 1)
+    return x + (gate.sigmoid() * value.tanh()).mT
 
 
 def heads_of(width: int) -> int:
@@ -338,6 +393,39 @@ def attention_of_einsums(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     queries, keys, values = (torch.einsum("ntd,de->nte", x, w) for w in (q, k, v))
     scores = torch.einsum("nte,nse->nts", queries, keys).softmax(-1)
     return torch.einsum("nts,nse->nte", scores, values)
+
+
+def grouped_queries(x: Tensor, q: nn.Module, kv: nn.Module) -> Tensor:
+    """All heads of queries have the same keys and values."""
+    queries = q(x).unflatten(-1, (heads_of(x.shape[-1]), -1)).transpose(1, 2)
+    keys, values = kv(x)[:, None].expand(-1, queries.shape[1], -1, -1).chunk(2, -1)
+    return ((queries @ keys.mT).softmax(-1) @ values).transpose(1, 2).flatten(2)
+
+
+def rotated(x: Tensor, frequencies: Tensor) -> Tensor:
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * frequencies
+    return x * angle.cos() + x.roll(1, -1) * angle.sin()
+
+
+def rotary(x: Tensor, q: nn.Module, k: nn.Module, frequencies: Tensor) -> Tensor:
+    """Attention whose queries and keys are rotated by learned frequencies."""
+    scores = rotated(q(x), frequencies) @ rotated(k(x), frequencies).mT
+    return scores.softmax(-1) @ x
+
+
+def linear_attention(x: Tensor, q: nn.Module, k: nn.Module, v: nn.Module) -> Tensor:
+    """Attention without a softmax, by einsum."""
+    query, key = F.elu(q(x)) + 1, F.elu(k(x)) + 1
+    state = torch.einsum("ntd,nte->nde", key, v(x))
+    size = torch.einsum("ntd,nsd->nt", query, key)
+    return torch.einsum("ntd,nde->nte", query, state) / size[..., None]
+
+
+def sliding_windows(x: Tensor, query: nn.Module, both: nn.Module) -> Tensor:
+    """Attention inside of windows that ``unfold`` cuts out."""
+    keys, values = F.pad(both(x), (0, 0, 1, 1)).unfold(1, 3, 1).chunk(2, 2)
+    scores = torch.einsum("ntd,ntdw->ntw", query(x), keys)
+    return torch.einsum("ntw,ntdw->ntd", scores.softmax(-1), values)
 
 
 def multihead(x: Tensor, layer: nn.Module) -> Tensor:
@@ -447,6 +535,17 @@ SEQUENCE_LAYERS: dict[str, Make] = {
     "bidirectional lstm": lambda s, r: Written(
         projected, nn.LSTM(s.width, 2, batch_first=True, bidirectional=True), nn.Linear(4, s.width)
     ),
+    "two lstms both ways": lambda s, r: Written(
+        projected,
+        nn.LSTM(s.width, 2, num_layers=2, batch_first=True, bidirectional=True),
+        nn.Linear(4, s.width),
+    ),
+    "lstm with projections": lambda s, r: Written(
+        projected, nn.LSTM(s.width, 2, batch_first=True, proj_size=1), nn.Linear(1, s.width)
+    ),
+    "rnn of relu, positions first": lambda s, r: Written(
+        swapped, nn.RNN(s.width, s.width, nonlinearity="relu")
+    ),
     "packed gru": lambda s, r: Written(
         packed, nn.GRU(s.width, s.width, batch_first=True), direction(s)
     ),
@@ -461,12 +560,37 @@ SEQUENCE_LAYERS: dict[str, Make] = {
     ),
     "packed linear": lambda s, r: Written(packed_vectors, linear(s), direction(s)),
     "lstm cells": lambda s, r: Written(lstm_cells, nn.LSTMCell(s.width, s.width)),
-    "gru cells": lambda s, r: Written(gru_cells, nn.GRUCell(s.width, s.width), linear(s)),
+    "gru cells": lambda s, r: Written(
+        gru_cells, nn.GRUCell(s.width, s.width), linear(s), (s.width,)
+    ),
+    "gated loop": lambda s, r: Written(
+        gated_loop, nn.Linear(2 * s.width, s.width), nn.Linear(2 * s.width, s.width)
+    ),
+    "state space": lambda s, r: Written(
+        state_space, linear(s), nn.Linear(s.width, 6), (s.width, 3)
+    ),
+    "long convolution": lambda s, r: Written(long_convolution, (s.width,), (s.width,)),
+    "complex filter": lambda s, r: Written(complex_filter, (s.length // 2 + 1, s.width, 2)),
+    "fourier mixing": lambda s, r: Written(
+        lambda x, layer: layer(x + torch.fft.fft2(x).real), linear(s)
+    ),
+    "causal convolution": lambda s, r: Written(causal, nn.Conv1d(s.width, 2 * s.width, 2)),
+    "shifted positions": lambda s, r: Written(
+        lambda x, share: share * x + (1 - share) * F.pad(x, (0, 0, 1, -1)), (s.width,)
+    ),
     "attention by hand": lambda s, r: Written(
         attention_by_hand, nn.Linear(s.width, 3 * s.width), linear(s)
     ),
     "fused attention": lambda s, r: Written(fused_attention, linear(s), linear(s), linear(s)),
     "attention of einsums": lambda s, r: Written(attention_of_einsums, *[(s.width, s.width)] * 3),
+    "grouped queries": lambda s, r: Written(
+        grouped_queries, linear(s), nn.Linear(s.width, 2 * (s.width // heads_of(s.width)))
+    ),
+    "learned rotations": lambda s, r: Written(rotary, linear(s), linear(s), (s.width,)),
+    "linear attention": lambda s, r: Written(linear_attention, linear(s), linear(s), linear(s)),
+    "sliding windows": lambda s, r: Written(
+        sliding_windows, linear(s), nn.Linear(s.width, 2 * s.width)
+    ),
     "multihead attention": lambda s, r: Written(multihead, multihead_attention(s, True)),
     "multihead attention, positions first": lambda s, r: Written(
         multihead_swapped, multihead_attention(s, False)
@@ -481,6 +605,10 @@ SEQUENCE_LAYERS: dict[str, Make] = {
         attention_of_queries, (2, s.width), nn.Linear(s.width, 2 * s.width)
     ),
     "encoder layer": lambda s, r: encoder_layer(s.width, True),
+    "decoder layer": lambda s, r: Written(
+        lambda x, layer: layer(x, x.tanh()),
+        nn.TransformerDecoderLayer(s.width, heads_of(s.width), 5, 0.0, batch_first=True),
+    ),
     "encoder layer, positions first": lambda s, r: Written(swapped, encoder_layer(s.width, False)),
     "positions [1, T, D]": lambda s, r: Written(lambda x, p: x + p, (1, s.length, s.width)),
     "positions [T, D]": lambda s, r: Written(lambda x, p: x + p, (s.length, s.width)),
@@ -511,6 +639,10 @@ SEQUENCE_LAYERS: dict[str, Make] = {
         )
         for mode in ("sum", "mean", "max")
     },
+    "orthogonal": lambda s, r: parametrizations.orthogonal(linear(s)),
+    "matrices looked up": lambda s, r: Written(
+        looked_up, (VOCABULARY, s.width, s.width), direction(s)
+    ),
     "weighted bag": lambda s, r: Written(
         weighted_bag, nn.EmbeddingBag(VOCABULARY, s.width, mode="sum"), direction(s)
     ),
@@ -745,6 +877,15 @@ def interleaved_views(self: Called, x: Tensor) -> Tensor:
     return self.layer(views).unflatten(0, (-1, 2)).sum(1)
 
 
+def early_exit(self: Called, x: Tensor) -> Tensor:
+    """Samples that are done leave the loop."""
+    left, found = torch.arange(len(x)), x
+    for _ in range(3):
+        left = left[self.mask(found[left])]
+        found = found.index_add(0, left, self.on(found[left], self.layer).tanh())
+    return found
+
+
 def checkpointed(self: Called, x: Tensor) -> Tensor:
     return checkpoint(self.layer, x, use_reentrant=False)
 
@@ -850,6 +991,7 @@ WAYS: dict[str, Way] = {
     "positions first": lambda self, x: self.layer(x.transpose(0, 1)).transpose(0, 1),
     **named(single_vectors),
     "single samples": lambda self, x: torch.stack([self.layer(sample) for sample in x]),
+    **named(early_exit),
 }  # fmt: skip
 
 TOKEN_WAYS = {

@@ -7,29 +7,28 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.zoo import by_hand
+from benchmarks.zoo import by_hand, generated
 from benchmarks.zoo.network import Network
 from benchmarks.zoo.transformers_families import Family
 
 BY_HAND: dict[str, Network] = {network.name: network for network in by_hand.networks()}
+GENERATED: dict[str, Network] = {network.name: network for network in generated.networks()}
 
-IN_PARTS = "sampled softmax", "codebook", "mixed agents", "inner steps", "episodes", "real and fake"
-IN_PARTS += "slope penalty", "continuous flow", "preferences", "preferences in turns", "trees"
-IN_PARTS += "triplets in one cat", "loss of a mask, T = N", "cached prompt of all"
-IN_PARTS += "3 crops, distilled", "4 crops, distilled", "attention over edges"
+IN_PARTS = "sampled softmax", "codebook", "mixed agents", "inner steps", "episodes", "trees"
+IN_PARTS += "slope penalty", "continuous flow", "cached prompt of all", "attention over edges"
+IN_PARTS += "3 crops, distilled", "4 crops, distilled", "gradient penalty", "forces of an energy"
 IN_PARTS += "rollouts in one call", "rollouts step by step"
 """Networks that are refused where their parts are called one by one without a batch size."""
 
 REFUSED = (
     *(f"{name}, called in parts" for name in IN_PARTS),
     *("list of sets", "list of sets, called in parts"),
-    *("one large graph", "mixed graph", "labelled vertices*", "variable lengths*", "SimCLR*"),
+    *("one large graph", "mixed graph", "labelled vertices*", "variable lengths*"),
     *("two towers*", "sampled softmax", "sampled softmax, called in parts, told N", "adjoint*"),
     *("attention over edges", "rollouts in one call", "rollouts step by step", "nested tensor*"),
     *("equilibrium with a hook*", "packed documents*", "fused head and loss*"),
     *("4 crops, distilled, called in parts, told N", "episodes, called in parts, told N"),
-    *("layer on packed rows", "masked tokens alone, T = N", "transcription, T = N"),
-    "inner steps, called in parts, told N",
+    *("transcription, T = N", "inner steps, called in parts, told N"),
 )
 """Networks in which samples meet or can't be told apart, for some parameters at least."""
 

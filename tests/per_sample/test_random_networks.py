@@ -16,8 +16,8 @@ EXAMPLES = int(os.environ.get("GRADLENS_RANDOM_NETWORKS", "60"))
 """How many networks hypothesis draws; 2,000 take a few minutes."""
 
 EACH = each_once()
-REFUSED = {"loss: trimmed losses"}
-"""Whose samples without a loss aren't known."""
+REFUSED = {"loss: trimmed losses", "orthogonal"}
+"""Samples without a loss aren't known, and a matrix has as many rows as there are samples."""
 
 recipes = st.randoms(use_true_random=False).map(draw_recipe)
 

@@ -16,10 +16,11 @@ import gradlens
 from gradlens import quantities
 from gradlens.quantities import NormTest
 from gradlens.samples.batchnorm import BatchNormPolicy
+from tests.cases.random_layers import SEQUENCE_LAYERS
 from tests.cases.references import assert_covered, per_sample_gradients_of_losses
 from tests.cases.row_cases import ROW_CASES, Net, mlp, position_bias, randn
 from tests.cases.steps import take_steps, tracked_backward
-from tests.cases.whole_networks import BY_HAND, is_refused
+from tests.cases.whole_networks import BY_HAND, GENERATED
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -150,13 +151,15 @@ def test_a_batch_size_that_is_no_number_of_samples(batch_size: Any) -> None:
         gradients["0.weight"]
 
 
-FOLDED = ["film frames", "film frames first", "sliding windows", "pairs in one cat"]
+FOLDED = ["entry: frames", "folded windows", "sliding windows"]
+FOLDED += ["bmm with an expanded matrix, two views"]
+NETWORKS = BY_HAND | GENERATED
 
 
 @pytest.mark.parametrize("name", FOLDED)
 def test_folded_samples_at_steps_without_labelled_passes(name: str) -> None:
     torch.manual_seed(0)
-    network = BY_HAND[name]
+    network = NETWORKS[name]
     model = network.build().double()
     cockpit = gradlens.Cockpit(model, [NormTest()])
     for step in range(3):
@@ -172,7 +175,7 @@ def test_folded_samples_at_steps_without_labelled_passes(name: str) -> None:
 def test_folded_samples_without_the_loss(name: str) -> None:
     """It is what backward is called on."""
     torch.manual_seed(0)
-    network = BY_HAND[name]
+    network = NETWORKS[name]
     model = gradlens.extend(network.build().double())
     batch, found = network.batch(), []
     for known in (True, False):
@@ -212,10 +215,9 @@ def test_a_network_that_is_refused_altogether_does_not_stop_the_training() -> No
 
 ROUNDED = [
     name
-    for name, each in BY_HAND.items()
-    if each.kind in ("by hand: images", "by hand: sequences")
-    and not is_refused(name)
-    and not name.startswith(("regions", "LSTM with projections", "language, times first, T = N"))
+    for name, each in NETWORKS.items()
+    if (each.kind == "by hand: images" or name in SEQUENCE_LAYERS or name.startswith("translation"))
+    and not name.startswith(("regions", "lstm with projections", "orthogonal"))
 ]
 
 
@@ -223,7 +225,7 @@ ROUNDED = [
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounding_refuses_nothing(name: str, precision: str) -> None:
     torch.manual_seed(0)
-    network = BY_HAND[name]
+    network = NETWORKS[name]
     model = gradlens.extend(network.build().float())
     batch = {
         key: value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
