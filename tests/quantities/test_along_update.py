@@ -26,7 +26,7 @@ from gradlens.quantities.along_update import RESOLUTION, TRIES, search
 from tests.cases.process_group import in_process_group
 from tests.cases.records import assert_identical
 from tests.cases.steps import tracked_backward
-from tests.quantities.test_optimizer_state import Attention, Recurrent, Residual, mlp
+from tests.quantities.networks import Attention, Recurrent, Residual, mlp
 
 STEPS = 2
 Values = dict[str, Tensor]

@@ -25,46 +25,15 @@ from gradlens.operators.dense import Dense
 from gradlens.quantities import GradNoiseScale, GradNorm
 from gradlens.quantities.dual_norms import dual_sums
 from gradlens.signals import is_normalization
-from tests.cases.networks import NETWORKS
+from tests.cases.networks import NETWORKS, real
 from tests.cases.steps import tracked_backward
+from tests.quantities.networks import Attention, Residual
 
-
-class Residual(nn.Module):
-    """A convolution with BatchNorm beside a shortcut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Tanh())
-        self.head = nn.Linear(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head((x + self.inner(x)).mean((2, 3)))
-        return out
-
-
-class Block(nn.Module):
-    """Attention and two norms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm, self.last = nn.Embedding(7, 4), nn.LayerNorm(4), nn.LayerNorm(4)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        normal = self.norm(x)
-        x = x + self.attention(normal, normal, normal, need_weights=False)[0]
-        out: Tensor = self.head(self.last(x).mean(1))
-        return out
-
-
-Build = tuple[Callable[[], nn.Module], Callable[[int], Tensor]]
-MODELS: Mapping[str, Build] = {
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "mlp": (NETWORKS["mlp"].build, NETWORKS["mlp"].inputs),
     "lstm": (NETWORKS["lstm"].build, NETWORKS["lstm"].inputs),
-    "residual": (Residual, lambda n: torch.randn(n, 2, 4, 4, dtype=torch.float64)),
-    "transformer": (Block, lambda n: torch.randint(7, (n, 5))),
+    "residual": (Residual, real(4)),
+    "transformer": (Attention, real(4)),
 }
 
 
@@ -267,7 +236,7 @@ def test_normalising_layers_alone() -> None:
     with cockpit(0, loss=(loss := loss_of(model, inputs(6)))):
         loss.backward()
     found, whole = cockpit.history["norms"][0], cockpit.history["GradNoiseScale"][0]
-    layers = [whole["layers"][name] for name in ("norm", "last")]
+    layers = [whole["layers"][name] for name in ("block.norm1", "block.norm2")]
     for key in ("trace", "squared_norm"):
         assert found[key] == pytest.approx(sum(layer[key] for layer in layers))
 

@@ -295,11 +295,19 @@ def test_losses_of_any_size(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("mean", [0.0, 1e3, 1e5, 1e7])
-@pytest.mark.parametrize("shape", [(64, 10), (6, 20), (5, 8, 10)], ids=str)
-def test_inputs_far_from_zero(shape: tuple[int, ...], mean: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("shape", "calls"), [((64, 10), 1), ((64, 10), 2), ((6, 20), 1), ((5, 8, 10), 1)], ids=str
+)
+def test_inputs_far_from_zero(
+    shape: tuple[int, ...], calls: int, mean: float, dtype: torch.dtype
+) -> None:
+    class Called(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self[0](part) for part in x.chunk(calls)])
+
     torch.manual_seed(0)
     inputs = (torch.randn(shape, dtype=torch.float64) + mean).to(dtype)
-    model = nn.Sequential(nn.Linear(shape[-1], 3)).to(dtype)
+    model = Called(nn.Linear(shape[-1], 3)).to(dtype)
     tracked = [
         quantities.InputCovariance(),
         quantities.InputMean(),
@@ -311,7 +319,7 @@ def test_inputs_far_from_zero(shape: tuple[int, ...], mean: float, dtype: torch.
     found = {each.name: cockpit.history[each.name][0]["layers"]["0"] for each in tracked}
     rows = inputs.reshape(-1, shape[-1]).double().numpy()
     eigenvalues = np.linalg.eigvalsh(np.cov(rows.T))[::-1]
-    tolerance = 1e-6
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-8
     covariance = found["InputCovariance"]
     assert covariance["trace"] == pytest.approx(eigenvalues.sum(), rel=tolerance)
     assert covariance["eigenvalues"] == pytest.approx(list(eigenvalues[:5]), rel=tolerance)
@@ -320,19 +328,6 @@ def test_inputs_far_from_zero(shape: tuple[int, ...], mean: float, dtype: torch.
     assert found["InputMean"] == pytest.approx(rows.mean(), rel=tolerance)
     assert found["InputStd"] == pytest.approx(rows.std(), rel=tolerance)
     assert found["by feature"] == pytest.approx(rows.std(0), rel=tolerance)
-
-
-@pytest.mark.parametrize("shape", [(64, 10), (6, 20)], ids=str)
-@pytest.mark.parametrize("mean", [0.1, 1e7])
-def test_equal_inputs_have_no_rank(shape: tuple[int, ...], mean: float) -> None:
-    """Their mean is off by rounding, which isn't a direction that they spread along."""
-    torch.manual_seed(0)
-    inputs = (torch.randn(1, shape[1], dtype=torch.float64) + mean).expand(shape).contiguous()
-    model = nn.Sequential(nn.Linear(shape[1], 3)).double()
-    cockpit = gradlens.Cockpit(model, [quantities.InputCovariance()])
-    tracked_backward(cockpit, 0, model(inputs).square().mean())
-    found = cockpit.history["InputCovariance"][0]["layers"]["0"]
-    assert "equal" in found["stable_rank"].reason
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e3])

@@ -6,6 +6,7 @@ references elsewhere in this folder, and in ``tests/curvature``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -137,14 +138,20 @@ def values(
     unit: float = 1.0,
     reduction: Any = "mean",
     optimizer: Callable[[nn.Module, float], Optimizer] = sgd,
+    bad: float | None = None,
 ) -> Mapping[int, Any]:
-    """Values of three steps on the same batches, under ``unit`` times a mean loss or a sum loss."""
+    """Values of three steps on the same batches, under ``unit`` times a mean loss or a sum loss.
+
+    The second batch has a ``bad`` number.
+    """
     model = network("TID" in quantity.name)
     loss_function = nn.CrossEntropyLoss(reduction=reduction)
     opt = optimizer(model, unit * (N if reduction == "sum" else 1))
     cockpit = Cockpit(model, [quantity], loss_reduction=reduction, loss_function=loss_function)
     for step in range(STEPS):
         inputs, labels = torch.randn(N, 4).double(), torch.randint(3, (N,))
+        if bad is not None and step == 1:
+            inputs[2, 1] = bad
         opt.zero_grad()
 
         def closure(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
@@ -218,6 +225,21 @@ def test_sharpness_for_adam_has_no_unit(unit: float, reduction: str) -> None:
     reference = values(quantities.Stability(), optimizer=adam)
     assert reference[2]["ratio"] > 0
     assert_law(found, reference, unit, {"": 0})
+
+
+WITHOUT_REASON = {"HessTrace", "SpectralDensity"}
+"""A field next to those that are NaN says why."""
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])
+@pytest.mark.parametrize("name", sorted(LAWS.keys() - WITHOUT_REASON))
+@pytest.mark.filterwarnings("ignore")
+def test_a_sample_that_is_not_finite(name: str, bad: float) -> None:
+    """Numbers are missing for a reason alone."""
+    records = values(LAWS[name].build(1.0), bad=bad).values()
+    floats = [one for record in records for _, one in numbers(record) if isinstance(one, float)]
+    assert floats or records
+    assert all(isinstance(each, Undefined) for each in floats if math.isnan(each))
 
 
 def test_every_public_quantity_has_a_law() -> None:
