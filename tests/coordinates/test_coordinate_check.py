@@ -40,8 +40,7 @@ class MLP(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.second(self.first(inputs).relu()).relu()
-        outputs: Tensor = self.head(hidden)
-        return outputs
+        return self.head(hidden)
 
 
 def optimizer(

@@ -144,8 +144,7 @@ def zeros_into_dropout() -> Problem:
 
     def outputs() -> Tensor:
         torch.manual_seed(5)
-        found: Tensor = model(x)
-        return found
+        return model(x)
 
     return Problem(model, outputs, lambda o: loss(o, y))
 
@@ -210,8 +209,7 @@ def two_batches(function: bool = False) -> Problem:
         first, second = o.split(N)
         if function:
             return loss(first, y) + F.mse_loss(second, y)
-        found: Tensor = loss(first, second)
-        return found
+        return loss(first, second)
 
     return Problem(model, lambda: model(both), compare)
 
@@ -237,8 +235,7 @@ class Once(torch.autograd.Function):
 
 class OnceDifferentiable(Residual):
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = Once.apply(super().forward(x))
-        return found
+        return Once.apply(super().forward(x))
 
 
 HARD: dict[str, tuple[Callable[[], Problem], dict[str, str]]] = {
@@ -388,8 +385,7 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.first(x))
-        found: Tensor = self.last(hidden.flatten(0, 1) if self.flat else hidden)
-        return found
+        return self.last(hidden.flatten(0, 1) if self.flat else hidden)
 
 
 @pytest.mark.filterwarnings("ignore:.*per-sample gradients")
@@ -445,8 +441,7 @@ class Scaled(nn.Module):
         self.scale, self.layer = Scale(), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x) * self.scale()
-        return found
+        return self.layer(x) * self.scale()
 
 
 def with_its_loss() -> Problem:

@@ -28,8 +28,7 @@ def dense(problem: DataProblem, test: list[Any], reduction: Reduction) -> NDArra
     others = gradients(problem, *map(torch.cat, zip(*test, strict=True)), reduction)
     matrix = dense_ggn(problem, reduction) / (len(rows) if reduction == "sum" else 1)
     damped = matrix + DAMPING * torch.eye(len(matrix), dtype=matrix.dtype)
-    found: NDArray[Any] = (rows @ torch.linalg.solve(damped, others.T) / len(rows)).numpy()
-    return found
+    return (rows @ torch.linalg.solve(damped, others.T) / len(rows)).numpy()
 
 
 def gradients(

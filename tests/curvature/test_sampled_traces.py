@@ -59,8 +59,7 @@ class Positions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[N, 4] -> [N, 3]``."""
         embedded = self.words(x[..., None]) + self.positions(torch.arange(4)[None])
-        outputs: Tensor = self.head(torch.tanh(embedded * self.scale).mean(1))
-        return outputs
+        return self.head(torch.tanh(embedded * self.scale).mean(1))
 
 
 def normalised() -> nn.Module:
@@ -281,8 +280,7 @@ class AtATime(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         """``[N, 4] -> [N, 3]``."""
-        outputs: Tensor = self.layer(torch.tanh(x + self.times(time)))
-        return outputs
+        return self.layer(torch.tanh(x + self.times(time)))
 
 
 def test_inputs_without_axes_are_no_texts() -> None:
@@ -400,8 +398,7 @@ def test_where_samples_meet_traces_are_sampled_at_every_step(
 
 
 def square(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
-    outputs: Tensor = second(torch.tanh(first(x)))
-    return outputs
+    return second(torch.tanh(first(x)))
 
 
 def test_structures_tell_operations_shapes_and_parameters_apart() -> None:

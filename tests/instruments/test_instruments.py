@@ -464,7 +464,6 @@ def recorded(
 
 def line_data(artist: Artist) -> tuple[list[float], list[float]]:
     """What a line goes through."""
-    assert isinstance(artist, Line2D)
     return list(map(float, artist.get_xdata())), list(map(float, artist.get_ydata()))  # type: ignore[arg-type]
 
 

@@ -42,7 +42,6 @@ def test_layers_without_parameters_keep_their_places() -> None:
     record = {"layers": {"0": 1.0, "1": 2.0, "2": 3.0}}
     history = recorded("OutputNorm", {0: record})
     found = layout(history["OutputNorm"], history)
-    assert found is not None
     assert table(history["OutputNorm"], found, history).names == ("0", "1", "2")
 
 
@@ -58,7 +57,6 @@ def test_layers_without_parameters_keep_their_places() -> None:
 def test_maps_of_dicts_show_what_matters(part: dict[str, float], field: str) -> None:
     history = recorded("Mine", {0: {"layers": {"0": part}}})
     found = layout(history["Mine"], history)
-    assert found is not None
     assert found.field == field
     assert table(history["Mine"], found, history).values.tolist() == [[2.0]]
     assert f"colour: {field}" in " ".join(shown_texts(LayerMapInstrument().plot(history).figure))

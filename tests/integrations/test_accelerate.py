@@ -88,7 +88,6 @@ def plain() -> gradlens.Cockpit:
 def test_values_are_those_of_a_plain_loop(parts: int) -> None:
     expected = plain().history
     _, cockpit = trained(parts, track=True)
-    assert cockpit is not None
     found = cockpit.history
     assert not found.notes
     assert {*found.names} >= {"Loss", "GradNorm", "NormTest", "UpdateSize", "Alpha"}
@@ -105,5 +104,4 @@ def test_training_is_the_same(parts: int, options: dict[str, Any]) -> None:
     other, _ = trained(parts, track=False, **options)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
-    assert cockpit is not None
     assert all(value > 0 for value in cockpit.history["NormTest"].values())

@@ -322,8 +322,7 @@ def test_a_step_whose_last_batch_has_no_loss_has_no_values() -> None:
 
 
 def recorded(cockpit: Any, name: str) -> Mapping[int, Any]:
-    found: Mapping[int, Any] = cockpit.history[name]
-    return found
+    return cockpit.history[name]
 
 
 @pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
@@ -614,7 +613,6 @@ def test_the_batch_says_the_ids_of_samples() -> None:
     callback = WithIds([quantities.NormTest()])
     trainer(callback).fit(Module(), loader())
     samples = callback.cockpit.history.samples
-    assert samples is not None
     assert {*samples.ids} == {*(1000 * data()[:][0][:, 0]).long().tolist()}
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -75,7 +74,6 @@ def test_a_plane_has_the_path_and_its_share() -> None:
     assert drawn.artists["path"].get_xydata().tolist() == path.tolist()
     assert "path: 91 % in the plane" in texts(drawn.figure)
     inner = drawn.artists["origin"].axes
-    assert isinstance(inner, Axes)
     assert (inner.get_xlim(), inner.get_ylim()) == ((-1.0, 1.0), (-0.5, 1.0))
     assert (inner.get_xlabel(), inner.get_ylabel()) == ("first", "second")
     assert "path" not in PLANE.plot().artists

@@ -262,7 +262,6 @@ def test_small_elements_of_outer_products_are_not_computed() -> None:
     grid = Grid(5, (-30.0, 30.0), torch.float32, torch.device("cpu"))
     large = operator.dense().abs() >= 6
     far = operator._far(grid)
-    assert far is not None
     assert torch.equal(far.places, large.any(2).flatten().nonzero()[:, 0])
     for sample, columns in enumerate(far.columns):
         assert not large[sample].index_fill(1, columns, False).any()

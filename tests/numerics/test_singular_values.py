@@ -31,7 +31,6 @@ MATRICES: dict[str, Callable[[], Tensor]] = {
 def found(matrix: Tensor, kept: Tensor | None = None, seed: int = 1) -> tuple[Largest, Tensor]:
     space = subspace(matrix, kept, torch.Generator().manual_seed(seed))
     top = largest(space.products, space.rounding)
-    assert top is not None
     return top, space.vectors @ top.combinations.to(space.vectors)
 
 

@@ -81,7 +81,6 @@ def texts(figure: Figure) -> list[Text]:
 def test_every_text_of_a_figure_can_be_read() -> None:
     plotter = CockpitPlotter(secondary_screen=True)
     plotter.plot(RUN, show_plot=False, style="dark")
-    assert plotter.figure is not None
     for figure in (plotter.figure, *plotter.secondary_figures):
         assert figure.get_facecolor()[:3] == to_rgb(GROUND)
         found = {}
@@ -106,7 +105,6 @@ def test_marks_of_findings_can_be_read() -> None:
     assert {badge.get_text() for badge in badges} == {"1", "2"}
     for badge in badges:
         box = badge.get_bbox_patch()
-        assert box is not None
         assert contrast(badge.get_color(), box.get_facecolor()[:3]) >= TEXT
 
 

@@ -188,7 +188,6 @@ def test_a_message_is_in_front_of_the_lines_of_findings() -> None:
     (text,) = [t for ax in figure.axes for t in ax.texts if t.get_text() == "no gradient"]
     (line,) = text.axes.get_lines()
     box = text.get_bbox_patch()
-    assert box is not None
     assert to_rgb(box.get_facecolor()) == to_rgb(PAPER)
     assert text.get_zorder() > line.get_zorder()
 

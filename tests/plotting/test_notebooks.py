@@ -49,8 +49,7 @@ class Net(nn.Module):
         self.used, self.unused = nn.Linear(4, 3), nn.Linear(2, 2, bias=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.used(inputs)
-        return found
+        return self.used(inputs)
 
 
 @pytest.fixture

@@ -273,8 +273,7 @@ def test_losses_and_steps_of_other_sizes() -> None:
 
     def value(make: Callable[..., Optimizer], **options: Any) -> dict[str, Any]:
         found = train(mlp, make, [CriticalSharpness()], steps=1, **options)
-        record: dict[str, Any] = found.history["CriticalSharpness"][0]
-        return record
+        return found.history["CriticalSharpness"][0]
 
     unit, adam = 2.0**20, partial(optim.Adam, eps=0.0)
     for make, scaled, law in ((SGD, partial(optim.SGD, lr=0.05 / unit), unit), (adam, adam, 1.0)):
@@ -342,8 +341,7 @@ class Counting(nn.Module):
 
 def test_what_modules_count_and_collect_is_left_as_it_was() -> None:
     def loss_of(model: nn.Module, x: Tensor) -> Tensor:
-        loss: Tensor = model(x).square().mean()
-        return loss
+        return model(x).square().mean()
 
     models: list[Counting] = []
     for quantities in (both(), []):

@@ -323,8 +323,7 @@ class Loop:
         self.optimizer: Optimizer = SGD(self.model.parameters(), lr=0.1)
 
     def loss(self) -> Tensor:
-        found: Tensor = self.model(torch.randn(4, 3, dtype=torch.float64)).square().sum(1).mean()
-        return found
+        return self.model(torch.randn(4, 3, dtype=torch.float64)).square().sum(1).mean()
 
 
 class OfAFreedGraph(Loop):

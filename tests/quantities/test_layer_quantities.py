@@ -716,7 +716,6 @@ def test_complex_parameters() -> None:
     for step in range(2):
         optimizer.zero_grad()
         tracked_backward(cockpit, step, model(torch.arange(5)).square().sum())
-        assert model.waves.grad is not None
         gradients.append(model.waves.grad.numpy().ravel().copy())
     values = {q.name: cockpit.history[q.name][1]["parameters"]["waves"] for q in tracked}
     waves = model.waves.detach().numpy()

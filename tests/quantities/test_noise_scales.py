@@ -127,8 +127,7 @@ def track(*parts: Callable[[nn.Module, Tensor], Tensor], **info: Any) -> Any:
 
 
 def usual(model: nn.Module, x: Tensor) -> Tensor:
-    out: Tensor = model(x).square().mean()
-    return out
+    return model(x).square().mean()
 
 
 def after_another(model: nn.Module, x: Tensor) -> Tensor:

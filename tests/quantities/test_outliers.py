@@ -148,8 +148,7 @@ class Patches(nn.Module):
         self.patches, self.dropout = nn.Conv2d(2, 6, 2, 2), nn.Dropout(0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept: Tensor = self.dropout(self.patches(x).flatten(2).mT)
-        return kept
+        return self.dropout(self.patches(x).flatten(2).mT)
 
 
 def test_positions_that_were_pixels() -> None:
@@ -199,8 +198,7 @@ def trained(steps: int, change: Callable[[nn.Module, int], None]) -> gradlens.Hi
 
     def loss_of(step: int) -> Tensor:
         change(model, step)
-        loss: Tensor = model(torch.randn(4, 90)).square().mean()
-        return loss
+        return model(torch.randn(4, 90)).square().mean()
 
     take_steps(cockpit, optimizer, loss_of, range(steps))
     return cockpit.history

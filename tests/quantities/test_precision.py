@@ -55,8 +55,7 @@ class _Recurrent(nn.Module):
         state = x.new_zeros(len(x), 9)
         for position in x.unbind(1):
             state = self.cell(position, state)
-        output: Tensor = self.head(state)
-        return output
+        return self.head(state)
 
 
 def network(name: str, dtype: torch.dtype) -> nn.Module:

@@ -296,8 +296,7 @@ class Nested(nn.Module):
         self.unused = nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.two(torch.tanh(self.one(x) * self.scale))
-        return y
+        return self.two(torch.tanh(self.one(x) * self.scale))
 
 
 def layers_of_nested(name: str, change: Callable[[Nested], None], step: int = 1) -> dict[str, Any]:
@@ -313,8 +312,7 @@ def layers_of_nested(name: str, change: Callable[[Nested], None], step: int = 1)
         with warnings.catch_warnings(), cockpit(number, loss=loss):
             warnings.simplefilter("ignore")
             loss.backward()
-    layers: dict[str, Any] = cockpit.history[name][step]["layers"]
-    return layers
+    return cockpit.history[name][step]["layers"]
 
 
 def why(value: Any) -> str:
