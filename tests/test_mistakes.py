@@ -21,15 +21,19 @@ import torch
 from backpack.extensions import BatchGrad
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 import gradlens
 from gradlens import (
     Cockpit,
     CockpitPlotter,
     configuration,
+    curvature,
     instruments,
     quantities,
+    recorders,
     schedules,
+    signals,
     sinks,
 )
 from gradlens.quantities import Quantity
@@ -144,6 +148,8 @@ cockpit_of: Any = Cockpit
 quantities_: Any = quantities
 schedules_: Any = schedules
 gradlens_: Any = gradlens
+signals_: Any = signals
+recorder_of: Any = recorders.ForwardPre
 
 
 class Forgetful(sinks.Sink):
@@ -154,6 +160,18 @@ class Forgetful(sinks.Sink):
     def note(self, step: int, text: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+def aggregate(**given: Any) -> None:
+    gradlens_.Aggregate(quantities.Loss(), **given)
+
+
+def chosen(selection: Any) -> None:
+    signals.select(net(), selection)
+
+
+def probe_of(data: Any, **given: Any) -> Any:
+    return curvature.Probe(data, nn.CrossEntropyLoss(), **given)
 
 
 AT_ONCE: dict[str, Program] = {
@@ -185,6 +203,86 @@ AT_ONCE: dict[str, Program] = {
     ),
     "quantities in two cockpits": shared_quantities,
     "an aggregate of a class": lambda _: gradlens_.Aggregate(quantities.Loss),
+    "an aggregate of a name": lambda _: gradlens_.Aggregate("Loss"),
+    "an aggregate over nothing": lambda _: aggregate(over=0),
+    "an aggregate over a text": lambda _: aggregate(over="batch"),
+    "an aggregate over a bool": lambda _: aggregate(over=True),
+    "an aggregate over real numbers": lambda _: aggregate(over=2.0),
+    "an unknown statistic": lambda _: aggregate(statistics=("average",)),
+    "a statistic in no list": lambda _: aggregate(statistics="mean"),
+    "no statistics": lambda _: aggregate(statistics=()),
+    "a number of statistics": lambda _: aggregate(statistics=5),
+    "an aggregate with another's name": lambda _: Cockpit(
+        net(), [quantities.Loss(), gradlens.Aggregate(quantities.Time(), name="Loss")]
+    ),
+    "an aggregate beside its quantity": lambda _: Cockpit(
+        net(), [quantities.Loss(), gradlens.Aggregate(quantities.Loss())]
+    ),
+    "a depth of nothing": lambda _: signals_.selection(depth=0),
+    "a depth below nothing": lambda _: signals_.selection(depth=-1),
+    "a depth that is true": lambda _: signals_.selection(depth=True),
+    "a depth as a text": lambda _: signals_.selection(depth="1"),
+    "a bool as a layer": lambda _: signals_.selection(True),
+    "a real number as a layer": lambda _: signals_.selection(exclude=3.5),
+    "a real number among layers": lambda _: signals_.selection(["Linear", 1.5]),
+    "nothing among layers": lambda _: signals_.selection(exclude=[None]),
+    "a selection among layers": lambda _: signals_.selection([signals.Selection()]),
+    "a tensor as a layer": lambda _: signals_.selection(torch.zeros(2, 2)),
+    "an empty list of layers": lambda _: signals_.selection([]),
+    "an empty set of layers": lambda _: quantities_.OutputNorm(layers=set()),
+    "an empty dict of layers": lambda _: quantities_.ParameterNorm(layers={}),
+    "layers that are all left out": lambda _: chosen(signals.selection("2", exclude="Linear")),
+    "a predicate that fails": lambda _: chosen(signals.selection(lambda each: each.width > 2)),
+    "a layer of another model": lambda _: chosen(signals.selection(nn.Linear(8, 3))),
+    "a layer below the depth": lambda _: chosen(signals.selection(net(), leaf=True)),
+    "layers without weights": lambda _: cockpit_of(net(), [quantities.ParameterNorm(layers=1)]),
+    "a misspelt name of a parameter": lambda _: cockpit_of(
+        net(), [quantities.ParameterNorm(parameters="wieght")]
+    ),
+    "layers without a model": lambda _: cockpit_of(net().parameters(), [quantities.OutputNorm()]),
+    "layers of parameters": lambda _: cockpit_of(
+        net().parameters(), [quantities.ParameterNorm(layers="Linear")]
+    ),
+    "a module of a recorder that isn't there": lambda _: recorder_of().children(net(), indices=3),
+    "a module before the first": lambda _: recorder_of().modules(net(), indices=-1),
+    "no modules for a recorder": lambda _: recorder_of().modules(net(), indices=()),
+    "types that no module has": lambda _: recorder_of().modules(net(), types=nn.Conv2d),
+    "no type at an index": lambda _: recorder_of().children(net(), types=nn.Tanh, indices=(0, 2)),
+    "no layers for a recorder": lambda _: recorder_of().layers(net(), []),
+    "a misspelt layer of a recorder": lambda _: recorder_of().layers(net(), "Linaer"),
+    "a slot of a recorder that isn't there": lambda _: recorder_of().children(net())[3],
+    "a slot to remove that isn't there": lambda _: recorder_of().remove(0),
+    "a layer rule for a layer": lambda _: gradlens_.register_layer_rule(net()[0], print),
+    "a probe of an iterator": lambda _: probe_of(iter([(torch.randn(3, 4), torch.randn(3, 2))])),
+    "a probe of a data set": lambda _: probe_of(TensorDataset(torch.randn(3, 4))),
+    "a probe that isn't reduced": lambda _: probe_of([], loss_reduction="none"),
+    "a probe without the model": lambda _: cockpit_of(
+        net().parameters(), [quantities.HessMaxEV(on=probe_of([]))]
+    ),
+    "data as a probe": lambda _: cockpit_of(net(), [quantities_.HessMaxEV(on=[])]),
+    "a misspelt quantity of Taiyi": lambda _: gradlens_.from_taiyi({"Linear": ["InputSndNrom"]}),
+    "no quantity of Taiyi": lambda _: gradlens_.from_taiyi({"Linear": ["GradNoise"]}),
+    "half a schedule of Taiyi": lambda _: gradlens_.from_taiyi(
+        {"Linear": [["WeightNorm", "linear"]]}
+    ),
+    "more than a schedule of Taiyi": lambda _: gradlens_.from_taiyi(
+        {"Linear": [["WeightNorm", "linear(1,0)", "x"]]}
+    ),
+    "an empty quantity of Taiyi": lambda _: gradlens_.from_taiyi({"Linear": [[], "WeightNorm"]}),
+    "nothing as a quantity of Taiyi": lambda _: gradlens_.from_taiyi({"Linear": [None]}),
+    "a number as quantities of Taiyi": lambda _: gradlens_.from_taiyi({"Linear": 3}),
+    "an empty list of Taiyi": lambda _: gradlens_.from_taiyi({"Linear": []}),
+    "no configuration of Taiyi": lambda _: gradlens_.from_taiyi(None),
+    "a schedule of Taiyi in no list": lambda _: gradlens_.from_taiyi(
+        {"Linear": ["WeightNorm", "linear(5,2)"]}
+    ),
+    "a negative schedule of Taiyi": lambda _: gradlens_.from_taiyi(
+        {"Linear": [["WeightNorm", "linear(-1,0)"]]}
+    ),
+    "a number as a layer of Taiyi": lambda _: gradlens_.from_taiyi({3: ["WeightNorm"]}),
+    "a function as a layer of Taiyi": lambda _: gradlens_.from_taiyi(
+        {functional.relu: ["WeightNorm"]}
+    ),
     "a misspelt layer": lambda _: cockpit_of(net(), [quantities.InputNorm(layers="Liner")]),
     "parameters that are used up": used_up_parameters,
     "named parameters": lambda _: cockpit_of(net().named_parameters()),
@@ -214,6 +312,12 @@ AT_ONCE: dict[str, Program] = {
     "a run that exists": existing_run,
     "a folder as the run": lambda folder: Cockpit(net(), run=folder),
     "a budget in percent": lambda _: Cockpit(net(), budget=5),
+    "a budget of nothing": lambda _: Cockpit(net(), budget=0),
+    "a budget of all": lambda _: Cockpit(net(), budget=1),
+    "bytes of which there is a half": lambda _: cockpit_of(net(), max_bytes=1.5),
+    "bytes as a text": lambda _: cockpit_of(net(), max_bytes="1"),
+    "no number of bytes": lambda _: cockpit_of(net(), max_bytes=None),
+    "less than no bytes": lambda _: cockpit_of(net(), max_bytes=-1),
     "a budget that is text": lambda _: cockpit_of(net(), budget="5%"),
     "a misspelt policy for batchnorm": lambda _: cockpit_of(net(), batchnorm="freeze"),
     "zero as schedule": lambda _: quantities_.Loss(0),
@@ -281,6 +385,9 @@ IN_CONTEXTS: dict[str, Program] = {
     "a set of ids": lambda _: called(info={"ids": {1, 2}}),
     "a closure that was called": lambda _: called(closure=3.0),
     "a loss scale of zero": lambda _: called(loss_scale=0),
+    "an infinite loss scale": lambda _: called(loss_scale=math.inf),
+    "a loss scale that is no number": lambda _: called(loss_scale=math.nan),
+    "a loss scale that is text": lambda _: called(loss_scale="half"),
     "a negative step": lambda _: called(-1),
     "a batch size of zero": lambda _: called(batch_size=0),
     "an aggregate's name": lambda _: cockpit_of(net(), some()).evaluation(0, "epoch"),
@@ -570,7 +677,8 @@ CASES = AT_ONCE | IN_CONTEXTS | LOOPS | AFTERWARDS
 
 REMEDY = re.compile(
     r".{12,}\b(did you mean|there is|there are|as in|is saved by|has a value|is history"
-    r"|(add|call|choose|close|end|enter|give|join|list|make|pass|return|run|set|track|use) \S+)",
+    r"|(add|call|choose|close|end|enter|exclude|give|join|leave|list|make|pass|return|run|set|track"
+    r"|use|write) \S+)",
     re.DOTALL | re.IGNORECASE,
 )
 """A reason, and behind it what to do instead."""

@@ -97,7 +97,10 @@ def _entries(
     for selector, entries in config.items():
         is_module = isinstance(selector, type) and issubclass(selector, nn.Module)
         if not isinstance(selector, str) and not is_module:
-            raise TypeError(f"{selector!r} is not a layer's name, a class, or the name of a class")
+            raise TypeError(
+                f"{selector!r} is not a layer's name, a class, or the name of a class: use one of "
+                "these as the key"
+            )
         if not isinstance(entries, (str, list, tuple)) or not entries:
             raise TypeError(
                 f"{entries!r} for {selector!r} is not a list of quantities: write, for example, "

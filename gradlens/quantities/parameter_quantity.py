@@ -86,7 +86,9 @@ class OfParameters(OfParts):
         if self.parameters is not None:
             names = self._with_own_names(names, self.parameters)
         if not names:
-            raise ValueError(f"{self.name}: the selected layers have no trainable parameters")
+            raise ValueError(
+                f"{self.name}: the selected layers have no trainable parameters: choose others"
+            )
         self.chosen = tuple(names)
 
     def _with_own_names(self, names: Sequence[str], own: str | Iterable[str]) -> list[str]:

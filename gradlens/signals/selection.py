@@ -153,10 +153,12 @@ class _Layers:
         name = next((name for name, other in self.all.items() if other is module), None)
         if name is None:
             known = module in self._inside
-            raise ValueError(
-                f"the {type(module).__name__} that is to be selected is "
-                f"{'inside a layer, or no leaf' if known else 'not in the model'}"
+            what = (
+                "inside a layer, or no leaf: choose another depth= or leaf="
+                if known
+                else "not in the model: pass a part of the model itself"
             )
+            raise ValueError(f"the {type(module).__name__} that is to be selected is {what}")
         return name
 
     def _named(self, text: str) -> set[str]:
@@ -180,7 +182,8 @@ class _Layers:
         except Exception as error:
             raise ValueError(
                 f"the predicate {_name_of(predicate)} failed for layer {name} "
-                f"({type(module).__name__}): {error}"
+                f"({type(module).__name__}): {error}. Pass one that returns True or False for any "
+                "layer"
             ) from error
 
     def _at(self, index: int) -> str:

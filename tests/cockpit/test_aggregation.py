@@ -286,32 +286,3 @@ def test_series_have_views_of_their_own() -> None:
     assert titles == {
         "OutputNorm (epoch)": "Output norm (epoch)", "Loss (window)": "Loss (5 values)"
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: Aggregate("Loss"), "'Loss' is not a quantity"),  # type: ignore[arg-type]
-        (lambda: Aggregate(quantities.Loss(), over=0), "over=0"),
-        (lambda: Aggregate(quantities.Loss(), over="batch"), "over='batch'"),  # type: ignore[arg-type]
-        (lambda: Aggregate(quantities.Loss(), statistics=("average",)), "choose some of mean"),  # type: ignore[arg-type]
-        (lambda: Aggregate(quantities.Loss(), statistics="mean"), "choose some of mean"),  # type: ignore[arg-type]
-        (lambda: Aggregate(quantities.Loss(), statistics=()), "choose some of mean"),
-        (lambda: Aggregate(quantities.Loss(), statistics=5), "statistics=5: choose some"),  # type: ignore[arg-type]
-        (lambda: Aggregate(quantities.Loss(), over=True), "over=True"),
-        (lambda: Aggregate(quantities.Loss(), over=2.0), "over=2.0"),  # type: ignore[arg-type]
-        (
-            lambda: Cockpit(
-                nn.Linear(1, 1), [quantities.Loss(), Aggregate(quantities.Time(), name="Loss")]
-            ),
-            "two series are called 'Loss'",
-        ),
-        (
-            lambda: Cockpit(nn.Linear(1, 1), [quantities.Loss(), Aggregate(quantities.Loss())]),
-            "two quantities are called 'Loss'",
-        ),
-    ],
-)
-def test_bad_input(build: Any, words: str) -> None:
-    with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
-        build()

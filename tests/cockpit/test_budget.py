@@ -149,12 +149,6 @@ def test_the_schedule_stays_in_force() -> None:
     assert 35 <= count["a"] <= 50
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, 2])
-def test_no_share(share: float) -> None:
-    with pytest.raises(ValueError, match="such as"):
-        gradlens.Cockpit(nn.Linear(2, 2), budget=share)
-
-
 # Runs -----------------------------------------------------------------------------------------
 
 

@@ -520,9 +520,3 @@ def test_parts_that_are_tracked_differently() -> None:
     one, other = (BatchPart(3, tracked=("step 0", name)) for name in ("NormTest", "InnerTest"))
     found = merged(one, other, {}, "mean", uncontained)
     assert "InnerTest on one and not on another; NormTest on one and not" in found.failure
-
-
-@pytest.mark.parametrize("max_bytes", [1.5, "1", None, -1])
-def test_max_bytes_of_another_kind(max_bytes: Any) -> None:
-    with pytest.raises(ValueError, match="max_bytes="):
-        gradlens.Cockpit(network(), max_bytes=max_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -404,31 +404,8 @@ def test_batches_and_outputs_of_any_form() -> None:
 # What is refused.
 
 
-def one_pass() -> Iterator[Any]:
-    yield torch.randn(3, 4), torch.randint(3, (3,))
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (one_pass(), r"ends after one pass.*list\(data\)"),
-        (TensorDataset(torch.randn(3, 4)), r"pass DataLoader\(data"),
-    ],
-    ids=["iterator", "data set"],
-)
-def test_data_without_batches_to_repeat(data: Any, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        Probe(data, nn.CrossEntropyLoss())
-
-
-def test_arguments_of_a_probe() -> None:
-    with pytest.raises(ValueError, match="loss_reduction"):
-        Probe([], nn.CrossEntropyLoss(), loss_reduction="none")  # type: ignore[arg-type]
-    model, probe = nn.Linear(4, 3), Probe([], nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match=r"HessMaxEV has a probe.*Cockpit\(model, \.\.\.\)"):
-        Cockpit(model.parameters(), [HessMaxEV(on=probe)])
-    with pytest.raises(TypeError, match=r"HessMaxEV: on=.* is not a probe: pass on=.*Probe\("):
-        Cockpit(model, [HessMaxEV(on=[])])  # type: ignore[arg-type]
+def test_quantities_that_take_no_probe() -> None:
+    probe = Probe([], nn.CrossEntropyLoss())
     for mixed in (quantities.TICDiag, quantities.TICTrace):
         with pytest.raises(TypeError, match="'on'"):
             mixed(on=probe)  # type: ignore[call-arg]

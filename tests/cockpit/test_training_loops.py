@@ -426,15 +426,6 @@ def test_whose_gradients_those_of_a_scaled_loss_are(seed: int, how: str) -> None
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-20)
 
 
-@pytest.mark.parametrize("scale", [0, math.inf, math.nan, "half"])
-def test_a_loss_scale_that_is_none(scale: Any) -> None:
-    model, (x, y) = network(), data()
-    cockpit = gradlens.Cockpit(model, [NormTest()])
-    loss = nn.functional.cross_entropy(model(x), y)
-    with pytest.raises((TypeError, ValueError), match=r"loss_scale=.* factor between"):
-        cockpit(0, loss=loss, loss_scale=scale)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_divided_loss_is_no_scaled_one(dtype: torch.dtype) -> None:
     model, (x, y) = network(dtype), data(dtype)

@@ -231,12 +231,6 @@ def test_the_latest_rule_of_a_class() -> None:
         assert_right(case, {OwnLinear: own_linear})
 
 
-def test_what_is_no_class_of_modules() -> None:
-    wrong: Any = OwnLinear()
-    with pytest.raises(TypeError, match="pass a layer's class"):
-        register_layer_rule(wrong, own_linear)
-
-
 class RunsOnce(nn.Module):
     """Fails at its second call."""
 

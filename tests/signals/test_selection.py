@@ -118,40 +118,9 @@ def test_a_selector_that_matches_nothing_raises_with_near_matches(selector: Any,
             select(model(), chosen)
 
 
-def test_nothing_left() -> None:
-    with pytest.raises(ValueError, match="leaves no layer"):
-        select(model(), selection("4", exclude="Linear"))
-
-
-@pytest.mark.parametrize("depth", [0, -1, True, "1"])
-def test_no_depth(depth: Any) -> None:
-    with pytest.raises(ValueError, match=f"depth={depth!r} selects nothing"):
-        selection(depth=depth)
-
-
-@pytest.mark.parametrize(
-    ("selector", "shown"),
-    [
-        (True, "True"), (3.5, r"3\.5"), (["Linear", 1.5], r"1\.5"), ([None], "None"),
-        ([False], "False"), ([Selection()], r"Selection\("), (torch.zeros(2, 2), "tensor"),
-    ],
-)  # fmt: skip
-def test_what_selects_nothing_is_named(selector: Any, shown: str) -> None:
-    for build in (lambda: selection(selector), lambda: selection(exclude=selector)):
-        with pytest.raises(TypeError, match=f"^{shown}.* selects no layers: use a name") as caught:
-            build()
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("nothing", [[], set(), {}])
-def test_an_empty_list_does_not_mean_all(nothing: Any) -> None:
-    with pytest.raises(ValueError, match="selects no layers: leave it out to select all of them"):
-        selection(nothing)
-    with pytest.raises(ValueError, match="selects no layers"):
-        quantities.OutputNorm(layers=nothing)
-    with pytest.raises(ValueError, match="selects no layers"):
-        quantities.ParameterNorm(layers=nothing)
-    assert selection(exclude=nothing) == Selection()
+def test_an_empty_list_excludes_nothing() -> None:
+    for nothing in ([], set(), {}):
+        assert selection(exclude=nothing) == Selection()  # type: ignore[arg-type]
 
 
 def test_modules_themselves() -> None:
@@ -161,19 +130,8 @@ def test_modules_themselves() -> None:
     assert list(select(network, selection(network))) == ["Sequential"]
     without = selection(exclude=[*network[0], network[2]])
     assert list(select(network, without)) == ["1.0", "1.1", "3", "4"]
-    with pytest.raises(ValueError, match="the Linear that is to be selected is not in the model"):
-        select(network, selection(nn.Linear(8, 3)))
-    for hidden in (selection(network[0][0], depth=1), selection(network[0], leaf=True)):
-        with pytest.raises(ValueError, match="is inside a layer, or no leaf"):
-            select(network, hidden)
-
-
-def test_a_predicate_that_fails_is_named_with_the_layer() -> None:
-    def wide(module: Any) -> bool:
-        return bool(module.out_features > 2)
-
-    with pytest.raises(ValueError, match=r"the predicate wide failed for layer 0\.0 \(Conv2d\)"):
-        select(model(), selection(wide))
+    with pytest.raises(ValueError, match="is inside a layer, or no leaf"):
+        select(network, selection(network[0][0], depth=1))
 
 
 @pytest.mark.parametrize("kind", ["OutputNorm", "ParameterNorm", "UpdateGeometry"])
@@ -224,26 +182,13 @@ def test_parameters_of_layers(arguments: dict[str, Any], expected: list[str]) ->
     assert len(quantity.chosen) == len(expected) or not arguments or "parameters" in arguments
 
 
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: quantities.OutputNorm(layers="Relu"), "OutputNorm: .*did you mean ReLU"),
-        (lambda: quantities.ParameterNorm(parameters="wieght"), "did you mean weight"),
-        (lambda: quantities.ParameterNorm(layers="ReLU"), "no trainable parameters"),
-        (lambda: quantities.UpdateGeometry(layers="fc1"), "no layer matches 'fc1'"),
-    ],
-)
-def test_the_cockpit_names_the_quantity(build: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        gradlens.Cockpit(model(), [build()])
+def test_the_cockpit_names_the_quantity() -> None:
+    with pytest.raises(ValueError, match=r"OutputNorm: .*did you mean ReLU"):
+        gradlens.Cockpit(model(), [quantities.OutputNorm(layers="Relu")])
 
 
-def test_parameters_alone_have_no_layers() -> None:
+def test_parameters_alone_have_norms() -> None:
     parameters = list(gradlens.extend(model()).parameters())
-    with pytest.raises(ValueError, match="pass the model"):
-        gradlens.Cockpit(parameters, [quantities.OutputNorm()])
-    with pytest.raises(ValueError, match="pass the model"):
-        gradlens.Cockpit(parameters, [quantities.ParameterNorm(layers="Linear")])
     cockpit = gradlens.Cockpit(parameters, [quantities.ParameterNorm()])
     with cockpit(0):
         torch.stack([p.sum() for p in parameters]).sum().backward()
