@@ -18,7 +18,7 @@ from gradlens.numerics.unavailable import Contain, uncontained
 from gradlens.operators.composed import Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense, stored_rows
-from gradlens.operators.operator import GradientOperator
+from gradlens.operators.operator import PIECE_BYTES, GradientOperator
 from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.reductions import ParameterGradients, Reduction
@@ -40,16 +40,16 @@ def embedding() -> IndexedRows:
     return IndexedRows(indices, normal(7, COLUMNS), owners, 3, ROWS, 3.0)
 
 
-OPERATORS = {
-    "vector": Dense(normal(3, ROWS), 3.0),
-    "sequence": sequence(),
-    "tied": Summed([sequence(), embedding()]),
-    "tied, the other way round": Summed([embedding(), sequence()]),
-    "tied to a stored one": Summed([Dense(normal(3, ROWS, COLUMNS), 3.0), embedding()]),
-    "convolution": Convolution(
+OPERATORS: dict[str, Callable[[], GradientOperator]] = {
+    "vector": lambda: Dense(normal(3, ROWS), 3.0),
+    "sequence": sequence,
+    "tied": lambda: Summed([sequence(), embedding()]),
+    "tied, the other way round": lambda: Summed([embedding(), sequence()]),
+    "tied to a stored one": lambda: Summed([Dense(normal(3, ROWS, COLUMNS), 3.0), embedding()]),
+    "convolution": lambda: Convolution(
         normal(3, ROWS, 4, 4), normal(3, 2, 6, 6), Geometry((3, 3), (1, 1), (1, 1), 1), 3.0
     ),
-    "convolution in groups": Convolution(
+    "convolution in groups": lambda: Convolution(
         normal(3, 8, 4, 4), normal(3, 4, 6, 6), Geometry((3, 3), (1, 1), (1, 1), 2), 3.0
     ),
 }
@@ -88,11 +88,16 @@ def reduced(
     return reducer
 
 
+@pytest.mark.parametrize("piece_bytes", [1, PIECE_BYTES])
 @pytest.mark.parametrize("rows_at_once", [1, 3, 100])
-@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
-def test_rows_have_the_same_values(
-    operator: GradientOperator, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("made", OPERATORS.values(), ids=OPERATORS)
+def test_rows_and_pieces_have_the_same_values(
+    made: Callable[[], GradientOperator],
+    rows_at_once: int,
+    piece_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    operator = made()
     wanted = [*FROM_ROWS, *WHOLE, of_update(operator)]
     expected = reduced(Dense(operator.dense()), wanted).values
     bytes_of_row = operator.dense()[:, 0].numel() * 8
@@ -102,7 +107,8 @@ def test_rows_have_the_same_values(
 
     monkeypatch.setattr(reductions, "STORED_BYTES", 0)
     monkeypatch.setattr(reductions, "stored_rows", by_rows)
-    found = reduced(operator, wanted).values
+    monkeypatch.setattr("gradlens.operators.operator.PIECE_BYTES", piece_bytes)
+    found = reduced(made(), wanted).values
     for reduction in wanted:
         pairs = zip(numbers(found[reduction]["w"]), numbers(expected[reduction]["w"]), strict=True)
         for value, reference in pairs:
