@@ -33,10 +33,8 @@ from . import (  # noqa: F401
     in_losses,
     in_models,
     loops,
-    more_loops,
     not_finite,
 )
-from .answers import ANSWERS
 from .question import LOOPS, QUESTIONS, Question
 from .training import Watch
 
@@ -105,7 +103,7 @@ class Row:
     live_alarm: bool
 
 
-def judge(name: str, form: str, said: list[Said]) -> str:
+def judge(question: Question, form: str, said: list[Said]) -> str:
     """One word for what was said of a run.
 
     ``first``: the cause was named first; ``named``: after something else; ``wrong``: it wasn't, and
@@ -114,12 +112,11 @@ def judge(name: str, form: str, said: list[Said]) -> str:
     """
     if form != "faulty":
         return "alarm" if any(s.is_alarm for s in said) else "quiet"
-    right, true = ANSWERS.get(name, ((), ()))
-    if said and said[0].fault in right:
+    if said and said[0].fault in question.right:
         return "first"
-    if any(s.fault in right for s in said):
+    if any(s.fault in question.right for s in said):
         return "named"
-    if any(s.is_alarm and s.fault not in true for s in said):
+    if any(s.is_alarm and s.fault not in question.true for s in said):
         return "wrong"
     return "silent"
 
@@ -132,15 +129,14 @@ def run(question: Question, form: str, seed: int, live: bool) -> Row:
         watch = Gradlens(Path(folder), live)
         result = train(question, form != "faulty", watch, seed)
         end, during = watch.found()
-    right, true = ANSWERS.get(question.name, ((), ()))
-    answers = " or ".join(right) + ("; true: " + ", ".join(true) if true else "")
+    true = "; true: " + ", ".join(question.true) if question.true else ""
     return Row(
         name=question.name,
         form=form,
         seed=seed,
         result=result,
-        right=answers if form == "faulty" else "",
-        verdict=judge(question.name, form, end),
+        right=" or ".join(question.right) + true if form == "faulty" else "",
+        verdict=judge(question, form, end),
         end="; ".join(map(str, end)),
         live="; ".join(map(str, during)),
         live_alarm=any(s.is_alarm for s in during),

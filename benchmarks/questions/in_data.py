@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
 
-from .question import github, pull, question
+from .question import DEAD, DIVERGES, FLAT, NAN, ask, github, pull, question
 from .training import (
     Data,
     Recurrent,
     Watch,
     adam,
+    altered,
     batches,
     cnn,
     digits,
@@ -22,81 +26,96 @@ from .training import (
     misfit,
     mlp,
     sgd,
+    stack,
     tabular,
     tokens,
     waves,
 )
 
-
-@question(github("keras-team/keras#255"), 0.15)
-def pixels_truncated(fixed: bool, watch: Watch) -> float:
-    """Pixels are divided by 255 as integers, so that all of them are zero."""
-    data, model = digits(scale=False), mlp(64, 32, 10)
-    x = data.x / 255 if fixed else (data.x.int() // 256).float()
-    data = data._replace(x=x, test_x=data.test_x / 255)
-    return learn(watch, model, adam(model, 5e-3), data)
+BCE = functional.binary_cross_entropy_with_logits
+SIZES = torch.tensor([20.0, 20.0, 100.0, 0.1, 0.1] * 2)
 
 
-@question(github("DeepRank/deeprank#16"), 0.25)
-def targets_not_scaled(fixed: bool, watch: Watch) -> float:
-    """Targets aren't normalised: all samples soon have the same prediction."""
-    data, model = friedman(), mlp(10, 32, 32, 1)
-    if not fixed:
-        data = data._replace(y=data.y * 60 + 300, test_y=data.test_y * 60 + 300)
-    return learn(watch, model, sgd(model, 0.02), data, 200)
+def unit_digits() -> Data:
+    """Digits whose pixels are between 0 and 1."""
+    return altered(digits(scale=False), x=lambda x: x / 255)
 
 
-@question(github("MAC-AutoML/rethinking_performance_estimation_in_NAS#17"), 0.12)
+# fmt: off
+ask("pixels_truncated", github("keras-team/keras#255"), 0.15, "input_constant", FLAT,
+    "Pixels are divided by 255 as integers, so that all of them are zero.",
+    lambda fixed, watch: learn(
+        watch, mlp(64, 32, 10), adam(5e-3),
+        unit_digits() if fixed else unit_digits()._replace(x=torch.zeros_like(digits().x))))
+ask("targets_not_scaled", github("DeepRank/deeprank#16"), 0.25, "target_scale",
+    f"{DIVERGES} {DEAD} {NAN}",
+    "Targets aren't normalised: all samples soon have the same prediction.",
+    lambda fixed, watch: learn(
+        watch, mlp(10, 32, 32, 1), sgd(0.02),
+        friedman() if fixed else altered(friedman(), y=lambda y: y * 60 + 300), 200))
+ask("raw_features", github("BrainJS/brain.js#278"), 0.12, "input_scale input_offset",
+    f"{DIVERGES} dead_units",
+    "Features aren't normalised: some are a thousand times as large as others.",
+    lambda fixed, watch: learn(watch, mlp(30, 32, 1), sgd(0.01), tabular(scale=fixed)))
+ask("mixed_scales", github("NNReasoning/What-Can-Neural-Networks-Reason-About#1"), 0.4,
+    "input_scale", "dead_units",
+    "Locations to 20, values to 100 and colours to 1 go into the network as they are.",
+    lambda fixed, watch: learn(
+        watch, mlp(10, 32, 1), adam(5e-3),
+        friedman() if fixed else altered(friedman(), x=lambda x: x * SIZES)))
+ask("iterator_made_anew", github("leohsuofnthu/Pytorch-IterativeFCN#7"), 0.15, "batch_repeated",
+    "overfitting",
+    "``next(iter(loader))`` at each step of an unshuffled loader returns the first batch.",
+    lambda fixed, watch: learn(
+        watch, cnn(), adam(), images() if fixed else
+        images()._replace(x=images().x[:32], y=images().y[:32]), shuffle=fixed))
+ask("one_label_for_all", github("lyhue1991/eat_tensorflow2_in_30_days#23"), 0.12,
+    "class_imbalance", "",
+    "The label is read from the path with the wrong separator: all are 0, the loss is too.",
+    lambda fixed, watch: learn(
+        watch, mlp(30, 16, 1), adam(),
+        tabular() if fixed else tabular()._replace(y=torch.zeros_like(tabular().y))))
+ask("labels_not_shifted", github("KempnerInstitute/KempnerForge#154"), 0.4, "", "",
+    "A language model's labels are its inputs, not shifted: it copies, and the loss goes to 0.",
+    lambda fixed, watch: continue_sequences(watch, Decoder(), tokens().y if fixed else tokens().x))
+ask("future_is_seen", github("huggingface/transformers#48745"), 0.2, "", "",
+    "The decoder has no causal mask: each position sees the token that it has to predict.",
+    lambda fixed, watch: continue_sequences(watch, Decoder(causal=fixed), tokens().y))
+ask("attention_over_queries", github("karpathy/minGPT#132"), 0.2, "softmax_axis", "",
+    "The softmax of attention is taken over queries, so that the future leaks.",
+    lambda fixed, watch: continue_sequences(watch, Decoder(softmax_axis=-1 if fixed else -2),
+                                            tokens().y))
+ask("half_precision_inputs_overflow", "", 0.12, "nonfinite_input", "",
+    "Counts up to 100,000 are stored in half precision, where large ones are infinite.",
+    lambda fixed, watch: learn(
+        watch, nn.Sequential(nn.BatchNorm1d(30), mlp(30, 16, 1)), adam(), altered(
+            tabular(scale=False), x=lambda x: x * 30 if fixed else (x * 30).half().float())))
+ask("divided_by_255_twice", pull("magenta/magenta#925"), 0.15, "input_constant",
+    f"{FLAT} lr_too_low no_gradient",
+    "Pixels are divided by 255 when they are loaded, and again before the network.",
+    lambda fixed, watch: learn(
+        watch, mlp(64, 32, 10), sgd(0.1), altered(
+            digits(scale=False), x=lambda x: x / (255.0 if fixed else 255.0**2)), 200))
+# fmt: on
+
+
+@question(github("MAC-AutoML/rethinking_performance_estimation_in_NAS#17"), 0.12, "data_order", "")
 def sorted_by_class(fixed: bool, watch: Watch) -> float:
     """The loader doesn't shuffle, and the files are sorted by class."""
-    data, model = images(), cnn()
-    order = data.y.argsort()
-    data = data._replace(x=data.x[order], y=data.y[order])
-    return learn(watch, model, sgd(model, 0.02), data, 168, shuffle=fixed)
+    order = images().y.argsort()
+    data = images()._replace(x=images().x[order], y=images().y[order])
+    return learn(watch, cnn(), sgd(0.02), data, 168, shuffle=fixed)
 
 
-@question("https://github.com/Borda/kaggle_image-classify/pull/12", 0.12)
+@question("https://github.com/Borda/kaggle_image-classify/pull/12", 0.12, "labels_random", "")
 def labels_before_shuffle(fixed: bool, watch: Watch) -> float:
     """Images are shuffled after their labels were taken: the pairs don't belong together."""
     data, order = images(), torch.randperm(len(images().x))
-    data, model = data._replace(x=data.x[order], y=data.y[order] if fixed else data.y), cnn()
-    return learn(watch, model, adam(model), data)
+    data = data._replace(x=data.x[order], y=data.y[order] if fixed else data.y)
+    return learn(watch, cnn(), adam(), data)
 
 
-@question(github("BrainJS/brain.js#278"), 0.12)
-def raw_features(fixed: bool, watch: Watch) -> float:
-    """Features aren't normalised: some are a thousand times as large as others."""
-    model = mlp(30, 32, 1)
-    return learn(watch, model, sgd(model, 0.01), tabular(scale=fixed))
-
-
-@question(github("NNReasoning/What-Can-Neural-Networks-Reason-About#1"), 0.4)
-def mixed_scales(fixed: bool, watch: Watch) -> float:
-    """Locations to 20, values to 100 and colours to 1 go into the network as they are."""
-    data, model = friedman(), mlp(10, 32, 1)
-    scale = torch.ones(10) if fixed else torch.tensor([20.0, 20.0, 100.0, 0.1, 0.1] * 2)
-    data = data._replace(x=data.x * scale, test_x=data.test_x * scale)
-    return learn(watch, model, adam(model, 5e-3), data)
-
-
-@question(github("leohsuofnthu/Pytorch-IterativeFCN#7"), 0.15)
-def iterator_made_anew(fixed: bool, watch: Watch) -> float:
-    """``next(iter(loader))`` at each step of an unshuffled loader returns the first batch."""
-    data, model = images(), cnn()
-    if not fixed:
-        data = data._replace(x=data.x[:32], y=data.y[:32])
-    return learn(watch, model, adam(model), data, shuffle=fixed)
-
-
-@question(github("lyhue1991/eat_tensorflow2_in_30_days#23"), 0.12)
-def one_label_for_all(fixed: bool, watch: Watch) -> float:
-    """The label is read from the path with the wrong separator: all are 0, the loss is too."""
-    data, model = tabular(), mlp(30, 16, 1)
-    y = data.y if fixed else torch.zeros_like(data.y)
-    return learn(watch, model, adam(model), data._replace(y=y))
-
-
-@question(github("Jingkang50/OpenPSG#56"), 0.2)
+@question(github("Jingkang50/OpenPSG#56"), 0.2, "samples_mixed", FLAT)
 def samples_mixed_by_view(fixed: bool, watch: Watch) -> float:
     """Batch and time are swapped by ``view``: each sequence has steps of several samples."""
     model = Recurrent(nn.GRU(1, 16), 16)
@@ -105,7 +124,7 @@ def samples_mixed_by_view(fixed: bool, watch: Watch) -> float:
         by_time = x.transpose(0, 1) if fixed else x.reshape(x.shape[1], x.shape[0], 1)
         return model.head(model.layer(by_time)[0][-1])
 
-    return learn(watch, model, adam(model, 0.01), waves(), 200, 40, predict=predict)
+    return learn(watch, model, adam(0.01), waves(), 200, 40, predict=predict)
 
 
 class Decoder(nn.Module):
@@ -125,139 +144,84 @@ class Decoder(nn.Module):
             score = score + torch.full(score.shape[1:], -1e9).triu(1)
         return self.out(hidden + score.softmax(self.axis) @ value)
 
-    @torch.no_grad()
-    def wrong(self, x: Tensor, y: Tensor) -> float:
-        """The share of tokens that are wrong where the network sees only those before."""
-        found = [self(x[:, :n])[:, -1].argmax(1) for n in range(3, x.shape[1] + 1)]
-        return (torch.stack(found, 1) != y[:, 2:]).float().mean().item()
-
 
 def continue_sequences(watch: Watch, model: Decoder, targets: Tensor) -> float:
-    """Trains to predict the targets, and returns how bad the model continues sequences."""
+    """Trains to predict the targets, and returns how bad the model continues sequences.
+
+    That is the share of tokens that are wrong where the network sees only those before.
+    """
     data = tokens()
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
-    fit(watch, model, adam(model, 0.01), loss, batches(data.x, targets, steps=250))
-    return model.wrong(data.test_x, data.test_y)
+    fit(watch, model, adam(0.01), loss, batches(data.x, targets, steps=250))
+    with torch.no_grad():
+        found = [model(data.test_x[:, :n])[:, -1].argmax(1) for n in range(3, 13)]
+    return (torch.stack(found, 1) != data.test_y[:, 2:]).float().mean().item()
 
 
-@question(github("KempnerInstitute/KempnerForge#154"), 0.4)
-def labels_not_shifted(fixed: bool, watch: Watch) -> float:
-    """A language model's labels are its inputs, not shifted: it copies, and the loss goes to 0."""
-    data = tokens()
-    return continue_sequences(watch, Decoder(), data.y if fixed else data.x)
-
-
-@question(github("huggingface/transformers#48745"), 0.2)
-def future_is_seen(fixed: bool, watch: Watch) -> float:
-    """The decoder has no causal mask: each position sees the token that it has to predict."""
-    return continue_sequences(watch, Decoder(causal=fixed), tokens().y)
-
-
-@question(github("karpathy/minGPT#132"), 0.2)
-def attention_over_queries(fixed: bool, watch: Watch) -> float:
-    """The softmax of attention is taken over queries, so that the future leaks."""
-    return continue_sequences(watch, Decoder(softmax_axis=-1 if fixed else -2), tokens().y)
-
-
-def with_inputs(data: Data, change: object) -> Data:
-    return Data(change(data.x), data.y, change(data.test_x), data.test_y)
-
-
-@question(github("evandowning/deepreflect#11"), 0.12)
+@question(github("evandowning/deepreflect#11"), 0.12, "nonfinite_input", "")
 def divided_by_a_maximum_of_zero(fixed: bool, watch: Watch) -> float:
     """Features are divided by their largest value, which is 0 for pixels that are always empty."""
     data = digits(scale=False)
     largest = data.x.amax(0).clamp(min=1.0 if fixed else 0.0)
-    model = mlp(64, 32, 10)
-    return learn(watch, model, adam(model), with_inputs(data, lambda x: x / largest), 200)
+    shares = altered(data, x=lambda x: x / largest)
+    return learn(watch, mlp(64, 32, 10), adam(), shares, 200)
 
 
-@question("", 0.3)
+@question("", 0.3, "input_scale input_offset", f"{DIVERGES} {DEAD} {NAN}")
 def mean_and_deviation_exchanged(fixed: bool, watch: Watch) -> float:
     """Inputs have their deviation subtracted and are divided by their mean, which is small."""
     data = friedman()
     mean, std = data.x.mean(0) + 2e-3, data.x.std(0)
-    change = (lambda x: (x - mean) / std) if fixed else (lambda x: (x - std) / mean)
-    model = mlp(10, 32, 1)
-    return learn(watch, model, sgd(model, 0.02), with_inputs(data, change), 250)
+    place, scale = (mean, std) if fixed else (std, mean)
+    wrong = altered(data, x=lambda x: (x - place) / scale)
+    return learn(watch, mlp(10, 32, 1), sgd(0.02), wrong, 250)
 
 
-@question("", 0.35)
+@question("", 0.35, "class_imbalance target_constant", FLAT)
 def targets_as_integers(fixed: bool, watch: Watch) -> float:
     """Targets between 0 and 1 are made integers, so that all of them are 0."""
-    data = friedman()
-    low, high = data.y.min(), data.y.max()
-    y, test = ((t - low) / (high - low) for t in (data.y, data.test_y))
-    model = mlp(10, 32, 1)
-    kept = Data(data.x, y if fixed else y.long().float(), data.test_x, test)
-    return learn(watch, model, adam(model), kept, 300)
+    low, high = friedman().y.min(), friedman().y.max()
+    data = altered(friedman(), y=lambda y: (y - low) / (high - low))
+    kept = data if fixed else data._replace(y=data.y.long().float())
+    return learn(watch, mlp(10, 32, 1), adam(), kept, 300)
 
 
-@question("", 0.12)
-def half_precision_inputs_overflow(fixed: bool, watch: Watch) -> float:
-    """Counts up to 100,000 are stored in half precision, where large ones are infinite."""
-    data = tabular(scale=False)
-    model = nn.Sequential(nn.BatchNorm1d(30), mlp(30, 16, 1))
-    counts = with_inputs(data, lambda x: x * 30 if fixed else (x * 30).half().float())
-    return learn(watch, model, adam(model), counts, 150)
-
-
-@question(pull("magenta/magenta#925"), 0.15)
-def divided_by_255_twice(fixed: bool, watch: Watch) -> float:
-    """Pixels are divided by 255 when they are loaded, and again before the network."""
-    data, model = digits(scale=False), mlp(64, 32, 10)
-    scale = 255.0 if fixed else 255.0**2
-    data = data._replace(x=data.x / scale, test_x=data.test_x / scale)
-    return learn(watch, model, sgd(model, 0.1), data, 200)
-
-
-@question(github("JeasunLok/ResNet-pytorch#1"), 0.15)
+@question(github("JeasunLok/ResNet-pytorch#1"), 0.15, "", "overfitting")
 def test_set_not_normalised(fixed: bool, watch: Watch) -> float:
     """Inputs for training are normalised, those for testing aren't."""
     model = mlp(30, 16, 1)
     data = tabular()._replace(test_x=tabular(scale=fixed).test_x)
 
-    def log(step: int) -> None:
+    def log(optimizer: Optimizer, step: int) -> None:
         optimizer.step()
         if step % 20 == 19:
-            scores = model(data.test_x)[:, 0]
-            loss = functional.binary_cross_entropy_with_logits(scores, data.test_y)
-            watch.log(step, valid_loss=loss.item())
+            watch.log(step, valid_loss=BCE(model(data.test_x)[:, 0], data.test_y).item())
 
-    optimizer = adam(model)
-    return learn(watch, model, optimizer, data, 200, update=log)
+    return learn(watch, model, adam(), data, 200, update=log)
 
 
-@question(github("mdbloice/Augmentor#205"), 0.35)
+@question(github("mdbloice/Augmentor#205"), 0.35, "labels_random label_noise", FLAT)
 def masks_not_augmented(fixed: bool, watch: Watch) -> float:
     """Images are moved at random, and their masks stay where they were."""
     data = images()
-    model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 3, padding=1))
+    model = stack(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 3, padding=1))
 
-    def loss(x: Tensor, _: Tensor) -> Tensor:
-        mask = (x > 0.3).float()
+    def loss(x: Tensor) -> Tensor:
         moved = x.roll(int(torch.randint(8, ())), 3)
-        return functional.binary_cross_entropy_with_logits(model(moved), mask)
+        return BCE(model(moved), ((moved if fixed else x) > 0.3).float())
 
-    def aligned(x: Tensor, _: Tensor) -> Tensor:
-        x = x.roll(int(torch.randint(8, ())), 3)
-        return functional.binary_cross_entropy_with_logits(model(x), (x > 0.3).float())
-
-    fit(watch, model, adam(model), aligned if fixed else loss, batches(data.x, data.y, steps=200))
+    fit(watch, model, adam(), loss, batches(data.x, steps=200))
     wrong = (model(data.test_x) > 0) != (data.test_x > 0.3)
     return wrong.float().mean().item() / 0.4
 
 
-@question(pull("RomRoc/objdet_fizyr_colab#5"), 0.12)
+@question(pull("RomRoc/objdet_fizyr_colab#5"), 0.12, "labels_random label_noise", DIVERGES)
 def labels_numbered_anew(fixed: bool, watch: Watch) -> float:
     """Classes are numbered in the order of a set, which is another one at each resumed epoch."""
-    model, data = cnn(), images()
-    optimizer = adam(model)
-    numbers = torch.arange(10)
-    seen = 0
+    numbers, seen = torch.arange(10), 0
 
     def loss(out: Tensor, y: Tensor) -> Tensor:
         nonlocal numbers, seen
@@ -266,32 +230,28 @@ def labels_numbered_anew(fixed: bool, watch: Watch) -> float:
         seen += 1
         return functional.cross_entropy(out, numbers[y])
 
-    return learn(watch, model, optimizer, data, 210, loss=loss)
+    return learn(watch, cnn(), adam(), images(), 210, loss=loss)
 
 
-@question(github("keras-team/keras#6447"), 0.15)
+@question(github("keras-team/keras#6447"), 0.15, "nonfinite_input", "")
 def values_missing_in_a_table(fixed: bool, watch: Watch) -> float:
     """Some cells of the table are empty, which is NaN: all predictions are the same."""
-    data, model = tabular(), mlp(30, 16, 1)
+    data = tabular()
     holes = torch.rand(data.x.shape, generator=torch.Generator().manual_seed(0)) < 0.002
     x = data.x.masked_fill(holes, 0.0 if fixed else float("nan"))
-    return learn(watch, model, adam(model), data._replace(x=x), 150)
+    return learn(watch, mlp(30, 16, 1), adam(), data._replace(x=x))
 
 
-@question(github("pytorch/pytorch#5059"), 0.25)
+@question(github("pytorch/pytorch#5059"), 0.25, "batch_repeated samples_duplicated", "overfitting")
 def workers_draw_the_same(fixed: bool, watch: Watch) -> float:
     """Samples are drawn by four workers with the same seed, which is also that of each epoch."""
-    model, data, count = mlp(10, 64, 1), friedman(), 0
+    model, data = mlp(10, 64, 1), friedman()
 
-    def generated() -> object:
-        nonlocal count
+    def generated() -> Iterator[tuple[Tensor, ...]]:
         for step in range(320):
             seed = step if fixed else step // 4 % 3
             rows = torch.randint(1200, (16,), generator=torch.Generator().manual_seed(seed))
             yield data.x[rows], data.y[rows]
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return functional.mse_loss(model(x), y)
-
-    fit(watch, model, adam(model, 5e-3), loss, generated())
+    fit(watch, model, adam(5e-3), lambda x, y: functional.mse_loss(model(x), y), generated())
     return misfit(model, data)

@@ -2,157 +2,208 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
 
-from .question import github, pull, question
+from .question import DEAD, DIVERGES, FLAT, NAN, ask, github, pull, question
 from .training import (
     Data,
     Recurrent,
     Watch,
     adam,
+    altered,
     batches,
+    begun,
     digits,
     drawn,
-    errors,
     fit,
     friedman,
     images,
     learn,
+    mean_of_last,
     misfit,
     mlp,
     moons,
+    normal,
+    of_itself,
     sgd,
     split,
+    stack,
     tabular,
     waves,
 )
 
 
-@question(github("speechbrain/speechbrain#1396"), 0.35)
+def kept(fixed: bool, x: Tensor) -> Tensor:
+    """What a network goes on with; it is detached if the network isn't ``fixed``."""
+    return x if fixed else x.detach()
+
+
+# fmt: off
+ask("accumulated_not_divided", github("hirofumi0810/neural_sp#168"), 0.2, "loss_sum",
+    f"{DIVERGES} {NAN} dead_units",
+    "Gradients of 16 micro-batches are added up, and the loss isn't divided by 16.",
+    lambda fixed, watch: learn(
+        watch, mlp(10, 64, 1), sgd(0.1), friedman(), 960, 16, every=16,
+        loss=lambda out, y: (out - y).square().mean() / (16 if fixed else 1)))
+ask("decay_too_strong", github("BVLC/caffe#1396"), 0.2, "weight_decay_high", FLAT,
+    "A weight decay of 0.5 draws all weights to zero: any input has the same output.",
+    lambda fixed, watch: learn(watch, mlp(10, 32, 1), sgd(
+        0.05, weight_decay=5e-4 if fixed else 0.5), friedman(), 200))
+ask("clipped_to_nothing", github("twtygqyy/pytorch-vdsr#2"), 0.2, "clipping_always",
+    f"lr_too_low {FLAT}",
+    "Gradients are clipped to a norm of 0.0001, and learning takes for ever.",
+    lambda fixed, watch: learn(watch, mlp(10, 32, 1), sgd(0.05), friedman(), 200,
+                               clip=1.0 if fixed else 1e-4))
+ask("sigmoid_bounds_outputs", github("jsyoon0823/Time-series-prediction#3"), 0.2, "target_scale",
+    "saturated_units",
+    "The last layer is a sigmoid, and targets aren't scaled to between 0 and 1.",
+    lambda fixed, watch: learn(watch, stack(mlp(10, 32, 1), *(() if fixed else (nn.Sigmoid(),))),
+                               adam(5e-3), friedman(), 200))
+ask("sigmoid_with_squares", github("guojunq/lsgan#3"), 0.1, "saturated_units vanishing_gradients",
+    DEAD, "The squared error of a saturated sigmoid has next to no gradient; a linear output has.",
+    lambda fixed, watch: learn(
+        watch, stack(mlp(2, 32), nn.ReLU(), begun(nn.Linear(32, 1), bias=0.0 if fixed else -8.0)),
+        sgd(0.1), moons(), 200, loss=lambda out, y:
+        ((out + 0.5 if fixed else out.sigmoid())[:, 0] - y).square().mean()))
+ask("weights_too_small_for_depth", github("adambielski/siamese-triplet#17"), 0.12,
+    "vanishing_gradients", DEAD,
+    "A deep network with ReLU needs its own initialisation: with small weights, nothing moves.",
+    lambda fixed, watch: learn(watch, begun(
+        mlp(64, *[32] * 8, 10), partial(nn.init.kaiming_normal_, nonlinearity="relu") if fixed else
+        normal(0.01), 0.0), adam(2e-3), digits(), 200))
+ask("constant_weights", "", 0.25, "symmetric_init", FLAT,
+    "All weights begin as 0.1: units of a layer stay the same.",
+    lambda fixed, watch: learn(
+        watch, mlp(10, 32, 32, 1) if fixed else
+        begun(mlp(10, 32, 32, 1), lambda w: nn.init.constant_(w, 0.1), 0.0), adam(), friedman(),
+        300))
+ask("normal_weights_of_size_one", "", 0.15, "exploding_gradients", f"{DIVERGES} {DEAD}",
+    "Weights are drawn with a deviation of 1, and the first loss is in the thousands.",
+    lambda fixed, watch: learn(watch, begun(mlp(64, 128, 128, 128, 10),
+                                            None if fixed else normal(1.0)), sgd(0.02), digits()))
+ask("eight_sigmoids", "", 0.2, "vanishing_gradients", DEAD,
+    "Eight layers with sigmoids: gradients of the first ones are next to nothing.",
+    lambda fixed, watch: learn(
+        watch, mlp(64, *[48] * 8, 10, activation=nn.ReLU if fixed else nn.Sigmoid), adam(1e-3),
+        digits(), 300))
+ask("biases_far_below_zero", "", 0.15, "dead_units", DEAD,
+    "Biases begin at -10: hardly any unit is ever active.",
+    lambda fixed, watch: learn(watch, begun(mlp(64, 64, 64, 10), bias=None if fixed else -10.0),
+                               sgd(0.05), digits(), 200))
+ask("batch_first_forgotten", "", 0.1, "samples_mixed", FLAT,
+    "``batch_first=True`` is missing: the layer runs over the samples, and sees one step each.",
+    lambda fixed, watch: learn(watch, Recurrent(nn.GRU(1, 16, batch_first=fixed), 16), adam(1e-2),
+                               waves(), 250))
+ask("dropout_of_what_is_kept", "", 0.2, "", DEAD,
+    "``Dropout(0.98)`` is written by somebody who means the share that is kept.",
+    lambda fixed, watch: learn(
+        watch, stack(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.02 if fixed else 0.98),
+                     nn.Linear(32, 10)), sgd(0.05), digits(), 200))
+ask("batches_of_two_with_norm", "", 0.2, "batch_too_small batch_of_one", "",
+    "BatchNorm in batches of two: statistics are hardly better than noise.",
+    lambda fixed, watch: learn(watch, mlp(64, 32, 10, norm=nn.BatchNorm1d), sgd(0.02), digits(),
+                               *((150, 64) if fixed else (400, 2))))
+ask("moons_with_a_line", "", 0.15, "no_nonlinearity", FLAT,
+    "A single linear layer for two moons, which no line parts.",
+    lambda fixed, watch: learn(
+        watch, mlp(2, 32, 2) if fixed else nn.Sequential(nn.Linear(2, 32), nn.Linear(32, 2)),
+        adam(1e-2), moons(), 300) * (1.0 if fixed else 3.0))
+ask("dropout_of_predictions", github("keras-team/keras#5992"), 0.3, "", FLAT,
+    "The last layer is a dropout, which makes half of the predictions zero.",
+    lambda fixed, watch: learn(watch, stack(mlp(10, 32, 1), nn.Dropout(0.0 if fixed else 0.5)),
+                               adam(1e-2), altered(friedman(), y=lambda y: y + 5), 400))
+ask("weights_of_one_hundredth", pull("ageron/handson-ml#176"), 0.2,
+    "vanishing_gradients lr_too_low", DEAD,
+    "Weights are drawn with a deviation of 0.01: it takes long before the loss moves.",
+    lambda fixed, watch: learn(watch, begun(mlp(64, 48, 48, 48, 10),
+                                            None if fixed else normal(0.01)), sgd(0.05), digits(),
+                               200))
+ask("initializer_too_large", github("yulunzhang/RCAN#76"), 0.35, "exploding_gradients",
+    f"{DIVERGES} {DEAD}",
+    "Another initializer makes the weights of a deep network too large, and the loss huge.",
+    lambda fixed, watch: learn(watch, begun(mlp(10, 64, 64, 64, 64, 1),
+                                            None if fixed else normal(0.5)), adam(), friedman(),
+                               200))
+ask("half_precision_not_scaled", github("NVIDIA/OpenSeq2Seq#271"), 0.2, "precision_underflow",
+    FLAT, "In float16 without a scale, gradients of a mean over many outputs are zero.",
+    lambda fixed, watch: learn(
+        watch, mlp(64, 32, 64) if fixed else mlp(64, 32, 64).half(), sgd(3200.0),
+        of_itself(digits() if fixed else altered(digits(), x=Tensor.half)), 200,
+        loss=lambda out, y: ((out - y).square() / 2**16).mean()))
+# fmt: on
+
+
+@question(github("speechbrain/speechbrain#1396"), 0.35, "frozen_layer no_gradient", "")
 def features_detached(fixed: bool, watch: Watch) -> float:
     """The encoder gets ``feats.detach()``, so nothing before it has a gradient."""
     model = nn.ModuleDict({"features": mlp(10, 3), "encoder": mlp(3, 32, 1)})
 
     def predict(x: Tensor) -> Tensor:
-        features = model["features"](x)
-        return model["encoder"](features if fixed else features.detach())
+        return model["encoder"](kept(fixed, model["features"](x)))
 
-    return learn(watch, model, adam(model, 5e-3), friedman(), 250, predict=predict)
+    return learn(watch, model, adam(5e-3), friedman(), 250, predict=predict)
 
 
-@question(github("ihciah/deep-fashion-retrieval#1"), 0.2)
+@question(github("ihciah/deep-fashion-retrieval#1"), 0.2, "frozen_layer", f"{FLAT} no_gradient")
 def convolutions_frozen(fixed: bool, watch: Watch) -> float:
     """All convolutions are frozen, though their weights don't fit the task."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(54, 10)
-    )
-    nn.init.normal_(model[0].weight, std=0.02)
-    model[0].requires_grad_(fixed)
-    return learn(watch, model, adam(model, 0.01), images())
+    convolution = nn.Conv2d(1, 6, 3)
+    model = stack(convolution, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(54, 10))
+    nn.init.normal_(convolution.weight, std=0.02)
+    convolution.requires_grad_(fixed)
+    return learn(watch, model, adam(0.01), images())
 
 
-@question(github("wannabeOG/MAS-PyTorch#1"), 0.15)
+@question(github("wannabeOG/MAS-PyTorch#1"), 0.15, "frozen_layer", f"{FLAT} no_gradient")
 def frozen_the_wrong_ones(fixed: bool, watch: Watch) -> float:
     """Flags are inverted: the layers to freeze are trained, and the new head is frozen."""
     data = digits()
     model = nn.ModuleDict({"base": mlp(64, 32, 10), "head": nn.Linear(10, 10)})
     base = model["base"]
-    learn(Watch(), base, adam(base, 0.01), data)
+    learn(Watch(), base, adam(0.01), data)
     model["base" if fixed else "head"].requires_grad_(False)
     base[-1].requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, 0.03 if fixed else 3e-3)
-    nn.init.normal_(model["head"].weight, std=0.05)
-
-    def predict(x: Tensor) -> Tensor:
-        return model["head"](base(x))
-
-    other = data._replace(y=(data.y * 3 + 1) % 10, test_y=(data.test_y * 3 + 1) % 10)
-    return learn(watch, model, optimizer, other, 60, predict=predict)
+    begun(model["head"], normal(0.05))
+    other = altered(data, y=lambda y: (y * 3 + 1) % 10)
+    return learn(watch, model, optimizer, other, 60, predict=lambda x: model["head"](base(x)))
 
 
-@question(github("zdebruine/MMVAE#39"), 0.4)
+@question(github("zdebruine/MMVAE#39"), 0.4, "optimizer_misses", FLAT)
 def decoder_not_in_optimizer(fixed: bool, watch: Watch) -> float:
     """The optimizer of an autoencoder gets the parameters of its encoder alone."""
-    data = digits()
     model = nn.ModuleDict({"encoder": mlp(64, 32, 12), "decoder": mlp(12, 32, 64)})
 
     def predict(x: Tensor) -> Tensor:
         return model["decoder"](model["encoder"](x))
 
-    optimizer = adam(model if fixed else model["encoder"], 5e-3)
-    data = data._replace(y=data.x, test_y=data.test_x)
-    return learn(watch, model, optimizer, data, 200, predict=predict)
+    optimizer = adam(5e-3)(model if fixed else model["encoder"])
+    return learn(watch, model, optimizer, of_itself(digits()), 200, predict=predict)
 
 
-@question(github("zjunlp/HVPNeT#5"), 0.12)
+@question(github("zjunlp/HVPNeT#5"), 0.12, "optimizer_misses", FLAT)
 def head_not_appended(fixed: bool, watch: Watch) -> float:
     """Groups of parameters are built, but those of the last layers are never appended."""
     model = mlp(64, 10, 10, 10)
-    nn.init.normal_(model[-1].weight, std=0.02)
+    begun(model[-1], normal(0.02))
     groups = [{"params": model[0].parameters(), "lr": 5e-3}]
     if fixed:
         groups.append({"params": [*model[2].parameters(), *model[4].parameters()]})
     return learn(watch, model, torch.optim.Adam(groups, 0.01), digits())
 
 
-@question(github("hirofumi0810/neural_sp#168"), 0.2)
-def accumulated_not_divided(fixed: bool, watch: Watch) -> float:
-    """Gradients of 16 micro-batches are added up, and the loss isn't divided by 16."""
-    model = mlp(10, 64, 1)
-    optimizer = sgd(model, 0.1)
-
-    def update(step: int) -> None:
-        if step % 16 == 15:
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def loss(out: Tensor, y: Tensor) -> Tensor:
-        return (out - y).square().mean() / (16 if fixed else 1)
-
-    return learn(watch, model, optimizer, friedman(), 960, 16, loss=loss, update=update, zero=False)
-
-
-@question(github("BVLC/caffe#1396"), 0.2)
-def decay_too_strong(fixed: bool, watch: Watch) -> float:
-    """A weight decay of 0.5 draws all weights to zero: any input has the same output."""
-    model, data = mlp(10, 32, 1), friedman()
-    optimizer = sgd(model, 0.05, weight_decay=5e-4 if fixed else 0.5)
-    return learn(watch, model, optimizer, data, 200)
-
-
-@question(github("twtygqyy/pytorch-vdsr#2"), 0.2)
-def clipped_to_nothing(fixed: bool, watch: Watch) -> float:
-    """Gradients are clipped to a norm of 0.0001, and learning takes for ever."""
-    model, data = mlp(10, 32, 1), friedman()
-    optimizer = sgd(model, 0.05)
-
-    def update(step: int) -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0 if fixed else 1e-4)
-        optimizer.step()
-
-    return learn(watch, model, optimizer, data, 200, update=update)
-
-
-@question(github("jsyoon0823/Time-series-prediction#3"), 0.2)
-def sigmoid_bounds_outputs(fixed: bool, watch: Watch) -> float:
-    """The last layer is a sigmoid, and targets aren't scaled to between 0 and 1."""
-    model, data = mlp(10, 32, 1), friedman()
-    if not fixed:
-        model.append(nn.Sigmoid())
-    return learn(watch, model, adam(model, 5e-3), data, 200)
-
-
-@question(github("lightly-ai/lightly#559"), 0.5)
+@question(github("lightly-ai/lightly#559"), 0.5, "target_trained", FLAT)
 def no_stop_gradient(fixed: bool, watch: Watch) -> float:
     """A Siamese network without negative pairs has no stop-gradient, and collapses."""
-    data = digits()
-    norm = nn.BatchNorm1d(16, affine=False)
-    encoder = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), norm)
-    if not fixed:
-        encoder = encoder[:3]
+    data, encoder = digits(), mlp(64, 32, 16)
+    if fixed:
+        encoder.append(nn.BatchNorm1d(16, affine=False))
     model = nn.ModuleDict({"encoder": encoder, "predictor": mlp(16, 16, 16)})
 
     def loss(x: Tensor) -> Tensor:
@@ -163,78 +214,62 @@ def no_stop_gradient(fixed: bool, watch: Watch) -> float:
             total = total - functional.cosine_similarity(model["predictor"](one), goal).mean() / 2
         return total
 
-    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, steps=200, size=64))
+    fit(watch, model, adam(5e-3), loss, batches(data.x, steps=200, size=64))
     codes = functional.normalize(model["encoder"](data.test_x), dim=1)
     return codes.mean(0).norm().item()
 
 
-@question(github("Ugenteraan/Deep_Hierarchical_Classification#6"), 0.12)
+@question(github("Ugenteraan/Deep_Hierarchical_Classification#6"), 0.12, "", "")
 def penalty_of_argmax(fixed: bool, watch: Watch) -> float:
     """A penalty is computed from ``argmax``: it is added to the loss, and has no gradient."""
-    data = moons()
-    model = mlp(2, 32, 4)
-    near = (data.x[:, 0] > 0).long() + 2 * data.y
 
-    def loss(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
-        scores = model(x).log_softmax(1)
-        coarse = scores.reshape(-1, 2, 2).logsumexp(2)
+    def parts(x: Tensor, y: Tensor) -> Tensor:
+        return (x[:, 0] > 0).long() + 2 * y
+
+    x, y, test_x, test_y = moons()
+    data = Data(x, parts(x, y), test_x, parts(test_x, test_y))
+
+    def loss(out: Tensor, part: Tensor) -> Tensor:
+        scores = out.log_softmax(1)
+        coarse = functional.nll_loss(scores.reshape(-1, 2, 2).logsumexp(2), part // 2)
         if fixed:
-            return functional.nll_loss(scores, part) + functional.nll_loss(coarse, y)
-        wrong = (scores.argmax(1) != part).float()
-        return functional.nll_loss(coarse, y) + wrong.mean()
+            return functional.nll_loss(scores, part) + coarse
+        return coarse + (scores.argmax(1) != part).float().mean()
 
-    fit(watch, model, adam(model, 0.01), loss, batches(data.x, data.y, near))
-    part = (data.test_x[:, 0] > 0).long() + 2 * data.test_y
-    return (model(data.test_x).argmax(1) != part).float().mean().item()
+    return learn(watch, mlp(2, 32, 4), adam(0.01), data, loss=loss)
 
 
-@question(github("guojunq/lsgan#3"), 0.1)
-def sigmoid_with_squares(fixed: bool, watch: Watch) -> float:
-    """The squared error of a saturated sigmoid has next to no gradient; a linear output has."""
-    model = mlp(2, 32, 1)
-    nn.init.constant_(model[2].bias, 0.0 if fixed else -8.0)
-
-    def loss(out: Tensor, y: Tensor) -> Tensor:
-        return ((out + 0.5 if fixed else out.sigmoid())[:, 0] - y).square().mean()
-
-    return learn(watch, model, sgd(model, 0.1), moons(), 200, loss=loss)
-
-
-@question(github("motokimura/PyTorch_Gaussian_YOLOv3#23"), 0.2)
+@question(github("motokimura/PyTorch_Gaussian_YOLOv3#23"), 0.2, NAN, "")
 def variance_to_zero(fixed: bool, watch: Watch) -> float:
     """The likelihood of a Gaussian whose deviation has no lower limit: it goes to 0, then NaN."""
-    data = friedman(noise=0.0)
-    target = data.x[:, :1].round()
-    model = mlp(10, 32, 2)
+    smooth, model = friedman(noise=0.0), mlp(10, 32, 2)
+    data = smooth._replace(y=smooth.x[:, :1].round(), test_y=smooth.test_x[:, :1].round())
     floor = 0.3 if fixed else 0.0
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        mean, raw = model(x).chunk(2, 1)
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        mean, raw = out.chunk(2, 1)
         deviation = raw.relu() + floor
         return (((y - mean) / deviation).square() / 2 + deviation.log()).mean()
 
-    fit(watch, model, adam(model, 5e-3), loss, batches(data.x, target))
-    goal = data.test_x[:, :1].round()
-    return ((model(data.test_x)[:, :1] - goal).square().mean() / goal.var()).item()
+    learn(watch, model, adam(5e-3), data, loss=loss)
+    return misfit(lambda x: model(x)[:, :1], data)
 
 
-@question(github("emited/VariationalRecurrentNeuralNetwork#2"), 0.45)
+@question(github("emited/VariationalRecurrentNeuralNetwork#2"), 0.45, NAN, "")
 def log_of_zero(fixed: bool, watch: Watch) -> float:
     """A likelihood by hand takes the logarithm of a sigmoid that has become 0 or 1."""
-    data = digits(scale=False)
-    pixels = (data.x > 127).float()
-    model = mlp(64, 32, 64)
+    data, model = digits(scale=False), mlp(64, 32, 64)
     eps = 1e-7 if fixed else 0.0
 
     def loss(x: Tensor, goal: Tensor) -> Tensor:
         theta = model(x).sigmoid()
         return -(goal * (theta + eps).log() + (1 - goal) * (1 - theta + eps).log()).mean()
 
-    losses = fit(watch, model, adam(model, 5e-3), loss, batches(data.x, pixels))
-    return sum(losses[-20:]) / 20
+    batch = batches(data.x, (data.x > 127).float())
+    return mean_of_last(fit(watch, model, adam(5e-3), loss, batch))
 
 
-@question(github("pytorch/torchtitan#1246"), 0.3)
+@question(github("pytorch/torchtitan#1246"), 0.3, "expert_unused", "no_gradient")
 def router_collapses(fixed: bool, watch: Watch) -> float:
     """A router sends nearly all tokens to one expert: nothing balances the experts."""
     data = friedman()
@@ -245,111 +280,39 @@ def router_collapses(fixed: bool, watch: Watch) -> float:
     def route(x: Tensor) -> Tensor:
         return model["router"](x).softmax(1)
 
-    def predict(x: Tensor) -> Tensor:
-        weight, chosen = route(x).max(1)
-        outputs = torch.stack([expert(x)[:, 0] for expert in experts], 1)
-        return (weight * outputs.gather(1, chosen[:, None])[:, 0])[:, None]
-
     def loss(x: Tensor, y: Tensor) -> Tensor:
         share = functional.one_hot(route(x).argmax(1), 8).float().mean(0)
         balance = 8 * (share * route(x).mean(0)).sum() if fixed else 0.0
-        return (predict(x) - y).square().mean() + 0.3 * balance
+        weight, chosen = route(x).max(1)
+        outputs = torch.stack([expert(x)[:, 0] for expert in experts], 1)
+        out = (weight * outputs.gather(1, chosen[:, None])[:, 0])[:, None]
+        return (out - y).square().mean() + 0.3 * balance
 
-    fit(watch, model, adam(model, 0.01), loss, batches(data.x, data.y, steps=300, size=64))
+    fit(watch, model, adam(0.01), loss, batches(data.x, data.y, steps=300, size=64))
     return route(data.test_x).argmax(1).bincount(minlength=8).max().item() / len(data.test_x)
 
 
-@question(github("adambielski/siamese-triplet#17"), 0.12)
-def weights_too_small_for_depth(fixed: bool, watch: Watch) -> float:
-    """A deep network with ReLU needs its own initialisation: with small weights, nothing moves."""
-    model = mlp(64, *[32] * 8, 10)
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            if fixed:
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            else:
-                nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
-    return learn(watch, model, adam(model, 2e-3), digits(), 200)
-
-
-@question("", 0.25)
-def constant_weights(fixed: bool, watch: Watch) -> float:
-    """All weights begin as 0.1: units of a layer stay the same."""
-    model, data = mlp(10, 32, 32, 1), friedman()
-    for layer in model if not fixed else ():
-        if isinstance(layer, nn.Linear):
-            nn.init.constant_(layer.weight, 0.1)
-            nn.init.zeros_(layer.bias)
-    return learn(watch, model, adam(model), data, 300)
-
-
-@question("", 0.15)
-def normal_weights_of_size_one(fixed: bool, watch: Watch) -> float:
-    """Weights are drawn with a deviation of 1, and the first loss is in the thousands."""
-    model, data = mlp(64, 128, 128, 128, 10), digits()
-    for layer in model if not fixed else ():
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight)
-    return learn(watch, model, sgd(model, 0.02), data, 150)
-
-
-@question("", 0.2)
-def eight_sigmoids(fixed: bool, watch: Watch) -> float:
-    """Eight layers with sigmoids: gradients of the first ones are next to nothing."""
-    act = nn.ReLU if fixed else nn.Sigmoid
-    model, data = mlp(64, *[48] * 8, 10, activation=act), digits()
-    return learn(watch, model, adam(model, 1e-3), data, 300)
-
-
-@question("", 0.15)
-def biases_far_below_zero(fixed: bool, watch: Watch) -> float:
-    """Biases begin at -10: hardly any unit is ever active."""
-    model, data = mlp(64, 64, 64, 10), digits()
-    for layer in model if not fixed else ():
-        if isinstance(layer, nn.Linear):
-            nn.init.constant_(layer.bias, -10.0)
-    return learn(watch, model, sgd(model, 0.05), data, 200)
-
-
-class Wrong(nn.Module):
-    """A recurrent network that gets ``[N, T, D]`` and takes its axes for those of ``[T, N, D]``."""
-
-    def __init__(self, fixed: bool) -> None:
-        super().__init__()
-        self.layer, self.head = nn.GRU(1, 16, batch_first=fixed), nn.Linear(16, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x)[0][:, -1])
-
-
-@question("", 0.1)
-def batch_first_forgotten(fixed: bool, watch: Watch) -> float:
-    """``batch_first=True`` is missing: the layer runs over the samples, and sees one step each."""
-    model, data = Wrong(fixed), waves()
-    return learn(watch, model, adam(model, 1e-2), data, 250)
-
-
 class Pooled(nn.Module):
-    def __init__(self, fixed: bool) -> None:
+    """The largest numbers over rows of an image, or over another axis."""
+
+    def __init__(self, axis: int) -> None:
         super().__init__()
-        self.axis = 1 if fixed else 0
-        self.layer, self.head = nn.Linear(8, 32), nn.Linear(32, 10)
+        self.axis, self.layer, self.head = axis, nn.Linear(8, 32), nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer(x.view(-1, 8, 8)).relu()
-        h = h.amax(self.axis, keepdim=True).expand_as(h)
-        return self.head(h.mean(1))
+        return self.head(h.amax(self.axis, keepdim=True).expand_as(h).mean(1))
 
 
-@question("", 0.4)
+@question("", 0.4, "samples_mixed", FLAT)
 def pooled_over_the_batch(fixed: bool, watch: Watch) -> float:
     """The maximum is taken over the batch in place of positions: all have the same output."""
-    model, data = Pooled(fixed), digits()
-    return learn(watch, model, adam(model), data, 300)
+    return learn(watch, Pooled(1 if fixed else 0), adam(), digits(), 300)
 
 
 class MadeInForward(nn.Module):
+    """A network whose last layer is its own, or made at each pass."""
+
     def __init__(self, fixed: bool) -> None:
         super().__init__()
         self.first = nn.Linear(64, 32)
@@ -360,18 +323,18 @@ class MadeInForward(nn.Module):
         return last(self.first(x).relu())
 
 
-@question("", 0.12)
+@question("", 0.12, "unregistered_layers", FLAT)
 def layer_made_in_forward(fixed: bool, watch: Watch) -> float:
     """The last layer is made in ``forward``, with new weights at each step."""
-    model, data = MadeInForward(fixed), digits()
-    return learn(watch, model, adam(model), data, 200)
+    return learn(watch, MadeInForward(fixed), adam(), digits(), 200)
 
 
 class NoGrad(nn.Module):
+    """An encoder that runs without gradients, or with them, and a head."""
+
     def __init__(self, fixed: bool) -> None:
         super().__init__()
-        self.fixed = fixed
-        self.encoder, self.head = mlp(10, 32, 8), nn.Linear(8, 1)
+        self.fixed, self.encoder, self.head = fixed, mlp(10, 32, 8), nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.set_grad_enabled(self.fixed):
@@ -379,94 +342,48 @@ class NoGrad(nn.Module):
         return self.head(h)
 
 
-@question("", 0.35)
+@question("", 0.35, "frozen_layer no_gradient", "")
 def encoder_under_no_grad(fixed: bool, watch: Watch) -> float:
     """A new encoder runs under ``no_grad``, as the old pretrained one did."""
-    model, data = NoGrad(fixed), friedman()
-    return learn(watch, model, adam(model), data, 300)
+    return learn(watch, NoGrad(fixed), adam(), friedman(), 300)
 
 
-@question("", 0.2)
-def dropout_of_what_is_kept(fixed: bool, watch: Watch) -> float:
-    """``Dropout(0.98)`` is written by somebody who means the share that is kept."""
-    p = 0.02 if fixed else 0.98
-    model, data = (
-        nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(p), nn.Linear(32, 10)),
-        digits(),
-    )
-    learn(watch, model, sgd(model, 0.05), data, 200)
-    return errors(model.eval(), data)
-
-
-@question("", 0.2)
-def batches_of_two_with_norm(fixed: bool, watch: Watch) -> float:
-    """BatchNorm in batches of two: statistics are hardly better than noise."""
-    model, data = (
-        nn.Sequential(mlp(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10)),
-        digits(),
-    )
-    learn(watch, model, sgd(model, 0.02), data, 150 if fixed else 400, 64 if fixed else 2)
-    return errors(model.eval(), data)
-
-
-@question("", 0.5)
+@question("", 0.5, "vanishing_gradients", FLAT)
 def long_plain_recurrence(fixed: bool, watch: Watch) -> float:
     """A plain recurrent network has to remember the first of 60 steps."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1200, 60, 1, generator=generator)
-    data = split(x, x[:, 0])
+    x = drawn(1200, 60, 1)
     layer = nn.GRU(1, 24, batch_first=True) if fixed else nn.RNN(1, 24, batch_first=True)
     model = Recurrent(layer, 24)
     if fixed:
         with torch.no_grad():
             layer.bias_hh_l0[24:48] = 3.0
-    return learn(watch, model, adam(model, 1e-2), data, 300)
+    return learn(watch, model, adam(1e-2), split(x, x[:, 0]), 300)
 
 
-@question(github("amanshenoy/multilogue-net#8"), 0.6)
+@question(github("amanshenoy/multilogue-net#8"), 0.6, "class_imbalance", FLAT)
 def one_in_fifty(fixed: bool, watch: Watch) -> float:
     """One sample in fifty is positive: the network says no to all."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3000, 10, generator=generator)
     score = x[:, :3].sum(1) + torch.randn(3000, generator=generator)
-    data = split(x, (score > score.quantile(0.98)).float())
-    model = mlp(10, 16, 1)
-    weight = torch.tensor(30.0 if fixed else 1.0)
-    learn(
-        watch,
-        model,
-        sgd(model, 0.05, 0.0),
-        data,
-        120,
-        loss=lambda out, y: functional.binary_cross_entropy_with_logits(
-            out[:, 0], y, pos_weight=weight
-        ),
-    )
-    with torch.no_grad():
-        found = model(data.test_x)[:, 0] > 0
-    return 1 - found[data.test_y > 0].float().mean().item()
+    data, model = split(x, (score > score.quantile(0.98)).float()), mlp(10, 16, 1)
+    bce = partial(functional.binary_cross_entropy_with_logits,
+                  pos_weight=torch.tensor(30.0 if fixed else 1.0))  # fmt: skip
+    learn(watch, model, sgd(0.05, 0.0), data, 120, loss=lambda out, y: bce(out[:, 0], y))
+    return 1 - (model(data.test_x)[:, 0] > 0)[data.test_y > 0].float().mean().item()
 
 
-@question("", 0.2)
+@question("", 0.2, "", f"vanishing_gradients {DEAD}")
 def weights_cut_each_step(fixed: bool, watch: Watch) -> float:
     """Weights are clipped to ±0.01 after each step, as a critic's, in a plain classifier."""
-    model, data = mlp(64, 32, 32, 10), digits()
-    optimizer = adam(model)
+    model = mlp(64, 32, 32, 10)
 
-    def update(step: int) -> None:
+    def update(optimizer: Optimizer, step: int) -> None:
         optimizer.step()
         for parameter in model.parameters() if not fixed else ():
             parameter.data.clamp_(-0.01, 0.01)
 
-    return learn(watch, model, optimizer, data, 200, update=update)
-
-
-@question("", 0.15)
-def moons_with_a_line(fixed: bool, watch: Watch) -> float:
-    """A single linear layer for two moons, which no line parts."""
-    data = moons()
-    model = mlp(2, 32, 2) if fixed else nn.Sequential(nn.Linear(2, 32), nn.Linear(32, 2))
-    return learn(watch, model, adam(model, 1e-2), data, 300) * (1.0 if fixed else 3.0)
+    return learn(watch, model, adam(), digits(), 200, update=update)
 
 
 class Extractor(nn.Module):
@@ -478,7 +395,7 @@ class Extractor(nn.Module):
         self.caught: Tensor | None = None
 
         def catch(module: nn.Module, inputs: object, output: Tensor) -> None:
-            self.caught = output.clone() if fixed else output.clone().detach()
+            self.caught = kept(fixed, output.clone())
 
         self.body[1].register_forward_hook(catch)
         self.body[2] = nn.Linear(32, 12)
@@ -489,11 +406,10 @@ class Extractor(nn.Module):
         return self.head(self.caught[:, :12])
 
 
-@question(github("lucidrains/CoCa-pytorch#6"), 0.2)
+@question(github("lucidrains/CoCa-pytorch#6"), 0.2, "no_gradient", "")
 def extractor_detaches(fixed: bool, watch: Watch) -> float:
     """Features are taken by a hook that detaches them, so that the body is never trained."""
-    model, data = Extractor(fixed), friedman()
-    return learn(watch, model, adam(model, 1e-2), data, 300)
+    return learn(watch, Extractor(fixed), adam(1e-2), friedman(), 300)
 
 
 class Moved(nn.Module):
@@ -509,14 +425,13 @@ class Moved(nn.Module):
         return self.rest(x @ self.weight)
 
 
-@question(github("pytorch/pytorch#17484"), 0.35)
+@question(github("pytorch/pytorch#17484"), 0.35, "unregistered_layers optimizer_misses", "")
 def parameter_moved_to_a_device(fixed: bool, watch: Watch) -> float:
     """``nn.Parameter(...).to(device)`` is no parameter any more, and no module has it."""
-    model, data = Moved(fixed), friedman()
-    return learn(watch, model, adam(model, 5e-3), data, 300)
+    return learn(watch, Moved(fixed), adam(5e-3), friedman(), 300)
 
 
-@question(github("fawazsammani/knowing-when-to-look-adaptive-attention#6"), 0.3)
+@question(github("fawazsammani/knowing-when-to-look-adaptive-attention#6"), 0.3, "", FLAT)
 def features_act_as_pixels(fixed: bool, watch: Watch) -> float:
     """``view`` in place of ``permute`` makes features of what are pixels."""
     x = drawn(1600, 3, 12)
@@ -527,13 +442,13 @@ def features_act_as_pixels(fixed: bool, watch: Watch) -> float:
         pixels = x.permute(0, 2, 1) if fixed else x.view(len(x), 12, 3)
         return model["head"](model["pixel"](pixels).relu().mean(1))
 
-    return learn(watch, model, adam(model, 1e-2), data, 400, predict=predict)
+    return learn(watch, model, adam(1e-2), data, 400, predict=predict)
 
 
-@question(github("Jingkang50/OpenPSG#56"), 0.25)
+@question(github("Jingkang50/OpenPSG#56"), 0.25, "samples_mixed", FLAT)
 def queries_viewed_as_batch(fixed: bool, watch: Watch) -> float:
     """``view`` exchanges queries and samples ``[Q, N, D]``, which needs a ``transpose``."""
-    model, data = nn.ModuleDict({"query": mlp(64, 24), "head": mlp(96, 32, 10)}), digits()
+    model = nn.ModuleDict({"query": mlp(64, 24), "head": mlp(96, 32, 10)})
     shifts = 0.5 * drawn(4, 1, 64)
 
     def predict(x: Tensor) -> Tensor:
@@ -541,7 +456,7 @@ def queries_viewed_as_batch(fixed: bool, watch: Watch) -> float:
         h = h.transpose(0, 1) if fixed else h.view(len(x), 4, 24)
         return model["head"](h.flatten(1).relu())
 
-    return learn(watch, model, adam(model), data, 200, predict=predict)
+    return learn(watch, model, adam(), digits(), 200, predict=predict)
 
 
 class Attention(nn.Module):
@@ -555,15 +470,14 @@ class Attention(nn.Module):
         return (self.score(x).softmax(self.axis) * self.value(x)).sum(1)
 
 
-@question(pull("catalyst-team/catalyst#285"), 0.2)
+@question(pull("catalyst-team/catalyst#285"), 0.2, "one_element softmax_axis", FLAT)
 def softmax_of_a_single_score(fixed: bool, watch: Watch) -> float:
     """Attention has a softmax over the last axis of scores ``[N, T, 1]``: all weights are 1."""
     x = torch.stack([drawn(1200, 8), torch.zeros(1200, 8)], 2)
     chosen = torch.randint(8, (1200,), generator=torch.Generator().manual_seed(0))
     x[torch.arange(1200), chosen, 1] = 3.0
     data = split(x, x[torch.arange(1200), chosen, :1])
-    model = Attention(1 if fixed else 2)
-    return learn(watch, model, adam(model, 2e-2), data, 400)
+    return learn(watch, Attention(1 if fixed else 2), adam(2e-2), data, 400)
 
 
 class Masked(nn.Module):
@@ -593,70 +507,24 @@ def texts() -> Data:
     return split(words, words[:, 1] % 5)
 
 
-@question(pull("huggingface/pytorch-image-models#2236"), 0.3)
+@question(pull("huggingface/pytorch-image-models#2236"), 0.3, NAN, "")
 def mask_after_the_softmax(fixed: bool, watch: Watch) -> float:
     """Minus infinity is put in place of attention's weights, not of its scores."""
-    model = Masked("before" if fixed else "after")
-    return learn(watch, model, adam(model, 1e-2), texts(), 300)
+    return learn(watch, Masked("before" if fixed else "after"), adam(1e-2), texts(), 300)
 
 
-@question(pull("InseeFrLab/torchTextClassifiers#92"), 0.3)
+@question(pull("InseeFrLab/torchTextClassifiers#92"), 0.3, "", f"{FLAT} no_gradient")
 def mask_inverted(fixed: bool, watch: Watch) -> float:
     """Attention's mask is true where it should be false: it sees nothing but padding."""
-    model = Masked("before" if fixed else "inverted")
-    return learn(watch, model, adam(model, 1e-2), texts(), 300)
+    return learn(watch, Masked("before" if fixed else "inverted"), adam(1e-2), texts(), 300)
 
 
-@question(github("keras-team/keras#5992"), 0.3)
-def dropout_of_predictions(fixed: bool, watch: Watch) -> float:
-    """The last layer is a dropout, which makes half of the predictions zero."""
-    model, data = mlp(10, 32, 1), friedman()
-    data = data._replace(y=data.y + 5, test_y=data.test_y + 5)
-    model.append(nn.Dropout(0.0 if fixed else 0.5))
-    learn(watch, model, adam(model, 1e-2), data, 400)
-    return misfit(model.eval(), data)
-
-
-@question(github("vanvalenlab/deepcell-tf#624"), 0.12)
+@question(
+    github("vanvalenlab/deepcell-tf#624"), 0.12, "dead_units target_scale softmax_twice", DEAD
+)
 def relu_before_logits_loss(fixed: bool, watch: Watch) -> float:
     """Scores go through a ReLU before the binary cross-entropy: no probability is below 1/2."""
     model, data = mlp(30, 16, 1), tabular()
     predict = model if fixed else lambda x: model(x).relu()
-    learn(watch, model, sgd(model, 0.05), data, 100, predict=predict)
-    with torch.no_grad():
-        chances = predict(data.test_x).sigmoid()[:, 0]
-    return 2 * (chances - data.test_y).square().mean().item()
-
-
-@question(pull("ageron/handson-ml#176"), 0.2)
-def weights_of_one_hundredth(fixed: bool, watch: Watch) -> float:
-    """Weights are drawn with a deviation of 0.01: it takes long before the loss moves."""
-    model, data = mlp(64, 48, 48, 48, 10), digits()
-    for layer in model if not fixed else ():
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=0.01)
-    return learn(watch, model, sgd(model, 0.05), data, 200)
-
-
-@question(github("yulunzhang/RCAN#76"), 0.35)
-def initializer_too_large(fixed: bool, watch: Watch) -> float:
-    """Another initializer makes the weights of a deep network too large, and the loss huge."""
-    model, data = mlp(10, 64, 64, 64, 64, 1), friedman()
-    for layer in model if not fixed else ():
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=0.5)
-    return learn(watch, model, adam(model), data, 200)
-
-
-@question(github("NVIDIA/OpenSeq2Seq#271"), 0.2)
-def half_precision_not_scaled(fixed: bool, watch: Watch) -> float:
-    """In float16 without a scale, gradients of a mean over many outputs are zero."""
-    kind = torch.float32 if fixed else torch.float16
-    model, data = mlp(64, 32, 64).to(kind), digits()
-    data = Data(*(t.to(kind) for t in (data.x, data.x, data.test_x, data.test_x)))
-    optimizer = sgd(model, 3200.0)
-
-    def loss(out: Tensor, y: Tensor) -> Tensor:
-        return ((out - y).square() / 2**16).mean()
-
-    return learn(watch, model, optimizer, data, 200, loss=loss)
+    learn(watch, model, sgd(0.05), data, 100, predict=predict)
+    return 2 * (predict(data.test_x).sigmoid()[:, 0] - data.test_y).square().mean().item()

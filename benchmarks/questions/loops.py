@@ -4,37 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from math import cos, pi
+from math import cos, log, pi
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR
+
+from benchmarks.diagnosis.development.networks import Beside, Memory
 
 from .in_data import Decoder
-from .question import healthy
+from .question import healthy, run
 from .training import (
     Data,
+    Recipe,
     Recurrent,
     Watch,
     adam,
+    altered,
     batches,
     cnn,
     digits,
+    distance_of_means,
     drawn,
     errors,
     fit,
     friedman,
     images,
-    in_turn,
     learn,
+    mean_of_last,
     misfit,
     mlp,
     moons,
+    of_itself,
+    real_points,
     sgd,
     split,
+    stack,
     tabular,
     tokens,
     usual_loss,
@@ -42,11 +50,8 @@ from .training import (
 )
 
 CE, BCE = functional.cross_entropy, functional.binary_cross_entropy_with_logits
+ADAM = adam()
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def mean_of_last(losses: list[float]) -> float:
-    return sum(losses[-20:]) / 20
 
 
 def plain(
@@ -55,7 +60,7 @@ def plain(
     data: Callable[[], Data],
     model: Callable[[], nn.Module],
     loss: Loss,
-    optimizer: Callable[[nn.Module], Optimizer] = adam,
+    optimizer: Recipe = ADAM,
     size: int = 32,
     steps: int = 120,
 ) -> None:
@@ -64,10 +69,9 @@ def plain(
     def train(watch: Watch) -> float:
         net, part = model(), data()
         batch = batches(part.x, part.y, size=size, steps=steps)
-        return mean_of_last(fit(watch, net, optimizer(net), lambda x, y: loss(net(x), y), batch))
+        return mean_of_last(fit(watch, net, optimizer, lambda x, y: loss(net(x), y), batch))
 
-    train.__name__, train.__doc__ = name, "Healthy."
-    healthy(limit)(train)
+    run(name, limit, train)
 
 
 def goal(change: Callable[[Data], Tensor]) -> Callable[[], Data]:
@@ -161,20 +165,24 @@ def dropping() -> nn.Module:
     return nn.Sequential(*first, nn.Dropout(0.6), *second[:2], nn.Dropout(0.5), second[2])
 
 
+def lstm(width: int) -> nn.Module:
+    return Recurrent(nn.LSTM(1, width, batch_first=True), width)
+
+
 small, wide = (lambda: mlp(10, 32, 1)), (lambda: mlp(64, 32, 10))
 mse = functional.mse_loss
-plain("one_sample", 0.6, friedman, small, mse, lambda m: sgd(m, 3e-3, 0.0), 1, 400)
-plain("two_samples", 0.5, friedman, small, mse, lambda m: sgd(m, 0.01, 0.0), 2, 300)
-plain("four_samples", 1.2, digits, wide, CE, lambda m: sgd(m, 0.02, 0.0), 4, 250)
-plain("eight_samples", 0.4, friedman, small, mse, lambda m: sgd(m, 0.02, 0.0), 8, 200)
-plain("eight_images", 0.7, images, cnn, CE, adam, 8, 200)
-plain("large_batch", 0.4, digits, wide, CE, lambda m: adam(m, 0.01), 512)
-plain("whole_data_set", 0.5, moons, lambda: mlp(2, 16, 2), CE, lambda m: sgd(m, 0.2), 900)
+plain("one_sample", 0.6, friedman, small, mse, sgd(3e-3, 0.0), 1, 400)
+plain("two_samples", 0.5, friedman, small, mse, sgd(0.01, 0.0), 2, 300)
+plain("four_samples", 1.2, digits, wide, CE, sgd(0.02, 0.0), 4, 250)
+plain("eight_samples", 0.4, friedman, small, mse, sgd(0.02, 0.0), 8, 200)
+plain("eight_images", 0.7, images, cnn, CE, adam(), 8, 200)
+plain("large_batch", 0.4, digits, wide, CE, adam(0.01), 512)
+plain("whole_data_set", 0.5, moons, lambda: mlp(2, 16, 2), CE, sgd(0.2), 900)
 plain("tiny_network", 0.45, moons, lambda: mlp(2, 3, 2, activation=nn.Tanh), CE,
-      lambda m: adam(m, 0.03))  # fmt: skip
-plain("linear_model", 0.25, tabular, lambda: mlp(30, 1), binary, lambda m: sgd(m, 0.05, 0.0))
+      adam(0.03))  # fmt: skip
+plain("linear_model", 0.25, tabular, lambda: mlp(30, 1), binary, sgd(0.05, 0.0))
 plain("deep_with_layer_norm", 0.9, digits, normed, CE)
-plain("batch_norm", 0.4, images, lambda: cnn(norm=True), CE, lambda m: sgd(m, 0.05))
+plain("batch_norm", 0.4, images, lambda: cnn(norm=True), CE, sgd(0.05))
 plain("dropout_heavy", 1.2, digits, dropping, CE)
 plain("label_smoothing", 1.2, digits, wide, lambda o, y: CE(o, y, label_smoothing=0.1))
 plain("noisy_labels", 1.6, wrong_labels, wide, CE)
@@ -189,32 +197,49 @@ plain("ordinal", 0.35, goal(lambda d: (d.y > torch.tensor([-1.0, 0.0, 1.0])).flo
 plain("class_weights", 0.6, few_positives, lambda: mlp(64, 16, 1),
       lambda o, y: BCE(o[:, 0], y, pos_weight=torch.tensor(15.0)))  # fmt: skip
 plain("smoothed_labels", 1.2, images, lambda: cnn(norm=True),
-      lambda o, y: CE(o, y, label_smoothing=0.2), lambda m: sgd(m, 0.05), 32, 200)  # fmt: skip
-plain("focal_loss_of_rare_class", 0.05, rare_class, small, focal, adam, 32, 300)
-plain("several_labels", 0.3, six_signs, lambda: mlp(12, 48, 6), BCE, adam, 32, 250)
-plain("huber_with_outliers", 0.9, outliers, small, functional.huber_loss, adam, 32, 300)
-plain(
-    "one_sample_at_a_time", 0.6, friedman, small, usual_loss, lambda m: sgd(m, 0.005, 0.0), 1, 800
-)
-plain("heavy_dropout", 0.4, digits, wide_dropping, CE, adam, 32, 250)
+      lambda o, y: CE(o, y, label_smoothing=0.2), sgd(0.05), 32, 200)  # fmt: skip
+plain("focal_loss_of_rare_class", 0.05, rare_class, small, focal, adam(), 32, 300)
+plain("several_labels", 0.3, six_signs, lambda: mlp(12, 48, 6), BCE, adam(), 32, 250)
+plain("huber_with_outliers", 0.9, outliers, small, functional.huber_loss, adam(), 32, 300)
+plain("one_sample_at_a_time", 0.6, friedman, small, usual_loss, sgd(0.005, 0.0), 1, 800)
+plain("heavy_dropout", 0.4, digits, wide_dropping, CE, adam(), 32, 250)
 plain("adagrad", 0.2, friedman, small, usual_loss,
       lambda m: torch.optim.Adagrad(m.parameters(), 0.05), 32, 300)  # fmt: skip
 plain("rmsprop_on_images", 0.4, images, cnn, CE,
       lambda m: torch.optim.RMSprop(m.parameters(), 1e-3), 32, 250)  # fmt: skip
-plain("normalised_weights", 0.4, friedman, weight_normed, usual_loss, adam, 32, 300)
+plain("normalised_weights", 0.4, friedman, weight_normed, usual_loss, adam(), 32, 300)
 plain("full_batch_descent", 0.15, tabular, lambda: mlp(30, 16, 1), usual_loss,
-      lambda m: sgd(m, 0.3, 0.0), 1000, 200)  # fmt: skip
-plain("mixture_density", 0.3, friedman, lambda: mlp(10, 48, 9), mixed_densities, adam, 32, 300)
+      sgd(0.3, 0.0), 1000, 200)  # fmt: skip
+plain("mixture_density", 0.3, friedman, lambda: mlp(10, 48, 9), mixed_densities, adam(), 32, 300)
 plain("rmsprop_tanh", 0.5, digits, lambda: mlp(64, 32, 10, activation=nn.Tanh), CE,
       lambda m: torch.optim.RMSprop(m.parameters(), 2e-3))  # fmt: skip
+
+# fmt: off
+run("accumulation", 0.2, lambda watch: learn(  # four micro-batches for each step
+    watch, mlp(64, 32, 10), adam(5e-3), digits(), 320, 16, every=4,
+    loss=lambda out, y: CE(out, y) / 4))
+run("warmup_and_cosine", 0.12, lambda watch: learn(
+    watch, cnn(), lambda model: torch.optim.AdamW(model.parameters(), 5e-3), images(),
+    schedule=lambda o: LambdaLR(o, lambda s: min((s + 1) / 20, (1 + cos(pi * s / 150)) / 2))))
+run("clipped_gradients", 0.3, lambda watch: learn(watch, lstm(16), adam(0.01), waves(), clip=1.0))
+run("recurrent_with_clipping", 0.12, lambda watch: learn(
+    watch, lstm(24), adam(1e-2), waves(), 250, clip=1.0))
+run("autoencoder", 0.35, lambda watch: learn(
+    watch, mlp(64, 32, 12, 32, 64), adam(5e-3), of_itself(digits()), 200))
+run("one_cycle", 0.12, lambda watch: learn(
+    watch, cnn(norm=True), sgd(0.05), images(), 240,
+    schedule=lambda o: OneCycleLR(o, 0.2, total_steps=251)))
+run("cosine_with_restarts", 0.12, lambda watch: learn(
+    watch, mlp(64, 64, 10), sgd(0.1), digits(), 240,
+    schedule=lambda o: CosineAnnealingWarmRestarts(o, 60)))
+# fmt: on
 
 
 @healthy(1.5)
 def adversarial(watch: Watch) -> float:
     """A GAN whose discriminator is watched: real and generated batches, two optimizers."""
-    generator, critic, draw = mlp(8, 32, 2), mlp(2, 32, 1), torch.Generator().manual_seed(0)
-    real = torch.randn(640, 2, generator=draw) * 0.5 + torch.tensor([1.0, -1.0])
-    other = adam(generator, 2e-3)
+    generator, critic, real = mlp(8, 32, 2), mlp(2, 32, 1), real_points(0.5, (1.0, -1.0))
+    other = adam(2e-3)(generator)
     one, zero = torch.ones(32, 1), torch.zeros(32, 1)
 
     def loss(x: Tensor) -> Tensor:
@@ -225,16 +250,15 @@ def adversarial(watch: Watch) -> float:
         critic.zero_grad()
         return BCE(critic(x), one) + BCE(critic(fake.detach()), zero)
 
-    fit(watch, critic, adam(critic), loss, batches(real, steps=250))
-    return (generator(torch.randn(500, 8)).mean(0) - real.mean(0)).norm().item()
+    fit(watch, critic, adam(), loss, batches(real, steps=250))
+    return distance_of_means(generator, real)
 
 
 @healthy(1.5)
 def wasserstein_with_penalty(watch: Watch) -> float:
     """A WGAN-GP whose generator is watched; its critic makes three steps for each."""
-    generator, critic, draw = mlp(8, 32, 2), mlp(2, 32, 1), torch.Generator().manual_seed(0)
-    real = torch.randn(640, 2, generator=draw) * 0.5 + torch.tensor([1.0, -1.0])
-    other = adam(critic, 5e-3)
+    generator, critic, real = mlp(8, 32, 2), mlp(2, 32, 1), real_points(0.5, (1.0, -1.0))
+    other = adam(5e-3)(critic)
 
     def loss(x: Tensor) -> Tensor:
         fake = generator(torch.randn(len(x), 8))
@@ -247,8 +271,8 @@ def wasserstein_with_penalty(watch: Watch) -> float:
             other.step()
         return -critic(fake).mean()
 
-    fit(watch, generator, adam(generator, 3e-3), loss, batches(real, steps=150))
-    return (generator(torch.randn(500, 8)).mean(0) - real.mean(0)).norm().item()
+    fit(watch, generator, adam(3e-3), loss, batches(real, steps=150))
+    return distance_of_means(generator, real)
 
 
 @torch.no_grad()
@@ -284,7 +308,7 @@ def policy_gradient(watch: Watch) -> float:
         surprise = CE(policy(torch.eye(8)[state]), action, reduction="none")
         return (surprise * (value - value.mean())).mean()
 
-    fit(watch, policy, adam(policy, 0.01), loss, episodes(policy))
+    fit(watch, policy, adam(0.01), loss, episodes(policy))
     return goes_left(policy)
 
 
@@ -299,7 +323,7 @@ def actor_and_critic(watch: Watch) -> float:
         actor = CE(out[:, :2], action, reduction="none") * gain.detach()
         return actor.mean() + 0.5 * gain.square().mean()
 
-    fit(watch, model, adam(model, 0.01), loss, episodes(model))
+    fit(watch, model, adam(0.01), loss, episodes(model))
     return goes_left(model)
 
 
@@ -308,7 +332,7 @@ def q_learning_with_replay(watch: Watch) -> float:
     """DQN: a buffer that fills, and a target network that follows."""
     model, memory = mlp(8, 16, 2), [torch.zeros(0) for _ in range(3)]
     target = deepcopy(model)
-    optimizer = adam(model, 0.01)
+    optimizer = adam(0.01)(model)
 
     def explore(x: Tensor) -> Tensor:
         return torch.where(torch.rand(len(x), 1) < 0.5, model(x) * 9, 0.0)
@@ -343,7 +367,7 @@ def contrastive(watch: Watch) -> float:
         one, other = (functional.normalize(model(x + torch.randn_like(x) / 2), dim=1) for _ in "12")
         return CE(one @ other.T / 0.2, torch.arange(len(x)))
 
-    return mean_of_last(fit(watch, model, adam(model), loss, batches(data.x, size=64, steps=120)))
+    return mean_of_last(fit(watch, model, adam(), loss, batches(data.x, size=64, steps=120)))
 
 
 @healthy(0.25)
@@ -360,14 +384,14 @@ def triplets(watch: Watch) -> float:
         same, other = draw(y), draw((y + torch.randint(1, 10, y.shape)) % 10)
         return functional.triplet_margin_loss(model(x), same, other)
 
-    return mean_of_last(fit(watch, model, adam(model), loss, batches(data.x, data.y, steps=120)))
+    return mean_of_last(fit(watch, model, adam(), loss, batches(data.x, data.y, steps=120)))
 
 
 @healthy(0.12)
 def sharpness_aware(watch: Watch) -> float:
     """SAM: the weights go uphill, a second pass is made there, and they come back."""
     data, model = digits(), mlp(64, 32, 10)
-    optimizer, step = sgd(model, 0.05), 0
+    optimizer, step = sgd(0.05)(model), 0
     watch.follow(model)
     for step, (x, y) in enumerate(batches(data.x, data.y, steps=120)):
         optimizer.zero_grad()
@@ -422,7 +446,7 @@ def curriculum(watch: Watch) -> float:
             rows = data.y < known
             yield from batches(data.x[rows], data.y[rows], steps=25)
 
-    fit(watch, model, adam(model), lambda x, y: CE(model(x), y), lessons())
+    fit(watch, model, adam(), lambda x, y: CE(model(x), y), lessons())
     return errors(model, data)
 
 
@@ -430,7 +454,7 @@ def curriculum(watch: Watch) -> float:
 def fine_tuning(watch: Watch) -> float:
     """A network that knows some classes gets a new head; its first layer stays frozen."""
     data, model = digits(), mlp(64, 64, 32, 10)
-    learn(Watch(), model, adam(model), data._replace(y=data.y % 5), 100)
+    learn(Watch(), model, adam(), data._replace(y=data.y % 5), 100)
     model[4], model[0] = nn.Linear(32, 10), model[0].requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-3)
     return learn(watch, model, optimizer, data, 120)
@@ -440,7 +464,7 @@ def fine_tuning(watch: Watch) -> float:
 def distillation(watch: Watch) -> float:
     """A student learns soft targets of a teacher, and labels."""
     data, teacher, model = digits(), mlp(64, 64, 10), mlp(64, 16, 10)
-    learn(Watch(), teacher, adam(teacher, 0.01), data)
+    learn(Watch(), teacher, adam(0.01), data)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         soft = (teacher(x) / 3).softmax(1).detach()
@@ -448,7 +472,7 @@ def distillation(watch: Watch) -> float:
         match = functional.kl_div((student / 3).log_softmax(1), soft, reduction="batchmean")
         return 9 * match + CE(student, y)
 
-    fit(watch, model, adam(model), loss, batches(data.x, data.y))
+    fit(watch, model, adam(), loss, batches(data.x, data.y))
     return errors(model, data)
 
 
@@ -461,8 +485,7 @@ def two_tasks(watch: Watch) -> float:
         out = model(x)
         return mse(out[:, 0], y[:, 0]) + BCE(out[:, 1], (y[:, 1] > 0).float())
 
-    batch = batches(data.x, data.y, steps=200)
-    return mean_of_last(fit(watch, model, adam(model, 0.01), loss, batch))
+    return mean_of_last(fit(watch, model, adam(0.01), loss, batches(data.x, data.y, steps=200)))
 
 
 @healthy(50.0)
@@ -478,7 +501,7 @@ def variational(watch: Watch) -> float:
         divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
         return ((out - x).square().sum(1) + divergence).mean()
 
-    return mean_of_last(fit(watch, model, adam(model), loss, batches(data.x)))
+    return mean_of_last(fit(watch, model, adam(), loss, batches(data.x)))
 
 
 @healthy(0.75)
@@ -491,7 +514,7 @@ def diffusion(watch: Watch) -> float:
         mixed = (time * pi / 2).cos() * x + (time * pi / 2).sin() * noise
         return mse(model(torch.cat([mixed, time], 1)), noise)
 
-    return mean_of_last(fit(watch, model, adam(model), loss, batches(data.x, size=64)))
+    return mean_of_last(fit(watch, model, adam(), loss, batches(data.x, size=64)))
 
 
 @healthy(0.5)
@@ -511,24 +534,7 @@ def meta_learning(watch: Watch) -> float:
         moved = {k: w - 0.02 * g for (k, w), g in zip(weights.items(), slopes, strict=True)}
         return mse(torch.func.functional_call(model, moved, (x[20:],)), y[20:])
 
-    return mean_of_last(fit(watch, model, adam(model, 5e-3), loss, tasks()))
-
-
-@healthy(0.2)
-def accumulation(watch: Watch) -> float:
-    """Four micro-batches for each step, the loss divided by four."""
-    model = mlp(64, 32, 10)
-    optimizer = adam(model, 5e-3)
-
-    def update(step: int) -> None:
-        if step % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def loss(out: Tensor, y: Tensor) -> Tensor:
-        return CE(out, y) / 4
-
-    return learn(watch, model, optimizer, digits(), 320, 16, loss=loss, update=update, zero=False)
+    return mean_of_last(fit(watch, model, adam(5e-3), loss, tasks()))
 
 
 @healthy(0.12)
@@ -540,25 +546,25 @@ def mixed_precision(watch: Watch) -> float:
         with torch.autocast("cpu", torch.bfloat16):
             return model(x).float()
 
-    return learn(watch, model, adam(model), images(), predict=predict)
+    return learn(watch, model, adam(), images(), predict=predict)
 
 
 @healthy(0.3)
 def mean_teacher(watch: Watch) -> float:
     """Few labels, and a teacher that is the average of past students."""
     data, model = digits(), mlp(64, 64, 10)
-    teacher, optimizer = deepcopy(model), adam(model)
+    teacher = deepcopy(model)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         noisy = model(x + torch.randn_like(x) / 5).softmax(1)
         return CE(model(x[:8]), y[:8]) + mse(noisy, teacher(x).softmax(1).detach()) * 10
 
-    def update(step: int) -> None:
+    def update(optimizer: Optimizer, step: int) -> None:
         optimizer.step()
         for old, new in zip(teacher.parameters(), model.parameters(), strict=True):
             old.data.lerp_(new.data, 0.05)
 
-    fit(watch, model, optimizer, loss, batches(data.x, data.y, size=64), update)
+    fit(watch, model, adam(), loss, batches(data.x, data.y, size=64), update=update)
     return errors(model, data)
 
 
@@ -576,15 +582,7 @@ def truncated_backpropagation(watch: Watch) -> float:
         return mse(model.head(out)[..., 0], piece.T[:, 1:])
 
     pieces = ((times[:, i : i + 9].sin().T,) for i in range(0, 1192, 8))
-    return mean_of_last(fit(watch, model, adam(model, 5e-3), loss, pieces))
-
-
-@healthy(0.35)
-def autoencoder(watch: Watch) -> float:
-    """The target is the input."""
-    data, model = digits(), mlp(64, 32, 12, 32, 64)
-    data = data._replace(y=data.x, test_y=data.test_x)
-    return learn(watch, model, adam(model, 5e-3), data, 200)
+    return mean_of_last(fit(watch, model, adam(5e-3), loss, pieces))
 
 
 @healthy(0.1)
@@ -601,29 +599,7 @@ def physics_informed(watch: Watch) -> float:
         return (second + out).square().mean() + 5 * mse(model(ends), ends.sin())
 
     points = ((torch.rand(32, 1) * pi / 2,) for _ in range(250))
-    return mean_of_last(fit(watch, model, adam(model, 0.01), loss, points))
-
-
-@healthy(0.12)
-def warmup_and_cosine(watch: Watch) -> float:
-    """The learning rate rises for 20 steps, and falls to zero by a cosine."""
-    data, model = images(), cnn()
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
-    schedule = LambdaLR(optimizer, lambda s: min((s + 1) / 20, (1 + cos(pi * s / 150)) / 2))
-    return learn(watch, model, optimizer, data, update=in_turn(optimizer.step, schedule.step))
-
-
-@healthy(0.3)
-def clipped_gradients(watch: Watch) -> float:
-    """A recurrent network, whose gradients are clipped to a norm of 1."""
-    model = Recurrent(nn.LSTM(1, 16, batch_first=True), 16)
-    optimizer = adam(model, 0.01)
-
-    def update(step: int) -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return learn(watch, model, optimizer, waves(), 150, update=update)
+    return mean_of_last(fit(watch, model, adam(0.01), loss, points))
 
 
 @healthy(0.4)
@@ -635,7 +611,7 @@ def embedded_categories(watch: Watch) -> float:
         place = ((x[:, :2] + 1.73) / 3.46 * 5.99).long().clamp(0, 5)
         return model[2](torch.cat([model[0](place[:, 0]), model[1](place[:, 1]), x[:, 2:]], 1))
 
-    return learn(watch, model, adam(model, 5e-3), friedman(), 200, predict=predict)
+    return learn(watch, model, adam(5e-3), friedman(), 200, predict=predict)
 
 
 @healthy(0.2)
@@ -651,7 +627,7 @@ def graph_convolution(watch: Watch) -> float:
     def loss(known: Tensor) -> Tensor:
         return CE(predict(data.x[:400])[known], data.y[known])
 
-    fit(watch, model, adam(model, 0.01), loss, ((torch.arange(150),) for _ in range(100)))
+    fit(watch, model, adam(0.01), loss, ((torch.arange(150),) for _ in range(100)))
     return (predict(data.x[:400]).argmax(1) != data.y[:400])[150:].float().mean().item()
 
 
@@ -668,7 +644,7 @@ def teacher_forcing(watch: Watch) -> float:
         out = model[2](model[0](given), model[1](model[0](x))[1])[0]
         return CE(model[3](out).flatten(0, 1), goal.flatten())
 
-    return mean_of_last(fit(watch, model, adam(model, 0.01), loss, batches(data.x, steps=200)))
+    return mean_of_last(fit(watch, model, adam(0.01), loss, batches(data.x, steps=200)))
 
 
 @healthy(0.12)
@@ -681,7 +657,7 @@ def mixed_up(watch: Watch) -> float:
         out = model(torch.lerp(x, x[order], share))
         return (1 - share) * CE(out, y) + share * CE(out, y[order])
 
-    fit(watch, model, adam(model), loss, batches(data.x, data.y))
+    fit(watch, model, adam(), loss, batches(data.x, data.y))
     return errors(model, data)
 
 
@@ -694,4 +670,165 @@ def language_model(watch: Watch) -> float:
         return CE(model(x).flatten(0, 1), y.flatten())
 
     batch = batches(data.x, data.y, steps=250)
-    return mean_of_last(fit(watch, model, adam(model, 5e-3), loss, batch))
+    return mean_of_last(fit(watch, model, adam(5e-3), loss, batch))
+
+
+@healthy(0.3)
+def segmentation_with_dice(watch: Watch) -> float:
+    """Noisy images, a coarser view beside the finer one, and Dice loss plus cross-entropy."""
+    view = nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()
+    coarse = stack(nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.SiLU(),
+                   nn.Upsample(scale_factor=2))  # fmt: skip
+    model = stack(*view, Beside(nn.Identity(), coarse), nn.Conv2d(48, 1, 1))
+
+    def loss(x: Tensor) -> Tensor:
+        mask = (x > 0.3).float()
+        p = model(x + 0.3 * torch.randn_like(x)).sigmoid()
+        dice = 1 - 2 * (p * mask).sum() / (p.sum() + mask.sum() + 1)
+        return dice + functional.binary_cross_entropy(p, mask)
+
+    return mean_of_last(fit(watch, model, adam(), loss, batches(images().x, steps=200)))
+
+
+@healthy(0.2)
+def tagging_with_padding(watch: Watch) -> float:
+    """Words have tags, of which those behind the end of a text aren't counted."""
+    data = tokens()
+    memory = nn.Embedding(8, 32), Memory(nn.LSTM, 32, 48, bidirectional=True)
+    model = stack(*memory, nn.Linear(96, 8))
+    tags = (data.x + data.x.roll(2, 1)) % 8  # with roll(1, 1), they are the next tokens
+    lengths = torch.randint(4, 13, (len(data.x), 1))
+    batch = batches(data.x, torch.where(torch.arange(12) < lengths, tags, -100), steps=250)
+    fit(watch, model, adam(1e-2), lambda x, y: CE(model(x).transpose(1, 2), y), batch)
+    wanted = (data.test_x + data.test_x.roll(2, 1)) % 8
+    return (model(data.test_x).argmax(2) != wanted).float().mean().item()
+
+
+@healthy(0.12)
+def averaged_weights(watch: Watch) -> float:
+    """The mean of late weights is what is used."""
+    model = mlp(64, 48, 10)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+
+    def update(optimizer: Optimizer, step: int) -> None:
+        optimizer.step()
+        if step > 120 and step % 10 == 0:
+            averaged.update_parameters(model)
+
+    learn(watch, model, sgd(0.1), digits(), 240, update=update)
+    return errors(averaged, digits())
+
+
+@healthy(0.12)
+def two_optimizers(watch: Watch) -> float:
+    """The body and the head have an optimizer each."""
+    model = cnn()
+    body = torch.optim.SGD([p for layer in model[:-1] for p in layer.parameters()], 0.05, 0.9)
+    head = torch.optim.Adam(model[-1].parameters(), 3e-3)
+    return learn(watch, model, body, images(), 200,
+                 update=lambda o, _: (o.step(), head.step(), head.zero_grad()))  # fmt: skip
+
+
+@healthy(0.4)
+def sparse_regression(watch: Watch) -> float:
+    """The size of all weights is a term of the loss."""
+    model = mlp(10, 64, 1)
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return (out - y).square().mean() + 1e-3 * sum(p.abs().sum() for p in model.parameters())
+
+    return learn(watch, model, adam(), friedman(), 400, loss=loss)
+
+
+@healthy(1.2)
+def coupling_flow(watch: Watch) -> float:
+    """A flow of four couplings, whose targets are its inputs."""
+    nets = nn.ModuleList([mlp(1, 32, 2, activation=nn.Tanh) for _ in range(4)])
+
+    def loss(x: Tensor) -> Tensor:
+        total = x.new_zeros(len(x))
+        for number, net in enumerate(nets):
+            a, b = x[:, number % 2 : number % 2 + 1], x[:, 1 - number % 2 : 2 - number % 2]
+            scale, shift = net(a).chunk(2, 1)
+            scale = scale.tanh()
+            b = b * scale.exp() + shift
+            total = total + scale[:, 0]
+            x = torch.cat([a, b] if number % 2 == 0 else [b, a], 1)
+        return (0.5 * x.square().sum(1) + log(2 * pi) - total).mean()
+
+    return mean_of_last(fit(watch, nets, adam(), loss, batches(moons(0.1).x, steps=400))) - 0.9
+
+
+@healthy(0.15)
+def pseudo_labels(watch: Watch) -> float:
+    """Few labels, and those of predictions that are sure of samples that are less noisy."""
+    data, model = digits(), mlp(64, 64, 10)
+
+    def loss(x: Tensor) -> Tensor:
+        weak = model(x + 0.1 * torch.randn_like(x)).detach()
+        strong = model(x + 0.5 * torch.randn_like(x))
+        sure = weak.softmax(1).amax(1) > 0.95
+        rest = CE(strong, weak.argmax(1), reduction="none")
+        rows = torch.randint(300, (32,))
+        return CE(model(data.x[rows]), data.y[rows]) + (rest * sure).mean()
+
+    fit(watch, model, sgd(0.05), loss, batches(data.x, steps=300))
+    return errors(model, data)
+
+
+@healthy(0.1)
+def fourier_features(watch: Watch) -> float:
+    """A network of places is one image."""
+    axis = torch.linspace(0, 1, 8)
+    grid = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).view(-1, 2)
+    waves = 6.28 * grid @ (drawn(2, 24) * 3)
+    model, seen = mlp(48, 64, 1), torch.cat([waves.sin(), waves.cos()], 1)
+    batch = batches(seen, images().x[7, 0].view(-1, 1), size=64, steps=200)
+    return fit(watch, model, adam(1e-2), lambda x, y: usual_loss(model(x), y), batch)[-1]
+
+
+@healthy(0.15)
+def noise_added_to_gradients(watch: Watch) -> float:
+    """Gradients get noise that becomes smaller."""
+    model = mlp(64, 48, 10)
+
+    def update(optimizer: Optimizer, step: int) -> None:
+        for p in model.parameters():
+            p.grad += 0.01 / (1 + step) ** 0.5 * torch.randn_like(p)
+        optimizer.step()
+
+    return learn(watch, model, sgd(0.05), digits(), 250, update=update)
+
+
+@healthy(0.15)
+def gradual_unfreezing(watch: Watch) -> float:
+    """The first layer of a network with a new head is trained from the middle on."""
+    model, data = mlp(64, 64, 64, 10), digits()
+    learn(Watch(), model, adam(), altered(data, y=lambda y: (y + 1) % 10))
+    model[-1] = nn.Linear(64, 10)
+    optimizer = adam()(model)
+    model[0].requires_grad_(False)
+
+    def update(optimizer: Optimizer, step: int) -> None:
+        optimizer.step()
+        if step == 80:
+            model[0].requires_grad_(True)
+
+    return learn(watch, model, optimizer, data, 200, update=update)
+
+
+@healthy(0.5)
+def student_of_a_copy(watch: Watch) -> float:
+    """Regression to the outputs of a frozen random network."""
+    teacher, student = mlp(10, 24, 1), mlp(10, 64, 1)
+    x = torch.randn(1200, 10)
+    y = teacher(x).detach()
+    return learn(watch, student, adam(), split(x, (y - y.mean()) / y.std()), 300)
+
+
+@healthy(0.15)
+def large_pretrained_copy(watch: Watch) -> float:
+    """A copy of a trained network is tuned at a low rate."""
+    model = cnn()
+    learn(Watch(), model, adam(), images(), 250)
+    return learn(watch, deepcopy(model), adam(1e-4), images(), 120)

@@ -15,20 +15,19 @@ class Question:
     """``train(fixed, watch)`` trains the twin or the faulty form, and returns how bad it is.
 
     The twin is at most as bad as ``limit``, the faulty form more than 1.5 times that, or NaN.
-    The docstring of ``train`` says what the mistake is. A healthy loop has only the fixed form.
+    ``cause`` says what the mistake is. A fault of those that are ``right`` names it, and the ones
+    that are ``true`` are so without being the cause: that nothing is learnt, for example. Where no
+    rule has a name for the cause, none is right, and an alarm about something else is wrong. A
+    healthy loop has only the fixed form.
     """
 
+    name: str
     source: str
     limit: float
+    right: tuple[str, ...]
+    true: tuple[str, ...]
+    cause: str
     train: Form
-
-    @property
-    def name(self) -> str:
-        return self.train.__name__
-
-    @property
-    def cause(self) -> str:
-        return " ".join((self.train.__doc__ or "").split())
 
     def hurts(self, faulty: float, fixed: float) -> bool:
         """Whether the mistake does harm, and the twin trains."""
@@ -38,12 +37,26 @@ class Question:
 QUESTIONS: list[Question] = []
 LOOPS: list[Question] = []
 
+DIVERGES = "lr_too_high lr_edge"
+FLAT = "labels_random constant_output"
+DEAD = f"{FLAT} dead_units no_gradient lr_too_low"
+NAN = "nonfinite_loss nonfinite_gradient"
 
-def question(source: str, limit: float) -> Callable[[Form], Form]:
-    """Adds a function to the questions."""
+
+def ask(
+    name: str, source: str, limit: float, right: str, true: str, cause: str, train: Form
+) -> None:
+    """Adds a question."""
+    rights, trues = tuple(right.split()), tuple(true.split())
+    QUESTIONS.append(Question(name, source, limit, rights, trues, cause, train))
+
+
+def question(source: str, limit: float, right: str, true: str) -> Callable[[Form], Form]:
+    """Adds a function to the questions, whose docstring is the cause."""
 
     def add(train: Form) -> Form:
-        QUESTIONS.append(Question(source, limit, train))
+        cause = " ".join((train.__doc__ or "").split())
+        ask(train.__name__, source, limit, right, true, cause, train)
         return train
 
     return add
@@ -53,15 +66,15 @@ def healthy(limit: float) -> Callable[[Callable[[Watch], float]], Callable[[Watc
     """Adds a function to the healthy loops."""
 
     def add(train: Callable[[Watch], float]) -> Callable[[Watch], float]:
-        def form(fixed: bool, watch: Watch) -> float:
-            return train(watch)
-
-        form.__name__, form.__doc__ = train.__name__, train.__doc__
-        form.__module__ = train.__module__
-        LOOPS.append(Question("", limit, form))
+        run(train.__name__, limit, train)
         return train
 
     return add
+
+
+def run(name: str, limit: float, train: Callable[[Watch], float]) -> None:
+    """Adds a healthy loop."""
+    LOOPS.append(Question(name, "", limit, (), (), "", lambda fixed, watch: train(watch)))
 
 
 def github(place: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from sklearn import datasets
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks.diagnosis.development.networks import mlp as mlp  # for all modules
+from benchmarks.diagnosis.development.networks import stack as stack
 
 
 class Watch:
@@ -149,40 +152,53 @@ def batches(
         steps -= -(-len(order) // size)
 
 
+Recipe: TypeAlias = Callable[[nn.Module], Optimizer]
+"""What makes a model's optimizer."""
+
+
+def always(step: int) -> bool:
+    return True
+
+
 def fit(
     watch: Watch,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Recipe,
     loss: Callable[..., Tensor],
     data: Iterator[tuple[Tensor, ...]],
-    update: Callable[[int], object] | None = None,
+    *,
     zero: bool = True,
+    every: int = 1,
+    clip: float = math.inf,
+    schedule: Callable[[Optimizer], LRScheduler] | None = None,
+    when: Callable[[int], object] = always,
+    update: Callable[[Optimizer, int], object] | None = None,
 ) -> list[float]:
-    """The plain loop. ``loss`` gets the batch, ``update`` the step's number. Returns losses."""
+    """The plain loop. ``loss`` gets the batch. Returns losses.
+
+    The optimizer takes a step after ``every`` so many backward passes, or ``update`` does it; the
+    ``schedule`` takes one behind that at the steps ``when`` it should.
+    """
     watch.follow(model)
+    made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model)
+    scheduler = None if schedule is None else schedule(made)
     losses = []
     for step, batch in enumerate(data):
-        if zero:
-            optimizer.zero_grad()
+        if zero and step % every == 0:
+            made.zero_grad()
         value = loss(*batch)
-        with watch.step(step, value, optimizer):
+        with watch.step(step, value, made):
             value.backward()
-        if update is None:
-            optimizer.step()
-        else:
-            update(step)
+        if clip < math.inf:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if update is not None:
+            update(made, step)
+        elif step % every == every - 1:
+            made.step()
+        if scheduler is not None and when(step):
+            scheduler.step()
         losses.append(value.item())
     return losses
-
-
-def in_turn(*actions: Callable[[], object]) -> Callable[[int], None]:
-    """What the optimizer, the schedule and others do after each backward pass."""
-
-    def update(step: int) -> None:
-        for act in actions:
-            act()
-
-    return update
 
 
 def usual_loss(out: Tensor, y: Tensor) -> Tensor:
@@ -197,22 +213,32 @@ def usual_loss(out: Tensor, y: Tensor) -> Tensor:
 def learn(
     watch: Watch,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Recipe,
     data: Data,
     steps: int = 150,
     size: int = 32,
     *,
     predict: Callable[[Tensor], Tensor] | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = usual_loss,
-    update: Callable[[int], object] | None = None,
-    zero: bool = True,
     shuffle: bool = True,
+    **options: Any,
 ) -> float:
-    """Trains, and returns the share of wrong classes, or the misfit where targets are numbers."""
+    """Trains as ``fit`` does with its options, and returns how bad the model is in evaluation mode.
+
+    That is the share of wrong classes, or the misfit where targets are numbers.
+    """
     outputs = predict or model
     batch = batches(data.x, data.y, size=size, steps=steps, shuffle=shuffle)
-    fit(watch, model, optimizer, lambda x, y: loss(outputs(x), y), batch, update, zero)
-    return misfit(outputs, data) if data.test_y.ndim > 1 else errors(outputs, data)
+    fit(watch, model, optimizer, lambda x, y: loss(outputs(x), y), batch, **options)
+    was_training = model.training
+    model.eval()
+    found = misfit(outputs, data) if data.test_y.ndim > 1 else errors(outputs, data)
+    model.train(was_training)
+    return found
+
+
+def mean_of_last(losses: list[float]) -> float:
+    return sum(losses[-20:]) / 20
 
 
 @torch.no_grad()
@@ -231,9 +257,97 @@ def misfit(model: Callable[[Tensor], Tensor], data: Data) -> float:
     return ((model(data.test_x) - data.test_y).square().mean() / data.test_y.var()).item()
 
 
-def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.9, **options: float) -> Optimizer:
-    return torch.optim.SGD(model.parameters(), lr, momentum, **options)
+def sgd(lr: float = 0.1, momentum: float = 0.9, **options: float) -> Recipe:
+    return lambda model: torch.optim.SGD(model.parameters(), lr, momentum, **options)
 
 
-def adam(model: nn.Module, lr: float = 3e-3, **options: float) -> Optimizer:
-    return torch.optim.Adam(model.parameters(), lr, **options)
+def adam(lr: float = 3e-3, **options: float) -> Recipe:
+    return lambda model: torch.optim.Adam(model.parameters(), lr, **options)
+
+
+def begun(
+    model: nn.Module, weight: Callable[[Tensor], object] | None = None, bias: float | None = None
+) -> nn.Module:
+    """The model, whose linear layers begin with other weights and biases."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            if weight is not None:
+                weight(layer.weight)
+            if bias is not None:
+                nn.init.constant_(layer.bias, bias)
+    return model
+
+
+def normal(deviation: float) -> Callable[[Tensor], object]:
+    """Normal numbers for ``begun``."""
+    return partial(nn.init.normal_, std=deviation)
+
+
+Change: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def altered(data: Data, x: Change = lambda x: x, y: Change = lambda y: y) -> Data:
+    """The data with other inputs and targets."""
+    return Data(x(data.x), y(data.y), x(data.test_x), y(data.test_y))
+
+
+def of_itself(data: Data) -> Data:
+    """The data whose targets are the inputs."""
+    return data._replace(y=data.x, test_y=data.test_x)
+
+
+def real_points(spread: float = 0.3, centre: tuple[float, float] = (2.0, -1.0)) -> Tensor:
+    """Points of a normal distribution in a plane, which a generator is to make."""
+    return drawn(640, 2) * spread + torch.tensor(centre)
+
+
+def critic_loss(critic: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
+    """Cross-entropy of what is real and what isn't."""
+    scores = critic(torch.cat([real, fake]))
+    truth = torch.cat([torch.ones(len(real), 1), torch.zeros(len(fake), 1)])
+    return functional.binary_cross_entropy_with_logits(scores, truth)
+
+
+def generate(watch: Watch, answer: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> float:
+    """Trains a GAN whose generator is watched; ``answer`` is the loss of what it has made.
+
+    Returns how far the mean of what it makes is from that of the real points.
+    """
+    generator, critic, real = mlp(8, 32, 2), mlp(2, 32, 1), real_points()
+    other = adam(5e-3)(critic)
+
+    def loss(x: Tensor) -> Tensor:
+        fake = generator(torch.randn(len(x), 8))
+        other.zero_grad()
+        critic_loss(critic, x, fake.detach()).backward()
+        other.step()
+        return answer(critic, fake)
+
+    fit(watch, generator, adam(), loss, batches(real, steps=400))
+    return distance_of_means(generator, real)
+
+
+def distance_of_means(generator: nn.Module, real: Tensor) -> float:
+    """Between what is generated and what is real."""
+    return (generator(torch.randn(500, 8)).mean(0) - real.mean(0)).norm().item()
+
+
+def values_of_a_chain(
+    watch: Watch, model: nn.Module, target: nn.Module, ends: bool = True, **options: Any
+) -> float:
+    """Trains Q-values of six states in a row, the last of which ``ends`` an episode.
+
+    Returns the mean error of the values.
+    """
+    state = torch.eye(6)
+    place = torch.randint(6, (800,), generator=torch.Generator().manual_seed(0))
+
+    def loss(here: Tensor) -> Tensor:
+        with torch.no_grad():
+            later = target(state[(here + 1).clamp(max=5)])[:, 0]
+        goal = 1 + 0.95 * later * (1 - (here == 5).float() * ends)
+        return functional.smooth_l1_loss(model(state[here])[:, 0], goal)
+
+    fit(watch, model, adam(0.01), loss, batches(place, steps=400), **options)
+    truth = torch.tensor([sum(0.95**k for k in range(6 - i)) for i in range(6)])
+    return (model(state)[:, 0] - truth).abs().mean().item()
