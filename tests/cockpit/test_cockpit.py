@@ -242,23 +242,6 @@ def test_warnings_point_at_the_users_line(model: nn.Module) -> None:
     assert caught[0].filename == __file__
 
 
-def test_optimizer_that_steps_inside_the_backward_pass(model: nn.Module) -> None:
-    plain, fused = (Cockpit(copy.deepcopy(model), [quantities.NormTest()]) for _ in range(2))
-    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in fused.model.parameters()}
-
-    def update(parameter: Tensor) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    for parameter in optimizers:
-        parameter.register_post_accumulate_grad_hook(update)
-    for cockpit in (plain, fused):
-        torch.manual_seed(6)
-        with cockpit(0):
-            loss_of(cockpit.model).backward()
-    assert fused.history["NormTest"][0] == pytest.approx(plain.history["NormTest"][0], rel=1e-6)
-
-
 def test_input_that_was_overwritten_is_not_needed() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double()
     model[1].weight.requires_grad_(False)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from benchmarks.fuzz.examine import examine
-from benchmarks.fuzz.loop import Loop
-from benchmarks.fuzz.recipe import Recipe, recipe_of
+from benchmarks.fuzz.loop import Loop, run
+from benchmarks.fuzz.parts import LAYERS, RARE
+from benchmarks.fuzz.recipe import BETWEEN, HABITS, WAYS, Recipe, recipe_of, sensible
 from benchmarks.fuzz.tracked import Tracked
 from benchmarks.fuzz.watch import CockpitWatch
 
@@ -74,6 +75,48 @@ def test_loops_that_differ_with_gradlens_alone_are_wrong(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(CockpitWatch, "updated", change)
     assert examine(of_one("NormTest"))
+
+
+VALUES = (
+    *("Loss", "NormTest", "InnerTest", "OrthoTest", "GradCovariance", "GradNorm", "GradHist1d"),
+    *("UpdateSize", "Alpha", "OutputNorm"),
+)
+IN_CHECKPOINTS = (
+    "spectral norm", "spectral norm by a hook", "changing buffer", "replaced buffer", "batch norm",
+)  # fmt: skip
+EACH: dict[str, dict[str, tuple[str, ...]]] = {
+    **{f"trained: {name}": {"ways": (name,) * 3} for name in WAYS},
+    **{f"habit: {name}": {"habits": (name,)} for name in HABITS},
+    **{f"between steps: {name}": {"between": (name,)} for name in BETWEEN},
+    **{f"layer: {name}": {"parts": (name,)} for name in LAYERS if name not in RARE},
+    **{f"in a checkpoint: {n}": {"parts": (f"{n} | checkpointed",)} for n in IN_CHECKPOINTS},
+    "micro-batches with steps of their own": {
+        "ways": ("scaled",) * 3, "habits": ("gradients never zeroed",)
+    },
+}  # fmt: skip
+"""What a loop has of each kind, alone."""
+
+UNKNOWN = {
+    "trained: backward twice", "trained: grad before", "trained: penalised", "trained: two losses",
+    "trained: two losses one passed", "trained: vector", "trained: without backward",
+    "trained: hooked outputs", "trained: weighted by zero", "trained: detached", "layer: jagged",
+    "layer: overwriting function", "layer: function with a list", "layer: not finite",
+    "in a checkpoint: spectral norm", "in a checkpoint: spectral norm by a hook",
+}  # fmt: skip
+"""Where norms of single samples' gradients are unknown at some step."""
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_way_habit_and_layer(name: str) -> None:
+    """As random loops, and values of single samples are known."""
+    tracked = tuple(map(Tracked, VALUES))
+    options = ("optimizer", "loss function")
+    recipe = sensible(Recipe(0, tracked=tracked, options=options, **EACH[name]))  # type: ignore[arg-type]
+    assert not examine(recipe)
+    watch = CockpitWatch()
+    run(recipe, watch)
+    values = watch.history["NormTest"].values()
+    assert all(value > 0 for value in values) == (name not in UNKNOWN), [*values]
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -109,23 +109,6 @@ def whole_batch(
     tracked_backward(cockpit, step, loss_function(model(x), y), optimizer=optimizer)
 
 
-def test_micro_batches_with_steps_of_their_own() -> None:
-    """Then values are those of each micro-batch."""
-    model, (x, y) = network(), data()
-    cockpit = gradlens.Cockpit(model, [NormTest(), GradNoiseScale()])
-    alone = gradlens.Cockpit(network(), [NormTest(), GradNoiseScale()])
-    for part in range(2):
-        share = slice(6 * part, 6 * part + 6)
-        loss = nn.functional.cross_entropy(model(x[share]), y[share])
-        with cockpit(part, loss=loss):
-            (loss / 2).backward()
-        assert alone.model is not None
-        loss = nn.functional.cross_entropy(alone.model(x[share]), y[share])
-        alone.model.zero_grad()
-        tracked_backward(alone, part, loss)
-    assert_same_histories(cockpit.history, alone.history)
-
-
 def test_curvature_is_that_of_the_last_micro_batch() -> None:
     model, (x, y) = network(), data()
     cockpit = gradlens.Cockpit(model, [quantities.HessMaxEV()])
@@ -295,25 +278,6 @@ def test_the_norm_is_that_of_what_the_context_leaves(after: str) -> None:
         name: float(g.norm()) for g, (name, _) in zip(truth, model.named_parameters(), strict=True)
     }
     assert cockpit.history["GradNorm"][0] == pytest.approx(norms, rel=1e-9)
-
-
-def test_clipping_inside_the_context_changes_nothing_of_single_samples() -> None:
-    found = []
-    for largest in (math.inf, 0.01):
-        model, (x, y) = network(), data()
-        optimizer, cockpit = sgd([*model.parameters()]), gradlens.Cockpit(model, [*tracked()])
-        loss = nn.functional.cross_entropy(model(x), y)
-        with cockpit(0, loss=loss, optimizer=optimizer):
-            loss.backward()
-            if largest < math.inf:
-                nn.utils.clip_grad_norm_(model.parameters(), largest)
-        norms = {name: float(p.grad.norm()) for name, p in model.named_parameters()}
-        assert cockpit.history["GradNorm"][0] == pytest.approx(norms, rel=1e-9)
-        assert not cockpit.history.notes
-        found.append(cockpit.history)
-    for quantity in (Loss, NormTest, InnerTest, OrthoTest, MeanGSNR, GradCovariance, CABS):
-        one, other = (history[quantity.__name__] for history in found)
-        assert_same_records(one, other)
 
 
 def divided_by_the_framework(*sizes: int, scale: float = 1.0) -> Callable[..., None]:

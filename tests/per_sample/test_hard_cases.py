@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from backpack.context import CTX
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, prune
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.testing import assert_close
 
@@ -41,16 +41,6 @@ def plain(model: nn.Module, loss: Tensor) -> None:
     loss.backward()
 
 
-def clipped(model: nn.Module, loss: Tensor) -> None:
-    loss.backward()
-    clip_grad_norm_(model.parameters(), 0.01)
-
-
-def zeroed(model: nn.Module, loss: Tensor) -> None:
-    loss.backward()
-    model.zero_grad(set_to_none=False)
-
-
 def after_a_saliency_map(model: nn.Module, loss: Tensor) -> None:
     torch.autograd.grad(loss, model[0].bias, retain_graph=True)
     loss.backward()
@@ -63,7 +53,7 @@ def before_a_saliency_map(model: nn.Module, loss: Tensor) -> None:
 
 @pytest.mark.parametrize(
     "around",
-    [clipped, zeroed, after_a_saliency_map, before_a_saliency_map],
+    [after_a_saliency_map, before_a_saliency_map],
     ids=lambda around: around.__name__,
 )
 def test_what_else_happens_inside_the_context(around: Callable[..., None]) -> None:
@@ -353,31 +343,6 @@ def test_unusual_layers_are_covered_and_right(case: str) -> None:
     assert not cockpit.history.notes
 
 
-def asked_for(loss: Tensor, parameter: Tensor) -> None:
-    torch.autograd.grad(loss, parameter)
-
-
-def accumulated(loss: Tensor, parameter: Tensor) -> None:
-    loss.backward(inputs=[parameter])
-
-
-@pytest.mark.parametrize("backward", [asked_for, accumulated])
-def test_backward_passes_that_leave_out_parameters(
-    backward: Callable[[Tensor, Tensor], None],
-) -> None:
-    """Whose per-sample gradients are there all the same, or missing, but never zero."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.PReLU(5), weight_norm(nn.Linear(5, 3))).double()
-    losses = model(torch.randn(6, 4, dtype=torch.float64)).square().mean(1)
-    expected = per_sample_gradients_of_losses(losses, model)
-    loss = losses.mean()
-    with gradlens.per_sample_gradients(model, loss=loss, batch_size=6) as gradients:
-        backward(loss, model[0].weight)
-    assert "0.weight" in gradients
-    for name in gradients:
-        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
-
-
 def test_complex_parameters_are_not_covered() -> None:
     model = nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64))
     cockpit = Cockpit(model, [quantities.NormTest()])
@@ -442,15 +407,6 @@ def test_failure_on_entering_leaves_no_hook() -> None:
             pass
     assert not model.weight._post_accumulate_grad_hooks
     assert not CTX.get_active_exts()
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_parameters_without_elements() -> None:
-    layer = gradlens.extend(nn.Linear(3, 0)).double()
-    with gradlens.per_sample_gradients(layer) as gradients:
-        layer(torch.randn(2, 3, dtype=torch.float64)).sum().backward()
-    assert gradients["weight"].squared_norms().tolist() == [0, 0]
-    assert next(gradients["weight"].pieces()).values.shape == (2, 0, 3)
 
 
 def test_quantities_that_a_resumed_run_has_added_are_in_its_file(tmp_path: Any) -> None:
@@ -542,3 +498,37 @@ def test_sparse_inputs(layout: torch.layout) -> None:
     model = gradlens.extend(nn.Linear(4, 3).double())
     inputs = torch.randn(5, 4, dtype=torch.float64).to_sparse(layout=layout)
     assert_covered(model, (inputs @ model.weight.T + model.bias).square().mean(1), batch_size=5)
+
+
+def asked_for(loss: Tensor, parameter: Tensor) -> None:
+    torch.autograd.grad(loss, parameter)
+
+
+def accumulated(loss: Tensor, parameter: Tensor) -> None:
+    loss.backward(inputs=[parameter])
+
+
+@pytest.mark.parametrize("backward", [asked_for, accumulated])
+def test_backward_passes_that_leave_out_parameters(
+    backward: Callable[[Tensor, Tensor], None],
+) -> None:
+    """Whose per-sample gradients are there all the same, or missing, but never zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.PReLU(5), weight_norm(nn.Linear(5, 3))).double()
+    losses = model(torch.randn(6, 4, dtype=torch.float64)).square().mean(1)
+    expected = per_sample_gradients_of_losses(losses, model)
+    loss = losses.mean()
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=6) as gradients:
+        backward(loss, model[0].weight)
+    assert "0.weight" in gradients
+    for name in gradients:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_parameters_without_elements() -> None:
+    layer = gradlens.extend(nn.Linear(3, 0)).double()
+    with gradlens.per_sample_gradients(layer) as gradients:
+        layer(torch.randn(2, 3, dtype=torch.float64)).sum().backward()
+    assert gradients["weight"].squared_norms().tolist() == [0, 0]
+    assert next(gradients["weight"].pieces()).values.shape == (2, 0, 3)

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlens
-from gradlens.quantities import GradHist1d, NormTest, Quantity
 from tests.cases.references import assert_covered, per_sample_gradients_of_losses
 from tests.cases.row_cases import C, D, H, N, Net, classes, randn
 
@@ -116,32 +115,6 @@ WITH_BUFFERS: dict[str, Callable[[], nn.Module]] = {
     "changed in place": lambda: Running(replaces=False),
     "replaced": lambda: Running(replaces=True),
 }
-
-
-@pytest.mark.filterwarnings("ignore:.*per-sample gradients", "ignore:.*samples")
-@pytest.mark.filterwarnings("ignore:.*spectral_norm:FutureWarning")
-@pytest.mark.parametrize("quantity", [NormTest, GradHist1d])
-@pytest.mark.parametrize("layer", WITH_BUFFERS.values(), ids=WITH_BUFFERS)
-def test_buffers_that_a_checkpoint_changes(
-    layer: Callable[[], nn.Module], quantity: Callable[[], Quantity]
-) -> None:
-    """A checkpoint runs its layers once more in backward, as often as without gradlens."""
-
-    def trained(tracked: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Net(
-            lambda net, x: net.head(checkpoint(net.inner, x, use_reentrant=False)),
-            inner=layer(),
-            head=nn.Linear(H, C),
-        ).double()
-        cockpit = gradlens.Cockpit(model, [quantity()])
-        for step in range(3):
-            loss = F.cross_entropy(model(randn(N, D)), classes(N))
-            with cockpit(step, loss=loss) if tracked else nullcontext():
-                loss.backward()
-        return [*(p.grad for p in model.parameters() if p.grad is not None), *model.buffers()]
-
-    assert_close(trained(True), trained(False), rtol=0, atol=0)
 
 
 def test_an_encoder_is_evaluated_as_with_any_hook() -> None:
