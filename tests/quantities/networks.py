@@ -25,12 +25,16 @@ class Residual(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    """Its output is that of the last step, or of each ``[N, 2, 2]``."""
+
+    def __init__(self, at_each: bool = False) -> None:
         super().__init__()
+        self.at_each = at_each
         self.lstm, self.head = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x.unflatten(-1, (2, 2)))[0][:, -1])
+        found = self.lstm(x.unflatten(-1, (2, 2)))[0]
+        return self.head(found if self.at_each else found[:, -1])
 
 
 class Attention(nn.Module):

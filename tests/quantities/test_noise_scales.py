@@ -30,8 +30,7 @@ from tests.cases.steps import tracked_backward
 from tests.quantities.networks import Attention, Residual
 
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
-    "mlp": (NETWORKS["mlp"].build, NETWORKS["mlp"].inputs),
-    "lstm": (NETWORKS["lstm"].build, NETWORKS["lstm"].inputs),
+    **{n: (NETWORKS[n].build, NETWORKS[n].inputs) for n in ("mlp", "lstm", "embedding")},
     "residual": (Residual, real(4)),
     "transformer": (Attention, real(4)),
 }
@@ -209,17 +208,18 @@ def test_averages_are_those_of_weighted_steps() -> None:
     assert averages.add("", found).trace == pytest.approx(mean[0])
 
 
-def test_smoothed_values_of_a_run() -> None:
-    model, inputs = made("mlp")
+@pytest.mark.parametrize("network", ["mlp", "embedding"])
+def test_smoothed_values_of_a_run(network: str) -> None:
+    model, inputs = made(network)
     of_steps = GradNoiseScale(name="each", by="layer")
     cockpit = Cockpit(model, [of_steps, GradNoiseScale(smoothing=0.5, by="layer")])
     for step in range(4):
         with cockpit(step, loss=(loss := loss_of(model, inputs(5)))):
             loss.backward()
     each, found = [*cockpit.history["each"].values()], cockpit.history["GradNoiseScale"][3]
-    for layer in ("", "0"):
-        records = [one["layers"][layer] if layer else one for one in each]
-        own = found["layers"][layer] if layer else found
+    for layer in (None, *found["layers"]):
+        records = [one if layer is None else one["layers"][layer] for one in each]
+        own = found if layer is None else found["layers"][layer]
         for key in ("trace", "squared_norm"):
             mean = np.average([one[key] for one in records], weights=[1, 2, 4, 8])
             assert own[key] == pytest.approx(mean)

@@ -319,12 +319,6 @@ def test_waits_for_a_device_do_not_depend_on_the_number_of_parameters() -> None:
     assert few.total() <= 4, few  # behind the backward pass, before and after the optimizer, update
 
 
-def test_training_is_the_same() -> None:
-    tracked, plain = train(optim.AdamW), train(optim.AdamW, tracked=[])
-    for one, other in zip(tracked.parameters, plain.parameters, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("case", ["Adam", "SGD", "Adafactor"])
 def test_relative_update(case: str) -> None:
     found = train(CASES[case][0], Residual)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,12 @@ from tests.quantities.test_layer_quantities import (
     singular_values,
 )
 
-NETWORKS = {"MLP": mlp, "residual": Residual, "LSTM": Recurrent, "transformer": Attention}
+NETWORKS = {
+    "MLP": mlp,
+    "residual": Residual,
+    "LSTM": partial(Recurrent, True),
+    "transformer": Attention,
+}
 TRACKED: tuple[type[Quantity], ...] = (
     quantities.ActivationOutliers,
     quantities.OutputEntropy,
@@ -37,7 +43,7 @@ TRACKED: tuple[type[Quantity], ...] = (
 
 def built(network: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    return NETWORKS[network]().double(), torch.randn(8, 4).double()
+    return NETWORKS[network]().double(), torch.randn(12, 4).double()
 
 
 def outputs(model: nn.Module, inputs: Tensor) -> dict[str, Array]:

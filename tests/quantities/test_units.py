@@ -145,13 +145,15 @@ def values(
     The second batch has a ``bad`` number.
     """
     model = network("TID" in quantity.name)
-    loss_function = nn.CrossEntropyLoss(reduction=reduction)
+    kind = nn.CrossEntropyLoss if bad is None else nn.MSELoss
+    loss_function = kind(reduction=reduction)
     opt = optimizer(model, unit * (N if reduction == "sum" else 1))
     cockpit = Cockpit(model, [quantity], loss_reduction=reduction, loss_function=loss_function)
     for step in range(STEPS):
         inputs, labels = torch.randn(N, 4).double(), torch.randint(3, (N,))
-        if bad is not None and step == 1:
-            inputs[2, 1] = bad
+        if bad is not None:
+            labels = torch.zeros(N, 3).double()
+            inputs[2, 1] = bad if step == 1 else 1.0
         opt.zero_grad()
 
         def closure(inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
