@@ -24,7 +24,6 @@ from gradlens.curvature.estimate import (
 from gradlens.curvature.hessian import GGNOperator, HessianOperator
 from gradlens.curvature.operator import Products
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.running_statistics import RunningMean
 from tests.cases.curvature_cases import build, dense_ggn, dense_hessian
 
 SEEDS = 100
@@ -54,17 +53,10 @@ MATRICES = {
     "rank one": rank_one_matrix(),
 }
 
-TRACES: dict[str, Callable[..., Estimate]] = {"hutchinson": hutchinson}
-
 
 @pytest.fixture(params=MATRICES)
 def matrix(request: pytest.FixtureRequest) -> np.ndarray:
     return MATRICES[request.param]
-
-
-@pytest.fixture(params=TRACES)
-def trace(request: pytest.FixtureRequest) -> Callable[..., Estimate]:
-    return TRACES[request.param]
 
 
 def holds(interval: tuple[Any, Any], truth: Any) -> Any:
@@ -90,18 +82,6 @@ def test_diagonal_errors_are_those_of_the_diagonal(matrix: np.ndarray) -> None:
 
 def exact_density(found: SpectralDensity, eigenvalues: np.ndarray) -> np.ndarray:
     return stats.norm.pdf(found.grid[:, None], eigenvalues, found.width).mean(1)
-
-
-_DENSITIES: list[SpectralDensity] = []
-
-
-def densities() -> list[SpectralDensity]:
-    if not _DENSITIES:
-        matrix = MATRICES["gaussian"]
-        _DENSITIES.extend(
-            spectral_density(matrix, 10, 20, points=64, seed=seed) for seed in range(SEEDS)
-        )
-    return _DENSITIES
 
 
 # Values
@@ -149,13 +129,10 @@ def test_a_wider_level_is_a_wider_interval() -> None:
         found.confidence_interval(95)
 
 
-def test_estimates_have_a_t_interval() -> None:
+def test_estimates_have_a_t_interval_and_those_of_positive_numbers_of_the_logarithm() -> None:
     found = Estimate(1.0, 0.5, 9, 10)
     half = 2.262157 * 0.5
     assert found.confidence_interval() == pytest.approx((1 - half, 1 + half))
-
-
-def test_logarithms_of_positive_numbers_have_a_t_interval() -> None:
     found = Estimate(3.0, 0.6, 9, 10, positive=True)
     factor = np.exp(2.262157 * 0.6 / 3)
     assert found.confidence_interval() == pytest.approx((3 / factor, 3 * factor))
@@ -169,16 +146,6 @@ def test_the_error_of_a_trace_is_known_from_two_probes() -> None:
     truth = np.sqrt(2 * (np.square(matrix).sum() - np.square(np.diag(matrix)).sum()) / 2)
     for seed in range(10):
         assert hutchinson(matrix, 2, seed).standard_error == pytest.approx(truth, rel=0.15)
-
-
-@pytest.mark.parametrize("samples", [2, 3, 50])
-def test_running_means_equal_those_of_all_samples(samples: int) -> None:
-    values = 1e3 + np.random.default_rng(0).exponential(size=(samples, 4))
-    running = RunningMean()
-    for value in torch.from_numpy(values):
-        running.add(value)
-    np.testing.assert_allclose(running.mean, values.mean(0), rtol=1e-14)
-    np.testing.assert_allclose(running.standard_error(), stats.sem(values), rtol=1e-9)
 
 
 # Density
@@ -226,13 +193,6 @@ def test_invariant_subspaces_end_lanczos(spectrum: list[float]) -> None:
         expected = exact_density(density, np.array(spectrum))
         np.testing.assert_allclose(density.density, expected, atol=1e-9 * expected.max())
         assert (density.standard_error <= 1e-9 * expected.max()).all()
-
-
-def test_lanczos_nodes_are_the_eigenvalues() -> None:
-    matrix = gaussian_matrix(30)
-    ((nodes, weights),) = lanczos(Products(matrix), [torch.ones(30).double()], 100)
-    np.testing.assert_allclose(nodes, np.linalg.eigvalsh(matrix), atol=1e-10)
-    assert weights.sum() == pytest.approx(1)
 
 
 def test_a_stated_width_is_the_width() -> None:
@@ -308,8 +268,8 @@ def test_products_that_are_not_finite(
         assert "NaN or Inf" in found.reason
 
 
-def test_one_sample_has_no_standard_error(trace: Callable[..., Estimate]) -> None:
-    found = trace(gaussian_matrix(), 1)
+def test_one_sample_has_no_standard_error() -> None:
+    found = hutchinson(gaussian_matrix(), 1)
     assert np.isfinite(found.value)
     assert isinstance(found.standard_error, Undefined)
     for end in found.confidence_interval():
@@ -318,10 +278,10 @@ def test_one_sample_has_no_standard_error(trace: Callable[..., Estimate]) -> Non
     assert np.isnan(hutchinson_diagonal(gaussian_matrix(), 1).standard_error).all()
 
 
-def test_bad_requests_are_named(trace: Callable[..., Estimate]) -> None:
+def test_bad_requests_are_named() -> None:
     matrix = np.eye(3)
     with pytest.raises(ValueError, match="0 samples"):
-        trace(matrix, 0)
+        hutchinson(matrix, 0)
     with pytest.raises(ValueError, match="0 samples"):
         hutchinson_diagonal(matrix, 0)
     with pytest.raises(ValueError, match="0 probes"):

@@ -374,19 +374,25 @@ def test_says_that_nothing_was_recorded(case: str, history: History) -> None:
     drawing.figure.draw_without_rendering()
 
 
+HISTORIES: dict[str, Callable[[tuple[str, ...]], History]] = {
+    "one step": lambda kinds: realistic(1, kinds),
+    "gaps": lambda kinds: same(
+        realistic(80, kinds), lambda step, old: NONE if step % 20 == 0 and step else old
+    ),
+    "many steps": lambda kinds: realistic(3_000, kinds),
+    "many layers": lambda kinds: realistic(11, kinds, layers=40),
+}
+
+
 @every_case
-def test_one_step(case: str) -> None:
+@pytest.mark.parametrize("history", HISTORIES)
+def test_histories_of_any_kind_are_drawn(history: str, case: str) -> None:
     """On a linear and a logarithmic axis in turn."""
-    history, log_step = realistic(1, CASES[case]), bool([*CASES].index(case) % 2)
-    assert instrument(case).series(history)
-    instrument(case).plot(history, log_step=log_step).figure.draw_without_rendering()
-
-
-@every_case
-def test_gaps(case: str) -> None:
-    history = realistic(80, CASES[case])
-    gaps = same(history, lambda step, old: Undefined(REASON) if step % 20 == 0 and step else old)
-    instrument(case).plot(gaps).figure.draw_without_rendering()
+    recorded, log_step = HISTORIES[history](CASES[case]), bool([*CASES].index(case) % 2)
+    assert instrument(case).series(recorded)
+    drawing = instrument(case).plot(recorded, log_step=log_step)
+    assert all(np.size(line.get_xdata()) < 2500 for line in drawing.figure.findobj(Line2D))
+    drawing.figure.draw_without_rendering()
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in BY_LAYER])
@@ -409,14 +415,6 @@ def test_has_no_data_without_layers(case: str) -> None:
 
 
 @pytest.mark.slow
-@every_case
-def test_many_steps(case: str) -> None:
-    drawing = instrument(case).plot(realistic(3_000, CASES[case]))
-    assert all(np.size(line.get_xdata()) < 2500 for line in drawing.figure.findobj(Line2D))
-    drawing.figure.draw_without_rendering()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_OVER_STEPS])
 def test_logarithmic_step_axis(case: str) -> None:
     history = realistic(300, CASES[case])
@@ -425,12 +423,6 @@ def test_logarithmic_step_axis(case: str) -> None:
     assert data_axes(drawing).get_xscale() == "symlog"
     assert data_axes(drawing).get_xlim()[0] == 0
     drawing.figure.draw_without_rendering()
-
-
-@pytest.mark.slow
-@every_case
-def test_many_layers(case: str) -> None:
-    instrument(case).plot(realistic(11, CASES[case], layers=40)).figure.draw_without_rendering()
 
 
 @pytest.mark.slow
@@ -467,28 +459,27 @@ def line_data(artist: Artist) -> tuple[list[float], list[float]]:
     return list(map(float, artist.get_xdata())), list(map(float, artist.get_ydata()))  # type: ignore[arg-type]
 
 
-def test_parameters_are_root_mean_squares() -> None:
-    values = {s: {"w": np.full((2, 3), 2.0 * s), "b": np.ones(3)} for s in (1, 2)}
-    drawing = instruments.ParametersInstrument().plot(recorded("Parameters", values))
-    assert line_data(drawing.artists["w"])[1] == [2, 4]
-    assert line_data(drawing.artists["b"])[1] == [1, 1]
-
-
-def test_total_gradient_norm_skips_absent_and_keeps_undefined_parameters() -> None:
-    values = {0: {"w": 3.0, "b": 4.0}, 1: {"w": 3.0}, 2: {"w": 3.0, "b": math.nan}}
-    drawing = instruments.GradNormInstrument().plot(recorded("GradNorm", values))
-    np.testing.assert_allclose(line_data(drawing.artists["total"])[1], [5, 3, math.nan])
-
-
-@pytest.mark.parametrize("kind", ["GradNorm", "UpdateSize", "Distance"])
-def test_norms_have_a_total_and_a_line_for_each_parameter(kind: str) -> None:
-    values = {0: {"w": 3.0, "b": 4.0}, 1: {"w": 6.0, "b": 8.0}}
+@pytest.mark.parametrize(
+    ("kind", "values", "lines"),
+    [
+        ("Parameters", [{"w": np.full((2, 3), 2.0 * s), "b": np.ones(3)} for s in (1, 2)],
+         {"w": [2, 4], "b": [1, 1]}),
+        ("GradNorm", [{"w": 3.0, "b": 4.0}, {"w": 3.0}, {"w": 3.0, "b": math.nan}],
+         {"total": [5, 3, math.nan], "w": [3, 3, 3]}),
+        *((kind, [{"w": 3.0, "b": 4.0}, {"w": 6.0, "b": 8.0}], {"total": [5, 10], "w": [3, 6]})
+          for kind in ("GradNorm", "UpdateSize", "Distance")),
+    ],
+)  # fmt: skip
+def test_sizes_of_parameters_have_a_line_each_and_norms_a_total(
+    kind: str, values: list[Any], lines: dict[str, list[float]]
+) -> None:
     history = recorded(kind, values, yscale=VIEWS[kind].yscale)
     drawing = getattr(instruments, f"{kind}Instrument")().plot(history)
-    assert line_data(drawing.artists["total"])[1] == [5, 10]
-    assert line_data(drawing.artists["w"])[1] == [3, 6]
-    assert drawing.ax.get_title(loc="right") == "10"
-    assert drawing.ax.get_yscale() == ("linear" if kind == "Distance" else "log")
+    for name, line in lines.items():
+        np.testing.assert_allclose(line_data(drawing.artists[name])[1], line)
+    assert drawing.ax.get_yscale() == VIEWS[kind].yscale
+    total = lines.get("total", [math.nan])[-1]
+    assert math.isnan(total) or drawing.ax.get_title(loc="right") == f"{total}"
 
 
 def trace(value: float, error: float, **more: Any) -> dict[str, Any]:

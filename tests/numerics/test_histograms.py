@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradlens.numerics.histograms import CHUNK, FEW, Counts, Grid, Range, bin_edges
+from gradlens.numerics.histograms import CHUNK, FEW, Counts, Range, bin_edges
 from gradlens.operators.composed import Summed
 from gradlens.operators.convolution import Convolution, Geometry
 from gradlens.operators.dense import Dense, is_to_be_stored, stored
@@ -245,24 +245,3 @@ def test_symmetric_ranges_have_an_edge_at_zero(half: float) -> None:
     edges = bin_edges(100, (-half, half))
     assert edges[50] == 0
     np.testing.assert_array_equal(edges, -edges[::-1])
-
-
-def test_numbers_within_the_central_bins_are_told_by_their_signs() -> None:
-    grid = Grid(100, (-2.0, 2.0), torch.float64, torch.device("cpu"))
-    assert (grid.negative, grid.zero) == (50, 51)
-    assert grid.centre == pytest.approx(0.04)
-    around = torch.tensor([-0.039, -1e-300, -0.0, 0.0, 1e-300, 0.039], dtype=torch.float64)
-    assert grid.cells(around).tolist() == [50, 50, 51, 51, 51, 51]
-
-
-def test_small_elements_of_outer_products_are_not_computed() -> None:
-    torch.manual_seed(0)
-    delta, inputs = torch.randn(20, 1, 50), torch.randn(20, 1, 70)
-    operator = by_signs(delta, inputs, 2.0)
-    grid = Grid(5, (-30.0, 30.0), torch.float32, torch.device("cpu"))
-    large = operator.dense().abs() >= 6
-    far = operator._far(grid)
-    assert torch.equal(far.places, large.any(2).flatten().nonzero()[:, 0])
-    for sample, columns in enumerate(far.columns):
-        assert not large[sample].index_fill(1, columns, False).any()
-    assert 0 < len(far.places) * far.columns.shape[1] < large.numel() / 2

@@ -17,7 +17,6 @@ from gradlens.cli.main import main
 from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
-from gradlens.history.view import View
 from gradlens.instruments.style import CATEGORICAL, categorical_colors, sequence_colors
 from gradlens.plotting.comparison import (
     compare,
@@ -29,18 +28,15 @@ from gradlens.plotting.comparison import (
     short_run_names,
 )
 from gradlens.plotting.plotter import CockpitPlotter
-from tests.instruments.test_instruments import VIEWS, realistic, same
+from tests.instruments.test_instruments import VIEWS, realistic, recorded, same
 from tests.plotting.test_plotter import clashes, titles, words
 
 KINDS = ("Loss", "GradNorm", "NormTest", "GradHist1d", "SpectralDensity", "train_loss")
 
 
-def losses(name: str, *values: float, start: int = 0) -> History:
+def losses(*values: float, start: int = 0) -> History:
     """A run with one number per step."""
-    history = History({name: Source(("Loss",), View("Loss", group="performance"))})
-    for step, value in enumerate(values, start):
-        history.append(step, {name: value})
-    return history
+    return recorded("Loss", dict(enumerate(values, start)), group="performance")
 
 
 def lines(figure: Figure, title: str) -> dict[tuple[float, ...], tuple[np.ndarray, np.ndarray]]:
@@ -54,7 +50,7 @@ def lines(figure: Figure, title: str) -> dict[tuple[float, ...], tuple[np.ndarra
 
 
 def test_runs_lie_over_each_other_in_their_colours() -> None:
-    runs = {"slow": losses("Loss", 3.0, 2.0, 1.0), "fast": losses("Loss", 3.0, 0.5, start=4)}
+    runs = {"slow": losses(3.0, 2.0, 1.0), "fast": losses(3.0, 0.5, start=4)}
     figure = compare(runs, "Two runs")
     found = lines(figure, "Loss")
     assert [*found] == [to_rgb(CATEGORICAL[0]), to_rgb(CATEGORICAL[1])]
@@ -141,7 +137,7 @@ def test_panels() -> None:
 
 
 def test_a_panel_of_one_run_keeps_its_colour() -> None:
-    figure = compare({"a": losses("Loss", 1.0), "b": realistic(20, ("Loss", "NormTest"))})
+    figure = compare({"a": losses(1.0), "b": realistic(20, ("Loss", "NormTest"))})
     assert [*lines(figure, "Norm test")] == [to_rgb(CATEGORICAL[1])]
 
 
@@ -166,12 +162,12 @@ def test_quantities_of_one_class_are_told_apart() -> None:
 
 
 def test_a_run_of_reasons() -> None:
-    runs = {"a": losses("Loss", Undefined("too noisy")), "b": losses("Loss", math.nan)}
+    runs = {"a": losses(Undefined("too noisy")), "b": losses(math.nan)}
     assert "too noisy" in words(compare(runs))
 
 
 def test_epochs_are_no_panel() -> None:
-    runs = {name: losses("Loss", 1.0, 2.0) for name in ("a", "b")}
+    runs = {name: losses(1.0, 2.0) for name in ("a", "b")}
     for history in runs.values():
         history.append(1, {"epoch_count": 1.0})
     assert "epoch_count" not in titles(compare(runs))
@@ -194,7 +190,7 @@ def test_several_runs_are_plotted_over_each_other() -> None:
 
 
 def test_colours_of_runs_can_be_chosen() -> None:
-    runs = {name: losses("Loss", 1.0, 2.0) for name in ("a", "b")}
+    runs = {name: losses(1.0, 2.0) for name in ("a", "b")}
     figure = compare(runs, colors=("red", "#00ff00"))
     assert [*lines(figure, "Loss")] == [(1, 0, 0), (0, 1, 0)]
     with pytest.raises(ValueError, match="1 colours for 2 runs"):
@@ -225,10 +221,9 @@ def test_what_is_left_out() -> None:
 SCENES = {
     "two": lambda: {name: realistic(60) for name in ("lr0.1", "lr0.01")},
     "long": lambda: {"a": realistic(300), "b": realistic(200)},
-    "one panel": lambda: {name: losses("Loss", 1.0, 2.0) for name in "ab"},
+    "one panel": lambda: {name: losses(1.0, 2.0) for name in "ab"},
     "many": lambda: {
-        f"a folder with a long name/seed {n}/and more of it": losses("Loss", n, 2.0)
-        for n in range(16)
+        f"a folder with a long name/seed {n}/and more of it": losses(n, 2.0) for n in range(16)
     },
     "undefined": lambda: {
         name: same(realistic(20), lambda step, old: Undefined("no reason " * 20)) for name in "ab"

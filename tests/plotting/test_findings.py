@@ -25,7 +25,6 @@ from gradlens.history.records import LeftOutWarning, Note
 from gradlens.history.undefined import Undefined
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.animation import frames
-from gradlens.plotting.rendering import APART, apart
 from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import findings_of, main_findings, others, summarize
 from gradlens.sinks.publisher import publish
@@ -136,15 +135,6 @@ def test_a_finding_outside_the_steps_has_no_mark() -> None:
     figure = drawn(healthy(), several(1, STEPS + 100))
     assert not numbers(figure.axes[0])
     assert any(text.startswith(f"step {STEPS + 100}: Fault 0") for text in texts(figure))
-
-
-@pytest.mark.parametrize("places", [[0.0], [3.0, 3.0, 4.0], [10.0, 95.0, 99.0], [0.0, 50.0, 100.0]])
-def test_numbers_are_apart(places: list[float]) -> None:
-    found = apart(np.array(places), APART, 100.0)
-    assert (np.diff(found) >= APART - 1e-9).all()
-    assert found.min() >= APART / 2
-    assert found.max() <= 100 - APART / 2
-    assert np.abs(found - places).max() <= APART * len(places)
 
 
 def test_an_animation_marks_a_finding_when_its_step_is_there() -> None:

@@ -314,18 +314,13 @@ def panels(count: int) -> list[Panel]:
     return main_panels(realistic(1, ("Loss",)))[:1] * count  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(
-    ("count", "rows"), [(1, [1]), (2, [2]), (4, [2, 2]), (6, [3, 3]), (12, [4, 4, 4])]
-)
-def test_rows_are_balanced(count: int, rows: list[int]) -> None:
-    assert [len(row) for row in arrange(panels(count))] == rows
-
-
 @pytest.mark.parametrize("count", range(1, 26))
-def test_every_panel_has_a_place(count: int) -> None:
-    found = arrange(panels(count))
-    assert sum(len(row) for row in found) == count
-    assert max(len(row) for row in found) - min(len(row) for row in found) <= 1
+def test_every_panel_has_a_place_in_balanced_rows(count: int) -> None:
+    rows = [len(row) for row in arrange(panels(count))]
+    assert sum(rows) == count
+    assert max(rows) - min(rows) <= 1
+    known = {1: [1], 2: [2], 4: [2, 2], 6: [3, 3], 12: [4, 4, 4]}
+    assert rows == known.get(count, rows)
 
 
 @pytest.mark.parametrize("layers", [3, 12, 50])
