@@ -82,10 +82,9 @@ def noise(values: Floats) -> float:
 
     0 if there are none. That of a loss says how much those of two batches differ.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(values)
-        changes = [logs[lag:] - logs[:-lag] for lag in LAGS]
-        found = largest([median(np.abs(each - median(each))) for each in changes])
+    logs = np.log(values)
+    changes = [logs[lag:] - logs[:-lag] for lag in LAGS]
+    found = largest([median(np.abs(each - median(each))) for each in changes])
     return NORMAL * found / math.sqrt(2) if math.isfinite(found) else 0.0
 
 
@@ -142,8 +141,7 @@ class Jump:
 
 def jumps(evidence: Evidence) -> tuple[Jump, ...]:
     """The jumps of the loss above chance; none where there are so many that it is unstable."""
-    with np.errstate(invalid="ignore"):
-        is_high = evidence.loss.values > OVER_CHANCE * evidence.start
+    is_high = evidence.loss.values > OVER_CHANCE * evidence.start
     return _jumps_among(evidence, is_high | _of_most_samples(evidence))
 
 
@@ -153,9 +151,8 @@ def jumps_of_one_sample(evidence: Evidence) -> tuple[Jump, ...]:
     Its own loss, where it is known, is above that at the start: of losses that are nearly zero, one
     has most by chance.
     """
-    with np.errstate(invalid="ignore"):
-        is_one = shares_of_loss(evidence) > MOST
-        is_low = evidence.column("loss_max") < evidence.start
+    is_one = shares_of_loss(evidence) > MOST
+    is_low = evidence.column("loss_max") < evidence.start
     has_jumped = np.isin(evidence.loss.steps, [*evidence.history.spikes])
     if len(is_low) == len(has_jumped):
         is_one, has_jumped = is_one & ~is_low, has_jumped & ~is_low
@@ -182,8 +179,7 @@ def _of_the_rest(evidence: Evidence) -> Truths:
     samples = evidence.column("samples")
     if len(samples) != len(evidence.loss.values):
         return np.zeros(len(evidence.loss.values), dtype=np.bool_)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(samples < evidence.typical("samples") / 2)
+    return np.asarray(samples < evidence.typical("samples") / 2)
 
 
 def _of_most_samples(evidence: Evidence) -> Truths:
@@ -242,5 +238,4 @@ def shares_of_loss(evidence: Evidence) -> Floats:
     of_samples = evidence.column("loss_mean")  # whatever else the loss is made of, or divided by
     losses = np.where(np.isfinite(of_samples), of_samples, losses)
     found = ratio(evidence.column("loss_max"), losses * samples)
-    with np.errstate(invalid="ignore"):
-        return np.where((losses > 0) & (samples > 1), found, math.nan)
+    return np.where((losses > 0) & (samples > 1), found, math.nan)

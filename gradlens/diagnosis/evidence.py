@@ -376,9 +376,8 @@ class Evidence:
 
         The rise is of steps above ``low`` times that loss. What isn't finite is above both.
         """
-        with np.errstate(invalid="ignore"):
-            is_low = self.loss.finite & ~(self.level > low * self.start)
-            place = first((self.level > high * self.start) | ~self.loss.finite)
+        is_low = self.loss.finite & ~(self.level > low * self.start)
+        place = first((self.level > high * self.start) | ~self.loss.finite)
         if place is None:
             return None
         before = np.flatnonzero(is_low[:place])

@@ -67,8 +67,7 @@ def inactive(evidence: Evidence, kind: str, words: str, limit: float) -> Iterato
     )
     if late and is_stuck(evidence) and len(found.steps) > RECORDS:
         table = found.matrix(late)
-        with np.errstate(invalid="ignore"):
-            place = first(np.asarray((table > limit).any(axis=0)))
+        place = first(np.asarray((table > limit).any(axis=0)))
         assert place is not None
         numbers = (above(words, largest(table[:, -RECORDS:]), limit),)
         yield Sign(int(found.steps[place]), numbers, "very likely", where=late)

@@ -57,9 +57,8 @@ def signs_of_divergence(evidence: Evidence) -> tuple[Measured, ...]:
     """The numbers that show it; none if nothing does."""
     losses = evidence.level / (evidence.start * spread(evidence))
     found = []
-    with np.errstate(invalid="ignore"):
-        high = losses > HIGH
-        peak = largest(losses)
+    high = losses > HIGH
+    peak = largest(losses)
     is_lasting = high.sum() >= FEWEST * evidence.width and share(high) >= SHARE
     if peak > TOP and is_lasting and moves_far(evidence):
         found.append(above("loss at its peak, over that at the start", peak, TOP))
@@ -83,16 +82,14 @@ def _grows_before_the_end(evidence: Evidence) -> bool:
     Without that, the NaN has another origin, such as a sample or a logarithm.
     """
     place = first(~evidence.loss.finite) or 0
-    with np.errstate(invalid="ignore"):
-        rises = bool((evidence.level[max(place - LATEST, 0) : place] > SEEN * evidence.start).any())
+    rises = bool((evidence.level[max(place - LATEST, 0) : place] > SEEN * evidence.start).any())
     updates, weights = evidence.by_name("update_rms"), evidence.by_name("weight_rms")
     names = tuple(name for name in evidence.trained if name in updates.values)
     before = updates.steps < evidence.loss.steps[place]
     if not names or updates.steps.shape != weights.steps.shape or not before.any():
         return rises
     ours, theirs = (each.matrix(names)[:, before] for each in (updates, weights))
-    with np.errstate(invalid="ignore"):  # an update of weights to infinity is infinite
-        return rises or bool((ours > OVERWRITES * theirs).any())
+    return rises or bool((ours > OVERWRITES * theirs).any())
 
 
 # At the edge ----------------------------------------------------------------------------------
@@ -134,8 +131,7 @@ def at_the_edge(evidence: Evidence) -> Iterator[Sign]:
     if numbers:
         updates, start = evidence.update_ratio, int(evidence.loss.steps[0])
         risen = evidence.first_rise(SMALL_RISE, min(numbers[0].limit, PEAK))
-        with np.errstate(invalid="ignore"):
-            large = updates.steps[updates.values > ANY_UPDATE].astype(int).tolist()
+        large = updates.steps[updates.values > ANY_UPDATE].astype(int).tolist()
         step = min([*large[:1], start if risen is None else risen])
         yield Sign(step, (*numbers, *_sharp(evidence)), "very likely")
 

@@ -78,8 +78,7 @@ def _shrinking(evidence: Evidence) -> Iterator[Sign]:
     if len(layers) >= LAYERS and min(shrunk.values()) > 0:
         name = "gradient of a weight, over the largest of all"
         numbers = (below(name, min(shrunk.values()), SMALLEST),)
-        with np.errstate(invalid="ignore"):
-            is_small = (shares[: len(shrunk)] < SMALLEST).all(axis=0)
+        is_small = (shares[: len(shrunk)] < SMALLEST).all(axis=0)
         step = int(gradients.steps[is_small][0] if is_small.any() else gradients.steps[-1])
         kinds = sorted({"tanh", "sigmoid"} & {*evidence.setup.activations.values()})
         advice = f"Activations are {' and '.join(kinds)}. {KEEP_SIZE}" if kinds else ""

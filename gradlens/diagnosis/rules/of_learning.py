@@ -217,16 +217,13 @@ def _course(losses: Floats) -> Floats:
 def _by_chance(evidence: Evidence) -> Iterator[Sign]:
     """Of a loss that has come down to chance, and no further."""
     course, late = _course(evidence.over_chance), evidence.progress
-    with np.errstate(invalid="ignore"):
-        still_falls = course[-1] < FALLS * course[len(course) // 2]
-        if LATE <= late < HIGHEST and (course > EVER).all() and not still_falls:
-            numbers = (
-                above("late loss, over that by chance", late, LATE),
-                above(
-                    "lowest loss in any eighth of the run, over that by chance", course.min(), EVER
-                ),
-            )
-            yield Sign(int(evidence.loss.steps[0]) + STEPS - 1, numbers, "consistent with")
+    still_falls = course[-1] < FALLS * course[len(course) // 2]
+    if LATE <= late < HIGHEST and (course > EVER).all() and not still_falls:
+        numbers = (
+            above("late loss, over that by chance", late, LATE),
+            above("lowest loss in any eighth of the run, over that by chance", course.min(), EVER),
+        )
+        yield Sign(int(evidence.loss.steps[0]) + STEPS - 1, numbers, "consistent with")
 
 
 RULES = (

@@ -44,8 +44,7 @@ MOST = 0.1
 def negative(evidence: Evidence, kind: str = "NllLoss") -> Iterator[Sign]:
     """Single losses below zero, of a kind of loss function that has none."""
     medians = evidence.column("loss_median")
-    with np.errstate(invalid="ignore"):
-        is_negative = medians < NEGATIVE
+    is_negative = medians < NEGATIVE
     if evidence.setup.loss.startswith(kind):
         words = "share of the steps at which the median sample's loss is negative"
         yield from mostly(evidence, is_negative, np.isfinite(medians), MOST, words)

@@ -48,8 +48,7 @@ def out_of_scale(evidence: Evidence) -> np.ndarray:
     """``[K]``, the largest sample's rms over the median one's where it is an outlier; else NaN."""
     found = ratio(evidence.column("row_rms_max"), evidence.column("row_rms_median"))
     known = np.isfinite(found)
-    with np.errstate(invalid="ignore"):
-        holds = found > max(TIMES, USUAL_TIMES * median(found))
+    holds = found > max(TIMES, USUAL_TIMES * median(found))
     return np.where(holds & (share(holds, known) < MOST_STEPS), found, np.nan)
 
 
@@ -62,10 +61,9 @@ def batches_out_of_scale(evidence: Evidence) -> np.ndarray:
     """``[K]``, a batch's rms over the median one's where no single sample explains it; else NaN."""
     sizes = evidence.column("input_rms")
     found = ratio(sizes, np.full(len(sizes), median(sizes)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        spread = NORMAL * median(np.abs(np.log(found)))
-        limit = max(BATCH_TIMES, float(np.exp(SPREADS * spread)))
-        holds = (found > limit) & np.isnan(out_of_scale(evidence))
+    spread = NORMAL * median(np.abs(np.log(found)))
+    limit = max(BATCH_TIMES, float(np.exp(SPREADS * spread)))
+    holds = (found > limit) & np.isnan(out_of_scale(evidence))
     is_rare = share(holds, np.isfinite(found)) < MOST_STEPS
     return np.where(holds & is_rare, found, np.nan)
 

@@ -147,8 +147,7 @@ def still(evidence: Evidence, names: Sequence[str]) -> Truths:
     updates = evidence.by_name("update_rms").matrix(tuple(names))
     if updates.shape != sizes.shape:
         updates = np.full(sizes.shape, np.nan)
-    with np.errstate(invalid="ignore"):
-        is_same = (sizes[:, 1:] == sizes[:, :-1]) & ~(updates[:, :-1] > 0)
+    is_same = (sizes[:, 1:] == sizes[:, :-1]) & ~(updates[:, :-1] > 0)
     return np.asarray(is_same & ~np.isnan(sizes[:, 1:]))
 
 
@@ -157,8 +156,7 @@ def changes(evidence: Evidence, name: str) -> bool:
     sizes = evidence.by_name("weight_rms").values.get(name, np.zeros(0))
     updates = evidence.by_name("update_rms").values.get(name, np.zeros(0))
     known = sizes[~np.isnan(sizes)]
-    with np.errstate(invalid="ignore"):
-        return bool((known[1:] != known[:-1]).any() or (updates > 0).any())
+    return bool((known[1:] != known[:-1]).any() or (updates > 0).any())
 
 
 def _without_gradient(evidence: Evidence, name: str) -> bool:
