@@ -211,6 +211,8 @@ NOTHING = Form((NoneType, None))
 SHOWN = 20
 """Values that the text of a series has, at most."""
 
+NO_VALUE = "no value at step {step}: keys are steps, and next(reversed(series)) is the latest one"
+
 
 @final
 class Series(Mapping[int, Value]):
@@ -250,7 +252,7 @@ class Series(Mapping[int, Value]):
 
     def __getitem__(self, step: int) -> Value:
         if step not in self:
-            raise KeyError(step)
+            raise KeyError(NO_VALUE.format(step=step))
         place = 2 * bisect_left(self._steps, step)
         form, start = self._parts[place : place + 2]
         return self._forms[form].value(self._content, start)

@@ -562,7 +562,7 @@ class _Planner:
         if self._hidden & {*way.mixed, *(each.use.node for each in way.uses)}:
             return hidden
         if not way.mixed:
-            return "" if way.uses else BESIDE
+            return (WEIGHS if way.weighs else "") if way.uses else BESIDE
         refused = self._why_refused(way.mixed)
         if refused or way.reason:
             return refused or way.reason
@@ -622,6 +622,10 @@ BESIDE = (
     "the loss depends on it only where samples are summed up already: it is in a regulariser, it "
     "weights a whole loss, or one function computes the whole loss with it; a weight has them if "
     "it multiplies the losses of samples before they are averaged"
+)
+WEIGHS = (
+    "it is used for each sample, and the mean or sum of their losses is multiplied by it, too, or "
+    "another function of both is the loss: multiply the losses of samples before they are averaged"
 )
 EMPTY = "the batch is empty"
 DISTRIBUTED = (

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gradlens.graph.graph import Edge, Link, Use
-from gradlens.graph.kinds import HIDING, IN_PLACE, kind_of
+from gradlens.graph.graph import Edge, Link, Use, each_once
+from gradlens.graph.kinds import HIDING, IN_PLACE, is_linear, kind_of
 from gradlens.samples.batchnorm import uses_statistics
 from gradlens.samples.labels import axes_of, joined
 from gradlens.samples.plan import LabelledUse
@@ -66,12 +66,14 @@ class Ways:
 
     ``uses`` are at nodes whose rows belong to one sample each, and ``mixed`` those at which samples
     have met already, for a ``reason`` if it is known. ``beside`` means that the loss depends on the
-    parameter beside the samples, as by a regulariser.
+    parameter beside the samples, as by a regulariser, and ``weighs`` that what isn't added there
+    multiplies sums over samples, say, so that it is a part of each sample's loss.
     """
 
     uses: list[LabelledUse] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     beside: bool = False
+    weighs: bool = False
     reason: str = ""
 
 
@@ -108,8 +110,15 @@ class Finder:
         self._reads_data = reads_data
         self._is_normalised = is_normalised
         self._filled: dict[RowIndex, RowIndex] = {}
-        below = graph.below(edge[0] for edge in sources)
+        rows = [edge[0] for edge in sources]
+        below = graph.below(rows)
         self._above = set(range(len(graph))) - below
+        over = [consumer for number in rows for consumer, _, _ in graph.consumers[number]]
+        self._over = set[int]()
+        """What is computed from the samples' rows."""
+        for number in each_once(over):
+            self._over.add(number)
+            over += [consumer for consumer, _, _ in graph.consumers[number]]
         inside = {call: graph.inside(call) for call in graph.ruled_calls if call.node in below}
         self._ruled = {
             call: inner
@@ -136,6 +145,7 @@ class Finder:
                     continue
                 if consumer in self._above:
                     found.beside |= step.met is None
+                    found.weighs |= step.met is None and self._weighs(consumer)
                     found.mixed += [] if step.met is None else [step.met]
                     continue
                 following = self._follow(step, consumer, place, output, found)
@@ -148,6 +158,20 @@ class Finder:
                 found.reason = TOO_MANY
                 return found
         return found
+
+    def _weighs(self, node: int) -> bool:
+        """Whether what a node above the samples makes isn't added to what is computed from them.
+
+        Both may be entries of one tensor before, as those of a stack.
+        """
+        graph, ends = self._graph, [node]
+        for number in each_once(ends):
+            is_joined = number in self._over
+            if is_joined and not is_linear(graph.nodes[number], up_to_constant=True):
+                return True
+            if not is_joined or self._elements(number) > 1:
+                ends += [consumer for consumer, _, _ in graph.consumers[number]]
+        return False
 
     def _follow_in_ruled_calls(self, leaf: int, found: Ways) -> set[int]:
         """Add the uses of a parameter by layers that have a rule; returns these calls' nodes."""

@@ -286,6 +286,56 @@ LOSSES = {
     ),
 }
 
+ADDED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
+    "added": (lambda mean, t: mean + t.square(), 1.0),
+    "subtracted and divided": (lambda mean, t: (t.exp() - mean) / -2, 0.5),
+    "stacked": (lambda mean, t: torch.stack([mean, t.square()]).sum(), 1.0),
+    "of a view": (lambda mean, t: mean.view(1) + t.view(1, 1).sum(1), 1.0),
+}
+WEIGHING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "multiplied": lambda mean, t: mean * t.square(),
+    "multiplied by a view": lambda mean, t: (t.view(1, 1) * mean).sum(),
+    "divided": lambda mean, t: mean / t.exp() + t,
+    "power": lambda mean, t: mean**t,
+    "largest": lambda mean, t: torch.maximum(mean, t - 9),
+    "product of a stack": lambda mean, t: torch.stack([mean, t]).prod(),
+    "added, then as a weight": lambda mean, t: (mean + t) * t,
+}
+"""Functions of the mean of the losses and of a parameter that each sample's output depends on."""
+
+
+def tempered() -> nn.Module:
+    parts = {"head": nn.Linear(D, C), "t": nn.Parameter(torch.tensor(1.3))}
+    return Net(lambda net, x: net.head(x) / net.t, **parts)
+
+
+def joined(join: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, Batch], Tensor]:
+    return lambda model, batch: join(cross_entropy(model, batch), model.t)
+
+
+LOSSES |= {
+    f"mean and parameter: {name}": RowCase(
+        tempered,
+        loss=joined(join),
+        alone=lambda model, batch, n, f=factor: f * without_penalty(model, batch, n),
+    )
+    for name, (join, factor) in ADDED.items()
+} | {
+    f"mean and parameter: {name}": RowCase(
+        tempered,
+        loss=joined(join),
+        alone=lambda model, batch, n, join=join: (
+            torch.func.grad(lambda mean, t: join(mean, t).sum())(
+                cross_entropy(model, batch).detach(), model.t.detach()
+            )
+            * without_penalty(model, batch, n)
+        ),
+        refused=("t",),
+        reason="before they are averaged",
+    )
+    for name, join in WEIGHING.items()
+}
+
 
 # What is computed from one sample, beside data of all.
 
