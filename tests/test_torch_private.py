@@ -7,7 +7,7 @@ import copy
 import importlib
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
@@ -735,12 +733,6 @@ class Doubling(TorchFunctionMode):
         return 2 * found if func is torch.neg else found
 
 
-class DoublingOperations(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        return 2 * found if func is torch.ops.aten.neg.default else found
-
-
 class Doubled(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -768,33 +760,6 @@ def test_functions_of_others_can_be_switched_off_and_on() -> None:
 def test_the_default_device_stays() -> None:
     with torch.device("meta"), private.unseen():
         assert torch.ones(()).is_meta
-
-
-def test_dispatch_modes_can_be_switched_off() -> None:
-    with DoublingOperations():
-        with private.unseen():
-            assert float(-torch.ones(())) == -1
-        assert float(-torch.ones(())) == -2
-
-
-def test_packing_can_be_switched_off() -> None:
-    packed: list[str] = []
-
-    def packing(name: str) -> AbstractContextManager[None]:
-        return saved_tensors_hooks(lambda x: [packed.append(name), x.clone()][1], lambda x: x)
-
-    x = leaf(2)
-    with packing("outer"), packing("inner"):
-        with private.unseen():
-            node = x.exp().grad_fn
-        assert private.saved_where_they_are(node)
-        x.exp()
-    assert packed == ["inner"]
-    with packing("outer"):
-        with packing("inner"), private.unseen():
-            x.exp()
-        x.exp()
-    assert packed == ["inner", "outer"]
 
 
 def test_operations_on_lists_of_tensors() -> None:

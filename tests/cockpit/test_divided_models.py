@@ -378,18 +378,6 @@ def without_a_cockpit(rank: int) -> None:
         torch.testing.assert_close(one, other)
 
 
-def plans_are_kept(rank: int) -> None:
-    """Also with the nodes that fully_shard puts in front of layers."""
-    model, (x, y) = network(), half(rank)(0)
-    fully_shard(model[2])
-    fully_shard(model)
-    operators = gradlens.per_sample_gradients(model, batch_size=len(x))
-    with operators:
-        nn.functional.cross_entropy(model(x), y).backward()
-    assert len(operators) == 4
-    assert operators._setting.plans.found
-
-
 def all_quantities(rank: int) -> None:
     """No quantity of the presets fails by an exception; those of curvature have their reason."""
     history = trained(sharded(), gradlens.configuration("full"), half(rank))
@@ -417,7 +405,6 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
         made_after_forward,
         budget,
         without_a_cockpit,
-        plans_are_kept,
         all_quantities,
     )
 }

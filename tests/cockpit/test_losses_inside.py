@@ -85,42 +85,6 @@ def test_losses_and_outputs_of_a_library_of_models(name: str) -> None:
     np.testing.assert_allclose(record["Outputs"], logits, rtol=1e-9, atol=1e-9)
 
 
-PROBLEMS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
-    "regression": (
-        {"num_labels": 1, "problem_type": "regression"},
-        lambda labels: labels.double(),
-        lambda logits, labels: (logits[:, 0] - labels).square(),
-    ),
-    "several regressions": (
-        {"num_labels": 3, "problem_type": "regression"},
-        lambda labels: torch.randn(N, 3, dtype=torch.float64),
-        lambda logits, labels: (logits - labels).square().mean(1),
-    ),
-    "several labels": (
-        {"num_labels": 3, "problem_type": "multi_label_classification"},
-        lambda labels: functional.one_hot(labels, 3).double(),
-        lambda logits, labels: functional.binary_cross_entropy_with_logits(
-            logits, labels, reduction="none"
-        ).mean(1),
-    ),
-}
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_other_problems_than_classification(problem: str) -> None:
-    options, labels_of, losses_of = PROBLEMS[problem]
-    family = Family("BertForSequenceClassification", "SEQUENCE_CLASSIFICATION", N, 6)
-    for name, value in options.items():
-        setattr(family.config, name, value)
-    _, model, batch = built(family)
-    batch["labels"] = labels_of(batch["labels"])
-    record = found(model, lambda: model(**batch).loss)
-    with torch.no_grad():
-        logits = model(**batch).logits
-    np.testing.assert_allclose(record["Losses"], losses_of(logits, batch["labels"]), rtol=1e-10)
-    np.testing.assert_array_equal(record["Outputs"], logits)
-
-
 def record(is_passed: bool) -> dict[int, dict[str, Any]]:
     """With losses and outputs of a language model, which are passed to the context or not."""
     _, model, batch = built(Family("GPT2LMHeadModel", "CAUSAL_LM", N, 6, dtype=torch.float32))
@@ -177,9 +141,13 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "log probabilities": lambda o, y: -o.log_softmax(1).gather(1, y[:, None]).mean(),
     "squares": lambda o, y: (o - SOFT).pow(2).mean(),
     "squared errors": lambda o, y: functional.mse_loss(o, SOFT),
+    "squared errors of a column": lambda o, y: functional.mse_loss(
+        o[:, :1].squeeze(), SOFT[:, :1].squeeze()
+    ),
     "absolute errors": lambda o, y: functional.l1_loss(o, SOFT),
     "smooth absolute errors": lambda o, y: functional.smooth_l1_loss(o, SOFT, beta=0.3),
     "Huber": lambda o, y: functional.huber_loss(o, SOFT, delta=0.3),
+    "several labels, unweighted": lambda o, y: functional.binary_cross_entropy_with_logits(o, SOFT),
     "several labels": lambda o, y: functional.binary_cross_entropy_with_logits(
         o, SOFT, weight=WEIGHTS, pos_weight=WEIGHTS
     ),

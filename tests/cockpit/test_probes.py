@@ -132,17 +132,6 @@ def test_estimated_traces_are_within_their_intervals(batches: int) -> None:
     assert found["standard_error"] < 0.2 * expected
 
 
-@pytest.mark.slow
-def test_the_step_of_a_quantity_is_that_of_the_parameters() -> None:
-    problem = build("perceptron", "mse")
-    cockpit = Cockpit(problem.model, [HessMaxEV(on=probe_of(problem, "mean", 3), tolerance=1e-8)])
-    for step in range(3):
-        hessian = data_cases.dense_hessian(problem, "mean").numpy()
-        step_on(cockpit, problem.model, step)
-        largest = np.linalg.eigvalsh(hessian)[-1]
-        assert cockpit.history["HessMaxEV"][step] == pytest.approx(largest, rel=1e-6)
-
-
 def test_modes_are_those_of_the_probe() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()

@@ -44,25 +44,6 @@ def test_arrays_that_are_in_the_file_are_not_in_memory(tmp_path: Path) -> None:
     assert all(history["GradHist1d"][step]["hist"].size for step in range(STEPS))
 
 
-def test_a_view_of_a_series_stays_up_to_date(tmp_path: Path) -> None:
-    recording = Recording(tmp_path / "run.jsonl").steps(0, 4)
-    series = recording.history["Loss"]
-    assert [*series] == [0, 1, 2, 3]
-    recording.steps(4, STEPS)
-    assert [*series] == [*range(STEPS)]
-    assert series[5] == History.load(tmp_path / "run.jsonl")["Loss"][5]
-    with pytest.raises(KeyError):
-        series[STEPS]
-
-
-def test_a_resumed_run_has_its_past(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    Recording(path).steps(0, 5).run.close()
-    recording = Recording(path, resume=True).steps(5, STEPS)
-    recording.run.close()
-    np.testing.assert_equal([*recording.history.records()], [*History.load(path).records()])
-
-
 def test_a_file_that_was_changed_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     recording = Recording(path).steps(0, STEPS)
