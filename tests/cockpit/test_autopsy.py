@@ -22,6 +22,7 @@ from gradlens.diagnosis.autopsy import Conclusion, autopsy
 from gradlens.history.spikes import NEVER, Spike
 from gradlens.operators.operator import GradientOperator
 from gradlens.schedules import linear
+from tests.cases.row_cases import Net
 from tests.cases.spikes import (
     AT,
     BAD,
@@ -206,20 +207,13 @@ def test_a_nan_in_a_weight() -> None:
     assert autopsy(spike).where == "2"
 
 
-class Logarithm(nn.Module):
-    """Its forward pass gives NaN for samples whose first entry is far below zero."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.inner = network
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return torch.cat([self.inner(inputs)[:, :3], (inputs[:, :1] + 9).log()], 1)
-
-
 def test_a_nan_of_the_forward_pass() -> None:
     problem = classification()
-    problem.network = Logarithm(nn.Sequential(nn.Linear(20, 4), nn.Tanh()))
+    # The logarithm is NaN for samples whose first entry is far below zero.
+    problem.network = Net(
+        lambda net, x: torch.cat([net.inner(x)[:, :3], (x[:, :1] + 9).log()], 1),
+        inner=nn.Sequential(nn.Linear(20, 4), nn.Tanh()),
+    )
 
     def damage(inputs: Tensor, targets: Tensor, network: nn.Module) -> None:
         with torch.no_grad():
@@ -233,17 +227,13 @@ def test_a_nan_of_the_forward_pass() -> None:
 
 
 def test_the_first_layer_of_an_overflow() -> None:
-    class Overflow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(20, 8), nn.Linear(8, 8)
-            self.third = nn.Linear(8, 4)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.third(self.second(self.first(inputs).relu()).relu())
-
     problem = classification()
-    problem.network = Overflow()
+    problem.network = Net(
+        lambda net, x: net.third(net.second(net.first(x).relu()).relu()),
+        first=nn.Linear(20, 8),
+        second=nn.Linear(8, 8),
+        third=nn.Linear(8, 4),
+    )
 
     def damage(inputs: Tensor, targets: Tensor, given: nn.Module) -> None:
         inputs[BAD] = 3e38

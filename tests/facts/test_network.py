@@ -13,6 +13,7 @@ import gradlens
 from gradlens.facts.network import Activation, Network, activation_share
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import read_loss
+from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 
 
@@ -96,52 +97,13 @@ def test_weights_that_are_computed_from_parameters(kind: str) -> None:
     assert {*found.transformed} & {*weights} == (set() if kind == "plain" else {*weights})
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner, self.last = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        last: Tensor = self.last(x + self.inner(torch.relu(x)))
-        return last
+def of_layers(compute: Callable[..., Tensor], *sizes: tuple[int, int]) -> nn.Module:
+    names = ("first", "last", "inner")
+    return Net(compute, **{n: nn.Linear(*size) for n, size in zip(names, sizes, strict=False)})
 
 
-class Summed(nn.Module):
-    """A linear layer, a sum over the elements of a set, and another linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        last: Tensor = self.last(self.first(x).sum(1))
-        return last
-
-
-class Shortcut(nn.Module):
-    """Two linear layers, with the input added between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        last: Tensor = self.last(x - self.first(x))
-        return last
-
-
-class BothUsed(nn.Module):
-    """A linear layer whose output is added to what another one makes of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        out: Tensor = x + self.last(x)
-        return out
+def added(x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+    return x + branch(x)
 
 
 PAIRS: dict[str, tuple[nn.Module, tuple[int, ...], list[tuple[str, str]], bool]] = {
@@ -164,10 +126,23 @@ PAIRS: dict[str, tuple[nn.Module, tuple[int, ...], list[tuple[str, str]], bool]]
         nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3)),
         (5,), [("2", "3")], False,
     ),
-    "behind a sum": (Summed(), (7, 5), [("first", "last")], True),
-    "a shortcut": (Shortcut(), (5,), [], True),
-    "used twice": (BothUsed(), (5,), [], True),
-    "a residual branch": (Residual(), (5,), [], False),
+    "behind a sum": (
+        of_layers(lambda net, x: net.last(net.first(x).sum(1)), (5, 4), (4, 3)),
+        (7, 5), [("first", "last")], True,
+    ),
+    "a shortcut": (
+        of_layers(lambda net, x: net.last(x - net.first(x)), (5, 5), (5, 3)), (5,), [], True
+    ),
+    "used twice": (
+        of_layers(lambda net, x: added(net.first(x), net.last), (5, 3), (3, 3)), (5,), [], True
+    ),
+    "a residual branch": (
+        of_layers(
+            lambda net, x: net.last(added(net.first(x), lambda h: net.inner(h.relu()))),
+            (5, 4), (4, 3), (4, 4),
+        ),
+        (5,), [], False,
+    ),
     "a normalisation": (
         nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), (5,), [], False
     ),
@@ -330,36 +305,15 @@ def test_dead_units(shape: tuple[int, ...], dead: int) -> None:
     assert float(found[1]) == pytest.approx(dead / 6)
 
 
-class AlongPlaces(nn.Module):
-    """Scores each place of a sequence ``[N, T, C]``, whose units are along the last axis."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.transpose(1, 2)).relu()
-
-
-class Turned(nn.Module):
-    """A convolution whose outputs are turned before the activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv1d(4, 6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).transpose(1, 2).relu()
-
-
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.ReLU()),
     "normalised": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.ReLU()),
     "normalised in groups": lambda: nn.Sequential(
         nn.Conv1d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU()
     ),
-    "linear": AlongPlaces,
-    "turned": Turned,
+    # Each place of a sequence [N, T, C] is scored, so that units are along the last axis.
+    "linear": lambda: Net(lambda net, x: net.layer(x.mT).relu(), layer=nn.Linear(4, 6)),
+    "turned": lambda: Net(lambda net, x: net.layer(x).mT.relu(), layer=nn.Conv1d(4, 6, 3)),
 }
 
 

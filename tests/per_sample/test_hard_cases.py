@@ -62,19 +62,10 @@ def test_what_else_happens_inside_the_context(around: Callable[..., None]) -> No
     assert norm_test_of(model, inputs, around) == norm_test_of(model, inputs, plain)
 
 
-class Shift(nn.Module):
-    """Its gradient is the output gradient itself, which must not be touched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.ones(1, 3, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.shift
-
-
 def test_gradients_that_are_views_of_autograds_own_stay_as_they_are() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Shift(), nn.Linear(4, 2))
+    """That of a shift is the gradient at its output, which must not be touched."""
+    shift = Taking(torch.add, 1, 3, 4).float()
+    model = nn.Sequential(nn.Linear(4, 4), shift, nn.Linear(4, 2))
     inputs = torch.randn(5, 3, 4)
     other = copy.deepcopy(model)
     other(inputs).square().mean((1, 2)).mean().backward()
@@ -217,15 +208,6 @@ class OldFunction(torch.autograd.Function):
         return gradients[0] * weight, (gradients[0] * x).sum(0)
 
 
-class UsesOldFunction(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return OldFunction.apply(x, self.weight)
-
-
 def test_mode_and_frozen_parameters_are_those_of_the_forward_pass() -> None:
     model = gradlens.extend(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))).eval()
     model[1].running_mean.fill_(0.3)
@@ -237,15 +219,6 @@ def test_mode_and_frozen_parameters_are_those_of_the_forward_pass() -> None:
         loss.backward()
     assert set(gradients) == {"0.bias", "1.weight", "1.bias"}
     torch.testing.assert_close(gradients["1.weight"].mean(), model[1].weight.grad)
-
-
-class ReturnsItsParameter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.prompt = nn.Parameter(torch.randn(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.prompt
 
 
 class Twice(nn.Module):
@@ -303,9 +276,9 @@ def with_replaced_outputs() -> nn.Module:
 
 UNUSUAL: dict[str, Callable[[], nn.Module]] = {
     "two names of a parameter": TwoNames,
-    "a function without a context of its own": UsesOldFunction,
+    "a function without a context of its own": lambda: Taking(OldFunction.apply, 4),
     "a hook that replaces outputs": with_replaced_outputs,
-    "returns its parameter": ReturnsItsParameter,
+    "returns its parameter": lambda: Taking(lambda x, w: w, 4),
     "the same output twice": Twice,
     "entangled outputs": Entangled,
     "patched forward": patched,
@@ -353,9 +326,11 @@ def test_complex_parameters_are_not_covered() -> None:
 
 
 class Taking(nn.Module):
-    def __init__(self, use: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """A network that computes with its inputs and a parameter."""
+
+    def __init__(self, use: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
         super().__init__()
-        self.weight, self.use = nn.Parameter(torch.randn(4, 4).double()), use
+        self.weight, self.use = nn.Parameter(torch.randn(shape).double()), use
 
     def forward(self, x: Tensor) -> Tensor:
         return self.use(x, self.weight)
@@ -376,7 +351,7 @@ COMPLEX_USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_real_parameters_in_complex_products(use: str) -> None:
     """The engine takes the real part of their gradient."""
     torch.manual_seed(0)
-    model = Taking(lambda x, w: COMPLEX_USES[use](x, w.to(torch.complex128)))
+    model = Taking(lambda x, w: COMPLEX_USES[use](x, w.to(torch.complex128)), 4, 4)
     gradlens.extend(model)
     losses = model(torch.randn(5, 4, dtype=torch.complex128)).abs().sum(1)
     expected = per_sample_gradients_of_losses(losses, model)

@@ -23,6 +23,7 @@ from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Siz
 from gradlens.signals.axes import find_axes
 from gradlens.signals.signal import first_tensor
 from tests.cases.references import numbers
+from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 from tests.cockpit.test_cockpit import tensors_alive
 from tests.quantities.test_layer_quantities import everything
@@ -112,16 +113,9 @@ def test_what_is_no_dense_tensor_is_looked_past(build: Callable[[], Any]) -> Non
 
 
 def test_keyword_arguments_are_inputs() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(input=x)
-
     inputs = torch.randn(3, 4)
-    cockpit = Cockpit(Outer(), [InputNorm()])
+    model = Net(lambda net, x: net.inner(input=x), inner=nn.Linear(4, 2))
+    cockpit = Cockpit(model, [InputNorm()])
     step(cockpit, 0, inputs)
     assert norms(cockpit.history, 0, "InputNorm")["inner"] == pytest.approx(inputs.norm().item())
 
@@ -259,17 +253,10 @@ class TimeFirst(nn.Module):
         return self.head(states.transpose(0, 1) if self.transposed else states)
 
 
-class Turning(nn.Module):
+def turning() -> nn.Module:
     """A convolution has samples first, and the layers behind it are called with positions first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.front = nn.Conv1d(4, 4, 1)
-        self.head, self.rnn = nn.Linear(4, 2), nn.GRU(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.rnn(self.head(self.front(x).permute(2, 0, 1)))[0]
-        return found
+    layers = {"front": nn.Conv1d(4, 4, 1), "head": nn.Linear(4, 2), "rnn": nn.GRU(2, 3)}
+    return Net(lambda net, x: net.rnn(net.head(net.front(x).permute(2, 0, 1)))[0], **layers)
 
 
 class TurningInside(nn.Module):
@@ -285,25 +272,20 @@ class TurningInside(nn.Module):
         return self.out(states.mean(1 - self.axis))
 
 
-class Scaled(nn.Module):
-    """A layer that defines no axis: features are assumed in axis 1, where samples may be, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
+def scaled() -> nn.Module:
+    """No layer defines an axis: features are assumed in axis 1, where samples may be, too."""
+    factor = nn.Parameter(torch.ones(()))
+    return nn.Sequential(Net(lambda net, x: x * net.factor, factor=factor))
 
 
 Axes = dict[str, int]
 PLACES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[int, ...]], Axes]] = {
     "around time first": (TimeFirst, lambda n: (7, n, 4), {"front": 1, "rnn": 1, "head": 1}),
     "behind time first": (lambda: TimeFirst(transposed=True), lambda n: (7, n, 4), {"head": 0}),
-    "in front of time first": (Turning, lambda n: (n, 4, 7), {"head": 1}),
+    "in front of time first": (turning, lambda n: (n, 4, 7), {"head": 1}),
     "positions first inside": (lambda: TurningInside(1), lambda n: (n, 7, 4), {"head": 1}),
     "samples first": (lambda: TurningInside(0), lambda n: (n, 7, 4), {"head": 0}),
-    "no axis is defined": (lambda: nn.Sequential(Scaled()), lambda n: (n, 4, 3), {"0": 0}),
+    "no axis is defined": (scaled, lambda n: (n, 4, 3), {"0": 0}),
 }
 """Networks, their inputs, and which axis of a layer's output has the samples."""
 
@@ -462,16 +444,9 @@ def test_frozen_layers_count_with_the_pass_that_they_are_in(model: nn.Sequential
 
 
 def test_a_branch_without_influence_has_no_gradient() -> None:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.ignored = nn.Linear(2, 2), nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.ignored(x)
-            return self.used(x)
-
-    cockpit = Cockpit(Branches(), [OutputNorm(), OutputGradientGeometry()])
+    layers = {"used": nn.Linear(2, 2), "ignored": nn.Linear(2, 2)}
+    model = Net(lambda net, x: (net.ignored(x), net.used(x))[1], **layers)
+    cockpit = Cockpit(model, [OutputNorm(), OutputGradientGeometry()])
     step(cockpit, 0, torch.randn(3, 2))
     found = norms(cockpit.history, 0, "OutputGradientGeometry")["ignored"]
     assert found.reason == "the loss doesn't depend on the output"
@@ -542,17 +517,9 @@ def test_layers_that_are_called_by_themselves_for_other_purposes(frozen: bool) -
 
 
 def test_layers_that_run_without_gradients_say_so() -> None:
-    class Teacher(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.teacher, self.student = nn.Linear(4, 3), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                target = self.teacher(x)
-            return self.student(x) - target
-
-    cockpit, inputs = Cockpit(Teacher(), [OutputNorm()]), torch.randn(5, 4)
+    layers = {"teacher": nn.Linear(4, 3), "student": nn.Linear(4, 3)}
+    model = Net(lambda net, x: net.student(x) - torch.no_grad()(net.teacher)(x), **layers)
+    cockpit, inputs = Cockpit(model, [OutputNorm()]), torch.randn(5, 4)
     step(cockpit, 0, inputs)
     assert "cockpit.evaluation" in norms(cockpit.history, 0)["teacher"].reason
     assert norms(cockpit.history, 0)["student"] > 0
