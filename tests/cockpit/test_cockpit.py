@@ -28,6 +28,7 @@ from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.records import assert_identical
 from tests.cases.references import assert_covered
+from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 from tests.quantities.test_layer_quantities import everything as of_layers
 
@@ -347,18 +348,12 @@ def test_standalone_names_what_it_does_not_have(model: nn.Module) -> None:
         gradients["weight"]
 
 
-class Transposing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 3), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x).transpose(0, 1).reshape(3, -1)[:, :4])
-
-
 def test_numbers_of_samples_that_contradict_each_other(model: nn.Module) -> None:
     """Nothing is guessed, and both are named."""
-    transposing = gradlens.extend(Transposing())
+    layers = {"first": nn.Linear(4, 3), "last": nn.Linear(4, 2)}
+    transposing = gradlens.extend(
+        Net(lambda net, x: net.last(net.first(x).T.reshape(3, -1)[:, :4]), **layers)
+    )
     cockpit = Cockpit(transposing, [quantities.NormTest(), quantities.Time()])
     match = (
         r"cover 0 %.*N = 5 by the rows that the model was called with.*of shape \[3.*batch_size="

@@ -28,6 +28,7 @@ from gradlens.quantities import (
     WeightSpectrum,
 )
 from tests.cases.records import assert_same_records
+from tests.cases.row_cases import Net
 from tests.cases.simulated_device import SimulatedDevice
 
 
@@ -43,19 +44,15 @@ def convolutions() -> nn.Module:
     )  # fmt: skip
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.inside(x.unflatten(1, (5, 2)))[0][:, -1])
+def recurrent() -> nn.Module:
+    layers = {"inside": nn.LSTM(2, 4, batch_first=True), "head": nn.Linear(4, 3)}
+    return Net(lambda net, x: net.head(net.inside(x.unflatten(1, (5, 2)))[0][:, -1]), **layers)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "perceptron": partial(perceptron, 3),
     "convolutions": convolutions,
-    "recurrent": Recurrent,
+    "recurrent": recurrent,
 }
 
 

@@ -21,6 +21,7 @@ from gradlens.facts.parameters import parameter_numbers
 from gradlens.history.json_lines import encoded, to_line, value_of
 from gradlens.history.records import LeftOutWarning
 from gradlens.quantities import NormTest
+from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 
 N, STEPS = 6, 45
@@ -447,16 +448,11 @@ def test_a_closure_may_run_the_last_micro_batch() -> None:
 def test_a_state_is_no_batch() -> None:
     """Of tokens and the state of a recurrent layer, which is real, the tokens have the samples."""
 
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.layer = nn.Embedding(9, 4), nn.GRU(4, 3, batch_first=True)
-
-        def forward(self, tokens: Tensor, state: Tensor) -> Tensor:
-            found: Tensor = self.layer(self.table(tokens), state)[0]
-            return found
-
-    model = Tagger()
+    model = Net(
+        lambda net, tokens, state: net.layer(net.table(tokens), state)[0],
+        table=nn.Embedding(9, 4),
+        layer=nn.GRU(4, 3, batch_first=True),
+    )
     cockpit = Cockpit(model, [])
     loss = model(torch.randint(9, (5, 7)), torch.zeros(1, 5, 3)).square().mean()
     tracked_backward(cockpit, 0, loss)

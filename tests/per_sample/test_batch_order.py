@@ -18,6 +18,7 @@ from torch.testing import assert_close
 import gradlens
 from gradlens.graph.model_calls import tensors_of
 from tests.cases.references import per_sample_gradients_of_losses
+from tests.cases.row_cases import Net
 
 N, D, H, C = 6, 4, 5, 3
 PERM = torch.tensor([3, 0, 5, 1, 4, 2])
@@ -265,18 +266,6 @@ def test_objects_that_refer_to_each_other() -> None:
     assert "layer.weight" in gradients
 
 
-class Scaled(nn.Module):
-    """A batch ``[N, N]`` times a parameter, and something that hands on features as rows."""
-
-    def __init__(self, operation: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(N) + 0.5)
-        self.operation = operation
-
-    def forward(self, x: Tensor) -> Any:
-        return self.operation(x * self.weight)
-
-
 AS_MANY_ROWS: dict[str, Callable[[Tensor], Any]] = {
     "medians of the batch": lambda h: [torch.nanmedian(h, 0).values],
     "transposed": lambda h: [torch.transpose_copy(h, 0, 1)],
@@ -289,7 +278,9 @@ AS_MANY_ROWS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", AS_MANY_ROWS)
 def test_as_many_rows_are_no_samples(name: str) -> None:
     torch.manual_seed(0)
-    model, x = Scaled(AS_MANY_ROWS[name]).double(), torch.randn(N, N).double()
+    weight = nn.Parameter(torch.rand(N) + 0.5)
+    model = Net(lambda net, x: AS_MANY_ROWS[name](x * net.weight), weight=weight).double()
+    x = torch.randn(N, N).double()
     with gradlens.per_sample_gradients(model) as gradients:
         sum(each.square().mean() for each in model(x)).backward()
     assert "weight" not in gradients

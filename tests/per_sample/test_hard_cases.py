@@ -258,16 +258,6 @@ def patched() -> nn.Module:
     return layer
 
 
-class DrawsFromPython(nn.Module):
-    def __init__(self, draw: Callable[[], float]) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(4))
-        self.draw = draw
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gain * x * self.draw()
-
-
 def with_replaced_outputs() -> nn.Module:
     layer = nn.Linear(4, 4)
     layer.register_forward_hook(lambda module, args, output: 2 * output)
@@ -287,8 +277,8 @@ UNUSUAL: dict[str, Callable[[], nn.Module]] = {
     "spectral norm": lambda: spectral_norm(nn.Linear(4, 4)),
     "pruned, with a rule": lambda: prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5),
     "pruned, without": lambda: prune.random_unstructured(nn.PReLU(4), "weight", 0.5),
-    "Python's random": lambda: DrawsFromPython(random.random),
-    "NumPy's random": lambda: DrawsFromPython(np.random.random),
+    "Python's random": lambda: Taking(lambda x, gain: gain * x * random.random(), 4),
+    "NumPy's random": lambda: Taking(lambda x, gain: gain * x * np.random.random(), 4),
 }
 
 

@@ -91,15 +91,12 @@ def test_rows_that_have_nothing_in_common_with_their_input_are_in_order(
 def test_parameters_of_the_inputs_shape_compared_with_them() -> None:
     """A counterfactual example is what the network computes with, and is near the input."""
 
-    class Counterfactual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.example, self.layer = nn.Parameter(torch.randn(6, 4)), nn.Linear(4, 3)
-
-        def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-            return self.layer(self.example), self.example - inputs
-
-    model = gradlens.extend(Counterfactual())
+    model = Net(
+        lambda net, inputs: (net.layer(net.example), net.example - inputs),
+        example=nn.Parameter(torch.randn(6, 4)),
+        layer=nn.Linear(4, 3),
+    )
+    gradlens.extend(model)
     with gradlens.per_sample_gradients(model) as gradients:
         outputs, distance = model(torch.randn(6, 4))
         loss = nn.functional.cross_entropy(outputs, torch.arange(6) % 3)

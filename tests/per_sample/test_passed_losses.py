@@ -14,6 +14,7 @@ import gradlens
 from gradlens.quantities import NormTest
 from tests.cases import references
 from tests.cases.references import right_gradients
+from tests.cases.row_cases import Net
 
 N = 6
 LossesOf = Callable[[nn.Module], Tensor]
@@ -41,16 +42,10 @@ class Shuffled(nn.Module):
         return self.layers(self.change(x[self.order]))
 
 
-class Recurrent(nn.Module):
+def _recurrent(batch_first: bool) -> nn.Module:
     """An LSTM with an output for each position."""
-
-    def __init__(self, batch_first: bool) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 5, batch_first=batch_first)
-        self.head = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0])
+    lstm = nn.LSTM(4, 5, batch_first=batch_first)
+    return Net(lambda net, x: net.head(net.lstm(x)[0]), lstm=lstm, head=nn.Linear(5, 3))
 
 
 def _mlp() -> nn.Module:
@@ -110,15 +105,10 @@ def _of_packed(model: nn.Module) -> Tensor:
     return model.head(hidden).square().sum((0, 2))
 
 
-class Weighted(nn.Module):
+def _weighted() -> nn.Module:
     """A network with a weight of its loss, which is learned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.weight = _mlp(), nn.Parameter(torch.tensor(0.3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+    weight = nn.Parameter(torch.tensor(0.3))
+    return Net(lambda net, x: net.layers(x), layers=_mlp(), weight=weight)
 
 
 def _of_learned_weight(model: nn.Module) -> Tensor:
@@ -178,15 +168,15 @@ CASES: dict[str, tuple[Callable[[], nn.Module], LossesOf]] = {
     "squared, shuffled, put back": (lambda: Shuffled(torch.square), _put_back),
     "spectrum, shuffled, put back": (lambda: Shuffled(lambda x: torch.fft.fft(x).abs()), _put_back),
     "noisy, shuffled": (lambda: Shuffled(lambda x: x + 3 * torch.randn_like(x)), _losses_put_back),
-    "as many positions as samples": (lambda: Recurrent(batch_first=True), _of_positions(1)),
-    "positions first, as many": (lambda: Recurrent(batch_first=False), _of_positions(0)),
+    "as many positions as samples": (lambda: _recurrent(batch_first=True), _of_positions(1)),
+    "positions first, as many": (lambda: _recurrent(batch_first=False), _of_positions(0)),
     "pairs": (_mlp, _of_pairs),
     "sum over two calls": (_mlp, _of_two_calls),
     "a call for each sample": (_mlp, _of_single_calls),
     "points inside and on the boundary": (_mlp, _of_points),
-    "packed sequences": (lambda: Recurrent(batch_first=False), _of_packed),
+    "packed sequences": (lambda: _recurrent(batch_first=False), _of_packed),
     "crops of images": (_mlp, _of_crops),
-    "a learned weight, a loss at a time": (Weighted, _of_learned_weight),
+    "a learned weight, a loss at a time": (_weighted, _of_learned_weight),
     "documents in one sequence": (Documents, _of_documents),
     "graphs in one": (Graphs, _of_graphs),
 }

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import gradlens
 from tests.cases.references import assert_covered
+from tests.cases.row_cases import Net
 
 N, ROWS, COLUMNS, MATRICES = 4, 3, 5, 2
 
@@ -56,20 +57,11 @@ PRODUCTS: dict[str, Product] = {
 }
 
 
-class Weights(nn.Module):
-    def __init__(self, product: Product) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(draw(MATRICES, ROWS, COLUMNS))
-        self.product = product
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.product(self.weight, x)
-
-
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_weights_of_products(name: str) -> None:
     torch.manual_seed(0)
-    model = gradlens.extend(Weights(PRODUCTS[name]))
+    weight = nn.Parameter(draw(MATRICES, ROWS, COLUMNS))
+    model = gradlens.extend(Net(lambda net, x: PRODUCTS[name](net.weight, x), weight=weight))
     for _ in range(3):
         outputs = model(draw(N, MATRICES, COLUMNS))
         assert_covered(model, outputs.tanh().square().flatten(1).sum(1))

@@ -60,26 +60,20 @@ def images(*shape: int) -> Tensor:
     return torch.randn(N, *shape)
 
 
-class Low(nn.Module):
+def low() -> nn.Module:
     """A linear layer that stays as it is, and a product of low rank beside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8).requires_grad_(False)
-        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + 0.5 * self.up(self.down(x))
+    return Net(
+        lambda net, x: net.linear(x) + 0.5 * net.up(net.down(x)),
+        linear=nn.Linear(8, 8).requires_grad_(False),
+        down=nn.Linear(8, 2, bias=False),
+        up=nn.Linear(2, 8, bias=False),
+    )
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + self.second(self.norm(self.first(x)).relu())).relu()
+def block() -> nn.Module:
+    first, second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    branch = nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU(), second)
+    return Net(lambda net, x: (x + net.branch(x)).relu(), branch=branch)
 
 
 def last(net: Any, x: Tensor) -> Tensor:
@@ -120,7 +114,7 @@ def convolutions() -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Dropout2d(0.2),
-        Block(),
+        block(),
         nn.ConvTranspose2d(4, 4, 2, stride=2),
         nn.GroupNorm(2, 4),
         nn.GELU(),
@@ -139,7 +133,7 @@ STATIC: dict[str, tuple[nn.Module, Tensor]] = {
     "GRU": (recurrent(nn.GRU), images(5, 8)),
     "transformer": (transformer(), images(5, 8)),
     "transformer in eval mode": (transformer(norm_first=True).eval(), images(5, 8)),
-    "LoRA": (nn.Sequential(Low(), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 3)), images(8)),
+    "LoRA": (nn.Sequential(low(), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 3)), images(8)),
     "positions picked": (recurrent(nn.RNN, last_by_index), images(5, 8)),
     "two views": (Net(two_views, layers=nn.Linear(8, 6), head=nn.Linear(6, 3)), images(8)),
 }

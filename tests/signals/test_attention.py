@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from gradlens import Cockpit
 from gradlens.history.history import History
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import AttentionEntropy, AttentionLogits
+from tests.cases.row_cases import Net
 from tests.cases.steps import take_steps, tracked_backward
 
 N, T, D, H = 8, 5, 8, 2
@@ -200,27 +202,18 @@ def reason(model: nn.Module, layers: str | None = None) -> str:
 
 
 def test_what_cannot_be_read_has_a_reason() -> None:
-    class Additive(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.score = nn.Linear(D, 1)
+    def additive(net: Any, x: Tensor) -> Tensor:
+        weights = (x[:, :, None] + x[:, None]).tanh()
+        return net.score(weights)[..., 0].softmax(-1) @ x
 
-        def forward(self, x: Tensor) -> Tensor:
-            weights = (x[:, :, None] + x[:, None]).tanh()
-            return self.score(weights)[..., 0].softmax(-1) @ x
+    def checkpointed(net: Any, x: Tensor) -> Any:
+        return checkpoint(net.inner, x, use_reentrant=False)
 
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = SelfAttention(ATTEND["causal"])
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
-            return out
-
-    assert "product of queries and keys" in reason(Network(Additive()), "layers.0")
+    inner = SelfAttention(ATTEND["causal"])
+    by_sum = Net(additive, score=nn.Linear(D, 1))
+    assert "product of queries and keys" in reason(Network(by_sum), "layers.0")
     assert "no attention" in reason(Network(nn.Linear(D, D)), "layers.0")
-    assert "checkpoint" in reason(Network(Checkpointed()))
+    assert "checkpoint" in reason(Network(Net(checkpointed, inner=inner)))
     with pytest.raises(ValueError, match="no layer matches"):
         AttentionLogits().choose(nn.Linear(2, 2), {})
 

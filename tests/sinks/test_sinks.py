@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +33,11 @@ class Broken(Kept):
 
     def __init__(self, method: str, error: Exception) -> None:
         super().__init__()
-        self._method = method
-        self._error = error
 
-    def _call(self, method: str) -> None:
-        if method == self._method:
-            raise self._error
+        def fail(*_: object) -> None:
+            raise error
 
-    def record(
-        self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
-        self._call("record")
-
-    def note(self, step: int, text: str) -> None:
-        self._call("note")
-
-    def close(self) -> None:
-        self._call("close")
+        setattr(self, method, fail)
 
 
 def published(*records: tuple[int, dict[str, Any]], **options: Any) -> Kept:
