@@ -16,6 +16,7 @@ from gradlens.instruments import (
     AggregateInstrument,
     AttentionInstrument,
     Drawing,
+    Instrument,
     KurtosisInstrument,
     LayerLinesInstrument,
     LayerMapInstrument,
@@ -159,36 +160,47 @@ def test_aggregates_of_many_layers_are_like_those_of_a_step() -> None:
     assert heights(drawing, "median") == [10.5]
 
 
-def test_the_channel_of_the_layer_with_the_most_kurtosis_is_named() -> None:
-    layers = {"0": {"largest": 9.0, "kurtosis": 0.5, "channel": 1, "position": 0},
-              "1": {"largest": 3.0, "kurtosis": 40.0, "channel": 17, "position": 2},
-              "2": Undefined("why")}  # fmt: skip
-    history = recorded("ActivationOutliers", {0: {"layers": layers}})
-    (panel,) = KurtosisInstrument().panels(history)
-    assert panel.content.readout == ("channel 17", False)  # type: ignore[union-attr]
+def heads(factor: float) -> dict[str, Any]:
+    return {"layers": {"0": np.array([3.0, 20.0]) * factor, "1": np.array([np.nan, 7.0])}}
 
 
-@pytest.mark.parametrize("factor", [1.0, 10.0])
-def test_each_head_is_a_line_and_the_largest_score_is_named(factor: float) -> None:
-    heads = {0: {"layers": {"0": np.array([3.0, 20.0]) * factor, "1": np.array([np.nan, 7.0])}}}
-    history = recorded("AttentionLogits", heads)
-    drawing = AttentionInstrument().plot(history)
-    assert heights(drawing, "0.head 1") == [20 * factor]
-    (panel,) = AttentionInstrument().panels(history)
-    expected = (f"0.head 1: {20 * factor:g}", factor > 5)
-    assert panel.content.readout == expected  # type: ignore[union-attr]
-    layers = recorded("AttentionEntropy", {0: {"layers": {"0": 2.5, "1": 0.5}}})
-    (panel,) = AttentionInstrument().panels(layers)
-    assert panel.content.readout == ("1: 0.5", False)  # type: ignore[union-attr]
+OUTLIERS = {
+    "0": {"largest": 9.0, "kurtosis": 0.5, "channel": 1, "position": 0},
+    "1": {"largest": 3.0, "kurtosis": 40.0, "channel": 17, "position": 2},
+    "2": Undefined("why"),
+}
+READOUTS: list[tuple[Instrument, str, Any, tuple[str, bool]]] = [
+    (KurtosisInstrument(), "ActivationOutliers", {"layers": OUTLIERS}, ("channel 17", False)),
+    (AttentionInstrument(), "AttentionLogits", heads(1.0), ("0.head 1: 20", False)),
+    (AttentionInstrument(), "AttentionLogits", heads(10.0), ("0.head 1: 200", True)),
+    (
+        AttentionInstrument(),
+        "AttentionEntropy",
+        {"layers": {"0": 2.5, "1": 0.5}},
+        ("1: 0.5", False),
+    ),
+    *(
+        (
+            OutputEntropyInstrument(),
+            "OutputEntropy",
+            predictions("2", entropy) | {"top_share": 1.0},
+            ("top class 100 %", is_alarm),
+        )
+        for entropy, is_alarm in ((0.0, True), (1.0, False))  # of one class alone, and of all
+    ),
+]
 
 
-@pytest.mark.parametrize(("entropy", "share", "alarm"), [(0.0, 1.0, True), (1.0, 1.0, False)])
-def test_a_network_that_is_certain_of_one_class_has_collapsed(
-    entropy: float, share: float, alarm: bool
+@pytest.mark.parametrize(("instrument", "kind", "record", "readout"), READOUTS)
+def test_readouts_name_what_is_largest_and_alarm_if_it_is_too_large(
+    instrument: Instrument, kind: str, record: Any, readout: tuple[str, bool]
 ) -> None:
-    record = predictions("2", entropy) | {"top_share": share}
-    (panel,) = OutputEntropyInstrument().panels(recorded("OutputEntropy", {0: record}))
-    assert panel.content.readout == ("top class 100 %", alarm)  # type: ignore[union-attr]
+    history = recorded(kind, {0: record})
+    (panel,) = instrument.panels(history)
+    assert panel.content.readout == readout  # type: ignore[union-attr]
+    if kind == "AttentionLogits":  # each head is a line
+        drawing = instrument.plot(history)
+        assert heights(drawing, "0.head 1") == [record["layers"]["0"][1]]
 
 
 def test_layers_are_on_the_second_screen() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,19 +19,13 @@ from gradlens.history.lines import Line
 from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.plotting.summary import Row, Summary, relative_change, summarize
+from gradlens.plotting.summary import Summary, relative_change, summarize
 from tests.instruments.test_instruments import realistic, recorded, same
 
 
 def run(values: Sequence[float], every: int = 1, name: str = "Loss") -> History:
     """A run with one number per step."""
     return recorded(name, {place * every: value for place, value in enumerate(values)})
-
-
-def row(values: Sequence[float], every: int = 1) -> Row:
-    """The only row of a run."""
-    (found,) = summarize(run(values, every)).rows
-    return found
 
 
 def table(history: History, width: int = 80) -> dict[str, list[str]]:
@@ -42,32 +37,26 @@ def table(history: History, width: int = 80) -> dict[str, list[str]]:
 # The table ----------------------------------------------------------------------------------
 
 
-def test_last_value_and_extremes_with_their_first_steps() -> None:
-    found = row([3.0, 1.0, 5.0, 1.0, 5.0, 2.0], every=10)
-    assert found.last == 2.0
-    assert (found.min, found.min_step, found.max, found.max_step) == (1.0, 10, 5.0, 20)
-    assert found.steps == 6
-    assert (found.undefined, found.undefined_step, found.reason) == (0, None, "")
+EARLY, LATE, WHY = map(Undefined, ("early", "late", "why"))
+NOTHING = {"min": None, "min_step": None, "max": None, "max_step": None, "undefined": 3}
+ROWS: list[tuple[list[float], int, dict[str, Any]]] = [
+    ([3.0, 1.0, 5.0, 1.0, 5.0, 2.0], 10,
+     {"last": 2.0, "min": 1.0, "min_step": 10, "max": 5.0, "max_step": 20, "steps": 6,
+      "undefined": 0, "undefined_step": None, "reason": ""}),
+    ([EARLY, 1.0, LATE, 2.0, math.nan], 1,
+     {"last": math.nan, "min": 1.0, "min_step": 1, "max": 2.0, "max_step": 3,
+      "undefined": 3, "undefined_step": 4, "reason": "late"}),
+    ([WHY, WHY, WHY], 1, {**NOTHING, "change": math.nan}),
+    ([1.0, math.inf, 2.0], 1, {"max": math.inf, "max_step": 1, "undefined": 0}),
+]  # fmt: skip
 
 
-def test_gaps_are_counted_and_the_latest_reason_kept() -> None:
-    early, late = Undefined("early"), Undefined("late")
-    found = row([early, 1.0, late, 2.0, math.nan])
-    assert math.isnan(found.last)
-    assert (found.undefined, found.undefined_step, found.reason) == (3, 4, "late")
-    assert (found.min, found.min_step, found.max, found.max_step) == (1.0, 1, 2.0, 3)
-
-
-def test_nothing_but_gaps() -> None:
-    found = row([Undefined("why")] * 3)
-    assert (found.min, found.min_step, found.max, found.max_step) == (None,) * 4
-    assert math.isnan(found.change)
-    assert found.undefined == 3
-
-
-def test_infinity_is_a_number() -> None:
-    found = row([1.0, math.inf, 2.0])
-    assert (found.max, found.max_step, found.undefined) == (math.inf, 1, 0)
+@pytest.mark.parametrize(("values", "every", "expected"), ROWS)
+def test_rows(values: list[float], every: int, expected: dict[str, Any]) -> None:
+    """The last value, the extremes with their first steps, the gaps and the latest reason."""
+    (found,) = summarize(run(values, every)).rows
+    told = {name: getattr(found, name) for name in expected}
+    assert told == {n: pytest.approx(e, nan_ok=True) if e else e for n, e in expected.items()}
 
 
 @pytest.mark.parametrize(

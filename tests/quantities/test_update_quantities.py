@@ -18,7 +18,7 @@ import gradlens
 from gradlens import Cockpit, quantities
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
-from tests.cases.steps import take_steps, tracked_backward
+from tests.cases.steps import tracked_backward
 
 STEPS, SAMPLES = 4, 6
 
@@ -272,43 +272,36 @@ def test_optimizer_that_was_never_stepped() -> None:
     assert set(history["UpdateSize"][0].values()) == {0.0}
 
 
-PARTLY: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
-    "all have per-sample gradients": (lambda model: None, ""),
-    # The gradient of 0.bias is nothing but rounding errors, which may all be 0.
-    "samples are coupled": (lambda model: model.insert(1, nn.BatchNorm1d(4)), "0.weight"),
-}
-
-
-@pytest.mark.parametrize("name", PARTLY)
-@pytest.mark.filterwarnings("ignore:.*(cover|couples)")
-def test_alpha_of_an_update_along_which_slopes_are_unknown(name: str) -> None:
-    change, unknown = PARTLY[name]
+def alpha_of_two_steps(
+    change: Callable[[nn.Sequential], None] = lambda model: None,
+    between: Callable[[nn.Module], None] = lambda model: None,
+    passes_optimizer: bool = True,
+) -> Any:
+    """Of a network that is changed before the cockpit is made, and after each update."""
     torch.manual_seed(0)
     model, module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
     change(model)
-    optimizer = SGD(model.parameters(), lr=0.1)
     cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module, batchnorm="skip")
-    loss_of = lambda _: module(model(torch.randn(5, 3)), torch.randn(5, 2))  # noqa: E731
-    take_steps(cockpit, optimizer, loss_of, range(2))
-    found = cockpit.history["Alpha"][0]
-    assert (f"{unknown} have moved" in found.reason) if unknown else math.isfinite(found)
-
-
-@pytest.mark.filterwarnings("ignore:.*not tracked")
-def test_alpha_of_an_update_of_more_than_what_is_tracked() -> None:
-    torch.manual_seed(0)
-    model, module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
-    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
-    for step in range(3):
-        if step == 1:
-            model.append(nn.Linear(2, 2))
+    for step in range(2):
         optimizer = SGD(model.parameters(), lr=0.1)
         optimizer.zero_grad()
         loss = module(model(torch.randn(5, 3)), torch.randn(5, 2))
-        tracked_backward(cockpit, step, loss, optimizer=optimizer)
+        info = {"optimizer": optimizer} if passes_optimizer else {}
+        tracked_backward(cockpit, step, loss, info=info)
         optimizer.step()
-    for found in cockpit.history["Alpha"].values():
-        assert "3.bias, 3.weight have moved" in found.reason
+        between(model)
+    return cockpit.history["Alpha"][0]
+
+
+def test_alpha_of_an_update_along_which_slopes_are_unknown() -> None:
+    """The gradient of 0.bias is nothing but rounding errors, which may all be 0."""
+    assert math.isfinite(alpha_of_two_steps())
+    with pytest.warns(UserWarning, match="cover|couples"):
+        found = alpha_of_two_steps(lambda model: model.insert(1, nn.BatchNorm1d(4)))
+    assert "0.weight have moved" in found.reason
+    with pytest.warns(UserWarning, match="not tracked"):
+        found = alpha_of_two_steps(between=lambda model: model.append(nn.Linear(2, 2)))
+    assert "3.bias, 3.weight have moved" in found.reason
 
 
 def add_noise(model: nn.Module) -> None:
@@ -349,19 +342,7 @@ BETWEEN: dict[str, tuple[Callable[[nn.Module], None], bool]] = {
 def test_alpha_if_parameters_change_after_the_update(name: str, passes_optimizer: bool) -> None:
     """With the optimizer, its update ends elsewhere; without, the change is part of the update."""
     change, changes = BETWEEN[name]
-    torch.manual_seed(0)
-    model, module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
-    x, y = torch.randn(5, 3), torch.randn(5, 2)
-    for step in range(2):
-        optimizer.zero_grad()
-        loss = module(model(x), y)
-        info = {"optimizer": optimizer} if passes_optimizer else {}
-        tracked_backward(cockpit, step, loss, info=info)
-        optimizer.step()
-        change(model)
-    found = cockpit.history["Alpha"][0]
+    found = alpha_of_two_steps(between=change, passes_optimizer=passes_optimizer)
     if changes and passes_optimizer:
         assert "have changed between the optimizer's step and the next context" in found.reason
     else:
