@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -201,32 +202,23 @@ def assert_exact(found: dict[str, Any], case: Case, kind: str) -> None:
         assert found["parameters"][name]["trace"] == pytest.approx(trace, rel=1e-10, abs=1e-14)
 
 
-@pytest.mark.parametrize("kind", ["diag_h", "diag_ggn_exact"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "binary"])
-@pytest.mark.parametrize("network", PIECEWISE_LINEAR)
-def test_traces_of_piecewise_linear_networks_are_exact(
-    network: str, loss: str, reduction: str, kind: Any
-) -> None:
-    case = Case(PIECEWISE_LINEAR[network], LOSSES[loss](reduction))
-    cockpit = case.track(quantities.HessTrace(curvature=kind))
-    assert_exact(cockpit.history["HessTrace"][0], case, kind)
-    assert cockpit.history.notes == []
+OF_CASES = [
+    *itertools.product(PIECEWISE_LINEAR, list(LOSSES), ("diag_h", "diag_ggn_exact")),
+    *itertools.product(CURVED, list(LOSSES), ("diag_ggn_exact",)),
+]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("network", CURVED)
-def test_gauss_newton_traces_of_other_networks_are_exact(
-    network: str, loss: str, reduction: str
-) -> None:
-    case = Case(CURVED[network], LOSSES[loss](reduction))
+@pytest.mark.parametrize(("network", "loss", "kind"), OF_CASES)
+def test_traces_are_exact(network: str, loss: str, kind: Any, reduction: str) -> None:
+    """Of the Hessian of piecewise linear networks, and of the Gauss-Newton matrix of others."""
+    case = Case((PIECEWISE_LINEAR | CURVED)[network], LOSSES[loss](reduction))
     if network == "unused layer":
         case.trainable = {n: p for n, p in case.trainable.items() if n.startswith("used")}
         for model in (case.model, case.plain_model):
             model.spare.requires_grad_(False)
-    cockpit = case.track(quantities.HessTrace(curvature="diag_ggn_exact"))
-    assert_exact(cockpit.history["HessTrace"][0], case, "diag_ggn_exact")
+    cockpit = case.track(quantities.HessTrace(curvature=kind))
+    assert_exact(cockpit.history["HessTrace"][0], case, kind)
     assert cockpit.history.notes == []
 
 
@@ -350,29 +342,26 @@ def test_intervals_of_sampled_diagonals_hold_the_truth(network: str, loss: str) 
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("network", ["ReLU in place", "convolution", "frozen layer", "residual"])
-def test_takeuchis_criterion(network: str, reduction: str) -> None:
+@pytest.mark.parametrize(
+    ("network", "kind"),
+    [
+        *((each, "diag_ggn_exact") for each in ("convolution", "frozen layer", "residual")),
+        *(("ReLU in place", each) for each in ("diag_h", "diag_ggn_exact")),
+    ],
+)
+def test_takeuchis_criterion(network: str, kind: Any, reduction: str) -> None:
     case = Case((PIECEWISE_LINEAR | CURVED)[network], LOSSES["cross-entropy"](reduction))
-    cockpit = case.track(
-        quantities.TICDiag(curvature="diag_ggn_exact", epsilon=1e-3),
-        quantities.TICTrace(curvature="diag_ggn_exact", epsilon=1e-3),
-    )
-    moments, diagonal = case.second_moments(), case.ggn_diagonal()
-    by_diagonal = float((moments / (diagonal + 1e-3)).sum())
-    by_trace = float(moments.sum() / (diagonal.sum() + 1e-3))
-    assert cockpit.history["TICDiag"][0] == pytest.approx(by_diagonal, rel=1e-9)
-    assert cockpit.history["TICTrace"][0] == pytest.approx(by_trace, rel=1e-9)
-
-
-def test_criterion_of_the_hessian() -> None:
-    case = Case(PIECEWISE_LINEAR["ReLU in place"], nn.CrossEntropyLoss())
-    cockpit = case.track(quantities.TICDiag(), quantities.TICTrace())
-    moments, diagonal = case.second_moments(), case.hessian_diagonal()
-    assert float(diagonal.min()) >= 0
-    expected = float((moments / (diagonal + 1e-7)).sum())
-    assert cockpit.history["TICDiag"][0] == pytest.approx(expected, rel=1e-9)
-    expected = float(moments.sum() / (diagonal.sum() + 1e-7))
-    assert cockpit.history["TICTrace"][0] == pytest.approx(expected, rel=1e-9)
+    for epsilon in (1e-3, 1e-7):
+        tic_diag, tic_trace = (
+            each(curvature=kind, epsilon=epsilon)
+            for each in (quantities.TICDiag, quantities.TICTrace)
+        )
+        history = case.track(tic_diag, tic_trace).history
+        moments, diagonal = case.second_moments(), case.diagonal(kind)
+        expected = float((moments / (diagonal + epsilon)).sum())
+        assert history["TICDiag"][0] == pytest.approx(expected, rel=1e-9)
+        expected = float(moments.sum() / (diagonal.sum() + epsilon))
+        assert history["TICTrace"][0] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,39 +11,23 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import jacrev
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradlens
 from gradlens.curvature import GGNOperator, InverseOperator
 from gradlens.numerics.unavailable import UnavailableError
-from tests.cases.data_cases import DataProblem, Reduction, build, dense_ggn
-from tests.cases.references import as_function
+from tests.cases.data_cases import DataProblem, Reduction, build, dense_ggn, sample_gradients
 
 DAMPING = 0.5
 
 
 def dense(problem: DataProblem, test: list[Any], reduction: Reduction) -> NDArray[Any]:
     """``[N, M]``, by torch.func and a solver for dense matrices."""
-    rows = gradients(problem, problem.inputs, problem.targets, reduction)
-    others = gradients(problem, *map(torch.cat, zip(*test, strict=True)), reduction)
+    rows = sample_gradients(problem, reduction)
+    others = sample_gradients(replace(problem, batches=test), reduction)
     matrix = dense_ggn(problem, reduction) / (len(rows) if reduction == "sum" else 1)
     damped = matrix + DAMPING * torch.eye(len(matrix), dtype=matrix.dtype)
-    return (rows @ torch.linalg.solve(damped, others.T) / len(rows)).numpy()
-
-
-def gradients(
-    problem: DataProblem, inputs: Tensor, targets: Tensor, reduction: Reduction
-) -> Tensor:
-    """``[N, D]``, of losses of one sample each."""
-    parameters, outputs = as_function(problem.model, inputs)
-    loss = problem.loss_of(reduction)
-
-    def losses(given: Tensor) -> Tensor:
-        found = outputs(given)
-        return torch.stack([loss(found[n : n + 1], targets[n : n + 1]) for n in range(len(found))])
-
-    return jacrev(losses)(parameters).detach()
+    return (rows @ torch.linalg.solve(damped, others.T) / len(rows)).detach().numpy()
 
 
 CASES: list[tuple[str, str, Reduction]] = [

@@ -8,23 +8,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev
+from torch.func import jacrev
 
 from gradlens.curvature import factors, ntk, tangent_kernel
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.data_cases import MODELS, frozen, perceptron
 from tests.cases.networks import NETWORKS
+from tests.cases.references import as_function
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
 
 def jacobian(model: nn.Module, inputs: Tensor) -> Tensor:
     """``[N, K, D]``, by torch.func."""
-    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    found = jacrev(lambda given: functional_call(model, given, (inputs,)))(parameters)
-    blocks = [found[name].flatten(-p.dim()) for name, p in parameters.items()]
-    rows = torch.cat(blocks, dim=-1)
-    return rows.reshape(len(inputs), -1, rows.shape[-1])
+    flat, outputs = as_function(model, inputs)
+    return jacrev(outputs)(flat).reshape(len(inputs), -1, len(flat))
 
 
 def draw(*shape: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from gradlens.curvature import GGNOperator, LowRankGGN
 from gradlens.numerics.unavailable import UnavailableError
+from tests.cases import references
 
 N = 7
 Outputs = dict[str, Tensor]
@@ -65,31 +66,19 @@ def problem() -> tuple[Heads, Tensor, tuple[Tensor, Tensor, Tensor]]:
     return model, inputs, targets
 
 
+def joined(found: Outputs) -> Tensor:
+    return torch.cat([found["classes"], found["positions"].flatten(1), found["flag"][:, None]], 1)
+
+
 def dense(model: Heads, inputs: Tensor, targets: Any) -> np.ndarray:
-    """JᵀHJ with both factors by rows."""
-    outputs = model(inputs)
-    given = [outputs[name].detach().requires_grad_() for name in NAMES]
-    hessian = torch.autograd.functional.hessian(
-        lambda *parts: loss_of(dict(zip(NAMES, parts, strict=True)), targets), tuple(given)
-    )
-    sizes = [each.numel() for each in given]
-    square = torch.cat(
-        [
-            torch.cat([p.reshape(n, m) for p, m in zip(row, sizes, strict=True)], 1)
-            for row, n in zip(hessian, sizes, strict=True)
-        ]
-    )
-    elements = torch.cat([outputs[name].flatten() for name in NAMES])
-    rows = [
-        torch.autograd.grad(each, [*model.parameters()], retain_graph=True, allow_unused=True)
-        for each in elements
-    ]
-    zeros = [torch.zeros_like(p) for p in model.parameters()]
-    jacobian = torch.stack(
-        [torch.cat([(z if g is None else g).flatten() for g, z in zip(row, zeros, strict=True)])
-         for row in rows]
-    )  # fmt: skip
-    return (jacobian.T @ square @ jacobian).detach().numpy()
+    """That of the same outputs in one tensor."""
+
+    def loss(found: Tensor) -> Tensor:
+        classes, positions, flag = found.split([3, 4, 1], 1)
+        parts = {"classes": classes, "positions": positions.reshape(-1, 2, 2), "flag": flag[:, 0]}
+        return loss_of(parts, targets)
+
+    return references.dense_ggn(Chosen(model, joined), loss, inputs).detach().numpy()
 
 
 def test_products(problem: Any) -> None:

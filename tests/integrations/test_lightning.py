@@ -10,7 +10,7 @@ import signal
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from gradlens.messages import GradlensWarning
 from gradlens.quantities import Quantity
 from tests.cases.processes import free_port, run_processes
 from tests.cases.records import assert_same_histories, assert_same_records
+from tests.cases.references import flat, per_sample_gradients_of_losses
 from tests.integrations.without_torchvision import lightning
 
 from gradlens.integrations.lightning import CockpitCallback  # isort: skip
@@ -257,9 +258,7 @@ def test_the_last_group_of_an_epoch_may_be_short() -> None:
         pairs = zip(inputs[:, None], labels[:, None], strict=True)
         losses = [plain.loss_function(plain.network(x), y) for x, y in pairs]
         optimizer.zero_grad()
-        parameters = [*plain.parameters()]
-        rows = [torch.autograd.grad(each, parameters, retain_graph=True) for each in losses]
-        gradients = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+        gradients = flat(per_sample_gradients_of_losses(losses, plain))
         share = min(1.0, len(losses) / 18)
         loss = torch.stack(losses).mean()
         (share * loss).backward()
@@ -291,19 +290,29 @@ class ManualInPairs(Module):
             optimizer.zero_grad()
 
 
-class InPairs(CockpitCallback):
+class Passing(CockpitCallback):
+    """Passes to the context what a function makes of its arguments, the trainer and the batch."""
+
+    def __init__(self, change: Callable[..., dict[str, Any]], *tracked: Quantity) -> None:
+        super().__init__([*tracked])
+        self.change = change
+
     def context_arguments(
         self, trainer: Any, pl_module: Any, loss: Tensor, batch: Any
     ) -> dict[str, Any]:
         arguments = super().context_arguments(trainer, pl_module, loss, batch)
-        is_first = trainer.fit_loop.batch_idx % 2 == 0
-        return {**arguments, "loss_scale": 0.5, "accumulating": is_first}
+        return self.change(arguments, trainer, batch)
+
+
+def in_pairs(arguments: dict[str, Any], trainer: Any, batch: Any) -> dict[str, Any]:
+    is_first = trainer.fit_loop.batch_idx % 2 == 0
+    return {**arguments, "loss_scale": 0.5, "accumulating": is_first}
 
 
 def test_batches_are_joined_under_manual_optimisation() -> None:
     """The step has the number of its first batch, and the values of a plain loop."""
     case = Case(without=OF_THE_LAST_PART)
-    callback, module = InPairs(case.quantities), ManualInPairs()
+    callback, module = Passing(in_pairs, *case.quantities), ManualInPairs()
     trainer(callback, max_epochs=1).fit(module, loader(SAMPLES // 2))
     plain = case.plain_loop()
     for name in ("Loss", "GradNorm", "NormTest", "MeanGSNR", "UpdateSize", "Distance", "Alpha"):
@@ -603,14 +612,10 @@ def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_batch_says_the_ids_of_samples() -> None:
-    class WithIds(CockpitCallback):
-        def context_arguments(
-            self, trainer: Any, pl_module: Any, loss: Tensor, batch: Any
-        ) -> dict[str, Any]:
-            arguments = super().context_arguments(trainer, pl_module, loss, batch)
-            return {**arguments, "info": {"ids": (1000 * batch[0][:, 0]).long()}}
+    def with_ids(arguments: dict[str, Any], trainer: Any, batch: Any) -> dict[str, Any]:
+        return {**arguments, "info": {"ids": (1000 * batch[0][:, 0]).long()}}
 
-    callback = WithIds([quantities.NormTest()])
+    callback = Passing(with_ids, quantities.NormTest())
     trainer(callback).fit(Module(), loader())
     samples = callback.cockpit.history.samples
     assert {*samples.ids} == {*(1000 * data()[:][0][:, 0]).long().tolist()}
@@ -630,14 +635,11 @@ def test_inputs_are_known_though_the_module_is_not_called_as_a_whole() -> None:
 
 
 def test_a_need_is_said_for_a_callback() -> None:
-    class Unlike(CockpitCallback):
-        def context_arguments(
-            self, trainer: Any, pl_module: Any, loss: Tensor, batch: Any
-        ) -> dict[str, Any]:
-            return {"loss": loss, "accumulating": False}
+    def unlike(arguments: dict[str, Any], trainer: Any, batch: Any) -> dict[str, Any]:
+        return {"loss": arguments["loss"], "accumulating": False}
 
     with pytest.raises(ValueError, match=r"optimizer=.*context_arguments of a CockpitCallback"):
-        trainer(Unlike([quantities.ClippedGradNorm()])).fit(Module(), loader())
+        trainer(Passing(unlike, quantities.ClippedGradNorm())).fit(Module(), loader())
 
 
 def test_there_is_no_cockpit_before_training() -> None:

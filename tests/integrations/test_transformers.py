@@ -115,6 +115,16 @@ def tracked(trainer: Any, *quantities: Quantity, **options: Any) -> CockpitCallb
     return callback
 
 
+def trained(
+    folder: Path, *quantities: Quantity, log: bool = True, **options: Any
+) -> tuple[Any, CockpitCallback]:
+    """A trainer, after a training with a callback."""
+    trainer = trainer_of(folder, **options)
+    callback = tracked(trainer, *quantities, log=log)
+    trainer.train()
+    return trainer, callback
+
+
 def values(callback: CockpitCallback) -> dict[int, dict[str, Any]]:
     return callback.cockpit.get_output()
 
@@ -139,19 +149,14 @@ def assert_left_as_it_was(trainer: Any) -> None:
 
 @pytest.fixture(scope="module")
 def whole_batches(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    trainer = trainer_of(tmp_path_factory.mktemp("whole"), 8)
-    callback = tracked(trainer)
-    trainer.train()
-    return values(callback)
+    return values(trained(tmp_path_factory.mktemp("whole"), batch_size=8)[1])
 
 
 @pytest.mark.parametrize(("batch_size", "parts"), [(4, 2), (2, 4)])
 def test_micro_batches_have_the_values_of_the_whole_batch(
     batch_size: int, parts: int, whole_batches: dict[int, dict[str, Any]], tmp_path: Path
 ) -> None:
-    trainer = trainer_of(tmp_path, batch_size, parts)
-    callback = tracked(trainer)
-    trainer.train()
+    _, callback = trained(tmp_path, batch_size=batch_size, parts=parts)
     assert_same_records(values(callback), whole_batches, *CLOSE)
 
 
@@ -196,9 +201,7 @@ CASES["compute_loss_func"] = {"compute_loss_func": mean_over_tokens, "parts": 2}
 def test_training_is_the_same_and_values_are_those_of_the_logs(case: str, tmp_path: Path) -> None:
     plain = trainer_of(tmp_path, **CASES[case])
     plain.train()
-    trainer = trainer_of(tmp_path, **CASES[case])
-    callback = tracked(trainer)
-    trainer.train()
+    trainer, callback = trained(tmp_path, **CASES[case])
     for one, other in zip(parameters(trainer), parameters(plain), strict=True):
         assert torch.equal(one, other)
     found = values(callback)
@@ -222,9 +225,7 @@ def lora() -> nn.Module:
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
 def test_adapters_are_tracked_alone(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, parts=2, network=lora)
-    callback = tracked(trainer)
-    trainer.train()
+    trainer, callback = trained(tmp_path, parts=2, network=lora)
     assert callback.cockpit.parameters
     assert all("lora" in name for name in callback.cockpit.parameters)
     log = trainer.state.log_history[0]
@@ -233,13 +234,10 @@ def test_adapters_are_tracked_alone(tmp_path: Path) -> None:
 
 
 def test_irregular_schedules_with_evaluations_in_between(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, max_steps=6, eval_strategy="steps", eval_steps=1)
-
-    def chosen(step: int) -> bool:
-        return step in (0, 1, 4)
-
-    callback = tracked(trainer, OutputNorm(chosen, layers=("lm_head",)), NormTest(chosen))
-    trainer.train()
+    chosen = lambda step: step in (0, 1, 4)  # noqa: E731
+    quantities = OutputNorm(chosen, layers=("lm_head",)), NormTest(chosen)
+    options = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1}
+    _, callback = trained(tmp_path, *quantities, **options)
     history = callback.cockpit.history
     assert [*history["OutputNorm"]] == [*history["NormTest"]] == [0, 1, 4]
     assert not history.notes
@@ -259,17 +257,9 @@ class Reports(TrainerCallback):
 
 
 def test_reports_contain_the_latest_values(tmp_path: Path) -> None:
-    reports = Reports()
-    trainer = trainer_of(
-        tmp_path,
-        callbacks=[reports],
-        max_steps=6,
-        logging_steps=2,
-        eval_strategy="steps",
-        eval_steps=3,
-    )
-    callback = tracked(trainer, NormTest(), GradNorm(lambda step: step == 0), UpdateSize())
-    trainer.train()
+    reports, quantities = Reports(), (NormTest(), GradNorm(lambda step: step == 0), UpdateSize())
+    options = {"max_steps": 6, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
+    _, callback = trained(tmp_path, *quantities, callbacks=[reports], **options)
     found = values(callback)
     own = [{k: v for k, v in log.items() if k.startswith("gradlens/")} for log in reports.logs]
     logged = [each for each, log in zip(own, reports.logs, strict=True) if "loss" in log]
@@ -284,9 +274,7 @@ def test_reports_contain_the_latest_values(tmp_path: Path) -> None:
 
 
 def test_nothing_is_logged_without_log(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path)
-    tracked(trainer, NormTest(), log=False)
-    trainer.train()
+    trainer, _ = trained(tmp_path, NormTest(), log=False)
     assert not any("gradlens" in key for log in trainer.state.log_history for key in log)
 
 
@@ -362,8 +350,7 @@ def test_a_resumed_training_equals_an_unbroken_one(tmp_path: Path) -> None:
     unbroken.train()
     resumed = trainer_of(tmp_path / "b", **saving)
     found = tracked(resumed, run=tmp_path / "run.jsonl")
-    for file in (tmp_path / "unbroken.jsonl",):
-        (tmp_path / "run.jsonl").write_bytes(file.read_bytes())
+    (tmp_path / "run.jsonl").write_bytes((tmp_path / "unbroken.jsonl").read_bytes())
     resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
     of_resumed, of_unbroken = values(found), values(expected)
     del of_unbroken[1]["Alpha"]

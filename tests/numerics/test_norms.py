@@ -92,9 +92,9 @@ def test_vanishing_gradients_have_sizes_and_directions() -> None:
         "correlation": pytest.approx(1),
     }
     assert history["without"][1]["layers"]["2"] == {"norm": expected}
-    assert history["GradientGeometry"][1]["parameters"]["2.bias"]["norm"] == pytest.approx(
-        5e-25 * math.sqrt(3), rel=1e-5, abs=0
-    )
+    expected = pytest.approx(5e-25 * math.sqrt(3), rel=1e-5, abs=0)
+    found = history["GradientGeometry"][1]["parameters"]["2.bias"]
+    assert found == {"norm": expected, "correlation": pytest.approx(1)}
 
 
 @pytest.mark.parametrize("place", [nullcontext, SimulatedDevice])

@@ -218,7 +218,7 @@ def stability_of(
     optimizer: str,
     reduction: Literal["mean", "sum"] = "mean",
     passes_multiple: bool = False,
-) -> tuple[Cockpit, Any]:
+) -> Any:
     """The record at a second step, whose backward pass is called on a function of the loss."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
@@ -234,7 +234,7 @@ def stability_of(
         with cockpit(step, loss=passed, optimizer=steps):
             minimised.backward()
         steps.step()
-    return cockpit, cockpit.history["Stability"][1]
+    return cockpit.history["Stability"][1]
 
 
 @pytest.mark.parametrize("name", MULTIPLES)
@@ -243,9 +243,9 @@ def stability_of(
 def test_stability_is_that_of_what_backward_is_called_on(
     name: str, optimizer: str, reduction: Literal["mean", "sum"]
 ) -> None:
-    _, found = stability_of(MULTIPLES[name], optimizer, reduction)
-    _, expected = stability_of(MULTIPLES[name], optimizer, reduction, passes_multiple=True)
-    _, plain = stability_of(lambda loss: loss, optimizer, reduction)
+    found = stability_of(MULTIPLES[name], optimizer, reduction)
+    expected = stability_of(MULTIPLES[name], optimizer, reduction, passes_multiple=True)
+    plain = stability_of(lambda loss: loss, optimizer, reduction)
     assert found["ratio"] == pytest.approx(expected["ratio"], rel=1e-6)
     if optimizer == "SGD":
         assert found["threshold"] != pytest.approx(plain["threshold"], rel=0.2)
@@ -268,7 +268,7 @@ OTHERS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_stability_of_what_is_no_multiple_of_the_loss(name: str) -> None:
     what, reason = OTHERS[name]
-    _, found = stability_of(what, "SGD")
+    found = stability_of(what, "SGD")
     assert reason in found.reason
 
 

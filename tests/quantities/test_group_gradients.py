@@ -20,6 +20,7 @@ from gradlens.quantities import GroupGradients
 from gradlens.quantities.group_gradients import between_groups
 from tests.cases.networks import NETWORKS
 from tests.cases.records import assert_same_records
+from tests.cases.references import flat, per_sample_gradients_of_losses
 
 GROUPS = [10, "code", 10, "code", 9, "code", 9, 10, 9, 10, "code", 9, 10]
 
@@ -106,8 +107,7 @@ def test_formulas(network: str, reduction: str, parts: Sequence[slice]) -> None:
         target.flatten(1)[[each == group for each in GROUPS], place] += 3
     found = tracked(model, inputs, target, GROUPS, parts, reduction)
     losses = [(model(x[None]) - t).square().sum() for x, t in zip(inputs, target, strict=True)]
-    gradients = [torch.autograd.grad(each, [*model.parameters()]) for each in losses]
-    rows = np.stack([torch.cat([g.flatten() for g in each]).numpy() for each in gradients])
+    rows = flat(per_sample_gradients_of_losses(losses, model)).numpy()
     of_groups = {n: rows[[str(g) == n for g in GROUPS]] for n in ("9", "10", "code")}
     expected = reference(of_groups)
     assert [*found["pairs"]] == ["9 and 10", "9 and code", "10 and code"]

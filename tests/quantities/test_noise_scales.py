@@ -214,8 +214,7 @@ def test_smoothed_values_of_a_run(network: str) -> None:
     of_steps = GradNoiseScale(name="each", by="layer")
     cockpit = Cockpit(model, [of_steps, GradNoiseScale(smoothing=0.5, by="layer")])
     for step in range(4):
-        with cockpit(step, loss=(loss := loss_of(model, inputs(5)))):
-            loss.backward()
+        tracked_backward(cockpit, step, loss_of(model, inputs(5)))
     each, found = [*cockpit.history["each"].values()], cockpit.history["GradNoiseScale"][3]
     for layer in (None, *found["layers"]):
         records = [one if layer is None else one["layers"][layer] for one in each]
@@ -232,8 +231,7 @@ def test_normalising_layers_alone() -> None:
     model, inputs = made("transformer")
     alone = GradNoiseScale(layers=is_normalization, name="norms")
     cockpit = Cockpit(model, [alone, GradNoiseScale(by="layer")])
-    with cockpit(0, loss=(loss := loss_of(model, inputs(6)))):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss_of(model, inputs(6)))
     found, whole = cockpit.history["norms"][0], cockpit.history["GradNoiseScale"][0]
     layers = [whole["layers"][name] for name in ("block.norm1", "block.norm2")]
     for key in ("trace", "squared_norm"):
@@ -312,8 +310,7 @@ def test_other_norms_of_a_network_add_up(norm: Any) -> None:
     quantity = GradNoiseScale(norm=norm, by="parameter")
     cockpit = Cockpit(model, [quantity])
     x = 5 + 0.1 * inputs(6)
-    with cockpit(0, loss=(loss := loss_of(model, x))):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss_of(model, x))
     found = cockpit.history["GradNoiseScale"][0]
     each = [gradient(model, sample[None]) for sample in x]
     names = [n for n, p in model.named_parameters() if norm == "l1" or p.dim() > 1]
@@ -328,8 +325,7 @@ def test_other_norms_of_a_network_add_up(norm: Any) -> None:
 def test_few_samples_have_no_bounds() -> None:
     model, inputs = made("mlp")
     cockpit = Cockpit(model, [GradNoiseScale(norm="l1")])
-    with cockpit(0, loss=(loss := loss_of(model, inputs(3)))):
-        loss.backward()
+    tracked_backward(cockpit, 0, loss_of(model, inputs(3)))
     assert "takes 4 samples" in cockpit.history["GradNoiseScale"][0].reason
 
 

@@ -20,6 +20,7 @@ from gradlens import quantities
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import ROUNDINGS
 from gradlens.quantities import Quantity
+from tests.cases.references import flat, per_sample_gradients_of_losses
 from tests.cases.steps import tracked_backward
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -162,14 +163,11 @@ class Deviations:
     """Slow formulas of gradients that are computed in float64, sample by sample."""
 
     def __init__(self, model: nn.Module, inputs: Tensor, target: Tensor) -> None:
-        rows = []
-        for n in range(len(inputs)):
-            loss = losses_of(model, inputs[n : n + 1], target[n : n + 1], 1.0).sum()
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
-        self.mean_loss = float(losses_of(model, inputs, target, 1.0).detach().mean())
-        self.mean = torch.stack(rows).mean(0).numpy()
-        self.apart = torch.stack(rows).numpy() - self.mean
+        losses = losses_of(model, inputs, target, 1.0)
+        rows = flat(per_sample_gradients_of_losses(losses, model))
+        self.mean_loss = float(losses.detach().mean())
+        self.mean = rows.mean(0).numpy()
+        self.apart = rows.numpy() - self.mean
         self.squared_mean = float(self.mean @ self.mean)
 
     @property

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from gradlens.numerics.noise_scales import noise_scale
 from gradlens.operators.dense import Dense
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
+from gradlens.quantities.parameter_quantity import OfParameters
 from tests.cases.networks import NETWORKS
 from tests.cases.records import assert_same_records, leaves
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
@@ -191,33 +193,20 @@ CASES |= {
     for name in OF_NOISE
     for by in ("layer", "parameter")
 }
-WITHOUT_FORMULA = {"Time"}
-IN_UPDATES = {"Alpha", "CABS", "Distance", "EarlyStopping", "UpdateSize"}
-"""Tested in test_update_quantities.py."""
-OF_OPTIMIZERS = {"ClippedGradNorm", "OptimizerState", "RelativeUpdate"}
-"""Tested in test_optimizer_state.py."""
-ALONG_UPDATES = {"CriticalSharpness", "StepLedger"}
-"""Tested in test_along_update.py."""
-OF_GROUPS = {"GroupGradients"}
-"""Tested in test_group_gradients.py."""
-OF_CURVATURE = {
-    "DirectionalDerivatives",
-    "HessEigenvalues",
-    "HessMaxEV",
-    "SpectralDensity",
-    "Stability",
+ELSEWHERE = {
+    "quantities/test_update_quantities.py": "Alpha CABS Distance EarlyStopping UpdateSize",
+    "quantities/test_along_update.py": "CriticalSharpness StepLedger",
+    "quantities/test_group_gradients.py": "GroupGradients",
+    "quantities/test_curvature_quantities.py": "HessEigenvalues HessMaxEV SpectralDensity",
+    "quantities/test_stability.py": "Stability",
+    "quantities/test_optimizer_state.py": "ClippedGradNorm",
+    "curvature/test_directions.py": "DirectionalDerivatives",
+    "curvature/test_diagonals.py": "HessTrace TICDiag TICTrace",
 }
-"""Tested in test_curvature_quantities.py."""
-OF_DIAGONALS = {"HessTrace", "TICDiag", "TICTrace"}
-"""Tested in test_diagonals.py."""
-ABSTRACT = {name for name in quantities.__all__ if name.endswith("Quantity")} | {"Phase"}
-OF_LAYERS = {
-    n
-    for n in set(quantities.__all__) - {"Phase"}
-    if getattr(quantities, n).choose
-    not in (quantities.Quantity.choose, quantities.NoiseQuantity.choose)
-}
-"""Tested in test_layer_quantities.py."""
+"""Where quantities are tested that aren't in ``CASES``.
+
+Those of layers and parameters are in ``test_layer_quantities.py``.
+"""
 SOME_NETWORKS = ["mlp", "conv2d", "linear, sequence", "tied weights", "module used twice", "lstm"]
 
 
@@ -384,18 +373,14 @@ def test_layers_need_the_model() -> None:
 
 
 def test_every_public_quantity_has_a_reference() -> None:
-    here = {type(build()).__name__ for build, _ in CASES.values()}
-    elsewhere = (
-        IN_UPDATES
-        | OF_OPTIMIZERS
-        | OF_CURVATURE
-        | OF_GROUPS
-        | OF_DIAGONALS
-        | ALONG_UPDATES
-        | (OF_LAYERS - ABSTRACT)
-        | WITHOUT_FORMULA
-    )
-    assert set(quantities.__all__) - ABSTRACT == here | elsewhere
+    found = {type(build()).__name__ for build, _ in CASES.values()} | {"Time"}
+    for path, names in ELSEWHERE.items():
+        text = (Path(__file__).parents[1] / path).read_text("utf-8")
+        found |= {name for name in names.split() if name in text}
+    public = {n: getattr(quantities, n) for n in {*quantities.__all__} - {"Phase"}}
+    of_layers = quantities.LayerQuantity, OfParameters
+    others = {n for n, kind in public.items() if not issubclass(kind, of_layers)}
+    assert {n for n in others if not n.endswith("Quantity")} == found
 
 
 def test_time_is_between_before_and_after() -> None:
