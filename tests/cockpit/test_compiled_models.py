@@ -83,8 +83,9 @@ class Compiler:
     def __call__(self, compiled: Any) -> Any:
         return torch.compile(compiled, backend=self._compile, **self.options)
 
-    def in_place(self, module: nn.Module) -> None:
+    def in_place(self, module: nn.Module) -> nn.Module:
         module.compile(backend=self._compile, **self.options)
+        return module
 
     def _compile(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
@@ -106,56 +107,11 @@ def of_model(model: nn.Module, loss_function: nn.Module | None = None) -> Setup:
     return Setup(model, lambda x, y: criterion(model(x), y), model, criterion)
 
 
-def uncompiled(compiler: Compiler) -> Setup:
-    return of_model(Network())
-
-
-def whole(compiler: Compiler) -> Setup:
-    return of_model(compiler(Network()))
-
-
-def in_place(compiler: Compiler) -> Setup:
-    model = Network()
-    compiler.in_place(model)
-    return of_model(model)
-
-
-def a_block(compiler: Compiler) -> Setup:
-    model = Network()
-    model.middle = compiler(model.middle)
-    return of_model(model)
-
-
-def blocks_in_place(compiler: Compiler) -> Setup:
-    model = Network()
-    compiler.in_place(model.front)
-    compiler.in_place(model.middle)
-    return of_model(model)
-
-
-def inside_each_other(compiler: Compiler) -> Setup:
-    model = Network()
-    compiler.in_place(model.front)
-    model.middle = compiler(model.middle)
-    return of_model(compiler(model))
-
-
-def with_checkpoint(compiler: Compiler) -> Setup:
-    return of_model(compiler(Network(checkpoints=True)))
-
-
-def inside_checkpoint(compiler: Compiler) -> Setup:
-    model = Network(checkpoints=True)
-    model.middle = compiler(model.middle)
-    return of_model(model)
-
-
-def with_loss_module(compiler: Compiler) -> Setup:
-    return of_model(compiler(Network()), compiler(nn.CrossEntropyLoss()))
-
-
-def loss_alone(compiler: Compiler) -> Setup:
-    return of_model(Network(), compiler(nn.CrossEntropyLoss()))
+def with_parts(model: nn.Module, **compiled: Callable[[Any], Any]) -> nn.Module:
+    """The model, some parts of which are compiled."""
+    for name, compiler in compiled.items():
+        setattr(model, name, compiler(getattr(model, name)))
+    return model
 
 
 def function(compiler: Compiler) -> Setup:
@@ -174,18 +130,23 @@ def another_wrapper(compiler: Compiler) -> Setup:
     return Setup(model, lambda x, y: criterion(compiled(x), y), compiled, criterion)
 
 
-FORESEEN = [
-    whole,
-    in_place,
-    a_block,
-    blocks_in_place,
-    inside_each_other,
-    with_checkpoint,
-    inside_checkpoint,
-    with_loss_module,
-    loss_alone,
-]
-UNKNOWN = [function, loss_function, another_wrapper]
+UNKNOWN: dict[str, Callable[[Compiler], Setup]] = {
+    "function": function, "loss function": loss_function, "another wrapper": another_wrapper
+}  # fmt: skip
+FORESEEN: dict[str, Callable[[Compiler], Setup]] = {
+    "whole": lambda c: of_model(c(Network())),
+    "in place": lambda c: of_model(c.in_place(Network())),
+    "a block": lambda c: of_model(with_parts(Network(), middle=c)),
+    "blocks in place": lambda c: of_model(
+        with_parts(Network(), front=c.in_place, middle=c.in_place)
+    ),
+    "inside each other": lambda c: of_model(c(with_parts(Network(), front=c.in_place, middle=c))),
+    "with checkpoint": lambda c: of_model(c(Network(checkpoints=True))),
+    "inside checkpoint": lambda c: of_model(with_parts(Network(checkpoints=True), middle=c)),
+    "with loss module": lambda c: of_model(c(Network()), c(nn.CrossEntropyLoss())),
+    "loss alone": lambda c: of_model(Network(), c(nn.CrossEntropyLoss())),
+}
+SETUPS = {"uncompiled": lambda _: of_model(Network()), **FORESEEN, **UNKNOWN}
 
 
 @dataclass
@@ -203,7 +164,7 @@ class Training:
 
 
 def train(
-    make: Callable[[Compiler], Setup],
+    make: str,
     compiler: Compiler | None = None,
     quantities: Sequence[Quantity] | None = None,
     forward: bool = False,
@@ -214,7 +175,7 @@ def train(
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)
-    setup = make(compiler)
+    setup = SETUPS[make](compiler)
     optimizer = torch.optim.SGD(setup.model.parameters(), lr=0.1, momentum=0.9)
     update = optimizer_step(compiler, optimizer.step)
     cockpit = None
@@ -249,7 +210,7 @@ def train(
 
 
 @cache
-def plainly(make: Callable[[Compiler], Setup]) -> Training:
+def plainly(make: str) -> Training:
     """Without a cockpit."""
     return train(make)
 
@@ -264,7 +225,7 @@ def assert_same_training(one: Training, other: Training) -> None:
 
 @pytest.fixture(scope="module")
 def expected() -> Training:
-    return train(uncompiled, quantities=tracked())
+    return train("uncompiled", quantities=tracked())
 
 
 NODES_STAY = Compiler("eager")
@@ -272,20 +233,20 @@ FULL_GRAPH = Compiler("aot_eager", {"fullgraph": True})
 DYNAMIC = Compiler("aot_eager", {"dynamic": True})
 CASES = [
     *((make, Compiler()) for make in FORESEEN),
-    *((whole, NODES_STAY), (whole, DYNAMIC), (with_checkpoint, FULL_GRAPH)),
+    *(("whole", NODES_STAY), ("whole", DYNAMIC), ("with checkpoint", FULL_GRAPH)),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "compiler"), CASES)
 def test_tracked_steps_run_uncompiled_by_themselves(
-    make: Callable[[Compiler], Setup], compiler: Compiler, expected: Training
+    make: str, compiler: Compiler, expected: Training
 ) -> None:
     """Training, the graphs that are compiled and graph breaks are those without a cockpit."""
     plain = plainly(make) if compiler == Compiler() else train(make, replace(compiler))
     found = train(make, replace(compiler), tracked())
     assert_same_training(found, plain)
-    curvature = {"HessMaxEV"} if make in (with_checkpoint, inside_checkpoint) else set[str]()
+    curvature = {"HessMaxEV"} if make in ("with checkpoint", "inside checkpoint") else set[str]()
     for name in {*expected.history.names} - curvature:
         # The names of compiled modules are longer.
         values = (unnamed(each.history[name]) for each in (found, expected))
@@ -293,33 +254,29 @@ def test_tracked_steps_run_uncompiled_by_themselves(
     for name in curvature:  # which would recompute the checkpoint once more
         assert all("recomputed" in each.reason for each in found.history[name].values())
     assert (found.graphs, found.breaks) == (plain.graphs, 0)
-    if make not in (a_block, inside_checkpoint, loss_alone):
+    if make not in ("a block", "inside checkpoint", "loss alone"):
         assert found.eager_steps == UNCOMPILED
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens.*Alpha")  # no loss module is called
-@pytest.mark.parametrize("make", UNKNOWN, ids=lambda make: make.__name__)
-def test_a_forward_context_runs_anything_uncompiled(
-    make: Callable[[Compiler], Setup], expected: Training
-) -> None:
+@pytest.mark.parametrize("make", UNKNOWN)
+def test_a_forward_context_runs_anything_uncompiled(make: str, expected: Training) -> None:
     plain = plainly(make)
     found = train(make, quantities=tracked(), forward=True)
     assert_same_training(found, plain)
     for name in {*expected.history.names} - {"Alpha"}:
         assert_same_records(found.history[name], expected.history[name])
     # Hooks on layers come and go with tracked steps where it is unknown that a model is compiled.
-    assert found.graphs <= plain.graphs * (2 if make is another_wrapper else 1)
+    assert found.graphs <= plain.graphs * (2 if make == "another wrapper" else 1)
     assert found.breaks == 0
-    assert found.eager_steps == (UNCOMPILED if make is not loss_function else set(range(STEPS)))
+    assert found.eager_steps == (UNCOMPILED if make != "loss function" else set(range(STEPS)))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens")
-@pytest.mark.parametrize("make", UNKNOWN, ids=lambda make: make.__name__)
-def test_what_ran_compiled_has_no_value_and_says_what_to_do(
-    make: Callable[[Compiler], Setup], expected: Training
-) -> None:
+@pytest.mark.parametrize("make", UNKNOWN)
+def test_what_ran_compiled_has_no_value_and_says_what_to_do(make: str, expected: Training) -> None:
     found = train(make, quantities=tracked())
     assert_same_training(found, plainly(make))
     for name in ("NormTest", "HessMaxEV"):
@@ -333,7 +290,7 @@ def test_what_ran_compiled_has_no_value_and_says_what_to_do(
 @pytest.mark.slow
 def test_quantities_without_samples_leave_everything_compiled() -> None:
     without = [GradNorm(), Loss(), UpdateSize(), Distance()]
-    plain, found = plainly(whole), train(whole, quantities=without)
+    plain, found = plainly("whole"), train("whole", quantities=without)
     assert_same_training(found, plain)
     assert (found.graphs, found.breaks, found.eager_steps) == (plain.graphs, 0, set())
 
@@ -344,8 +301,8 @@ def test_a_compiled_update(expected: Training) -> None:
     def compiled(compiler: Compiler, step: Any) -> Any:
         return compiler(step)
 
-    plain = train(whole, optimizer_step=compiled)
-    found = train(whole, quantities=tracked(), optimizer_step=compiled)
+    plain = train("whole", optimizer_step=compiled)
+    found = train("whole", quantities=tracked(), optimizer_step=compiled)
     assert_same_training(found, plain)
     assert_same_histories(found.history, expected.history)
     assert found.graphs == plain.graphs
@@ -356,8 +313,8 @@ def test_a_compiled_update(expected: Training) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
 def test_inductor(expected: Training) -> None:
     """Rounding differs, in training and in values."""
-    found = train(whole, Compiler("inductor"), tracked())
-    assert found.graphs == train(whole, Compiler("inductor")).graphs
+    found = train("whole", Compiler("inductor"), tracked())
+    assert found.graphs == train("whole", Compiler("inductor")).graphs
     values = found.history["NormTest"]
     assert dict(values) == pytest.approx(dict(expected.history["NormTest"]), rel=1e-3)
 
