@@ -37,8 +37,9 @@ from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.plan import Plans
+from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import EMPTY, plan_of
+from gradlens.samples.rows import LabelledEdge
 from gradlens.torch_private import LossModule
 
 # The network's outputs, at which the generalised Gauss-Newton matrix splits the loss -----------
@@ -57,6 +58,11 @@ SEVERAL_RETURNED = (
     "and the generalised Gauss-Newton matrix takes one: compute the loss outside of the model from "
     "one tensor that holds them all (torch.stack or torch.cat, cut into pieces for the loss), and "
     "pass it to the context as info['outputs']"
+)
+NO_SAMPLES = (
+    "the rows of the network's outputs of shape {shape} aren't its {samples} samples, whose "
+    "variance the ratios are of: {remedy}, a tensor with samples first that the loss is computed "
+    "from"
 )
 _Edge: TypeAlias = tuple[Node, int]
 
@@ -363,19 +369,46 @@ class LossCurvature(Curvature):
             return self.known_batch
         if self.loss_reduction == "mean":
             return Batch()
-        check_loss(self.loss)
-        graph = Graph(self.loss)
-        evidence = evidence_of(graph, self.model, {"batch_size": self.batch_size})
         # Samples are found as for per-sample gradients, so that both are of the same batch.
-        plan = plan_of(graph, self.parameters, evidence)
+        plan = self._plan()
         if plan.samples is None:
             raise UnavailableError(
                 f"the curvature of a sum loss is divided by the number of samples: {plan.known_by}"
             )
         return Batch(plan.samples, plan.known_by, "sum")
 
+    def _plan(self, *edges: LabelledEdge) -> Plan:
+        """The samples of the loss's graph, and of the rows at some edges of it."""
+        check_loss(self.loss)
+        graph = Graph(self.loss)
+        evidence = evidence_of(graph, self.model, {"batch_size": self.batch_size})
+        return plan_of(graph, self.parameters, evidence, edges=edges)
+
     def directions(self, k: int) -> Directions:
-        return LowRankGGN(self.ggn, self.model, self.plans, self.seed).directions(k)
+        factors = LowRankGGN(self.ggn, self.model, self.plans, self.seed)
+        self._check_rows_are_samples()
+        return factors.directions(k)
+
+    def _check_rows_are_samples(self) -> None:
+        """``UnavailableError`` if the outputs have rows of several samples, or several of one."""
+        outputs = self._network_outputs()
+        edge = Graph(self.loss).edge_of(outputs.tensor)
+        if edge is None:
+            return
+        elements = LabelledEdge(edge, ())
+        plan = self._plan(elements)
+        if elements not in plan.edges:
+            return  # it isn't known
+        # Elements that the loss doesn't depend on have no sample.
+        labels = plan.edges[elements].labels.reshape(len(outputs.tensor), -1)
+        first = labels.amax(1)
+        own = first[first >= 0]
+        is_one = bool(((labels == first[:, None]) | (labels < 0)).all())
+        if not is_one or len(own.unique()) < len(own):
+            shape = list(outputs.tensor.shape)
+            raise UnavailableError(
+                NO_SAMPLES.format(shape=shape, samples=plan.samples, remedy=outputs.remedy)
+            )
 
     def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
         if kind == "diag_ggn_mc":

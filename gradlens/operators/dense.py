@@ -141,7 +141,8 @@ def stored_rows(
     most = individual._piece_bytes if max_bytes is None else max_bytes
     for rows in slices(individual.shape[0], most // max(row_bytes, 1)):
         values = individual._rows_of(everyone, rows)
-        yield rows, Dense(values.reshape(*values.shape[:2], *individual.shape[1:]), eps=individual.eps)
+        shape = (*values.shape[:2], *individual.shape[1:])
+        yield rows, Dense(values.reshape(shape), eps=individual.eps)
 
 
 def is_to_be_stored(individual: GradientOperator, max_bytes: int) -> bool:

@@ -76,6 +76,11 @@ class Ways:
     weighs: bool = False
     reason: str = ""
 
+    def leave(self, met: int | None) -> None:
+        """A path leaves the rows of samples, which had ``met`` at some node, or not."""
+        self.beside |= met is None
+        self.mixed += [] if met is None else [met]
+
 
 class _Step(NamedTuple):
     """A node on a path, how it was reached, and what was passed.
@@ -144,13 +149,14 @@ class Finder:
                 if step.node == leaf and consumer in ruled:
                     continue
                 if consumer in self._above:
-                    found.beside |= step.met is None
                     found.weighs |= step.met is None and self._weighs(consumer)
-                    found.mixed += [] if step.met is None else [step.met]
+                    found.leave(step.met)
                     continue
                 following = self._follow(step, consumer, place, output, found)
                 if following is not None:
                     stack.append(following)
+            if step.node == self._graph.root[0]:  # of the outputs, above which nothing is
+                found.leave(step.met)
             if found.mixed and passed > MIXED_NODES:
                 return found
             if passed > MAX_NODES:

@@ -336,6 +336,29 @@ def test_positions_of_a_sequence_are_of_one_sample() -> None:
     np.testing.assert_allclose(found["curvature_snr"], derivatives.curvature_snr, rtol=1e-6)
 
 
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 1, 2)])
+def test_rows_of_the_outputs_that_are_positions(order: tuple[int, int, int]) -> None:
+    """Ratios of the variance between positions aren't those of samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).permute(order)
+
+    targets = torch.randn(6, 5, 2, dtype=torch.float64).permute(order)
+    inputs = torch.randn(6, 5, 3, dtype=torch.float64)
+    found, _ = track(Turned(), inputs, lambda z: (z - targets).square().mean(), k=2)
+    if order[0]:
+        assert "aren't its 6 samples" in found.reason
+    else:
+        assert np.isfinite(found["gradient_snr"]).all()
+
+
 def test_no_direction_is_no_choice() -> None:
     with pytest.raises(ValueError, match="k=0 selects no direction"):
         quantities.DirectionalDerivatives(k=0)
