@@ -224,15 +224,28 @@ def _products(softmax: Any, nodes: Sequence[Any]) -> list[tuple[Any, float | Ten
     Nodes that were made later come first, so that all that use a node's output come before it.
     """
     found, arriving = list[tuple[Any, float | Tensor | None]](), dict[Any, float | Tensor | None]()
+    unbatched: list[Any] = []
     arriving[softmax.next_functions[0][0]] = 1.0
     for node in nodes:
         if node in arriving and plain_name(kind(node)) in PRODUCTS:
             found.append((node, arriving[node]))
         elif node in arriving:
+            unbatched += [node] if plain_name(kind(node)) in ("Mm", "Addmm") else []
             edges = zip(node.next_functions, _factors(node, arriving[node]), strict=True)
             for (below, _), factor in edges:
                 arriving[below] = None if below in arriving else factor
-    return found
+    # Queries times positions make scores, too, and positions that a network computes don't.
+    computed = set[Any]().union(*(_inputs(node, nodes) for node, _ in found))
+    return found + [(node, None) for node in unbatched if _inputs(node, nodes) & computed]
+
+
+def _inputs(node: Any, nodes: Sequence[Any]) -> set[Any]:
+    """All nodes behind one of ``nodes``, and those that these begin with, without parameters."""
+    found: set[Any] = {node}
+    for each in nodes:
+        if each in found:
+            found |= {below for below, _ in each.next_functions if below and below.next_functions}
+    return found - {node}
 
 
 def _factors(node: Any, factor: float | Tensor | None) -> list[float | Tensor | None]:

@@ -262,9 +262,10 @@ def test_scores_that_were_turned_are_not_known() -> None:
 
 
 @pytest.mark.parametrize("turned", [1, -1])
-def test_scores_of_two_products_are_not_known(turned: int) -> None:
+@pytest.mark.parametrize("heads", [(), (H,)])
+def test_scores_of_two_products_are_not_known(heads: tuple[int, ...], turned: int) -> None:
     """As of content and relative positions, in either order; entropies are those of the weights."""
-    positions = nn.Parameter(torch.randn(H, D // H, T))
+    positions = nn.Parameter(torch.randn(*heads, D // H, T))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         both = (q @ k.mT, q @ positions)[::turned]
@@ -274,6 +275,20 @@ def test_scores_of_two_products_are_not_known(turned: int) -> None:
     assert "or another product" in reason(model)
     entropy = layers_of(tracked(model), "AttentionEntropy False")["layers.0"]
     assert float(entropy) > 0  # type: ignore[arg-type]
+
+
+def test_a_bias_that_layers_compute_is_no_product() -> None:
+    """As of the distance between positions, which doesn't depend on queries."""
+    bias = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, H))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        places = bias(torch.rand(T * T, 2)).T.view(H, T, T)
+        return (q @ k.mT / 2 + places).softmax(-1) @ v
+
+    layer = SelfAttention(attend)
+    found = layers_of(tracked(Network(layer)), "AttentionLogits False")["layers.0"]
+    queries, keys = layer.seen[0]
+    assert float(found) == pytest.approx(float((queries @ keys.mT / 2).amax()))  # type: ignore[arg-type]
 
 
 def test_a_softmax_of_features_is_no_attention() -> None:
