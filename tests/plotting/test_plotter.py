@@ -6,7 +6,9 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import ClassVar
 
 import matplotlib
 import pytest
@@ -15,15 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gradlens.history.history import History
-from gradlens.history.records import Note, Source
+from gradlens.history.records import LeftOutWarning, Note, Source
+from gradlens.history.run_file import replacing
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.instruments import Panel
+from gradlens.instruments import Content, Instrument, Panel
 from gradlens.instruments.instrument import step_axis
 from gradlens.plotting.layout import TALLEST, WIDEST, arrange, pages
+from gradlens.plotting.output import FIGURES, write_figure
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.plotting.rendering import draw
-from gradlens.plotting.screen import Screen, words_of
+from gradlens.plotting.screen import MOST, Screen, words_of
 from tests.instruments.test_instruments import LOGGED, VIEWS, realistic, recorded, same, twice
 
 
@@ -362,3 +366,85 @@ def test_a_second_screen_with_many_quantities_has_pages(tmp_path: Path) -> None:
         for screen in files
         if screen != "primary" or plotter.figure is not shown[0]
     }
+
+
+# What can't be drawn, and texts as they are -----------------------------------------------------
+
+
+class Broken(Instrument):
+    kinds: ClassVar[tuple[str, ...]] = ("Broken",)
+    title: ClassVar[str] = "Broken"
+
+    def content(self, history: History) -> Content:
+        raise ZeroDivisionError("no luck")
+
+
+def test_a_panel_that_cannot_be_drawn() -> None:
+    history = History({name: Source((name,), View(name)) for name in ("Broken", "Loss")})
+    history.append(0, {"Broken": 1.0, "Loss": 2.0})
+    figure = Figure()
+    screen = Screen("A run", instruments=(Broken(),))
+    text = re.escape("Broken can't be drawn (ZeroDivisionError: no luck)")
+    with pytest.warns(LeftOutWarning, match=text):
+        screen.draw(history, figure)
+    assert len(figure.axes) == 2
+    assert "Broken can't be drawn" in [text.get_text() for ax in figure.axes for text in ax.texts]
+
+
+def test_more_series_than_a_figure_can_show() -> None:
+    history = History()
+    history.append(0, {f"s{number}": float(number) for number in range(MOST + 3)})
+    names = [f"s{number}" for number in range(MOST, MOST + 3)]
+    with pytest.warns(LeftOutWarning, match=f"those of {', '.join(names)} are left out"):
+        panels = Screen("").panels(history)
+    assert len(panels) == MOST
+
+
+def test_dollar_signs_are_no_formulas() -> None:
+    view = View("$\\frac{$", label="$l^$")
+    history = History({"$x^": Source(("X",), view)}, {"$w^$": (2,)})
+    for step in range(4):
+        history.append(step, {"$x^": 1000.0**step, "$a^$": {"$p^$": 1.0, "$q_$": 2.0}})
+    history.notes.append(Note(1, "it costs $5, and $x^"))
+    figure = drawn(history, plot_title="$t^$")
+    image = BytesIO()
+    figure.savefig(image, format="svg")
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", image.getvalue().decode())
+    assert {"$\\frac{$", "$t^$", "$p^$"} <= {*shown}
+
+
+# Files that are whole, or not there at all --------------------------------------------------------
+
+BEGINNINGS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with replacing(path) as partial:
+        assert partial.parent == path.parent
+        assert partial.suffix == ".txt"
+        partial.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(error):
+        with replacing(path) as partial:
+            partial.write_text("half")
+            raise error
+    assert path.read_text() == "old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("suffix", FIGURES)
+@pytest.mark.parametrize("upper", [False, True])
+def test_the_ending_tells_the_format(tmp_path: Path, suffix: str, upper: bool) -> None:
+    path = tmp_path / "new" / f"a{suffix.upper() if upper else suffix}"
+    write_figure(Figure(), path)
+    assert path.read_bytes().startswith(BEGINNINGS[suffix])
