@@ -24,6 +24,7 @@ from gradlens.curvature.estimate import (
 from gradlens.curvature.hessian import GGNOperator, HessianOperator
 from gradlens.curvature.operator import Products
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.running_statistics import RunningMean
 from tests.cases.curvature_cases import build, dense_ggn, dense_hessian
 
 SEEDS = 100
@@ -146,6 +147,16 @@ def test_the_error_of_a_trace_is_known_from_two_probes() -> None:
     truth = np.sqrt(2 * (np.square(matrix).sum() - np.square(np.diag(matrix)).sum()) / 2)
     for seed in range(10):
         assert hutchinson(matrix, 2, seed).standard_error == pytest.approx(truth, rel=0.15)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 50])
+def test_running_means_equal_those_of_all_samples(samples: int) -> None:
+    values = 1e3 + np.random.default_rng(0).exponential(size=(samples, 4))
+    running = RunningMean()
+    for value in torch.from_numpy(values):
+        running.add(value)
+    np.testing.assert_allclose(running.mean, values.mean(0), rtol=1e-14)
+    np.testing.assert_allclose(running.standard_error(), stats.sem(values), rtol=1e-9)
 
 
 # Density
