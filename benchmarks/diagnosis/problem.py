@@ -46,8 +46,3 @@ class Problem:
     batch_size: int = 32
     steps: int = 150
     unfit: frozenset[str] = frozenset()
-
-
-def reduced(losses: Tensor, reduction: str) -> Tensor:
-    """The mean or the sum of losses that are known by sample."""
-    return losses.mean() if reduction == "mean" else losses.sum()

@@ -120,6 +120,11 @@ ask("similarity_subtracted", github("nothinglo/Deep-Photo-Enhancer#57"), 0.3, "l
     "The loss has a minus sign that a similarity needs and an error doesn't.",
     lambda fixed, watch: learn(watch, mlp(64, 32, 64), adam(5e-3), of_itself(digits()), 200, loss=
                                lambda out, y: (1 if fixed else -1) * functional.l1_loss(out, y)))
+ask("layers_in_a_list", github("pytorch/pytorch#715"), 0.06, "unregistered_layers optimizer_misses",
+    "",
+    "Hidden layers are kept in a Python list, so the optimizer doesn't get their parameters.",
+    lambda fixed, watch: learn(watch, Listed(nn.ModuleList if fixed else list), adam(0.03),
+                               moons(0.05), 300))
 # fmt: on
 
 
@@ -181,12 +186,6 @@ class Listed(nn.Module):
         for layer in self.hidden:
             x = layer(x).tanh()
         return self.head(x)
-
-
-@question(github("pytorch/pytorch#715"), 0.06, "unregistered_layers optimizer_misses", "")
-def layers_in_a_list(fixed: bool, watch: Watch) -> float:
-    """Hidden layers are kept in a Python list, so the optimizer doesn't get their parameters."""
-    return learn(watch, Listed(nn.ModuleList if fixed else list), adam(0.03), moons(0.05), 300)
 
 
 @question(github("pytorch/tutorials#1624"), 0.15, "batchnorm_eval", "")

@@ -135,6 +135,30 @@ ask("half_precision_not_scaled", github("NVIDIA/OpenSeq2Seq#271"), 0.2, "precisi
         watch, mlp(64, 32, 64) if fixed else mlp(64, 32, 64).half(), sgd(3200.0),
         of_itself(digits() if fixed else altered(digits(), x=Tensor.half)), 200,
         loss=lambda out, y: ((out - y).square() / 2**16).mean()))
+ask("pooled_over_the_batch", "", 0.4, "samples_mixed", FLAT,
+    "The maximum is taken over the batch in place of positions: all have the same output.",
+    lambda fixed, watch: learn(watch, Pooled(1 if fixed else 0), adam(), digits(), 300))
+ask("layer_made_in_forward", "", 0.12, "unregistered_layers", FLAT,
+    "The last layer is made in ``forward``, with new weights at each step.",
+    lambda fixed, watch: learn(watch, MadeInForward(fixed), adam(), digits(), 200))
+ask("encoder_under_no_grad", "", 0.35, "frozen_layer no_gradient", "",
+    "A new encoder runs under ``no_grad``, as the old pretrained one did.",
+    lambda fixed, watch: learn(watch, NoGrad(fixed), adam(), friedman(), 300))
+ask("extractor_detaches", github("lucidrains/CoCa-pytorch#6"), 0.2, "no_gradient", "",
+    "Features are taken by a hook that detaches them, so that the body is never trained.",
+    lambda fixed, watch: learn(watch, Extractor(fixed), adam(1e-2), friedman(), 300))
+ask("parameter_moved_to_a_device", github("pytorch/pytorch#17484"), 0.35,
+    "unregistered_layers optimizer_misses", "",
+    "``nn.Parameter(...).to(device)`` is no parameter any more, and no module has it.",
+    lambda fixed, watch: learn(watch, Moved(fixed), adam(5e-3), friedman(), 300))
+ask("mask_after_the_softmax", pull("huggingface/pytorch-image-models#2236"), 0.3, NAN, "",
+    "Minus infinity is put in place of attention's weights, not of its scores.",
+    lambda fixed, watch: learn(watch, Masked("before" if fixed else "after"), adam(1e-2),
+                               texts(), 300))
+ask("mask_inverted", pull("InseeFrLab/torchTextClassifiers#92"), 0.3, "", f"{FLAT} no_gradient",
+    "Attention's mask is true where it should be false: it sees nothing but padding.",
+    lambda fixed, watch: learn(watch, Masked("before" if fixed else "inverted"), adam(1e-2),
+                               texts(), 300))
 # fmt: on
 
 
@@ -304,12 +328,6 @@ class Pooled(nn.Module):
         return self.head(h.amax(self.axis, keepdim=True).expand_as(h).mean(1))
 
 
-@question("", 0.4, "samples_mixed", FLAT)
-def pooled_over_the_batch(fixed: bool, watch: Watch) -> float:
-    """The maximum is taken over the batch in place of positions: all have the same output."""
-    return learn(watch, Pooled(1 if fixed else 0), adam(), digits(), 300)
-
-
 class MadeInForward(nn.Module):
     """A network whose last layer is its own, or made at each pass."""
 
@@ -323,12 +341,6 @@ class MadeInForward(nn.Module):
         return last(self.first(x).relu())
 
 
-@question("", 0.12, "unregistered_layers", FLAT)
-def layer_made_in_forward(fixed: bool, watch: Watch) -> float:
-    """The last layer is made in ``forward``, with new weights at each step."""
-    return learn(watch, MadeInForward(fixed), adam(), digits(), 200)
-
-
 class NoGrad(nn.Module):
     """An encoder that runs without gradients, or with them, and a head."""
 
@@ -340,12 +352,6 @@ class NoGrad(nn.Module):
         with torch.set_grad_enabled(self.fixed):
             h = self.encoder(x)
         return self.head(h)
-
-
-@question("", 0.35, "frozen_layer no_gradient", "")
-def encoder_under_no_grad(fixed: bool, watch: Watch) -> float:
-    """A new encoder runs under ``no_grad``, as the old pretrained one did."""
-    return learn(watch, NoGrad(fixed), adam(), friedman(), 300)
 
 
 @question("", 0.5, "vanishing_gradients", FLAT)
@@ -406,12 +412,6 @@ class Extractor(nn.Module):
         return self.head(self.caught[:, :12])
 
 
-@question(github("lucidrains/CoCa-pytorch#6"), 0.2, "no_gradient", "")
-def extractor_detaches(fixed: bool, watch: Watch) -> float:
-    """Features are taken by a hook that detaches them, so that the body is never trained."""
-    return learn(watch, Extractor(fixed), adam(1e-2), friedman(), 300)
-
-
 class Moved(nn.Module):
     """A layer with a weight of its own, which is moved to a device where it is made."""
 
@@ -423,12 +423,6 @@ class Moved(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.rest(x @ self.weight)
-
-
-@question(github("pytorch/pytorch#17484"), 0.35, "unregistered_layers optimizer_misses", "")
-def parameter_moved_to_a_device(fixed: bool, watch: Watch) -> float:
-    """``nn.Parameter(...).to(device)`` is no parameter any more, and no module has it."""
-    return learn(watch, Moved(fixed), adam(5e-3), friedman(), 300)
 
 
 @question(github("fawazsammani/knowing-when-to-look-adaptive-attention#6"), 0.3, "", FLAT)
@@ -505,18 +499,6 @@ def texts() -> Data:
     length = torch.randint(2, 9, (1200, 1), generator=torch.Generator().manual_seed(1))
     words[:, 2:] = torch.where(torch.arange(2, 10) < length, words[:, :1], 0)
     return split(words, words[:, 1] % 5)
-
-
-@question(pull("huggingface/pytorch-image-models#2236"), 0.3, NAN, "")
-def mask_after_the_softmax(fixed: bool, watch: Watch) -> float:
-    """Minus infinity is put in place of attention's weights, not of its scores."""
-    return learn(watch, Masked("before" if fixed else "after"), adam(1e-2), texts(), 300)
-
-
-@question(pull("InseeFrLab/torchTextClassifiers#92"), 0.3, "", f"{FLAT} no_gradient")
-def mask_inverted(fixed: bool, watch: Watch) -> float:
-    """Attention's mask is true where it should be false: it sees nothing but padding."""
-    return learn(watch, Masked("before" if fixed else "inverted"), adam(1e-2), texts(), 300)
 
 
 @question(

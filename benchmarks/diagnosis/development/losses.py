@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.problem import reduced
-
 
 def by_sample(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     """A loss with the reductions of PyTorch's, of ``losses`` ``[N, ...]`` whose means count."""
@@ -22,7 +20,8 @@ def by_sample(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
     @wraps(losses)
     def loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         found = losses(outputs, targets)
-        return reduced(found.flatten(1).mean(1) if found.ndim > 1 else found, reduction)
+        of_samples = found.flatten(1).mean(1) if found.ndim > 1 else found
+        return of_samples.mean() if reduction == "mean" else of_samples.sum()
 
     return loss
 

@@ -40,7 +40,6 @@ from benchmarks.diagnosis.schedules import (
     warmed_up_linear,
 )
 from benchmarks.diagnosis.training import Batch, Training, trained
-from benchmarks.diagnosis.unfit import OF_INPUTS, OF_TARGETS
 
 # fmt: off
 from benchmarks.diagnosis.development.networks import (  # isort: skip
@@ -89,6 +88,12 @@ def patches(width: int, inputs: int = 1, size: int = 4) -> nn.Module:
     """Parts of an image as tokens."""
     return nn.Sequential(nn.Conv2d(inputs, width, size, size), nn.Flatten(2), turned())
 
+
+OF_INPUTS = frozenset({"input_scale", "input_offset", "input_constant",
+                       "outlier_sample", "corrupt_batch", "nonfinite_input"})  # fmt: skip
+"""Faults that change numbers, where some of the inputs are codes or the edges of a graph."""
+OF_TARGETS = frozenset({"labels_random", "label_noise"})
+"""Faults that change targets, where the loss has no use for these."""
 
 ce, bce, mse = F.cross_entropy, F.binary_cross_entropy_with_logits, F.mse_loss
 smooth = partial(F.cross_entropy, label_smoothing=0.1)

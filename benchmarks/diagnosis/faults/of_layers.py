@@ -101,19 +101,13 @@ def weights_of(model: nn.Module) -> list[str]:
 
 
 def exploding_gradients(
-    training: Training, strength: float, seed: int, share: float
+    training: Training, strength: float, seed: int, share: float = 1.0, kind: str = ""
 ) -> Injected | None:
-    names = chosen(weights_of(model_of(training, seed)), share)
-    prepare = partial(set_gains, names=names, value=strength)
-    return Injected(replace(training, prepare=prepare), frozenset(names), 0)
-
-
-def exploding_recurrence(training: Training, strength: float, seed: int) -> Injected | None:
-    names = [n for n in weights_of(model_of(training, seed)) if "weight_hh" in n]
+    names = [name for name in weights_of(model_of(training, seed)) if kind in name]
     if not names:
         return None
-    prepare = partial(set_gains, names=names, value=strength)
-    return Injected(replace(training, prepare=prepare), frozenset(names), 0)
+    prepare = partial(set_gains, names=chosen(names, share), value=strength)
+    return Injected(replace(training, prepare=prepare), frozenset(chosen(names, share)), 0)
 
 
 def scale_weights(model: nn.Module, names: Iterable[str], factor: float) -> None:
@@ -202,31 +196,28 @@ def precision_underflow(training: Training, strength: float, seed: int) -> Injec
 # Which units are alive.
 
 
-def lower(model: nn.Module, names: Iterable[str], share: float) -> None:
+def lower(model: nn.Module, names: Iterable[str], factor: float) -> None:
     """A share of a layer's biases are set far below zero."""
     for name in names:
         bias = model.get_parameter(f"{name}.bias")
         with torch.no_grad():
-            bias[: math.ceil(share * len(bias))] = FAR_BELOW
+            bias[: math.ceil(factor * len(bias))] = FAR_BELOW
 
 
-def dead_units(training: Training, strength: float, seed: int, share: float) -> Injected | None:
-    pairs = chosen(before(model_of(training, seed), nn.ReLU), share)
+def inactive_units(
+    training: Training,
+    strength: float,
+    seed: int,
+    types: tuple[type[nn.Module], ...],
+    change: Callable[..., None],
+    share: float = 1.0,
+) -> Injected | None:
+    """A share of the layers in front of activations of some types are changed."""
+    pairs = chosen(before(model_of(training, seed), *types), share)
     if not pairs:
         return None
-    layers = [layer for (layer, _), _ in pairs]
+    prepare = partial(change, names=[layer for (layer, _), _ in pairs], factor=strength)
     named = frozenset(name for pair in pairs for name, _ in pair)
-    prepare = partial(lower, names=layers, share=strength)
-    return Injected(replace(training, prepare=prepare), named, 0)
-
-
-def saturated_units(training: Training, strength: float, seed: int) -> Injected | None:
-    pairs = before(model_of(training, seed), *SATURATING)
-    if not pairs:
-        return None
-    layers = [layer for (layer, _), _ in pairs]
-    named = frozenset(name for pair in pairs for name, _ in pair)
-    prepare = partial(scale_weights, names=layers, factor=strength)
     return Injected(replace(training, prepare=prepare), named, 0)
 
 
@@ -272,15 +263,6 @@ def with_own_rate(model: nn.Module, name: str, factor: float) -> list[dict[str, 
     return [{"params": others}, {"params": [own], "factor": factor}]
 
 
-def update_large(training: Training, strength: float, seed: int) -> Injected | None:
-    names = weights_of(model_of(training, seed))
-    if len(names) < 3:
-        return None
-    name = names[len(names) // 2]
-    trained = partial(with_own_rate, name=name, factor=strength)
-    return Injected(replace(training, trained=trained), frozenset({name}))
-
-
 def with_kept_share(model: nn.Module, name: str, share: float, factor: float) -> list[Any]:
     """A group for one weight, whose rate follows the size that its updates turn out to have."""
     others, own = with_own_rate(model, name, factor)
@@ -301,14 +283,18 @@ AT_ONCE = 3.0
 """A rate changes by this factor at most, where a gradient happens to be small."""
 
 
-def update_of_share(training: Training, strength: float, seed: int) -> Injected | None:
-    """A weight whose updates are this share of it."""
+def update_large(
+    training: Training, strength: float, seed: int, is_share: bool = False
+) -> Injected | None:
+    """A weight with a rate of its own, or whose updates are this share of it."""
     names = weights_of(model_of(training, seed))
     if len(names) < 3:
         return None
     name = names[len(names) // 2]
-    factor = strength / max(moved_at_first(training, name, seed), 1e-12)
-    trained = partial(with_kept_share, name=name, share=strength, factor=factor)
+    trained = partial(with_own_rate, name=name, factor=strength)
+    if is_share:
+        factor = strength / max(moved_at_first(training, name, seed), 1e-12)
+        trained = partial(with_kept_share, name=name, share=strength, factor=factor)
     return Injected(replace(training, trained=trained), frozenset({name}))
 
 
@@ -393,22 +379,26 @@ OF_LAYERS = (
     Fault("symmetric_init", "share of pairs of layers", (0.01, 0.5, 1.0), symmetric_init),
     Fault("symmetric_init", "recurrent, 1 over spread", (1e5, 1e7, math.inf), symmetric_units),
     Fault("exploding_gradients", "gain of all weights",
-          (3, 5, 10), partial(exploding_gradients, share=1.0), hurts),
+          (3, 5, 10), exploding_gradients, hurts),
     Fault("exploding_gradients", "gain of the last weight",
           (5, 10, 30), partial(exploding_gradients, share=0.01), hurts),
     Fault("exploding_gradients", "gain of recurrent weights",
-          (3, 6, 12), exploding_recurrence, hurts),
+          (3, 6, 12), partial(exploding_gradients, kind="weight_hh"), hurts),
     Fault("vanishing_gradients", "so many more sigmoids", (3, 5, 9), many_sigmoids, stalls),
     Fault("vanishing_gradients", "1 over factor of weights", (10, 30, 100), small_weights, hurts),
     Fault("precision_underflow", "1 over factor of the loss", (1e3, 1e5, 1e7), precision_underflow),
-    Fault("dead_units", "share, one layer", (0.6, 0.8, 1.0), partial(dead_units, share=0.01)),
-    Fault("dead_units", "share, all layers", (0.6, 0.8, 0.95), partial(dead_units, share=1.0)),
-    Fault("saturated_units", "factor of weights", (10, 30, 100), saturated_units, hurts),
+    Fault("dead_units", "share, one layer", (0.6, 0.8, 1.0),
+          partial(inactive_units, types=(nn.ReLU,), change=lower, share=0.01)),
+    Fault("dead_units", "share, all layers", (0.6, 0.8, 0.95),
+          partial(inactive_units, types=(nn.ReLU,), change=lower)),
+    Fault("saturated_units", "factor of weights", (10, 30, 100),
+          partial(inactive_units, types=SATURATING, change=scale_weights), hurts),
     Fault("expert_unused", "one, bias lowered by", (15, 30, 1000), partial(expert_unused, count=1)),
     Fault("expert_unused", "two, bias lowered by", (15, 30, 1000), partial(expert_unused, count=2)),
     Fault("update_large", "factor of one weight's rate", (30, 100, 300), update_large, hurts),
     Fault("attention_logits", "factor of queries", (30, 100, 300), attention_logits, hurts),
-    Fault("update_large", "share of a weight", (0.3, 0.4, 0.6), update_of_share),
+    Fault("update_large", "share of a weight", (0.3, 0.4, 0.6),
+          partial(update_large, is_share=True)),
     Fault("attention_logits", "factor of one head", (100, 300, 1000), head_grows),
     Fault("activation_outlier", "factor of one unit", (30, 100, 300), activation_outlier),
     Fault("second_moment_old", "factor of late gradients",

@@ -49,47 +49,75 @@ def batch_at(training: Training, step: int, seed: int) -> Batch:
 # What changes one batch.
 
 
-def with_bad_number(at: int, number: float, share: float, step: int, batch: Batch) -> Batch:
-    """NaN or infinity in a share of the rows of one step, or in one element if that is zero."""
+def once(at: int, entry: str, change: Callable[[Tensor], object], step: int, batch: Batch) -> Batch:
+    """The inputs or targets of one step are changed in place."""
     if step != at:
         return batch
-    inputs = batch.inputs.clone()
+    changed = getattr(batch, entry).clone()
+    change(changed)
+    return replace(batch, **{entry: changed})
+
+
+def in_one_batch(
+    training: Training,
+    strength: float,
+    seed: int,
+    entry: str,
+    change: Callable[[Tensor, float, Split], object],
+    rows: Callable[[float, int], int] = lambda strength, size: 0,
+    fits: Callable[[Split], object] = has_real_inputs,
+    notice: Notice = "never",
+) -> Injected | None:
+    """A late batch is changed by a function of its inputs or targets, which are cloned.
+
+    ``rows`` says how many of the batch's samples have the fault, of so many.
+    """
+    split = training.problem.data(seed)
+    if not fits(split):
+        return None
+    step = late_step(training)
+    ids = batch_at(training, step, seed).ids
+    changed = partial(once, step, entry, lambda values: change(values, strength, split))
+    samples = frozenset(ids[: rows(strength, len(ids))].tolist())
+    return Injected(replace(training, change=changed), step=step, samples=samples, notice=notice)
+
+
+def one(strength: float, size: int) -> int:
+    return 1
+
+
+def some(share: float, size: int) -> int:
+    return max(1, math.ceil(share * size))
+
+
+def set_to(number: float, inputs: Tensor, share: float, split: Split) -> None:
+    """A number in a share of the rows, or in one element if that is zero."""
     if share:
         inputs[: math.ceil(share * len(inputs))] = number
     else:
         inputs[0].view(-1)[0] = number
-    return replace(batch, inputs=inputs)
 
 
-def nonfinite_input(
-    training: Training, strength: float, seed: int, number: float
-) -> Injected | None:
-    if not has_real_inputs(training.problem.data(seed)):
-        return None
-    step = late_step(training)
-    ids = batch_at(training, step, seed).ids
-    rows = max(1, math.ceil(strength * len(ids)))
-    change = partial(with_bad_number, step, number, strength)
-    samples = frozenset(ids[:rows].tolist())
-    return Injected(replace(training, change=change), step=step, samples=samples)
+def scale_rows(count: int | None, inputs: Tensor, factor: float, split: Split) -> None:
+    """The first rows times a factor."""
+    inputs[:count] *= -factor
 
 
-def with_scaled_rows(at: int, factor: float, rows: int, step: int, batch: Batch) -> Batch:
-    """The first rows of one step's inputs times a factor."""
-    if step != at:
-        return batch
-    inputs = batch.inputs.clone()
-    inputs[:rows] *= factor
-    return replace(batch, inputs=inputs)
+def shift_target(targets: Tensor, deviations: float, split: Split) -> None:
+    """The first target, plus so many standard deviations."""
+    targets[0] += deviations * split.targets.std().item()
 
 
-def outlier_in_batch(training: Training, strength: float, seed: int) -> Injected | None:
-    if not has_real_inputs(training.problem.data(seed)):
-        return None
-    step = late_step(training)
-    change = partial(with_scaled_rows, step, -strength, 1)
-    samples = frozenset(batch_at(training, step, seed).ids[:1].tolist())
-    return Injected(replace(training, change=change), step=step, samples=samples, notice="harmless")
+def to_next_label(targets: Tensor, share: float, split: Split) -> None:
+    """A share of the labels are replaced by the next larger label of the batch."""
+    kinds, chosen = targets.unique(), slice(math.ceil(share * len(targets)))
+    places = torch.searchsorted(kinds, targets[chosen].contiguous())
+    targets[chosen] = kinds[(places + 1) % len(kinds)]
+
+
+def are_numbers(split: Split) -> bool:
+    """Whether targets are numbers that aren't labels."""
+    return split.targets.is_floating_point() and labels_of(split) is None
 
 
 def scaled_sample(data: Callable[[int], Split], sample: int, factor: float, seed: int) -> Split:
@@ -114,52 +142,6 @@ def outlier_in_data(training: Training, strength: float, seed: int) -> Injected 
         samples=frozenset({sample}),
         notice="harmless",
     )
-
-
-def with_shifted_target(at: int, shift: float, step: int, batch: Batch) -> Batch:
-    """The first target of one step, shifted."""
-    if step != at:
-        return batch
-    targets = batch.targets.clone()
-    targets[0] += shift
-    return replace(batch, targets=targets)
-
-
-def outlying_target(training: Training, strength: float, seed: int) -> Injected | None:
-    split = training.problem.data(seed)
-    if not split.targets.is_floating_point() or labels_of(split) is not None:
-        return None
-    step = late_step(training)
-    change = partial(with_shifted_target, step, strength * split.targets.std().item())
-    samples = frozenset(batch_at(training, step, seed).ids[:1].tolist())
-    return Injected(replace(training, change=change), step=step, samples=samples)
-
-
-def corrupt_inputs(training: Training, strength: float, seed: int) -> Injected | None:
-    if not has_real_inputs(training.problem.data(seed)):
-        return None
-    step = late_step(training)
-    change = partial(with_scaled_rows, step, -strength, training.problem.batch_size)
-    return Injected(replace(training, change=change), step=step)
-
-
-def with_wrong_labels(at: int, share: float, step: int, batch: Batch) -> Batch:
-    """A share of one step's labels are replaced by the next larger label of the batch."""
-    if step != at:
-        return batch
-    targets, kinds = batch.targets.clone(), batch.targets.unique()
-    chosen = slice(math.ceil(share * len(targets)))
-    places = torch.searchsorted(kinds, targets[chosen].contiguous())
-    targets[chosen] = kinds[(places + 1) % len(kinds)]
-    return replace(batch, targets=targets)
-
-
-def corrupt_labels(training: Training, strength: float, seed: int) -> Injected | None:
-    if labels_of(training.problem.data(seed)) is None:
-        return None
-    step = late_step(training)
-    change = partial(with_wrong_labels, step, strength)
-    return Injected(replace(training, change=change), step=step)
 
 
 def jumps(faulty: Outcome, healthy: Outcome) -> bool:
@@ -274,10 +256,9 @@ def reordered_by_label(
 
 # fmt: off
 OF_THE_BATCH = (
-    Fault("nonfinite_input", "NaN in a share of one batch",
-          (0.0, 0.01, 1.0), partial(nonfinite_input, number=math.nan)),
-    Fault("nonfinite_input", "infinity in a share of one batch",
-          (0.0, 0.01, 1.0), partial(nonfinite_input, number=math.inf)),
+    *(Fault("nonfinite_input", f"{name} in a share of one batch", (0.0, 0.01, 1.0), partial(
+        in_one_batch, entry="inputs", change=partial(set_to, number), rows=some))
+      for name, number in (("NaN", math.nan), ("infinity", math.inf))),
     Fault("input_constant", "1 over the spread that is left",
           (1e2, 1e4, math.inf), partial(mapped_inputs, function=flattened)),
     Fault("input_scale", "factor",
@@ -292,9 +273,14 @@ OF_THE_BATCH = (
           (10, 20, 50), partial(reordered_by_label, order=imbalanced)),
     Fault("data_order", "sorted but for a noise",
           (0.15, 0.05, 0.0), partial(reordered_by_label, order=sorted_by_label)),
-    Fault("outlier_sample", "one row of one batch times", (10, 30, 100), outlier_in_batch),
+    Fault("outlier_sample", "one row of one batch times", (10, 30, 100), partial(
+        in_one_batch, entry="inputs", change=partial(scale_rows, 1), rows=one, notice="harmless")),
     Fault("outlier_sample", "one row of the data times", (10, 30, 100), outlier_in_data),
-    Fault("outlier_sample", "one target of one batch plus", (5, 20, 100), outlying_target, jumps),
-    Fault("corrupt_batch", "inputs times", (5, 20, 100), corrupt_inputs),
-    Fault("corrupt_batch", "share of wrong labels", (0.5, 0.75, 1.0), corrupt_labels, jumps),
+    Fault("outlier_sample", "one target of one batch plus", (5, 20, 100), partial(
+        in_one_batch, entry="targets", change=shift_target, rows=one, fits=are_numbers), jumps),
+    Fault("corrupt_batch", "inputs times", (5, 20, 100), partial(
+        in_one_batch, entry="inputs", change=partial(scale_rows, None))),
+    Fault("corrupt_batch", "share of wrong labels", (0.5, 0.75, 1.0), partial(
+        in_one_batch, entry="targets", change=to_next_label,
+        fits=lambda split: labels_of(split) is not None), jumps),
 )

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, Optimizer
 
 from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options, with_problem
-from benchmarks.diagnosis.faults.of_the_batch import batch_at, late_step
+from benchmarks.diagnosis.faults.of_the_batch import in_one_batch
 from benchmarks.diagnosis.faults.presence import hurts, stalls
 from benchmarks.diagnosis.faults.structure import affine, chain, exchange, of_type
 from benchmarks.diagnosis.layers import Attention, SelfAttention
@@ -130,22 +130,9 @@ def future_seen(training: Training, strength: float, seed: int) -> Injected | No
     return Injected(replace(training, prepare=partial(without_mask, share=strength)))
 
 
-def with_bad_target(at: int, rows: int, step: int, batch: Batch) -> Batch:
-    """The first targets of one step are NaN."""
-    if step != at:
-        return batch
-    targets = batch.targets.clone()
-    targets[:rows] = math.nan
-    return replace(batch, targets=targets)
-
-
-def nonfinite_target(training: Training, strength: float, seed: int) -> Injected | None:
-    if not training.problem.data(seed).targets.is_floating_point():
-        return None
-    step, rows = late_step(training), int(strength)
-    change = partial(with_bad_target, step, rows)
-    samples = frozenset(batch_at(training, step, seed).ids[:rows].tolist())
-    return Injected(replace(training, change=change), step=step, samples=samples)
+def break_targets(targets: Tensor, rows: float, split: Split) -> None:
+    """The first targets are NaN."""
+    targets[: int(rows)] = math.nan
 
 
 def with_far_targets(data: Callable[[int], Split], factor: float, seed: int) -> Split:
@@ -354,7 +341,9 @@ OF_THE_GRAPH = (
           _of(with_logarithm, _CE), breaks),
     Fault("nonfinite_gradient", "weight of a root of 0", (1e-6, 1e-3, 1.0),
           _of(with_root, _CE, "mse_loss"), breaks),
-    Fault("nonfinite_target", "NaN in so many samples of one batch", (1, 2, 4), nonfinite_target),
+    Fault("nonfinite_target", "NaN in so many samples of one batch", (1, 2, 4), partial(
+        in_one_batch, entry="targets", change=break_targets, rows=lambda rows, size: int(rows),
+        fits=lambda split: split.targets.is_floating_point())),
     Fault("target_seen", "share of the samples", (0.9, 0.99, 1.0), labels_in_place),
     Fault("target_seen", "share of the layers without a mask", (0.01, 0.75, 1.0), future_seen),
     Fault("target_scale", "factor", (30, 300, 3000), target_scale, explains_little),

@@ -46,31 +46,24 @@ def without(model: nn.Module, missed: Iterable[str]) -> list[nn.Parameter]:
     return [parameter for name, parameter in model.named_parameters() if name not in missed]
 
 
-def optimizer_misses(
-    training: Training, strength: float, seed: int, from_input: bool
-) -> Injected | None:
-    model = model_of(training, seed)
-    missed = frozenset(some_parameters(model, strength, from_input))
-    if len(missed) in (0, len([*model.parameters()])):
-        return None
-    return Injected(replace(training, trained=partial(without, missed=missed)), missed, 0)
-
-
 def freeze(model: nn.Module, names: Iterable[str]) -> None:
     """These parameters need no gradient."""
     for name in names:
         model.get_parameter(name).requires_grad_(False)
 
 
-def frozen_layer(
-    training: Training, strength: float, seed: int, from_input: bool
+def left_out(
+    training: Training, strength: float, seed: int, from_input: bool, is_frozen: bool = False
 ) -> Injected | None:
+    """Some parameters are frozen, or the optimizer doesn't get them."""
     model = model_of(training, seed)
-    frozen = frozenset(some_parameters(model, strength, from_input))
-    if len(frozen) in (0, len([*model.parameters()])):
+    names = frozenset(some_parameters(model, strength, from_input))
+    if len(names) in (0, len([*model.parameters()])):
         return None
-    prepared = replace(training, prepare=partial(freeze, names=frozen))
-    return Injected(prepared, frozen, 0, notice="always")
+    if is_frozen:
+        frozen = replace(training, prepare=partial(freeze, names=names))
+        return Injected(frozen, names, 0, notice="always")
+    return Injected(replace(training, trained=partial(without, missed=names)), names, 0)
 
 
 def every(interval: float, step: int) -> bool:
@@ -102,27 +95,30 @@ def no_rate(training: Training, strength: float, seed: int) -> Injected:
     return Injected(replace(training, schedule=partial(factor_until, 1 - strength)), step=end)
 
 
-def loss_of_softmax(
-    loss: Callable[..., Tensor], factor: float, outputs: Tensor, targets: Tensor, **options: Any
+def loss_of_shares(
+    shares: Callable[[Tensor], Tensor],
+    loss: Callable[..., Tensor],
+    factor: float,
+    outputs: Tensor,
+    targets: Tensor,
+    **options: Any,
 ) -> Tensor:
     """The loss of probabilities instead of logits; ``factor`` is that of the logits."""
-    return loss((factor * outputs).softmax(1), targets, **options)
-
-
-def loss_of_sigmoid(
-    loss: Callable[..., Tensor], factor: float, outputs: Tensor, targets: Tensor, **options: Any
-) -> Tensor:
-    """The loss of sigmoids instead of logits; ``factor`` is that of the logits."""
-    return loss((factor * outputs).sigmoid(), targets, **options)
+    return loss(shares(factor * outputs), targets, **options)
 
 
 def softmax_twice(
-    training: Training, strength: float, seed: int, losses: tuple[str, ...], twice: Any
+    training: Training,
+    strength: float,
+    seed: int,
+    losses: tuple[str, ...],
+    shares: Callable[[Tensor], Tensor],
 ) -> Injected | None:
     loss = training.problem.loss
     if getattr(loss, "__name__", "") not in losses:
         return None
-    return Injected(with_problem(training, loss=partial(twice, loss, strength)), step=0)
+    twice = partial(loss_of_shares, shares, loss, strength)
+    return Injected(with_problem(training, loss=twice), step=0)
 
 
 def loss_of_pairs(
@@ -275,18 +271,19 @@ _CROSS_ENTROPIES = ("cross_entropy", "binary_cross_entropy_with_logits")
 # fmt: off
 OF_THE_LOOP = (
     Fault("optimizer_misses", "from the input on",
-          (BIAS, LAYER, HALF), partial(optimizer_misses, from_input=True)),
+          (BIAS, LAYER, HALF), partial(left_out, from_input=True)),
     Fault("optimizer_misses", "from the output on",
-          (BIAS, LAYER, HALF), partial(optimizer_misses, from_input=False)),
+          (BIAS, LAYER, HALF), partial(left_out, from_input=False)),
     Fault("frozen_layer", "from the input on",
-          (BIAS, LAYER, HALF), partial(frozen_layer, from_input=True)),
+          (BIAS, LAYER, HALF), partial(left_out, from_input=True, is_frozen=True)),
     Fault("zero_grad_missing", "zeroed every so many steps", (4, 20, math.inf), zero_grad_missing),
     Fault("no_step", "share of the steps, at the end", (0.5, 0.9, 1.0), no_step),
     Fault("no_step", "share of the steps with a rate of 0", (0.5, 0.9, 1.0), no_rate),
     Fault("softmax_twice", "softmax of so many times the logits",
-          (4, 2, 1), partial(softmax_twice, losses=_CROSS_ENTROPY, twice=loss_of_softmax)),
+          (4, 2, 1),
+          partial(softmax_twice, losses=_CROSS_ENTROPY, shares=partial(torch.softmax, dim=1))),
     Fault("softmax_twice", "sigmoid of so many times the logits",
-          (4, 2, 1), partial(softmax_twice, losses=_CROSS_ENTROPIES, twice=loss_of_sigmoid)),
+          (4, 2, 1), partial(softmax_twice, losses=_CROSS_ENTROPIES, shares=Tensor.sigmoid)),
     Fault("loss_broadcast", "share of the loss", (0.1, 0.5, 1.0), loss_broadcast),
     Fault("no_nonlinearity", "share of the activations", (0.01, 0.5, 1.0), no_nonlinearity),
     Fault("batchnorm_eval", "share of the layers", (0.01, 0.5, 1.0), batchnorm_eval),
