@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.diagnosis import controls, cost
 from benchmarks.diagnosis.faults.catalogue import FAULTS, NAMES
-from benchmarks.diagnosis.measure import Options, Row, Task, Which, done, problems
+from benchmarks.diagnosis.measure import Options, Row, Task, Which, done, trainings
 from benchmarks.diagnosis.report import report, write
 
 
@@ -37,7 +37,7 @@ def main() -> None:
             print(line, flush=True)
         return
     which: Which = "unseen" if options.unseen else "development"
-    if not problems(which):
+    if not trainings(which):
         parser.error("no problems are unseen: benchmarks/diagnosis/unseen says how to add some")
     tasks = []
     for seed in options.seeds:
@@ -47,7 +47,7 @@ def main() -> None:
             for number, fault in enumerate(FAULTS)
             if fault.name in options.only
         ]
-        pairs = controls.pairs(problems(which), options.controls)
+        pairs = controls.pairs(trainings(which), options.controls)
         tasks += [Task(chosen, way=way, problem=name) for way, name in pairs]
     started, rows = time.perf_counter(), list[Row]()
     for found in done(tasks, options.jobs):

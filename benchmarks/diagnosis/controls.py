@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from benchmarks.diagnosis.faults.fault import with_options, with_problem
+from benchmarks.diagnosis.draws import Split
+from benchmarks.diagnosis.faults.fault import with_options
 from benchmarks.diagnosis.faults.of_the_batch import has_real_inputs, mapped
 from benchmarks.diagnosis.faults.of_the_loop import (
     first_gradient_norm,
@@ -21,7 +22,6 @@ from benchmarks.diagnosis.faults.of_the_loop import (
 )
 from benchmarks.diagnosis.faults.structure import ACTIVATIONS, affine, exchange, of_type
 from benchmarks.diagnosis.loop import Outcome
-from benchmarks.diagnosis.problem import Problem, Split
 from benchmarks.diagnosis.schedules import cosine, in_steps
 from benchmarks.diagnosis.training import Batch, Training
 
@@ -48,15 +48,15 @@ def as_it_is(training: Training, seed: int) -> Training:
 
 
 def with_rate(factor: float, training: Training, seed: int) -> Training:
-    return with_problem(training, rate=factor * training.problem.rate)
+    return replace(training, rate=factor * training.rate)
 
 
 def with_batch_size(factor: float, training: Training, seed: int) -> Training:
-    return with_problem(training, batch_size=int(factor * training.problem.batch_size))
+    return replace(training, batch_size=int(factor * training.batch_size))
 
 
 def longer(factor: float, training: Training, seed: int) -> Training:
-    return with_problem(training, steps=int(factor * training.problem.steps))
+    return replace(training, steps=int(factor * training.steps))
 
 
 def warm_up(step: int, steps: int) -> float:
@@ -69,7 +69,7 @@ def scheduled(schedule: Callable[[int, int], float], training: Training, seed: i
 
 
 def mild_decay(training: Training, seed: int) -> Training:
-    return with_options(training, weight_decay=1e-4 if training.problem.optimizer is SGD else 0.01)
+    return with_options(training, weight_decay=1e-4 if training.optimizer is SGD else 0.01)
 
 
 def mild_clipping(training: Training, seed: int) -> Training:
@@ -77,9 +77,9 @@ def mild_clipping(training: Training, seed: int) -> Training:
 
 
 def smoothed(training: Training, seed: int) -> Training | None:
-    if training.problem.loss is not functional.cross_entropy:
+    if training.loss is not functional.cross_entropy:
         return None
-    return with_problem(training, loss=partial(functional.cross_entropy, label_smoothing=0.1))
+    return replace(training, loss=partial(functional.cross_entropy, label_smoothing=0.1))
 
 
 def to_unit_interval(inputs: Tensor, all_inputs: Tensor) -> Tensor:
@@ -89,12 +89,11 @@ def to_unit_interval(inputs: Tensor, all_inputs: Tensor) -> Tensor:
 
 
 def in_unit_interval(training: Training, seed: int) -> Training | None:
-    problem = training.problem
     # Tables have columns that this would make nearly constant, and targets of their own inputs.
-    if not has_real_inputs(problem.data(seed)) or problem.data(seed).inputs.ndim < 4:
+    if not has_real_inputs(training.data(seed)) or training.data(seed).inputs.ndim < 4:
         return None
-    data = partial(mapped, problem.data, to_unit_interval)
-    return with_problem(training, data=data, steps=2 * problem.steps)
+    data = partial(mapped, training.data, to_unit_interval)
+    return replace(training, data=data, steps=2 * training.steps)
 
 
 def accumulated(training: Training, seed: int) -> Training:
@@ -122,19 +121,19 @@ def drop_out(model: nn.Module) -> None:
 
 
 def with_dropout(training: Training, seed: int) -> Training | None:
-    model = training.problem.build()
+    model = training.build()
     return replace(training, prepare=drop_out) if of_type(model, *ACTIVATIONS)[:-1] else None
 
 
 def in_bfloat16(training: Training, seed: int) -> Training | None:
-    if of_type(training.problem.build(), nn.RNNBase):
+    if of_type(training.build(), nn.RNNBase):
         return None
     return replace(training, precision=torch.bfloat16)
 
 
 def with_features_frozen(training: Training, seed: int) -> Training | None:
     """The first layer keeps its first weights, as those of a pretrained network would."""
-    layers = affine(training.problem.build())
+    layers = affine(training.build())
     if len(layers) < 3:
         return None
     names = [f"{layers[0][0]}.{key}" for key, _ in layers[0][1].named_parameters()]
@@ -169,7 +168,7 @@ def jittered(step: int, batch: Batch) -> Batch:
 
 
 def augmented(training: Training, seed: int) -> Training | None:
-    if not has_real_inputs(training.problem.data(seed)):
+    if not has_real_inputs(training.data(seed)):
         return None
     return replace(training, change=jittered)
 
@@ -181,10 +180,9 @@ def optimised(
     training: Training,
     seed: int,
 ) -> Training | None:
-    problem = training.problem
-    if problem.optimizer is optimizer and problem.options.keys() == options.keys():
+    if training.optimizer is optimizer and training.options.keys() == options.keys():
         return None
-    return with_problem(training, optimizer=optimizer, rate=rate, options=options)
+    return replace(training, optimizer=optimizer, rate=rate, options=options)
 
 
 CONTROLS = (
@@ -216,7 +214,7 @@ CONTROLS = (
 )
 
 
-def pairs(problems: Sequence[Problem], count: int) -> list[tuple[str, str]]:
+def pairs(problems: Sequence[Training], count: int) -> list[tuple[str, str]]:
     """So many ways and problems, of which each comes about as often as any other."""
     ways = [control.way for control in CONTROLS]
     everything = [

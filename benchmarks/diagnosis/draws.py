@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from benchmarks.diagnosis.problem import Split
-
 Samples: TypeAlias = tuple[Tensor, Tensor]
 """Inputs ``[n, ...]`` and targets ``[n, ...]``."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples to train on, and others to validate on; samples are rows."""
+
+    inputs: Tensor
+    targets: Tensor
+    valid_inputs: Tensor
+    valid_targets: Tensor
 
 
 def divided(draw: Callable[[int], Samples], trained: int, seed: int) -> Split:

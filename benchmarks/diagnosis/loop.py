@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.problem import Split
+from benchmarks.diagnosis.draws import Split
 from benchmarks.diagnosis.training import Batch, Training, batches, model_of
 from gradlens import Cockpit, GradlensWarning, configuration
 from gradlens.quantities import (
@@ -131,7 +131,7 @@ def train(
 
     Weights, batches and what the network draws depend on the seed alone.
     """
-    split = training.problem.data(seed)
+    split = training.data(seed)
     model = model_of(training, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradlensWarning)
@@ -146,19 +146,19 @@ def train(
 def _train(
     training: Training, seed: int, split: Split, model: nn.Module, tracked: Tracked | None
 ) -> Outcome:
-    problem, outcome = training.problem, Outcome()
-    make_optimizer: Any = problem.optimizer  # torch's base class has no rate
-    optimizer = make_optimizer([*training.trained(model)], lr=problem.rate, **problem.options)
+    outcome = Outcome()
+    make_optimizer: Any = training.optimizer  # torch's base class has no rate
+    optimizer = make_optimizer([*training.trained(model)], lr=training.rate, **training.options)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for step, batch in batches(training, split, seed):
-            if step % VALIDATED_EVERY == 0 or step == problem.steps - 1:
+            if step % VALIDATED_EVERY == 0 or step == training.steps - 1:
                 outcome.validated[step] = validation_loss(training, model, split)
                 if tracked is not None:
                     tracked.cockpit.log(step, valid_loss=outcome.validated[step])
             for group in optimizer.param_groups:
-                rate = problem.rate * group.get("factor", 1.0)
-                group["lr"] = rate * training.schedule(step, problem.steps)
+                rate = training.rate * group.get("factor", 1.0)
+                group["lr"] = rate * training.schedule(step, training.steps)
             if training.zeroed(step):
                 optimizer.zero_grad()
             outcome.losses.append(backward(training, model, optimizer, step, batch, tracked))
@@ -182,7 +182,7 @@ def backward(
     for number, part in enumerate(parts(batch, count)):
         training.mode(model)
         outputs = outputs_of(training, model, part.inputs)
-        loss = training.problem.loss(outputs, part.targets) / count
+        loss = training.loss(outputs, part.targets) / count
         left = count - 1 - number
         with tracked.step(step, loss, optimizer, part.ids, left) if tracked else nullcontext():
             loss.backward()
@@ -207,7 +207,7 @@ def outputs_of(training: Training, model: nn.Module, inputs: Tensor) -> Tensor:
 
 def validation_loss(training: Training, model: nn.Module, split: Split) -> float:
     """In evaluation mode, over all samples that aren't trained on."""
-    loss = training.valid_loss or training.problem.loss
+    loss = training.valid_loss or training.loss
     model.eval()
     with torch.no_grad():
         return loss(outputs_of(training, model, split.valid_inputs), split.valid_targets).item()

@@ -21,7 +21,6 @@ from benchmarks.diagnosis.faults.catalogue import FAULTS
 from benchmarks.diagnosis.faults.fault import Fault
 from benchmarks.diagnosis.faults.presence import hurts
 from benchmarks.diagnosis.loop import Outcome, train
-from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.scoring import Finding, Score, score
 from benchmarks.diagnosis.training import Training
 from gradlens.diagnosis.diagnose import diagnose
@@ -75,14 +74,9 @@ def trainings(which: Which) -> tuple[Training, ...]:
     return found
 
 
-def problems(which: Which) -> tuple[Problem, ...]:
-    """The problems of a kind."""
-    return tuple(training.problem for training in trainings(which))
-
-
 def usual(which: Which, name: str) -> Training:
     """The usual training of a problem."""
-    return next(training for training in trainings(which) if training.problem.name == name)
+    return next(training for training in trainings(which) if training.name == name)
 
 
 @cache
@@ -112,7 +106,7 @@ def fitting(fault: Fault, which: Which, seed: int) -> Iterator[Training]:
     known, first = trainings(which), 5 * FAULTS.index(fault) + 7 * seed
     for place in range(len(known)):
         training = known[(first + place) % len(known)]
-        if fault.name not in training.problem.unfit and _fits(fault, training, seed):
+        if fault.name not in training.unfit and _fits(fault, training, seed):
             yield training
 
 
@@ -132,13 +126,13 @@ def fault_rows(number: int, networks: int, options: Options) -> list[Row]:
 
 
 def _fault_row(fault: Fault, level: int, training: Training, options: Options) -> Row:
-    problem, strength = training.problem, fault.strengths[level]
-    row = partial(Row, fault.name, fault.way, level, strength, problem.name, options.seed)
+    strength = fault.strengths[level]
+    row = partial(Row, fault.name, fault.way, level, strength, training.name, options.seed)
     injected = fault.apply(training, strength, options.seed)
     if injected is None:
-        return row(problem.steps, "can't be injected at this strength")
-    steps = injected.training.problem.steps
-    reference = healthy(options.which, problem.name, options.seed)
+        return row(training.steps, "can't be injected at this strength")
+    steps = injected.training.steps
+    reference = healthy(options.which, training.name, options.seed)
     outcome, findings = tracked(injected.training, options)
     if not fault.present(outcome, reference):
         return row(steps, "absent")
@@ -159,8 +153,8 @@ def twin_rows(number: int, options: Options) -> list[Row]:
     for training in islice(fitting(fault, options.which, options.seed), 1):
         row = _fault_row(fault, 1, training, options)
         outcome, findings = tracked(training, options)
-        steps = training.problem.steps
-        twin = Row(fault.name, TWIN, -1, 0.0, training.problem.name, options.seed, steps)
+        steps = training.steps
+        twin = Row(fault.name, TWIN, -1, 0.0, training.name, options.seed, steps)
         alarms, notices = names(findings, True), names(findings, False)
         return [row, replace(twin, alarms=alarms, notices=notices, alarmed_at=outcome.alarmed)]
     return []
@@ -177,7 +171,7 @@ def control_row(way: str, name: str, options: Options) -> Row | None:
     training = control.apply(usual(options.which, name), options.seed)
     if training is None:
         return None
-    row = partial(Row, "", way, -1, 0.0, name, options.seed, training.problem.steps)
+    row = partial(Row, "", way, -1, 0.0, name, options.seed, training.steps)
     outcome, findings = tracked(training, options)
     if not has_learnt(outcome):
         return row("has not learnt")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from benchmarks.diagnosis.draws import Samples, divided
-from benchmarks.diagnosis.problem import Problem, Split
+from benchmarks.diagnosis.draws import Samples, Split, divided
 from gradlens.graph.loss import LossReduction
 
 
@@ -69,7 +68,17 @@ def constant(step: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Training:
-    """A problem and the loop that trains it.
+    """A problem of the suite: a network, data, a loss, and how they are usually trained.
+
+    ``build()`` gives the network, drawn from torch's global seed, and ``data(seed)`` the samples.
+    ``loss(outputs, targets, reduction="mean")`` is a function like those of
+    ``torch.nn.functional``; ``options`` are those of the ``optimizer`` besides its ``rate``. In
+    ``steps`` steps the training loss falls below 0.7 of its start and the validation loss doesn't
+    rise. ``unfit`` names the faults that make no sense here although they could be injected.
+
+    Faults are injected into modules: activations are modules such as ``nn.ReLU``, consecutive
+    layers stand in an ``nn.Sequential`` where they can, and experts in an ``nn.ModuleList`` called
+    ``experts`` with an ``nn.Linear`` called ``gate`` beside it, which has an output for each.
 
     ``prepare`` changes the new network, ``mode`` sets its modules' modes before each forward pass,
     and ``trained`` gives the optimizer's parameters, or groups of them, which may have a ``factor``
@@ -81,7 +90,16 @@ class Training:
     that the cockpit is given. ``valid_loss`` is the loss of the validation, where it is another.
     """
 
-    problem: Problem
+    name: str
+    build: Callable[[], nn.Module]
+    data: Callable[[int], Split]
+    loss: Callable[..., Tensor]
+    optimizer: type[Optimizer]
+    rate: float
+    options: Mapping[str, Any] = field(hash=False)
+    batch_size: int
+    steps: int
+    unfit: frozenset[str] = frozenset()
     prepare: Callable[[nn.Module], None] = nothing
     mode: Callable[[nn.Module], None] = training_mode
     trained: Callable[[nn.Module], Iterable[nn.Parameter]] = trainable
@@ -120,15 +138,15 @@ def trained(
     ``draw(n)`` draws samples with torch's global random numbers; ``options`` are the optimizer's.
     """
     data = partial(divided, draw, samples)
-    problem = Problem(name, build, data, loss, optimizer, rate, options, batch_size, steps, unfit)
-    return Training(problem, order=order, change=change, schedule=schedule, clip=clip)
+    return Training(name, build, data, loss, optimizer, rate, options, batch_size, steps, unfit,
+                    order=order, change=change, schedule=schedule, clip=clip)  # fmt: skip
 
 
 def model_of(training: Training, seed: int) -> nn.Module:
     """The network as it is before the first step."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = training.problem.build()
+        model = training.build()
         training.prepare(model)
     return model
 
@@ -136,7 +154,7 @@ def model_of(training: Training, seed: int) -> nn.Module:
 def batches(training: Training, split: Split, seed: int) -> Iterator[tuple[int, Batch]]:
     """The batches of the run with their steps."""
     generator = torch.Generator().manual_seed(seed)
-    order = training.order(split, training.problem.batch_size, generator)
-    for step, ids in zip(range(training.problem.steps), order, strict=False):
+    order = training.order(split, training.batch_size, generator)
+    for step, ids in zip(range(training.steps), order, strict=False):
         batch = Batch(ids, split.inputs[ids], split.targets[ids])
         yield step, training.change(step, batch)

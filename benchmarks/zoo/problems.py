@@ -7,8 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.development import PROBLEMS
-from benchmarks.diagnosis.problem import Problem, Split
+from benchmarks.diagnosis.development import TRAININGS
+from benchmarks.diagnosis.draws import Split
+from benchmarks.diagnosis.training import Training
 from benchmarks.zoo.network import Batch, Network, labelled
 
 KIND = "problems of the diagnosis"
@@ -25,10 +26,10 @@ RARE = 6.0
 
 def networks() -> list[Network]:
     """All of them whose samples can be run one by one."""
-    return [_network(each) for each in PROBLEMS if each.name not in COMPARING | OTHERS]
+    return [_network(each) for each in TRAININGS if each.name not in COMPARING | OTHERS]
 
 
-def _network(problem: Problem) -> Network:
+def _network(problem: Training) -> Network:
     @cache
     def split() -> Split:
         return problem.data(0)

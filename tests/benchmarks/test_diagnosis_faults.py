@@ -12,11 +12,11 @@ from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
 from benchmarks.diagnosis.faults.fault import Fault, Injected
 from benchmarks.diagnosis.faults.presence import diverges
 from benchmarks.diagnosis.loop import Outcome
-from benchmarks.diagnosis.training import Training, batches, model_of
+from benchmarks.diagnosis.training import batches, model_of
 from gradlens.diagnosis.rules import RULES
 
-CODES = tuple(each for each in IMAGES if each.problem.name == "variational autoencoder")
-PROBLEMS = tuple(training.problem for training in (*BASICS, *CODES))
+CODES = tuple(each for each in IMAGES if each.name == "variational autoencoder")
+PROBLEMS = (*BASICS, *CODES)
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 WAYS = {(fault.name, fault.way): fault for fault in FAULTS}
 SEARCHED = {"lr_too_high": ["tanh"], "lr_edge": ["sigmoid"], "overfitting": ["sigmoid"]}
@@ -33,7 +33,7 @@ def test_there_are_all_faults_of_the_catalogue() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}, {fault.way}")
 def test_each_fault_can_be_injected_at_each_strength(fault: Fault) -> None:
     assert len(set(fault.strengths)) == 3
-    problems = [Training(BY_NAME[name]) for name in SEARCHED.get(fault.name, [*BY_NAME])]
+    problems = [BY_NAME[name] for name in SEARCHED.get(fault.name, [*BY_NAME])]
     for strength in fault.strengths:
         assert any(fault.apply(each, strength, 0) is not None for each in problems), strength
 
@@ -41,7 +41,7 @@ def test_each_fault_can_be_injected_at_each_strength(fault: Fault) -> None:
 def _strongest() -> Iterator[tuple[str, Injected]]:
     for fault in FAULTS:
         if fault.name not in SEARCHED:
-            found = (fault.apply(Training(p), fault.strengths[2], 0) for p in PROBLEMS)
+            found = (fault.apply(p, fault.strengths[2], 0) for p in PROBLEMS)
             yield fault.name, next(each for each in found if each is not None)
 
 
@@ -53,7 +53,7 @@ def test_faults_are_in_layers_of_the_network_and_samples_of_the_step() -> None:
         modules = {*dict(model.named_modules()), *dict(model.named_parameters())}
         assert found.layers <= modules, name
         if found.samples and found.step is not None:
-            run = [batch for _, batch in batches(training, training.problem.data(0), 0)]
+            run = [batch for _, batch in batches(training, training.data(0), 0)]
             assert found.samples <= {*run[found.step].ids.tolist()}, name
 
 

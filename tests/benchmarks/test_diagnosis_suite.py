@@ -15,14 +15,12 @@ from benchmarks.diagnosis.development.problems import BASICS
 from benchmarks.diagnosis.faults.fault import Injected
 from benchmarks.diagnosis.loop import train
 from benchmarks.diagnosis.measure import Row
-from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.report import report, write
 from benchmarks.diagnosis.scoring import score, wilson
 from benchmarks.diagnosis.training import Training
 from gradlens import load_run
 
-PROBLEMS = tuple(training.problem for training in BASICS)
-BY_NAME = {problem.name: problem for problem in PROBLEMS}
+BY_NAME = {problem.name: problem for problem in BASICS}
 NAMES = [*BY_NAME]
 
 
@@ -37,15 +35,13 @@ class Found:
     samples: tuple[str, ...] = ()
 
 
-TRUTH = Injected(
-    Training(PROBLEMS[0]), frozenset({"0", "2.weight"}), step=5, samples=frozenset({3, 17})
-)
+TRUTH = Injected(BASICS[0], frozenset({"0", "2.weight"}), step=5, samples=frozenset({3, 17}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES[::3])
 def test_problem_is_learnt_in_its_steps_without_overfitting(name: str) -> None:
-    outcome = train(Training(BY_NAME[name]), 0)
+    outcome = train(BY_NAME[name], 0)
     assert outcome.end < 0.7 * outcome.start
     assert outcome.valid_end < 0.7 * outcome.valid_start
     assert outcome.peak < 2.5 * outcome.start
@@ -57,10 +53,10 @@ def test_problem_is_learnt_in_its_steps_without_overfitting(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES[::4])
 def test_a_run_is_the_same_again_and_under_a_cockpit(name: str, tmp_path: Path) -> None:
     problem = replace(BY_NAME[name], steps=12)
-    first = train(Training(problem), 1)
-    assert train(Training(problem), 1) == first
-    assert train(Training(problem), 1, tmp_path / "run.jsonl") == first
-    assert train(Training(problem), 2).losses != first.losses
+    first = train(problem, 1)
+    assert train(problem, 1) == first
+    assert train(problem, 1, tmp_path / "run.jsonl") == first
+    assert train(problem, 2).losses != first.losses
     history = load_run(tmp_path / "run.jsonl")
     assert [*history["valid_loss"]] == [0, 10, 11]
 
@@ -68,19 +64,16 @@ def test_a_run_is_the_same_again_and_under_a_cockpit(name: str, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("control", CONTROLS[::3], ids=lambda control: control.way)
 def test_control_runs_under_a_cockpit(control: controls.Control, tmp_path: Path) -> None:
-    possible: list[tuple[Problem, Training]] = [
-        (problem, training)
-        for problem in PROBLEMS
-        if (training := control.apply(Training(problem), 0)) is not None
+    possible: list[Training] = [
+        training for problem in BASICS if (training := control.apply(problem, 0)) is not None
     ]
     assert possible
-    problem = replace(possible[0][1].problem, steps=6)
-    training = replace(possible[0][1], problem=problem)
+    training = replace(possible[0], steps=6)
     assert train(training, 0, tmp_path / "run.jsonl") == train(training, 0)
 
 
 def test_an_expected_number_of_controls_is_spread_over_ways_and_problems() -> None:
-    pairs = controls.pairs(PROBLEMS, 100)
+    pairs = controls.pairs(BASICS, 100)
     assert len(pairs) == len({*pairs}) == 100
     assert {problem for _, problem in pairs} == {*NAMES}
     assert {way for way, _ in pairs} == {control.way for control in CONTROLS}
@@ -88,7 +81,7 @@ def test_an_expected_number_of_controls_is_spread_over_ways_and_problems() -> No
 
 def test_what_has_not_learnt_is_no_control() -> None:
     problem = replace(BY_NAME["tanh"], rate=1e-6)
-    assert not has_learnt(train(Training(problem), 0))
+    assert not has_learnt(train(problem, 0))
 
 
 # Scores.

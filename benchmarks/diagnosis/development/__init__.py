@@ -1,5 +1,3 @@
 """The problems that rules are developed with. Rates are measured with others, which are new."""
 
-from benchmarks.diagnosis.development.problems import TRAININGS
-
-PROBLEMS = tuple(training.problem for training in TRAININGS)
+from benchmarks.diagnosis.development.problems import TRAININGS as TRAININGS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from benchmarks.diagnosis.loop import Outcome
 from benchmarks.diagnosis.training import Training
@@ -53,11 +53,6 @@ class Fault:
     present: Presence = certain
 
 
-def with_problem(training: Training, **changes: Any) -> Training:
-    """The training with parts of its problem replaced."""
-    return replace(training, problem=replace(training.problem, **changes))
-
-
 def with_options(training: Training, **options: float | tuple[float, float]) -> Training:
     """The training with other options of its optimizer."""
-    return with_problem(training, options={**training.problem.options, **options})
+    return replace(training, options={**training.options, **options})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options, with_problem
+from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options
 from benchmarks.diagnosis.faults.presence import hurts, spikes, stalls
 from benchmarks.diagnosis.faults.structure import (
     ACTIVATIONS,
@@ -165,8 +165,8 @@ def many_sigmoids(training: Training, strength: float, seed: int) -> Injected | 
     layers = [layer for _, layer in chain(model)]
     if len(affine(model)) < 2 or not _can_be_deepened(layers) or of_type(model, *NORMS):
         return None
-    build = partial(deepened, training.problem.build, int(strength))
-    deep = with_problem(training, build=build)
+    build = partial(deepened, training.build, int(strength))
+    deep = replace(training, build=build)
     names = [name for name, _ in affine(model_of(deep, seed))]
     # From the input on: which of the first layers are named is a matter of degree.
     return Injected(deep, frozenset(names[: len(names) // 2]), 0)
@@ -180,16 +180,15 @@ def scaled_loss(
 
 
 def precision_underflow(training: Training, strength: float, seed: int) -> Injected | None:
-    problem = training.problem
     if of_type(model_of(training, seed), nn.RNNBase, nn.TransformerEncoderLayer):
         return None  # They have no float16 on a CPU.
-    loss = partial(scaled_loss, problem.loss, 1 / strength)
-    half = replace(training, precision=torch.float16, valid_loss=problem.loss)
-    if problem.optimizer is not SGD:
-        return Injected(with_problem(half, loss=loss), notice="harmless")
+    loss = partial(scaled_loss, training.loss, 1 / strength)
+    half = replace(training, precision=torch.float16, valid_loss=training.loss)
+    if training.optimizer is not SGD:
+        return Injected(replace(half, loss=loss), notice="harmless")
     # Steps and decay of the weights are the same as with the loss as it was.
-    decay = problem.options.get("weight_decay", 0.0) / strength
-    scaled = with_problem(half, loss=loss, rate=problem.rate * strength)
+    decay = training.options.get("weight_decay", 0.0) / strength
+    scaled = replace(half, loss=loss, rate=training.rate * strength)
     return Injected(with_options(scaled, weight_decay=decay), notice="harmless")
 
 
@@ -245,13 +244,13 @@ def expert_unused(training: Training, strength: float, seed: int, count: int) ->
 
 def moved_at_first(training: Training, name: str, seed: int) -> float:
     """By which share of its norm a weight is moved by the first batch, at the full rate."""
-    model, problem = model_of(training, seed), training.problem
+    model = model_of(training, seed)
     weight = model.get_parameter(name)
     start = weight.detach().clone()
-    make_optimizer: Any = problem.optimizer
-    optimizer = make_optimizer(trainable(model), lr=problem.rate, **problem.options)
-    _, batch = next(batches(training, problem.data(seed), seed))
-    problem.loss(model(batch.inputs), batch.targets).backward()
+    make_optimizer: Any = training.optimizer
+    optimizer = make_optimizer(trainable(model), lr=training.rate, **training.options)
+    _, batch = next(batches(training, training.data(seed), seed))
+    training.loss(model(batch.inputs), batch.targets).backward()
     optimizer.step()
     return float((weight.detach() - start).norm() / start.norm())
 
@@ -330,7 +329,7 @@ def grow_head(model: nn.Module, factor: float, steps: int) -> None:
 def head_grows(training: Training, strength: float, seed: int) -> Injected | None:
     if not of_type(model_of(training, seed), Attention):
         return None
-    prepare = partial(grow_head, factor=strength, steps=training.problem.steps // 2)
+    prepare = partial(grow_head, factor=strength, steps=training.steps // 2)
     return Injected(replace(training, prepare=prepare))
 
 
@@ -367,9 +366,9 @@ def outgrow(model: nn.Module, after: int, factor: float) -> None:
 
 
 def second_moment_old(training: Training, strength: float, seed: int) -> Injected | None:
-    if training.problem.optimizer not in (Adam, AdamW):
+    if training.optimizer not in (Adam, AdamW):
         return None
-    after = training.problem.steps // 2
+    after = training.steps // 2
     prepare = partial(outgrow, after=after, factor=strength)
     return Injected(replace(training, prepare=prepare))
 

@@ -10,7 +10,8 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_problem
+from benchmarks.diagnosis.draws import Split
+from benchmarks.diagnosis.faults.fault import Fault, Injected
 from benchmarks.diagnosis.faults.of_the_batch import labels_of
 from benchmarks.diagnosis.faults.presence import (
     can_contradict,
@@ -20,7 +21,6 @@ from benchmarks.diagnosis.faults.presence import (
     swings,
 )
 from benchmarks.diagnosis.loop import train
-from benchmarks.diagnosis.problem import Split
 from benchmarks.diagnosis.training import Training
 
 DOUBLINGS = 12
@@ -33,7 +33,7 @@ FINER = tuple(2 ** (-third / 3) for third in range(1, 8))
 def diverging_rate(training: Training, seed: int) -> float | None:
     """The first of the usual rate times 2, 4, 8, ... that diverges; ``None`` if none does."""
     healthy = train(training, seed)
-    rates = (training.problem.rate * 2**doubling for doubling in range(1, DOUBLINGS + 1))
+    rates = (training.rate * 2**doubling for doubling in range(1, DOUBLINGS + 1))
     return next((r for r in rates if diverges(train(at_rate(training, r), seed), healthy)), None)
 
 
@@ -50,7 +50,7 @@ def edge_rates(training: Training, seed: int) -> tuple[float, ...]:
 
 def at_rate(training: Training, rate: float) -> Training:
     """The training with another learning rate."""
-    return with_problem(training, rate=rate)
+    return replace(training, rate=rate)
 
 
 def lr_too_high(training: Training, strength: float, seed: int) -> Injected | None:
@@ -66,7 +66,7 @@ def lr_edge(training: Training, strength: float, seed: int) -> Injected | None:
 
 
 def lr_too_low(training: Training, strength: float, seed: int) -> Injected:
-    return Injected(with_problem(training, rate=training.problem.rate / strength))
+    return Injected(replace(training, rate=training.rate / strength))
 
 
 def permuted(targets: Tensor, share: float, generator: torch.Generator) -> Tensor:
@@ -87,8 +87,8 @@ def with_random_targets(data: Callable[[int], Split], share: float, seed: int) -
 
 
 def labels_random(training: Training, strength: float, seed: int) -> Injected:
-    data = partial(with_random_targets, training.problem.data, strength)
-    return Injected(with_problem(training, data=data))
+    data = partial(with_random_targets, training.data, strength)
+    return Injected(replace(training, data=data))
 
 
 def wrong_samples(split: Split, share: float, seed: int) -> Tensor:
@@ -109,13 +109,12 @@ def with_noise(data: Callable[[int], Split], share: float, seed: int) -> Split:
 
 
 def label_noise(training: Training, strength: float, seed: int) -> Injected | None:
-    problem = training.problem
-    split = problem.data(seed)
+    split = training.data(seed)
     if labels_of(split) is None:
         return None
     samples = frozenset(wrong_samples(split, strength, seed).tolist())
-    data = partial(with_noise, problem.data, strength)
-    return Injected(with_problem(training, data=data), samples=samples)
+    data = partial(with_noise, training.data, strength)
+    return Injected(replace(training, data=data), samples=samples)
 
 
 def first_samples(data: Callable[[int], Split], count: int, seed: int) -> Split:
@@ -130,19 +129,18 @@ FEWEST = 16
 
 def with_few_samples(training: Training, count: int) -> Training:
     """Twice the steps on some of the samples."""
-    problem = training.problem
-    return with_problem(
+    return replace(
         training,
-        data=partial(first_samples, problem.data, count),
-        batch_size=min(problem.batch_size, count // 2),
-        steps=2 * problem.steps,
+        data=partial(first_samples, training.data, count),
+        batch_size=min(training.batch_size, count // 2),
+        steps=2 * training.steps,
     )
 
 
 @cache
 def overfitted_samples(training: Training, seed: int) -> int | None:
     """The largest of all samples over 1, 2, 4, ... that are overfitted; ``None`` if none is."""
-    healthy, count = train(training, seed), len(training.problem.data(seed).inputs)
+    healthy, count = train(training, seed), len(training.data(seed).inputs)
     while count >= FEWEST:
         if overfits(train(with_few_samples(training, count), seed), healthy):
             return count

@@ -11,10 +11,10 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, Notice, with_problem
+from benchmarks.diagnosis.draws import Split
+from benchmarks.diagnosis.faults.fault import Fault, Injected, Notice
 from benchmarks.diagnosis.faults.presence import jumps_at
 from benchmarks.diagnosis.loop import Outcome
-from benchmarks.diagnosis.problem import Split
 from benchmarks.diagnosis.training import Batch, Order, Training, batches, shuffled
 
 LATE = 0.6
@@ -37,12 +37,12 @@ def labels_of(split: Split) -> Tensor | None:
 
 def late_step(training: Training) -> int:
     """The step at which something happens once."""
-    return int(LATE * training.problem.steps)
+    return int(LATE * training.steps)
 
 
 def batch_at(training: Training, step: int, seed: int) -> Batch:
     """The batch of a step."""
-    found = islice(batches(training, training.problem.data(seed), seed), step, None)
+    found = islice(batches(training, training.data(seed), seed), step, None)
     return next(found)[1]
 
 
@@ -72,7 +72,7 @@ def in_one_batch(
 
     ``rows`` says how many of the batch's samples have the fault, of so many.
     """
-    split = training.problem.data(seed)
+    split = training.data(seed)
     if not fits(split):
         return None
     step = late_step(training)
@@ -129,15 +129,14 @@ def scaled_sample(data: Callable[[int], Split], sample: int, factor: float, seed
 
 
 def outlier_in_data(training: Training, strength: float, seed: int) -> Injected | None:
-    problem = training.problem
-    if not has_real_inputs(problem.data(seed)):
+    if not has_real_inputs(training.data(seed)):
         return None
     sample = int(batch_at(training, late_step(training), seed).ids[0])
-    every_batch = batches(training, problem.data(seed), seed)
+    every_batch = batches(training, training.data(seed), seed)
     first = next(step for step, batch in every_batch if sample in batch.ids)
-    data = partial(scaled_sample, problem.data, sample, -strength)
+    data = partial(scaled_sample, training.data, sample, -strength)
     return Injected(
-        with_problem(training, data=data),
+        replace(training, data=data),
         step=first,
         samples=frozenset({sample}),
         notice="harmless",
@@ -185,12 +184,11 @@ def mapped_inputs(
     function: Callable[[float, Tensor, Tensor], Tensor],
     can_be_harmless: bool = False,
 ) -> Injected | None:
-    problem = training.problem
-    if not has_real_inputs(problem.data(seed)):
+    if not has_real_inputs(training.data(seed)):
         return None
-    data = partial(mapped, problem.data, partial(function, strength))
+    data = partial(mapped, training.data, partial(function, strength))
     notice: Notice = "harmless" if can_be_harmless else "never"
-    return Injected(with_problem(training, data=data), step=0, notice=notice)
+    return Injected(replace(training, data=data), step=0, notice=notice)
 
 
 # What changes the order.
@@ -248,7 +246,7 @@ def reordered_by_label(
     training: Training, strength: float, seed: int, order: Callable[..., Iterator[Tensor]]
 ) -> Injected | None:
     """Another order, which needs labels."""
-    if labels_of(training.problem.data(seed)) is None:
+    if labels_of(training.data(seed)) is None:
         return None
     by_label: Order = partial(order, strength)
     return Injected(replace(training, order=by_label))

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, Optimizer
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options, with_problem
+from benchmarks.diagnosis.draws import Split
+from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options
 from benchmarks.diagnosis.faults.of_the_batch import in_one_batch
 from benchmarks.diagnosis.faults.presence import hurts, stalls
 from benchmarks.diagnosis.faults.structure import affine, chain, exchange, of_type
 from benchmarks.diagnosis.layers import Attention, SelfAttention
 from benchmarks.diagnosis.loop import Outcome
-from benchmarks.diagnosis.problem import Split
 from benchmarks.diagnosis.training import Batch, Training, model_of, trainable
 
 # Losses of outputs: each is a function of the strength, the loss, the outputs and the targets.
@@ -82,13 +82,12 @@ def altered(
     training: Training, strength: float, seed: int, names: tuple[str, ...], loss: Altered
 ) -> Injected | None:
     """A training with another loss, if its own has one of the names."""
-    problem = training.problem
-    targets = problem.data(seed).targets
+    targets = training.data(seed).targets
     are_of_places = targets.ndim > 1 and not targets.is_floating_point()
-    if getattr(problem.loss, "__name__", "") not in names or are_of_places != (loss is reshaped):
+    if getattr(training.loss, "__name__", "") not in names or are_of_places != (loss is reshaped):
         return None
-    wrong = with_problem(training, loss=partial(loss, strength, problem.loss))
-    return Injected(replace(wrong, valid_loss=problem.loss))
+    wrong = replace(training, loss=partial(loss, strength, training.loss))
+    return Injected(replace(wrong, valid_loss=training.loss))
 
 
 def breaks(faulty: Outcome, healthy: Outcome) -> bool:
@@ -106,7 +105,7 @@ def with_seen_labels(share: float, step: int, batch: Batch) -> Batch:
 
 
 def labels_in_place(training: Training, strength: float, seed: int) -> Injected | None:
-    split = training.problem.data(seed)
+    split = training.data(seed)
     if split.inputs.dtype != torch.int64 or split.inputs.shape != split.targets.shape:
         return None
     if split.inputs.max() > split.targets.max():
@@ -143,10 +142,9 @@ def with_far_targets(data: Callable[[int], Split], factor: float, seed: int) -> 
 
 
 def target_scale(training: Training, strength: float, seed: int) -> Injected | None:
-    problem = training.problem
-    if problem.loss is not F.mse_loss:
+    if training.loss is not F.mse_loss:
         return None
-    return Injected(with_problem(training, data=partial(with_far_targets, problem.data, strength)))
+    return Injected(replace(training, data=partial(with_far_targets, training.data, strength)))
 
 
 def explains_little(faulty: Outcome, healthy: Outcome) -> bool:
@@ -164,7 +162,7 @@ def with_padding(longest: float, step: int, batch: Batch) -> Batch:
 
 
 def padding_in_loss(training: Training, strength: float, seed: int) -> Injected | None:
-    targets = training.problem.data(seed).targets
+    targets = training.data(seed).targets
     if targets.ndim != 2 or targets.is_floating_point() or targets.shape[1] < SEQUENCE:
         return None
     return Injected(replace(training, change=partial(with_padding, strength)))
@@ -236,16 +234,16 @@ def forgetful(kind: type[Optimizer], every: float) -> type[Optimizer]:
 
 
 def optimizer_anew(training: Training, strength: float, seed: int) -> Injected | None:
-    kind = training.problem.optimizer
+    kind = training.optimizer
     if kind not in (Adam, AdamW):
         return None
-    anew = with_problem(training, optimizer=forgetful(kind, strength))
+    anew = replace(training, optimizer=forgetful(kind, strength))
     return Injected(anew, notice="harmless")
 
 
 def without_epsilon(training: Training, strength: float, seed: int) -> Injected | None:
     """An epsilon that is 0 in float32, so that Adam divides 0 by 0 where gradients are 0."""
-    if training.problem.optimizer not in (Adam, AdamW):
+    if training.optimizer not in (Adam, AdamW):
         return None
     return Injected(with_options(training, eps=strength))
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options, with_problem
+from benchmarks.diagnosis.draws import Split
+from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options
 from benchmarks.diagnosis.faults.presence import hurts
 from benchmarks.diagnosis.faults.structure import (
     ACTIVATIONS,
@@ -22,7 +23,6 @@ from benchmarks.diagnosis.faults.structure import (
     exchange,
     of_type,
 )
-from benchmarks.diagnosis.problem import Split
 from benchmarks.diagnosis.training import Training, batches, model_of, shuffled
 from gradlens.graph.loss import LossReduction
 
@@ -81,7 +81,7 @@ def until(end: int, step: int) -> bool:
 
 
 def no_step(training: Training, strength: float, seed: int) -> Injected:
-    end = int((1 - strength) * training.problem.steps)
+    end = int((1 - strength) * training.steps)
     return Injected(replace(training, updated=partial(until, end)), step=end)
 
 
@@ -91,7 +91,7 @@ def factor_until(share: float, step: int, steps: int) -> float:
 
 
 def no_rate(training: Training, strength: float, seed: int) -> Injected:
-    end = int((1 - strength) * training.problem.steps)
+    end = int((1 - strength) * training.steps)
     return Injected(replace(training, schedule=partial(factor_until, 1 - strength)), step=end)
 
 
@@ -114,11 +114,11 @@ def softmax_twice(
     losses: tuple[str, ...],
     shares: Callable[[Tensor], Tensor],
 ) -> Injected | None:
-    loss = training.problem.loss
+    loss = training.loss
     if getattr(loss, "__name__", "") not in losses:
         return None
     twice = partial(loss_of_shares, shares, loss, strength)
-    return Injected(with_problem(training, loss=twice), step=0)
+    return Injected(replace(training, loss=twice), step=0)
 
 
 def loss_of_pairs(
@@ -132,13 +132,10 @@ def loss_of_pairs(
 
 
 def loss_broadcast(training: Training, strength: float, seed: int) -> Injected | None:
-    problem = training.problem
-    shape = problem.data(seed).targets.shape
-    if getattr(problem.loss, "__name__", "") not in ELEMENTWISE or shape[1:] != (1,):
+    shape = training.data(seed).targets.shape
+    if getattr(training.loss, "__name__", "") not in ELEMENTWISE or shape[1:] != (1,):
         return None
-    return Injected(
-        with_problem(training, loss=partial(loss_of_pairs, problem.loss, strength)), step=0
-    )
+    return Injected(replace(training, loss=partial(loss_of_pairs, training.loss, strength)), step=0)
 
 
 ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss")
@@ -215,25 +212,24 @@ def batch_of_one(training: Training, strength: float, seed: int) -> Injected | N
 def batch_too_small(training: Training, strength: float, seed: int) -> Injected | None:
     if of_type(model_of(training, seed), *BATCH_NORMS):
         return None
-    return Injected(with_problem(training, batch_size=round(1 / strength)), notice="harmless")
+    return Injected(replace(training, batch_size=round(1 / strength)), notice="harmless")
 
 
 def adam_epsilon(training: Training, strength: float, seed: int) -> Injected | None:
-    if training.problem.optimizer not in (Adam, AdamW, RMSprop):
+    if training.optimizer not in (Adam, AdamW, RMSprop):
         return None
     return Injected(with_options(training, eps=strength))
 
 
 def weight_decay_high(training: Training, strength: float, seed: int) -> Injected | None:
-    problem = training.problem
-    if problem.optimizer not in (SGD, AdamW):
+    if training.optimizer not in (SGD, AdamW):
         return None  # The others' decay is part of the gradient that they normalise.
-    memory = (1 - problem.options.get("momentum", 0.0)) / problem.rate
-    return Injected(with_options(training, weight_decay=strength * memory / problem.steps))
+    memory = (1 - training.options.get("momentum", 0.0)) / training.rate
+    return Injected(with_options(training, weight_decay=strength * memory / training.steps))
 
 
 def momentum_high(training: Training, strength: float, seed: int) -> Injected | None:
-    optimizer = training.problem.optimizer
+    optimizer = training.optimizer
     if optimizer in (Adam, AdamW):
         return Injected(with_options(training, betas=(strength, 0.999)), notice="harmless")
     if optimizer not in (SGD, RMSprop):
@@ -249,19 +245,18 @@ def clipping_always(training: Training, strength: float, seed: int) -> Injected:
 def first_gradient_norm(training: Training, seed: int) -> float:
     """The norm of the gradient before the first step."""
     model = model_of(training, seed)
-    _, batch = next(batches(training, training.problem.data(seed), seed))
-    loss = training.problem.loss(model(batch.inputs), batch.targets)
+    _, batch = next(batches(training, training.data(seed), seed))
+    loss = training.loss(model(batch.inputs), batch.targets)
     gradients = torch.autograd.grad(loss, [*model.parameters()])
     return math.hypot(*(gradient.norm().item() for gradient in gradients))
 
 
 def loss_sum(training: Training, strength: float, seed: int, declared: LossReduction) -> Injected:
-    problem = training.problem
-    loss = partial(problem.loss, reduction="sum")
+    loss = partial(training.loss, reduction="sum")
     # The others' steps don't depend on the scale of the loss.
-    rate = problem.rate * (strength if problem.optimizer is SGD else 1.0)
-    summed = with_problem(training, loss=loss, rate=rate)
-    summed = replace(summed, declared=declared, valid_loss=problem.loss)
+    rate = training.rate * (strength if training.optimizer is SGD else 1.0)
+    summed = replace(training, loss=loss, rate=rate)
+    summed = replace(summed, declared=declared, valid_loss=training.loss)
     return Injected(summed, step=0, notice="harmless")
 
 
