@@ -81,8 +81,7 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
         as_many = samples in (sum(rows), len(rows))
         if several and as_many and (evidence.positions_first or {*rows} != {samples}):
             in_turn = Reading(calls, samples, known_by, in_turn=True)
-            is_other = evidence.positions_first or 0 in fitting
-            found = [*found, in_turn] if is_other else [in_turn]
+            found = [*found, in_turn]
         # Whichever axis of the loss has N.
         return found or [Reading(calls, samples, known_by, axis=1)]
     if not calls:

@@ -40,6 +40,7 @@ from gradlens.samples.count import (
     OTHER_N,
     OTHER_ORDER,
     OUTPUTS,
+    PASS_LOSSES,
     PASS_OTHER,
     SEVERAL,
     TOGETHER,
@@ -291,6 +292,8 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     ends = [*accumulate(rows)]
     calls = _calls_of((each for edge in edges for each in names.behind(edge)), ends)
     found = [each for each in every[1:] if calls <= _combined(loss, names, each, ends)]
+    if len(calls) > 1 and together in [each.samples for each in found]:
+        raise UnavailableError(EITHER_AXIS.format(samples=together))
     if len(calls) == 1 or found:
         return found or [*every[1:]]
     *lengths, last = dict.fromkeys(rows)
@@ -570,7 +573,9 @@ class _Planner:
             return ACROSS_PROCESSES
         unknown = [self._graph.shape(e) for e, each in self._sources.items() if not are_known(each)]
         if unknown:
-            return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._reading.samples)
+            remedy = PASS_LOSSES if self._reading.is_given else PASS_OTHER
+            found = {"samples": self._reading.samples, "remedy": remedy}
+            return UNKNOWN_TERM.format(shape=list(unknown[0]), **found)
         if unreadable & set(way.mixed):
             return NOT_READABLE
         behind = names_behind[way.mixed[0]]
@@ -660,5 +665,5 @@ MEETING_IN_LOSS = (
 )
 UNKNOWN_TERM = (
     "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be followed "
-    "among {samples} samples, and it depends on this parameter: " + PASS_OTHER
+    "among {samples} samples, and it depends on this parameter: {remedy}"
 )

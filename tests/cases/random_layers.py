@@ -1027,6 +1027,14 @@ def frames(x: Tensor, convolution: nn.Module) -> Tensor:
     return convolution(images).mean((2, 3)).unflatten(0, x.shape[:2])
 
 
+def scaled_integers(ids: Tensor, layer: nn.Module) -> Tensor:
+    return layer((ids / 255.0)[..., None].to(layer.weight.dtype))
+
+
+def one_hot(ids: Tensor, layer: nn.Module) -> Tensor:
+    return layer(F.one_hot(ids, VOCABULARY).to(layer.weight.dtype))
+
+
 def offsets_bag(ids: Tensor, table: nn.Module) -> Tensor:
     """Each sample's words, as many as its first one says, in one list with offsets."""
     counts = ids[:, 0].clamp(1, ids.shape[1])
@@ -1037,6 +1045,11 @@ def offsets_bag(ids: Tensor, table: nn.Module) -> Tensor:
 ENTRIES: dict[str, Callable[[Sizes], nn.Module]] = {
     "features": lambda s: Written(lambda x: x),
     "linear features": linear,
+    "standardised features": lambda s: Written(lambda x: (x - 0.1) / 0.5),
+    "normalised features": lambda s: Written(lambda x: x / x.norm(dim=-1, keepdim=True)),
+    "rounded features": lambda s: Written(lambda x: x.float().to(x.dtype)),
+    "scaled integers": lambda s: Written(scaled_integers, nn.Linear(1, s.width)),
+    "one-hot words": lambda s: Written(one_hot, nn.Linear(VOCABULARY, s.width)),
     "words": lambda s: nn.Embedding(VOCABULARY, s.width),
     "padded words": lambda s: nn.Embedding(VOCABULARY, s.width, padding_idx=0),
     "vectors": lambda s: Written(first_position),
@@ -1047,6 +1060,11 @@ ENTRIES: dict[str, Callable[[Sizes], nn.Module]] = {
         offsets_bag, nn.EmbeddingBag(VOCABULARY, s.width, mode="sum")
     ),
 }
-PER_TOKEN = {"features", "linear features", "words", "padded words"}
+PER_TOKEN = {
+    "features", "linear features", "standardised features", "normalised features",
+    "rounded features", "scaled integers", "one-hot words", "words", "padded words",
+}  # fmt: skip
 WITHOUT_POSITIONS = {"vectors", "bag", "bag with offsets"}
-FROM_WORDS = {"words", "padded words", "bag", "bag with offsets"}
+FROM_WORDS = {
+    "scaled integers", "one-hot words", "words", "padded words", "bag", "bag with offsets",
+}  # fmt: skip

@@ -67,6 +67,17 @@ class Views(Head):
         return self.out(x).chunk(len(x) // len(batch["features"]))
 
 
+class Heads(Head):
+    """More heads than samples, whose outputs are stacked in front of these."""
+
+    def __init__(self, width: int, outputs: int, table: nn.Parameter | None) -> None:
+        super().__init__(width, outputs, table)
+        self.others = nn.ModuleList(nn.Linear(width, outputs) for _ in range(5))
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        return torch.stack([head(x) for head in (self.out, *self.others)])
+
+
 class PositionsFirstHead(Head):
     """Outputs with positions first."""
 
@@ -243,6 +254,28 @@ def siamese(outputs: tuple[Tensor, ...], batch: Batch, divisors: Divisors) -> Te
     return averaged(1 - similarity + 0.1 * first.square().sum(1), divisors)
 
 
+def one_number(outputs: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
+    """A loss of shape [1]."""
+    losses = outputs[:, :1].square()
+    return losses.mean(0) if divisors is None else losses.sum(0) / divisors[0]
+
+
+def stacked_heads(outputs: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
+    """Losses ``[K, N]``."""
+    labels = batch["labels"].expand(outputs.shape[:2])
+    losses = F.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none")
+    return averaged(losses, divisors)
+
+
+def added_heads(outputs: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
+    return torch.stack([cross_entropy(each, batch, divisors) for each in outputs]).sum()
+
+
+def token_matrix(outputs: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
+    """Losses ``[N, T]``."""
+    return reduced(F.mse_loss, outputs[..., 0], batch["words"].sign().double(), divisors=divisors)
+
+
 def all_tokens(logits: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
     rows, words = logits.flatten(0, 1), batch["words"].flatten()
     return reduced(F.cross_entropy, rows, words, divisors=divisors, ignore_index=-100)
@@ -332,6 +365,12 @@ LOSSES: dict[str, Loss] = {
     "auxiliary": Loss(auxiliary, count, LABELS, head=StateAndHead),
     "triplet": Loss(triplet, count, (), views=3, head=Views),
     "siamese": Loss(siamese, count, (), views=2, head=Views),
+    "one number": Loss(one_number, count, ()),
+    "stacked heads": Loss(
+        stacked_heads, lambda batch: (6 * len(batch["labels"]),), LABELS, head=Heads
+    ),
+    "added heads": Loss(added_heads, count, LABELS, head=Heads),
+    "matrix of tokens": Loss(token_matrix, elements("words", 1), WORDS, VOCABULARY, True),
     "tokens": Loss(all_tokens, scored, WORDS, VOCABULARY, True),
     "tokens [N, C, T]": Loss(all_tokens_in_places, scored, WORDS, VOCABULARY, True),
     "tokens, positions first": Loss(

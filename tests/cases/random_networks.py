@@ -10,6 +10,7 @@ recipes.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 import random
@@ -18,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +48,7 @@ from tests.cases.random_layers import (
     Sizes,
     fitting,
 )
-from tests.cases.random_losses import CLASSES, LOSSES, Batch, Divisors
+from tests.cases.random_losses import CLASSES, LOSSES, Batch, Divisors, Head
 
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
 ROUNDINGS = 16
@@ -72,8 +73,8 @@ class Recipe:
 
     Parts and ways that don't fit the state at their place are left out. The last step is on a
     batch of ``last_samples``. With ``inside`` the model returns its loss, with ``positions_first``
-    it is called on positions before samples, and with ``told`` the number of samples is passed on
-    to gradlens.
+    it is called on positions before samples, with ``told`` the number of samples is passed on to
+    gradlens, and ``calls`` are those of the model, of ``CALLS``.
     """
 
     seed: int
@@ -88,6 +89,7 @@ class Recipe:
     inside: bool = False
     positions_first: bool = False
     told: bool = False
+    calls: str = "once"
 
     @property
     def coupled(self) -> bool:
@@ -117,6 +119,7 @@ def draw_recipe(source: random.Random) -> Recipe:
         inside=source.random() < 0.15,
         positions_first=source.random() < 0.1,
         told=source.random() < 0.25,
+        calls=source.choice(["once", "once", *CALLS]),
     )
     return sensible(recipe)
 
@@ -140,8 +143,20 @@ def sensible(recipe: Recipe) -> Recipe:
     first = recipe.positions_first and may_turn
     multiple = any(n % recipe.positions == 0 and n != recipe.positions for n in (samples, last))
     told = recipe.told or (first and (loss.tokens or multiple))
+    draws = any(part.kind == "dropout" for part in recipe.parts)
+    once = inside or draws or recipe.coupled or loss.head is not Head
+    calls = "once" if once else recipe.calls
+    if calls == "losses of halves" and loss.tokens:  # of which a half may have no labels
+        calls = "in halves"
+    told = told or calls == "on other data"  # else these may be parts of the batch
     return replace(
-        recipe, samples=samples, last_samples=last, inside=inside, positions_first=first, told=told
+        recipe,
+        samples=samples,
+        last_samples=last,
+        inside=inside,
+        positions_first=first,
+        told=told,
+        calls=calls,
     )
 
 
@@ -158,10 +173,13 @@ def each_once() -> dict[str, Recipe]:
     linear = (Part("linear"),)
     of_entries = ((f"entry: {name}", name, linear, "cross_entropy") for name in ENTRIES)
     of_losses = ((f"loss: {name}", "words", linear, name) for name in LOSSES)
-    return {
+    found = {
         name: sensible(Recipe(7, 4, 3 + place % 2, 4, entry, own, loss, last_samples=4))
         for place, (name, entry, own, loss) in enumerate((*of_parts, *of_entries, *of_losses))
     }
+    patches = replace(found["entry: patches"], told=True)
+    several = {f"calls: {name}": replace(patches, calls=name) for name in CALLS}
+    return found | several
 
 
 def simpler(recipe: Recipe) -> Iterator[Recipe]:
@@ -174,6 +192,7 @@ def simpler(recipe: Recipe) -> Iterator[Recipe]:
             yield replace(recipe, parts=(*before, fewer, *after))
         if part.kind not in {"linear", *COUPLINGS}:
             yield replace(recipe, parts=(*before, replace(part, kind="linear"), *after))
+    yield replace(recipe, calls="once")
     yield replace(recipe, inside=False)
     yield replace(recipe, positions_first=False)
     yield replace(recipe, last_samples=recipe.samples)
@@ -197,6 +216,33 @@ def simplest(recipe: Recipe) -> Recipe:
 
 
 # Networks.
+
+
+Parts = list[tuple[int, Batch]]
+"""What the model is called on, each with the number of its first sample."""
+
+
+def halves(batch: Batch) -> Parts:
+    size = (len(batch["labels"]) + 1) // 2
+    pieces = {name: value.split(size) for name, value in batch.items()}
+    count = len(pieces["labels"])
+    return [(n * size, {name: each[n] for name, each in pieces.items()}) for n in range(count)]
+
+
+def on_other_data(batch: Batch) -> Parts:
+    """Twice, on other inputs of the same samples."""
+    other = {"features": batch["features"].sin(), "ids": batch["ids"].flip(1)}
+    return [(0, batch), (0, batch | other)]
+
+
+CALLS: dict[str, Callable[[Batch], Parts]] = {
+    "once": lambda batch: [(0, batch)],
+    "in halves": halves,
+    "losses of halves": halves,
+    "on other data": on_other_data,
+}
+"""How the model is called at a step: the mean, or sum, is of the losses of all calls, except that
+outputs of ``in halves`` are joined."""
 
 
 class Network(nn.Module):
@@ -315,9 +361,17 @@ class Network(nn.Module):
         return None if self.recipe.reduction == "mean" else (1.0, 1.0)
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """The loss that is trained: the model is called once, on all of the batch."""
-        outputs = self(*self.inputs(batch))
-        return outputs if self.recipe.inside else self.loss.function(outputs, batch, self.divisors)
+        """The loss that is trained."""
+        parts = CALLS[self.recipe.calls](batch)
+        outputs = [self(*self.inputs(part)) for _, part in parts]
+        if self.recipe.inside:
+            return outputs[0]
+        if self.recipe.calls == "in halves":
+            return self.loss.function(torch.cat(outputs), batch, self.divisors)
+        pairs = zip(outputs, parts, strict=True)
+        losses = [self.loss.function(output, part, self.divisors) for output, (_, part) in pairs]
+        total = functools.reduce(torch.add, losses)
+        return total / len(losses) if self.recipe.reduction == "mean" else total
 
     def in_front(self) -> set[int]:
         """Parameters whose samples meet behind them, by their identity."""
@@ -394,9 +448,14 @@ def shares(network: Network, batch: Batch) -> Iterator[Tensor]:
     """Each sample's share of the loss, in a graph."""
     samples = range(len(batch["labels"]))
     if not sees_all_of_the_batch(network):
+        parts = [(0, batch)]
+        if network.recipe.calls != "in halves":
+            parts = CALLS[network.recipe.calls](batch)
+        divisor = len(parts) if network.recipe.reduction == "mean" else 1
         for n in samples:
-            alone = only(batch, n)
-            yield share_of(network, network.behind(enter(network, alone)), alone, batch)
+            own = [(only(b, n - at), b) for at, b in parts if 0 <= n - at < len(b["labels"])]
+            found = [share_of(network, network.behind(enter(network, a)), a, b) for a, b in own]
+            yield torch.stack(found).sum() / divisor
         return
     state = network.behind(enter(network, batch))
     for n in samples:
@@ -673,9 +732,13 @@ def wrongly_covered(
 
 
 def unexplained(network: Network, gradients: gradlens.per_sample_gradients) -> Iterator[str]:
+    """Parameters without a reason, or with one whose remedy was followed."""
     for name, _ in network.named_parameters():
-        if name not in gradients and not reason_of(gradients, name):
+        reason = reason_of(gradients, name)
+        if name not in gradients and not reason:
             yield f"no reason why {name} isn't covered"
+        if network.recipe.told and "batch_size=... to" in reason:
+            yield f"the number of samples was passed, which {name} needs: {reason}"
 
 
 def count_coverage(

@@ -81,7 +81,23 @@ AS_MANY_POSITIONS = Recipe(
 """The last batch has as many positions as samples, of which some are left out."""
 
 
-@pytest.mark.parametrize("recipe", [*REORDERED, AS_MANY_BY_CHANCE, ONE_POSITION, AS_MANY_POSITIONS])
+SEVERAL_CALLS = (
+    Recipe(
+        *(387226, 2, 3, 2, "features", (), "cross_entropy"),
+        *("mean", 2, False, True, True, "on other data"),
+    ),
+    Recipe(
+        *(461582, 4, 4, 5, "scaled integers"),
+        (Part("lstm, positions first", ("stacked positions first",), 706),),
+        *("tokens", "mean", 4, False, False, False, "in halves"),
+    ),
+)
+"""As many calls as samples, and as many positions as all calls have samples."""
+
+
+@pytest.mark.parametrize(
+    "recipe", [*SEVERAL_CALLS, *REORDERED, AS_MANY_BY_CHANCE, ONE_POSITION, AS_MANY_POSITIONS]
+)
 def test_rows_that_are_put_in_order_or_selected(recipe: Recipe) -> None:
     findings = examine(recipe)
     assert not findings.problems
