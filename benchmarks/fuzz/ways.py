@@ -2,78 +2,154 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from types import FunctionType
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.fuzz.watch import Pass
+
 if TYPE_CHECKING:
     from benchmarks.fuzz.loop import Loop
+
+Act = Callable[["Loop", Pass], None]
 
 
 class UsersError(Exception):
     """An exception of the user's own."""
 
 
-@contextlib.contextmanager
-def made(loop: Loop, step: int, referenced: bool = True, **forward: bool) -> Iterator[Any]:
-    """A forward pass in front of the context, and an update behind it."""
-    found = loop.forward(step, **forward)
-    with loop.watched(step, found, referenced=referenced):
-        yield found
+def backward(factor: float | None = None, **options: Any) -> Act:
+    """Of the loss, or of a multiple of it."""
+    return lambda loop, found: loop.backward(
+        found.loss if factor is None else found.loss * factor, **options
+    )
+
+
+def nothing(loop: Loop, found: Pass) -> None:
+    """Of what others do there."""
+
+
+class Way:
+    """A forward pass, what happens before, inside and after the context, updates, and the end."""
+
+    def __init__(
+        self,
+        *inside: Act,
+        before: Act = nothing,
+        after: Act = nothing,
+        last: Act = nothing,
+        forward: Mapping[str, bool] = {},
+        referenced: bool = True,
+        updates: int = 1,
+    ) -> None:
+        self.inside, self.before, self.after, self.last = inside, before, after, last
+        self.forward, self.referenced, self.updates = forward, referenced, updates
+
+    def __call__(self, loop: Loop, step: int) -> None:
+        found = loop.forward(step, **self.forward)
+        self.before(loop, found)
+        with loop.watched(step, found, referenced=self.referenced):
+            for act in self.inside or (backward(),):
+                act(loop, found)
+        self.after(loop, found)
+        for _ in range(self.updates):
+            loop.update()
+        self.last(loop, found)
+
+
+plain = Way()
+
+
+def zero(loop: Loop, found: Pass) -> None:
+    loop.zero_grad()
+
+
+def update(loop: Loop, found: Pass) -> None:
     loop.update()
 
 
-def plain(loop: Loop, step: int) -> None:
-    with made(loop, step) as found:
-        loop.backward(found.loss)
+def clip(loop: Loop, found: Pass) -> None:
+    nn.utils.clip_grad_value_(loop.trainable, 0.1)
 
 
-def graph_retained(loop: Loop, step: int) -> None:
-    with made(loop, step) as found:
-        loop.backward(found.loss, retain_graph=True)
-    loop.remember("graph", found.loss.grad_fn is not None)
+def raises(loop: Loop, found: Pass) -> None:
+    raise UsersError
 
 
-def backward_twice(loop: Loop, step: int) -> None:
-    with made(loop, step, referenced=False) as found:
-        loop.backward(found.loss, retain_graph=True)
-        loop.backward(found.loss)
+def evaluate(loop: Loop, found: Pass) -> None:
+    with torch.no_grad():
+        loop.remember("evaluated", loop.model(found.inputs))
 
 
-def backward_again_outside(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found):
-        loop.backward(found.loss, retain_graph=True)
-    loop.backward(found.loss)
-    loop.update()
-
-
-def graph_created(loop: Loop, step: int) -> None:
-    with made(loop, step) as found:
-        loop.backward(found.loss, create_graph=True)
+def forget_gradients(loop: Loop, found: Pass) -> None:
     for parameter in loop.trainable:
         parameter.grad = None
 
 
-def of_some_inputs(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
+def of_some_inputs(loop: Loop, found: Pass) -> None:
     wanted = [parameter for parameter in loop.trainable if parameter.requires_grad][-2:]
-    with loop.watched(step, found, referenced=False):
-        loop.backward(found.loss, inputs=wanted)
-    loop.update()
+    loop.backward(found.loss, inputs=wanted)
 
 
-def by_grad(loop: Loop, step: int) -> None:
+def by_grad(loop: Loop, found: Pass) -> None:
     """``torch.autograd.grad`` instead of ``backward``."""
-    with made(loop, step, referenced=False) as found:
-        wanted = [parameter for parameter in loop.trainable if parameter.requires_grad]
-        gradients = torch.autograd.grad(found.loss, wanted, allow_unused=True)
-        for parameter, gradient in zip(wanted, gradients, strict=True):
-            parameter.grad = gradient
+    wanted = [parameter for parameter in loop.trainable if parameter.requires_grad]
+    gradients = torch.autograd.grad(found.loss, wanted, allow_unused=True)
+    for parameter, gradient in zip(wanted, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def penalise(loop: Loop, found: Pass) -> None:
+    """A penalty on the gradient of the loss."""
+    weight = loop.model.head.weight
+    gradient = torch.autograd.grad(found.loss, weight, create_graph=True)[0]
+    found.loss = found.loss + 0.1 * gradient.square().sum()
+
+
+def two_losses_one_passed(loop: Loop, found: Pass) -> None:
+    torch.autograd.backward([found.loss, found.outputs.square().mean()])
+
+
+def vector(loop: Loop, found: Pass) -> None:
+    """Backward is called on the outputs, with a gradient."""
+    found.outputs.backward(torch.ones_like(found.outputs))
+
+
+def raises_in_backward(loop: Loop, found: Pass) -> None:
+    handle = loop.model.head.weight.register_hook(lambda gradient: raises(loop, found))
+    try:
+        loop.backward(found.loss)
+    finally:
+        handle.remove()
+
+
+def hook_outputs(loop: Loop, found: Pass) -> None:
+    """A hook that changes the gradient of the outputs, which keep theirs."""
+    found.outputs.retain_grad()
+    found.outputs.register_hook(lambda gradient: gradient * 0.5)
+
+
+def remember_at_outputs(loop: Loop, found: Pass) -> None:
+    loop.remember("at outputs", found.outputs.grad)
+
+
+def remember_at_inputs(loop: Loop, found: Pass) -> None:
+    loop.remember("at inputs", found.inputs.grad)
+
+
+def divide(loop: Loop, found: Pass) -> None:
+    """A framework has divided the loss by four before it is passed."""
+    found.shown, found.loss_scale = found.loss / 4, 1 / 4
+
+
+def reshape(loop: Loop, found: Pass) -> None:
+    """A loss of shape [1]."""
+    found.loss = found.loss.reshape(1)
+
+
+# Ways of another form.
 
 
 def grad_before(loop: Loop, step: int) -> None:
@@ -84,17 +160,6 @@ def grad_before(loop: Loop, step: int) -> None:
         second = torch.autograd.grad(found.loss, found.outputs, retain_graph=True)[0]
         loop.backward(found.loss)
     loop.remember("gradients at outputs", first + second)
-    loop.update()
-
-
-def penalised(loop: Loop, step: int) -> None:
-    """A penalty on the gradient of the loss."""
-    found = loop.forward(step)
-    weight = loop.model.head.weight
-    gradient = torch.autograd.grad(found.loss, weight, create_graph=True)[0]
-    found.loss = found.loss + 0.1 * gradient.square().sum()
-    with loop.watched(step, found, referenced=False):
-        loop.backward(found.loss)
     loop.update()
 
 
@@ -142,52 +207,9 @@ def loss_of_two(loop: Loop, step: int) -> None:
     loop.update()
 
 
-def two_losses_one_passed(loop: Loop, step: int) -> None:
-    with made(loop, step, referenced=False) as found:
-        torch.autograd.backward([found.loss, found.outputs.square().mean()])
-
-
-def vector(loop: Loop, step: int) -> None:
-    """Backward is called on the outputs, with a gradient."""
-    with made(loop, step, referenced=False) as found:
-        found.outputs.backward(torch.ones_like(found.outputs))
-
-
-def without_backward(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
-        pass
-
-
 def without_context(loop: Loop, step: int) -> None:
     loop.backward(loop.forward(step).loss)
     loop.update()
-
-
-def raises_before(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
-        raise UsersError("before backward")
-
-
-def raises_after(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
-        loop.backward(found.loss)
-        raise UsersError("after backward")
-
-
-def raises_in_backward(loop: Loop, step: int) -> None:
-    def hook(gradient: Tensor) -> None:
-        raise UsersError("in backward")
-
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
-        handle = loop.model.head.weight.register_hook(hook)
-        try:
-            loop.backward(found.loss)
-        finally:
-            handle.remove()
 
 
 def raises_and_goes_on(loop: Loop, step: int) -> None:
@@ -195,7 +217,7 @@ def raises_and_goes_on(loop: Loop, step: int) -> None:
     found = loop.forward(step)
     try:
         with loop.watched(step, found, referenced=False):
-            raise UsersError("once")
+            raise UsersError
     except UsersError:
         pass
     plain(loop, step)
@@ -210,52 +232,6 @@ def interrupted(loop: Loop, step: int) -> None:
         loop.remember("interrupted", True)
 
 
-def without_update(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found):
-        loop.backward(found.loss)
-
-
-def two_updates(loop: Loop, step: int) -> None:
-    plain(loop, step)
-    loop.update()
-
-
-def update_inside(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
-        loop.backward(found.loss)
-        loop.update()
-
-
-def clipped(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found):
-        loop.backward(found.loss)
-    nn.utils.clip_grad_value_(loop.trainable, 0.1)
-    loop.update()
-
-
-def clipped_inside(loop: Loop, step: int) -> None:
-    with made(loop, step) as found:
-        loop.backward(found.loss)
-        nn.utils.clip_grad_value_(loop.trainable, 0.1)
-
-
-def zeroed_inside(loop: Loop, step: int) -> None:
-    with made(loop, step, zeroing=False) as found:
-        loop.zero_grad()
-        loop.backward(found.loss)
-
-
-def zeroed_before_the_end(loop: Loop, step: int) -> None:
-    found = loop.forward(step)
-    with loop.watched(step, found, referenced=False):
-        loop.backward(found.loss)
-        loop.update()
-        loop.zero_grad()
-
-
 def forward_inside(loop: Loop, step: int) -> None:
     """The forward pass runs inside the context, which is given no loss."""
     with loop.watched(step, None, referenced=False):
@@ -263,65 +239,10 @@ def forward_inside(loop: Loop, step: int) -> None:
     loop.update()
 
 
-def evaluated_inside(loop: Loop, step: int) -> None:
-    with made(loop, step) as found:
-        with torch.no_grad():
-            loop.remember("inside", loop.model(found.inputs))
-        loop.backward(found.loss)
-
-
-def evaluated_between(loop: Loop, step: int) -> None:
-    """A pass without gradients between the forward pass and the context."""
-    found = loop.forward(step)
-    with torch.no_grad():
-        loop.remember("between", loop.model(found.inputs))
-    with loop.watched(step, found):
-        loop.backward(found.loss)
-    loop.update()
-
-
 def forward_twice(loop: Loop, step: int) -> None:
     """The first forward pass is for nothing."""
     loop.forward(step)
     plain(loop, step)
-
-
-def hooked_outputs(loop: Loop, step: int) -> None:
-    """A hook that changes the gradient of the outputs, which keep theirs."""
-    found = loop.forward(step)
-    found.outputs.retain_grad()
-    found.outputs.register_hook(lambda gradient: gradient * 0.5)
-    with loop.watched(step, found, referenced=False):
-        loop.backward(found.loss)
-    loop.remember("at outputs", found.outputs.grad)
-    loop.update()
-
-
-def trained_inputs(loop: Loop, step: int) -> None:
-    """The inputs need gradients, too."""
-    with made(loop, step, inputs_need_gradients=True) as found:
-        loop.backward(found.loss)
-    loop.remember("at inputs", found.inputs.grad)
-
-
-def scaled(loop: Loop, step: int) -> None:
-    """Backward is called on half of the loss that is passed."""
-    with made(loop, step, referenced=False) as found:
-        loop.backward(found.loss * 0.5)
-
-
-def divided(loop: Loop, step: int) -> None:
-    """A framework has divided the loss by four before it is passed."""
-    found = loop.forward(step)
-    found.shown, found.loss_scale = found.loss / 4, 1 / 4
-    with loop.watched(step, found):
-        loop.backward(found.shown)
-    loop.update()
-
-
-def weighted_by_zero(loop: Loop, step: int) -> None:
-    with made(loop, step, referenced=False) as found:
-        loop.backward(found.loss * 0.0)
 
 
 def in_eval_mode(loop: Loop, step: int) -> None:
@@ -363,18 +284,49 @@ def detached(loop: Loop, step: int) -> None:
     loop.update()
 
 
-def one_element(loop: Loop, step: int) -> None:
-    """A loss of shape [1]."""
-    found = loop.forward(step)
-    found.loss = found.loss.reshape(1)
-    with loop.watched(step, found):
-        loop.backward(found.loss)
-    loop.update()
-
-
 WAYS: dict[str, Callable[[Loop, int], None]] = {
-    name.replace("_", " "): function
-    for name, function in vars().copy().items()
-    if isinstance(function, FunctionType) and function is not made
+    "plain": plain,
+    "graph retained": Way(backward(retain_graph=True)),
+    "backward twice": Way(backward(retain_graph=True), backward(), referenced=False),
+    "backward again outside": Way(backward(retain_graph=True), after=backward()),
+    "graph created": Way(backward(create_graph=True), last=forget_gradients),
+    "of some inputs": Way(of_some_inputs, referenced=False),
+    "by grad": Way(by_grad, referenced=False),
+    "grad before": grad_before,
+    "penalised": Way(before=penalise, referenced=False),
+    "accumulated": accumulated,
+    "accumulated unsaid": accumulated_unsaid,
+    "accumulated half": accumulated_half,
+    "two losses": two_losses,
+    "loss of two": loss_of_two,
+    "two losses one passed": Way(two_losses_one_passed, referenced=False),
+    "vector": Way(vector, referenced=False),
+    "without backward": Way(nothing, referenced=False),
+    "without context": without_context,
+    "raises before": Way(raises, referenced=False),
+    "raises after": Way(backward(), raises, referenced=False),
+    "raises in backward": Way(raises_in_backward, referenced=False),
+    "raises and goes on": raises_and_goes_on,
+    "interrupted": interrupted,
+    "without update": Way(updates=0),
+    "two updates": Way(updates=2),
+    "update inside": Way(backward(), update, referenced=False, updates=0),
+    "clipped": Way(after=clip),
+    "clipped inside": Way(backward(), clip),
+    "zeroed inside": Way(zero, backward(), forward={"zeroing": False}),
+    "zeroed before the end": Way(backward(), update, zero, referenced=False, updates=0),
+    "forward inside": forward_inside,
+    "evaluated inside": Way(evaluate, backward()),
+    "evaluated between": Way(before=evaluate),
+    "forward twice": forward_twice,
+    "hooked outputs": Way(before=hook_outputs, after=remember_at_outputs, referenced=False),
+    "trained inputs": Way(forward={"inputs_need_gradients": True}, last=remember_at_inputs),
+    "scaled": Way(backward(0.5), referenced=False),
+    "divided": Way(lambda loop, found: loop.backward(found.shown), before=divide),
+    "weighted by zero": Way(backward(0.0), referenced=False),
+    "in eval mode": in_eval_mode,
+    "by closure": by_closure,
+    "other model inside": other_model_inside,
+    "detached": detached,
+    "one element": Way(before=reshape),
 }
-"""All functions of this module but ``made``, by their name in words."""
