@@ -29,6 +29,7 @@ from benchmarks.fuzz.trace import (
     exact,
     inventory,
     of_exception,
+    of_model,
     settings,
 )
 from benchmarks.fuzz.watch import Pass, RefusedError, Watch
@@ -253,20 +254,15 @@ class Loop:
 
     def take_stock(self, what: str) -> None:
         """All that training has made so far, bit by bit."""
-        found: dict[str, Any] = {}
+        found = of_model(self.model)
         for name, parameter in self.model.named_parameters():
             gradient = parameter.grad
-            found[f"parameter {name}"] = exact(parameter)
-            found[f"gradient {name}"] = exact(gradient)
             found[f"gradient {name} is the same object"] = gradient is self._gradients.get(name)
             self._gradients[name] = gradient
             found[f"{name} is trained"] = parameter.requires_grad
-        found |= {f"buffer {name}": exact(b) for name, b in self.model.named_buffers()}
         found |= {f"mode of {name}": m.training for name, m in self.model.named_modules()}
         for number, optimizer in enumerate(self.optimizers):
             found[f"state of optimizer {number}"] = exact(optimizer.state_dict())
-        found["random numbers"] = exact(torch.get_rng_state())
-        found["random numbers of Python"] = hash(random.getstate())
         found |= dict(self.counts) | settings()
         self.trace.add(f"step {self.step}: {what}", found)
 

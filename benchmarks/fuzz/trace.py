@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
@@ -73,15 +75,32 @@ def exact(value: Any) -> Any:
 
 
 def of_tensor(tensor: Tensor) -> Any:
-    """Type, shape, strides, and a checksum of the bytes beside the first of its numbers."""
+    """Type, shape, strides, and a checksum of the bytes beside the first of its numbers.
+
+    The stride of an axis of one entry means nothing.
+    """
     what = f"{tensor.dtype} {list(tensor.shape)}"
     if tensor.layout is torch.sparse_coo:
         return ["sparse", what, of_tensor(tensor._indices()), of_tensor(tensor._values())]
-    strides = tensor.stride()
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    strides = [stride for stride, length in sizes if length != 1]
     flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     check = zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
     first = flat[:1].tolist()
     return f"{what} {strides} {check:08x} {first}"
+
+
+def of_model(model: nn.Module) -> Record:
+    """Parameters, gradients, buffers, and the random numbers to come, bit by bit."""
+    found: Record = {}
+    for name, parameter in model.named_parameters():
+        found[f"parameter {name}"] = exact(parameter)
+        found[f"gradient {name}"] = exact(parameter.grad)
+    found |= {f"buffer {name}": exact(buffer) for name, buffer in model.named_buffers()}
+    found["random numbers"] = exact([torch.get_rng_state(), *torch.cuda.get_rng_state_all()])
+    found["random numbers of Python"] = hash(random.getstate())
+    found["random numbers of numpy"] = str(np.random.get_state())
+    return found
 
 
 def comparable(text: str) -> str:

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 import gradlens
 from benchmarks.fuzz.reasons import leaves, unexplained
-from benchmarks.fuzz.trace import Trace, differences, exact, inventory, of_records, settings
+from benchmarks.fuzz.trace import (
+    Trace,
+    differences,
+    exact,
+    inventory,
+    of_model,
+    of_records,
+    settings,
+)
 from benchmarks.zoo.check import Mode, first_line
 from benchmarks.zoo.network import Network, NotBuiltError
 
@@ -111,9 +119,9 @@ def _train(
             given["batch_size"] = network.samples
         with nullcontext() if cockpit is None else cockpit(step, info=given):
             loss.backward()
-        trace.add(f"step {step}: after backward", {"loss": exact(loss), **_state(model)})
+        trace.add(f"step {step}: after backward", {"loss": exact(loss), **of_model(model)})
         optimizer.step()
-        trace.add(f"step {step}: after the update", _state(model))
+        trace.add(f"step {step}: after the update", of_model(model))
     hook.remove()
     if cockpit is not None:
         cockpit.close()
@@ -132,19 +140,6 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
-
-
-def _state(model: nn.Module) -> dict[str, Any]:
-    """All that training has made so far, bit by bit."""
-    found: dict[str, Any] = {}
-    for name, parameter in model.named_parameters():
-        found[f"parameter {name}"] = exact(parameter)
-        found[f"gradient {name}"] = exact(parameter.grad)
-    found |= {f"buffer {name}": exact(buffer) for name, buffer in model.named_buffers()}
-    found["random numbers"] = exact([torch.get_rng_state(), *torch.cuda.get_rng_state_all()])
-    found["random numbers of Python"] = hash(random.getstate())
-    found["random numbers of numpy"] = str(np.random.get_state())
-    return found
 
 
 def _problems(plain: Trace, observed: Trace) -> Iterator[str]:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlens
+from benchmarks.fuzz.trace import exact, of_model, of_records
 from gradlens.operators.outer_products import OuterProducts
 from tests.cases.random_layers import (
     COUPLINGS,
@@ -518,25 +519,6 @@ class Findings:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass
-class Trained:
-    """What a backward pass leaves behind."""
-
-    loss: Tensor
-    gradients: dict[str, Tensor | None]
-    buffers: dict[str, Tensor]
-    random_state: Tensor
-
-
-def trained(network: Network, loss: Tensor) -> Trained:
-    return Trained(
-        loss.detach(),
-        {name: parameter.grad for name, parameter in network.named_parameters()},
-        {name: buffer.clone() for name, buffer in network.named_buffers()},
-        torch.get_rng_state(),
-    )
-
-
 def examine(recipe: Recipe) -> Findings:
     """Train the network for some steps with gradlens and without, and compare."""
     findings = Findings()
@@ -564,7 +546,7 @@ def examine_step(
     torch.manual_seed(step)
     loss = plain.batch_loss(batch)
     loss.backward()
-    without = trained(plain, loss)
+    without = {"loss": exact(loss)} | of_model(plain)
     coupled = plain.recipe.coupled and really_coupled(slow, batch)
     slow.load_state_dict(observed.state_dict())
     torch.manual_seed(step)
@@ -573,7 +555,7 @@ def examine_step(
     torch.manual_seed(step)
     try:
         loss, gradients = observe(observed, batch)
-        problems += differences(without, trained(observed, loss))
+        problems += of_records(without, {"loss": exact(loss)} | of_model(observed))
         problems += wrong_counts(gradients, batch)
         problems += wrong_gradients(observed, gradients, in_order(observed, gradients, expected))
         problems += wrong_reductions(gradients)
@@ -625,23 +607,6 @@ def largest(tensor: Tensor) -> float:
 def floor_of(expected: dict[str, Tensor]) -> float:
     """What is rounding noise beside the largest gradient of the network."""
     return ABSOLUTE * max(map(largest, expected.values()), default=0.0)
-
-
-def differences(plain: Trained, observed: Trained) -> Iterator[str]:
-    """What gradlens has changed in training."""
-    if not torch.equal(plain.loss, observed.loss):
-        yield f"the loss is {observed.loss}, not {plain.loss}"
-    if not torch.equal(plain.random_state, observed.random_state):
-        yield "random numbers were drawn"
-    for name, gradient in plain.gradients.items():
-        other = observed.gradients[name]
-        if (gradient is None) != (other is None):
-            yield f"there is a gradient of {name} only with gradlens, or only without"
-        elif gradient is not None and not torch.equal(gradient, other):
-            yield f"the gradient of {name} isn't that of a plain backward pass"
-    for name, buffer in plain.buffers.items():
-        if not torch.equal(buffer, observed.buffers[name]):
-            yield f"the buffer {name} has changed"
 
 
 def wrong_counts(gradients: gradlens.per_sample_gradients, batch: Batch) -> Iterator[str]:
