@@ -502,8 +502,13 @@ class TrackedStep:
             tracking.run.take_in(step.global_step, "coverage", coverage)
         if gradients is not None:
             factor = gradients.batch.factor / loss_scale(step.info)
-            if factor > ONE and "scaler" not in step.info:
+            is_mean = tracking.setting.loss_reduction == "mean"
+            is_known = "scaler" in step.info
+            if factor > ONE and not is_known:
                 notes.append(SCALED.format(factor=f"{factor:.6g}"))
+            is_known |= "loss_scale" in step.info or not is_mean or not gradients.is_divided
+            if self._is_part and whole.part.weight > ONE >= factor and not is_known:
+                notes.append(DIVIDED)
             if gradients.beside and not self._is_part:
                 notes.append(BESIDE.format(names=few(gradients.beside)))
         for note in notes:
@@ -540,6 +545,11 @@ SCALED = (
     "backward was called on {factor} times the loss. Per-sample gradients are those of the loss "
     "itself; GradNorm and others that read p.grad use it as it is: with a GradScaler, pass "
     "scaler=... to the context"
+)
+DIVIDED = (
+    "the losses of a step's micro-batches were divided before they were passed, and values "
+    "describe the mean of what was passed: pass the factor as loss_scale=... to the context, such "
+    "as loss_scale=1/4 for four micro-batches"
 )
 PARTS = "all parts of the batch; of each, "
 BESIDE = (

@@ -18,7 +18,7 @@ from gradlens.gradients.reduce import Reducer
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
-from gradlens.graph.loss import Batch, Loss, LossReduction, read_loss
+from gradlens.graph.loss import Batch, Loss, LossReduction, is_divided, read_loss
 from gradlens.graph.model_calls import calls_behind
 from gradlens.numerics.host import on_device
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
@@ -123,6 +123,7 @@ class Gradients(LossFactor):
         self.called_with = 0.0
         self.coupling: frozenset[str] = frozenset()
         self.beside: tuple[str, ...] = ()
+        self.is_divided = False
         self.planning_seconds = 0.0
         self.closed = False
         self._setting = setting
@@ -161,6 +162,7 @@ class Gradients(LossFactor):
             self._refuse_all(NO_GRAPH)
             return
         graph, leaves = Graph(loss), setting.leaves
+        self.is_divided = is_divided(loss)
         if not any(leaf in graph for leaf in leaves.values()):
             self._refuse_all(OF_OTHERS)
             return

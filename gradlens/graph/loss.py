@@ -249,6 +249,15 @@ def _divisor(node: Node) -> float:
     return math.nan if other is None else abs(other)
 
 
+def is_divided(loss: Tensor) -> bool:
+    """Whether a loss is another number that was made smaller by a factor that is known."""
+    node = loss.grad_fn
+    if node is None or not _is_multiplied(node) or not kind_of(kind(node)).is_product:
+        return False
+    factor = _divisor(node)
+    return factor > 1 if kind_of(kind(node)).is_division else factor < 1
+
+
 def _divided(how: str, divisor: float, samples: int) -> str:
     """The reduction that one is after a division, by NaN if it isn't known what by."""
     if how == "mean" or not samples:

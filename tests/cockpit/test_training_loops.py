@@ -314,6 +314,34 @@ def test_a_loss_that_a_framework_has_divided(sizes: tuple[int, ...], scale: floa
     assert_same_histories(train(divided_by_the_framework(*sizes, scale=scale)), train(whole_batch))
 
 
+DIVIDED: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "divided": lambda loss, n: loss / (N / n),
+    "multiplied by the share": lambda loss, n: (n / N) * loss,
+    "multiplied and divided": lambda loss, n: loss * n / N,
+}
+
+
+@pytest.mark.parametrize("how", DIVIDED)
+def test_losses_of_parts_that_were_divided_before_they_were_passed(how: str) -> None:
+    """Values describe what was passed, and a warning says so, unless the factor is passed."""
+
+    def backward(
+        cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
+    ) -> None:
+        for inputs, labels in zip(x.split(7), y.split(7), strict=True):
+            loss = DIVIDED[how](loss_function(model(inputs), labels), len(labels))
+            scale = {"loss_scale": len(labels) / N} if is_passed else {}
+            more = len(labels) == 7
+            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=more, **scale):
+                loss.backward()
+
+    is_passed = True
+    assert_same_histories(train(backward), train(whole_batch))
+    is_passed = False
+    with pytest.warns(gradlens.GradlensWarning, match=r"loss_scale=1/4"):
+        train(backward)
+
+
 def curvature_quantities() -> list[Quantity]:
     return [
         quantities.HessMaxEV(),
