@@ -425,7 +425,8 @@ class TrackedStep:
             _ = self._factor.factor  # what isn't certain has its reason there
             found, add_up = self._gradients.losses()
         except UnavailableError as reason:
-            return None, PASS_LOSSES.format(why=reason)
+            said = "individual_losses=" in str(reason)
+            return None, str(reason) if said else PASS_LOSSES.format(why=reason)
         if self._is_part:
             return (found, "") if bool(add_up) else (None, OTHER_LOSS)
         self._add_up = add_up  # read from the device with all else that is measured

@@ -115,8 +115,16 @@ class CoverageTable:
         return "\n".join([*lines, *self._batch(), *self._notes()])
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Of each parameter its name, elements, and what is known of its gradients."""
-        return [(n, f"{math.prod(s):,}", self._what(n)) for n, s in self.shapes.items()]
+        """Of each parameter its name, elements, and what is known of its gradients, once."""
+        first: dict[str, str] = {}
+        rows = []
+        for name, shape in self.shapes.items():
+            what = self._what(name)
+            before = first.setdefault(what, name)
+            missing = self.coverage.missing.keys() - self.coverage.frozen
+            again = before != name and name in missing
+            rows.append((name, f"{math.prod(shape):,}", f"none, as {before}" if again else what))
+        return rows
 
     def short(self) -> list[str]:
         """Lines, one for all parameters of which the same can be said."""
