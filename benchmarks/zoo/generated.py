@@ -29,7 +29,8 @@ def _of_recipe(name: str, recipe: Recipe) -> Network:
     sized = random_networks.build(recipe)
     build, batch = partial(random_networks.build, recipe), partial(_batch, sized)
     kind, loss = "generated: random networks", random_networks.Network.batch_loss
-    return Network(name, kind, build, batch, loss, recipe.samples, contribution=_share)  # type: ignore[arg-type]
+    options = {"contribution": _share, "told": recipe.told}
+    return Network(name, kind, build, batch, loss, recipe.samples, **options)  # type: ignore[arg-type]
 
 
 def _batch(sized: random_networks.Network) -> Batch:
