@@ -245,9 +245,15 @@ def _given(
     if reason:
         raise RefusedNodeError(number, reason)
     return [
-        gradient if gradient is None else gradient.to(metadata.dtype)
+        gradient if gradient is None else _where_numbers_begin(gradient.to(metadata.dtype))
         for gradient, metadata in zip(gradients, output_metadata(node), strict=True)
     ]
+
+
+def _where_numbers_begin(gradient: Tensor) -> Tensor:
+    """A gradient from a place where a complex number may begin, as ``view_as_complex`` demands."""
+    is_odd = gradient.layout == torch.strided and gradient.storage_offset() % 2
+    return gradient.clone() if is_odd else gradient
 
 
 def _call_node(

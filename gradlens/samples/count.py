@@ -277,7 +277,7 @@ def loss_rows(names: Names, reading: Reading) -> LossRows:
         is_open = reading.is_one_axis and not are_known(own)
         # Means over several samples aren't a sample's, even if they are as many.
         means = _numbers_in(graph, edge) if is_open else []
-        is_open &= all(len(names.samples_behind(each)) < 2 for each in means)
+        is_open &= not any(_may_be_of_all(names, each, samples) for each in means)
         places = _by_place(shape, reading) if is_open else None
         if places is not None and names.may_be_in_order(edge, places):
             own = places
@@ -315,6 +315,18 @@ def loss_rows(names: Names, reading: Reading) -> LossRows:
     if reading.known_by == CALLED and not names.selects and _are_equal_parts(known, samples):
         raise UnavailableError(UNSURE.format(samples=samples))
     return LossRows(labels, bool(by_place) and samples > 1, bool(as_many))
+
+
+def _may_be_of_all(names: Names, number: Edge, samples: int) -> bool:
+    """Whether a number is computed from rows of several samples, or from N rows without names."""
+    graph, waiting = names.graph, [number]
+    if len(names.samples_behind(number)) > 1:
+        return True
+    for edge in each_once(waiting):
+        if graph.shape(edge)[:1] == (samples,) and not graph.alone[edge[0]] and samples > 1:
+            return not are_known(names.at(edge))
+        waiting += graph.descend(edge) if prod(graph.shape(edge)) == 1 else []
+    return False
 
 
 def meeting_edges(graph: Graph, labels: Mapping[Edge, Labels]) -> list[Edge]:
@@ -358,6 +370,10 @@ class UnsureError(UnavailableError):
     """It isn't certain that rows are samples; along another axis, as many aren't certain either."""
 
 
+class EitherAxisError(UnavailableError):
+    """Rows along this axis may be samples, although it isn't known which."""
+
+
 class UnknownOrderError(UnavailableError):
     """The loss's rows may be in another order than the batch; their axis may be right."""
 
@@ -381,7 +397,7 @@ def _check_left_out(reading: Reading, names: Names, shapes: Sequence[Shape]) -> 
     square = any(each.shape[:2] == (samples, samples) for each in given)
     by_second = reading.is_given and reading.axis == 1 and not names.selects
     if by_second or (square and reading.is_given != names.selects):
-        raise UnavailableError(EITHER_AXIS.format(samples=samples))
+        raise UnsureError(EITHER_AXIS.format(samples=samples))
     if reading.is_given:
         return
     axes = [counting_axes(each.shape, each.is_real) for each in given if len(each.shape) < 4]
@@ -407,7 +423,8 @@ def _not_followed(
     shapes = " and ".join([*every][:2])
     reason += "" if reading.is_given or reason != MEET else OTHER_N
     known = {"samples": reading.samples, "known_by": reading.known_by}
-    return UnavailableError(reason.format(shapes=shapes, remedy=remedy, **known))
+    error = EitherAxisError if reason == EITHER_AXIS else UnavailableError
+    return error(reason.format(shapes=shapes, remedy=remedy, **known))
 
 
 COMPARED = (

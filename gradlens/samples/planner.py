@@ -47,6 +47,7 @@ from gradlens.samples.count import (
     UNKNOWN_ORDER,
     UNSURE,
     BatchEvidence,
+    EitherAxisError,
     LossRows,
     UnknownOrderError,
     UnsureError,
@@ -213,6 +214,9 @@ def _chosen(loss: _LossGraph) -> Plan:
     attempts, reasons = _attempts(loss, every)
     if not attempts:
         raise reasons[0]
+    either = [each for each in reasons if isinstance(each, EitherAxisError)]
+    if either and all(each.reading.in_turn or each.plan.mixed for each in attempts):
+        raise either[0]
     first = attempts[0].reading
     has_rows_of_first_axis = any(shape[:1] == (every[0].samples,) for shape in shapes)
     if first.axis > every[0].axis and has_rows_of_first_axis and first.samples != every[0].samples:
@@ -294,8 +298,11 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     found = [each for each in every[1:] if calls <= _combined(loss, names, each, ends)]
     if len(calls) > 1 and together in [each.samples for each in found]:
         raise UnavailableError(EITHER_AXIS.format(samples=together))
-    if len(calls) == 1 or found:
-        return found or [*every[1:]]
+    if any(each.samples == 1 for each in found):  # sums of losses are of one row, too
+        raise UnavailableError(_uncertain(every))
+    of_each = found or every[1:]
+    if of_each and (len(calls) == 1 or found):
+        return [*of_each]
     *lengths, last = dict.fromkeys(rows)
     each = " and ".join([*map(str, lengths), count(last, "row")])
     raise UnavailableError(SEVERAL.format(count=len(rows), rows=each))
@@ -342,6 +349,9 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     is_second = reading.axis == 1 and loss.evidence.positions_first and not reading.is_given
     if by_order and (reading.needs_names or (is_second and names.selects)):
         raise UnavailableError(UNSURE.format(samples=reading.samples))
+    shapes = [loss.graph.shape(edge) for edge in rows.sources]
+    if rows.by_place and any(shape[:-1].count(reading.samples) > 1 for shape in shapes):
+        raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
     planner = _Planner(loss, passages, reading, rows.sources)
     order = planner.order(names)
     own = order[rows.samples]

@@ -68,11 +68,11 @@ class Views(Head):
 
 
 class Heads(Head):
-    """More heads than samples, whose outputs are stacked in front of these."""
+    """Heads whose outputs are stacked in front of the samples."""
 
     def __init__(self, width: int, outputs: int, table: nn.Parameter | None) -> None:
         super().__init__(width, outputs, table)
-        self.others = nn.ModuleList(nn.Linear(width, outputs) for _ in range(5))
+        self.others = nn.ModuleList(nn.Linear(width, outputs) for _ in range(2))
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         return torch.stack([head(x) for head in (self.out, *self.others)])
@@ -367,7 +367,7 @@ LOSSES: dict[str, Loss] = {
     "siamese": Loss(siamese, count, (), views=2, head=Views),
     "one number": Loss(one_number, count, ()),
     "stacked heads": Loss(
-        stacked_heads, lambda batch: (6 * len(batch["labels"]),), LABELS, head=Heads
+        stacked_heads, lambda batch: (3 * len(batch["labels"]),), LABELS, head=Heads
     ),
     "added heads": Loss(added_heads, count, LABELS, head=Heads),
     "matrix of tokens": Loss(token_matrix, elements("words", 1), WORDS, VOCABULARY, True),

@@ -139,6 +139,23 @@ def _size(problem: Problem) -> int:
     return sum(p.numel() for p in problem.parameters.values())
 
 
+def test_complex_numbers_behind_an_odd_number_of_others() -> None:
+    """A complex number doesn't begin at each place of a vector."""
+    torch.manual_seed(0)
+    factor, pairs = torch.randn((), dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    parameters = {"factor": nn.Parameter(factor), "pairs": nn.Parameter(pairs)}
+
+    def loss_of(factor: Tensor, pairs: Tensor) -> Tensor:
+        turned = torch.view_as_complex(pairs) * (1 + 1j)
+        return torch.view_as_real(turned).sin().sum() * factor
+
+    found = HessianOperator(loss_of(*parameters.values()), parameters) @ np.eye(9)
+    blocks = torch.autograd.functional.hessian(loss_of, (factor, pairs))
+    sizes = zip((1, 8), blocks, strict=True)
+    rows = [torch.cat([block.reshape(size, -1) for block in row], 1) for size, row in sizes]
+    np.testing.assert_allclose(found, torch.cat(rows), atol=1e-12)
+
+
 def test_a_linear_loss_has_no_curvature() -> None:
     weight = nn.Parameter(torch.randn(3))
     operator = HessianOperator((2 * weight).sum(), {"weight": weight})

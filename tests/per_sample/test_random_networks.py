@@ -91,13 +91,54 @@ SEVERAL_CALLS = (
         (Part("lstm, positions first", ("stacked positions first",), 706),),
         *("tokens", "mean", 4, False, False, False, "in halves"),
     ),
+    Recipe(
+        *(691910, 2, 2, 5, "one-hot words"),
+        (
+            Part("packed lstm, sorted", ("two views",), 360),
+            Part("complex filter", ("once", "single vectors"), 598),
+        ),
+        *("chosen tokens", "sum", 2, False, False, True, "on other data"),
+    ),
+    Recipe(
+        *(300326, 3, 3, 2, "words"),
+        (Part("nearest", (), 786), Part("packed rnn, sorted", ("masked scatter",), 380)),
+        *("chosen tokens", "sum", 2, False, False, True, "on other data"),
+    ),
+    Recipe(
+        *(309892, 2, 4, 2, "scaled integers"),
+        (
+            Part("pooled: last", ("masked scatter",), 892),
+            Part("rnn", ("sorted by key",), 391),
+            Part("positions [1, T, D]", ("single vectors",), 42),
+        ),
+        *("one number", "mean", 2, False, False, False, "losses of halves"),
+    ),
 )
-"""As many calls as samples, and as many positions as all calls have samples."""
+"""As many calls as samples, as many positions as all calls have samples, and calls of one row."""
+
+AS_MANY_HEADS = (
+    Recipe(
+        *(939244, 3, 4, 3, "padded words"),
+        (
+            Part("convolution", ("positions first", "added to some"), 119),
+            Part("linear", ("added to some", "stacked positions first", "every other sample"), 857),
+            Part("windows", ("chunks",), 734),
+        ),
+        *("stacked heads", "mean", 3),
+    ),
+    Recipe(
+        *(615507, 2, 1, 4, "features"),
+        (Part("linear", ("both orders", "added to some"), 288),),
+        *("added heads", "mean", 3),
+    ),
+)
+"""As many heads in front of the samples as there are of these, whose order isn't known."""
 
 
-@pytest.mark.parametrize(
-    "recipe", [*SEVERAL_CALLS, *REORDERED, AS_MANY_BY_CHANCE, ONE_POSITION, AS_MANY_POSITIONS]
-)
+SINGLE = (AS_MANY_BY_CHANCE, ONE_POSITION, AS_MANY_POSITIONS)
+
+
+@pytest.mark.parametrize("recipe", [*SEVERAL_CALLS, *AS_MANY_HEADS, *REORDERED, *SINGLE])
 def test_rows_that_are_put_in_order_or_selected(recipe: Recipe) -> None:
     findings = examine(recipe)
     assert not findings.problems
