@@ -536,6 +536,13 @@ def scaled_without_scaler(cockpit: Cockpit, model: nn.Module) -> None:
         torch.amp.GradScaler("cpu", init_scale=1024.0).scale(loss).backward()
 
 
+def scaled_before_it_was_passed(cockpit: Cockpit, model: nn.Module) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    loss = scaler.scale(loss_of(model))
+    with cockpit(0, loss=loss, scaler=scaler):
+        loss.backward()
+
+
 def loss_without_gradient(cockpit: Cockpit, model: nn.Module) -> None:
     with torch.no_grad():
         loss = loss_of(model)
@@ -619,7 +626,8 @@ LOOPS: dict[str, Program] = {
         two_backwards, another_loss, detached_loss, another_model, copied_model,
         parameters_replaced, optimizer_from_before, layer_replaced, loss_is_missing,
         never_the_last_part, used_after_close, logged_after_close, called_without_with,
-        steps_out_of_order, scaled_without_scaler, loss_without_gradient,
+        steps_out_of_order, scaled_without_scaler, scaled_before_it_was_passed,
+        loss_without_gradient,
     ),
     **{program.__name__: program for program in (
         replaced_for_updates, two_contexts_of_one_forward_pass, functions_of_weights,
@@ -893,6 +901,7 @@ FOLLOWED: dict[str, Program] = {
     "half of the batch size": whole_batch_size,
     "a scaler's name": scaled_with_scaler,
     "scaled_without_scaler": scaled_with_scaler,
+    "scaled_before_it_was_passed": scaled_with_scaler,
     "parts as a text": last_part_said,
     "info that is a list": used(info={"own": 1}),
     "a closure that was called": used(closure=lambda: torch.zeros(())),

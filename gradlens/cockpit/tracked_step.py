@@ -510,6 +510,8 @@ class TrackedStep:
             is_known |= "loss_scale" in step.info or not is_mean or not gradients.is_divided
             if self._is_part and whole.part.weight > ONE >= factor and not is_known:
                 notes.append(DIVIDED)
+            if not self._is_part and step.gradient_scale.of_backward > ONE > gradients.batch.factor:
+                notes.append(NOT_SCALED)
             if gradients.beside and not self._is_part:
                 notes.append(BESIDE.format(names=few(gradients.beside)))
         for note in notes:
@@ -546,6 +548,11 @@ SCALED = (
     "backward was called on {factor} times the loss. Per-sample gradients are those of the loss "
     "itself; GradNorm and others that read p.grad use it as it is: with a GradScaler, pass "
     "scaler=... to the context"
+)
+NOT_SCALED = (
+    "the loss that was passed was multiplied by the scaler before, or backward was called without "
+    "the scaler's factor, and values are those of what was passed: pass the loss itself, and call "
+    "backward on scaler.scale(loss)"
 )
 DIVIDED = (
     "the losses of a step's micro-batches were divided before they were passed, and values "
