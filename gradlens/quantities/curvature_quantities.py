@@ -247,8 +247,8 @@ class DirectionalDerivatives(CurvatureQuantity):
     value is a NaN: with more than 256 outputs for each sample, 2048 for the mini-batch, or 2 GiB.
     It is one, too, where samples are coupled, as by ``BatchNorm`` in train mode; on a ``Probe``, in
     eval mode, they are not. Entries beyond the matrix's rank are NaN. The network's outputs are
-    found as for ``HessEigenvalues(matrix="ggn")``; their rows are the samples. ``ValueError`` for
-    ``k`` below one.
+    found as for ``HessEigenvalues(matrix="ggn")``; the value is a NaN if their rows aren't the
+    samples, but positions, say. ``ValueError`` for ``k`` below one.
     """
 
     view = View("Signal along directions", group="curvature", yscale="log", label="SNR")
