@@ -79,8 +79,9 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
         fitting = fitting if evidence.positions_first else fitting[:1]
         found = [Reading(calls, samples, known_by, axis) for axis in fitting]
         as_many = samples in (sum(rows), len(rows))
-        if several and as_many and (evidence.positions_first or {*rows} != {samples}):
-            in_turn = Reading(calls, samples, known_by, in_turn=True)
+        have_all = {*rows} == {samples}  # so that each call may be on all samples
+        if several and as_many and (evidence.positions_first or not have_all):
+            in_turn = Reading(calls, samples, known_by, in_turn=True, needs_names=have_all)
             found = [*found, in_turn]
         # Whichever axis of the loss has N.
         return found or [Reading(calls, samples, known_by, axis=1)]

@@ -113,6 +113,11 @@ SEVERAL_CALLS = (
         ),
         *("one number", "mean", 2, False, False, False, "losses of halves"),
     ),
+    Recipe(
+        *(14887, 2, 1, 2, "normalised features"),
+        (Part("lstm, positions first", ("routed", "two views"), 695),),
+        *("cross_entropy", "mean", 2, False, False, True, "on other data"),
+    ),
 )
 """As many calls as samples, as many positions as all calls have samples, and calls of one row."""
 
