@@ -301,7 +301,8 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     if any(each.samples == 1 for each in found):  # sums of losses are of one row, too
         raise UnavailableError(_uncertain(every))
     of_each = found or every[1:]
-    if of_each and (len(calls) == 1 or found):
+    is_one = len(calls) == 1 and all(are_known(names.at(edge)) for edge in edges)
+    if of_each and (is_one or (found and len(calls) != 1)):
         return [*of_each]
     *lengths, last = dict.fromkeys(rows)
     each = " and ".join([*map(str, lengths), count(last, "row")])
