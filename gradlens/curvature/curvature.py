@@ -370,33 +370,33 @@ class LossCurvature(Curvature):
         if self.loss_reduction == "mean":
             return Batch()
         # Samples are found as for per-sample gradients, so that both are of the same batch.
-        plan = self._plan()
+        check_loss(self.loss)
+        plan = self._plan(Graph(self.loss))
         if plan.samples is None:
             raise UnavailableError(
                 f"the curvature of a sum loss is divided by the number of samples: {plan.known_by}"
             )
         return Batch(plan.samples, plan.known_by, "sum")
 
-    def _plan(self, *edges: LabelledEdge) -> Plan:
+    def _plan(self, graph: Graph, *edges: LabelledEdge) -> Plan:
         """The samples of the loss's graph, and of the rows at some edges of it."""
-        check_loss(self.loss)
-        graph = Graph(self.loss)
         evidence = evidence_of(graph, self.model, {"batch_size": self.batch_size})
         return plan_of(graph, self.parameters, evidence, edges=edges)
 
     def directions(self, k: int) -> Directions:
-        factors = LowRankGGN(self.ggn, self.model, self.plans, self.seed)
-        self._check_rows_are_samples()
-        return factors.directions(k)
+        ggn = self.ggn
+        self._check_rows_are_samples()  # other rows may meet, which says nothing of samples
+        return LowRankGGN(ggn, self.model, self.plans, self.seed).directions(k)
 
     def _check_rows_are_samples(self) -> None:
         """``UnavailableError`` if the outputs have rows of several samples, or several of one."""
         outputs = self._network_outputs()
-        edge = Graph(self.loss).edge_of(outputs.tensor)
+        graph = Graph(self.loss)
+        edge = graph.edge_of(outputs.tensor)
         if edge is None:
             return
         elements = LabelledEdge(edge, ())
-        plan = self._plan(elements)
+        plan = self._plan(graph, elements)
         if elements not in plan.edges:
             return  # it isn't known
         # Elements that the loss doesn't depend on have no sample.

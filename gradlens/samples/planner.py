@@ -300,10 +300,11 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
         raise UnavailableError(EITHER_AXIS.format(samples=together))
     if any(each.samples == 1 for each in found):  # sums of losses are of one row, too
         raise UnavailableError(_uncertain(every))
-    of_each = found or every[1:]
-    is_one = len(calls) == 1 and all(are_known(names.at(edge)) for edge in edges)
-    if of_each and (is_one or (found and len(calls) != 1)):
-        return [*of_each]
+    if len(calls) == 1:  # which says nothing if rows of others aren't known
+        found = found or [*every[1:]]
+        found = found if all(are_known(names.at(edge)) for edge in edges) else []
+    if found:
+        return found
     *lengths, last = dict.fromkeys(rows)
     each = " and ".join([*map(str, lengths), count(last, "row")])
     raise UnavailableError(SEVERAL.format(count=len(rows), rows=each))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gradlens.graph.graph import Edge, Link, Use, each_once
 from gradlens.graph.kinds import HIDING, IN_PLACE, is_linear, kind_of
+from gradlens.graph.passes import nodes_above
 from gradlens.samples.batchnorm import uses_statistics
 from gradlens.samples.labels import axes_of, joined
 from gradlens.samples.plan import LabelledUse
@@ -118,12 +119,7 @@ class Finder:
         rows = [edge[0] for edge in sources]
         below = graph.below(rows)
         self._above = set(range(len(graph))) - below
-        over = [consumer for number in rows for consumer, _, _ in graph.consumers[number]]
-        self._over = set[int]()
-        """What is computed from the samples' rows."""
-        for number in each_once(over):
-            self._over.add(number)
-            over += [consumer for consumer, _, _ in graph.consumers[number]]
+        self._from_rows = nodes_above(graph, rows)
         inside = {call: graph.inside(call) for call in graph.ruled_calls if call.node in below}
         self._ruled = {
             call: inner
@@ -172,7 +168,7 @@ class Finder:
         """
         graph, ends = self._graph, [node]
         for number in each_once(ends):
-            is_joined = number in self._over
+            is_joined = number in self._from_rows
             if is_joined and not is_linear(graph.nodes[number], up_to_constant=True):
                 return True
             if not is_joined or self._elements(number) > 1:

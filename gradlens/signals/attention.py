@@ -234,7 +234,9 @@ def _products(softmax: Any, nodes: Sequence[Any]) -> list[tuple[Any, float | Ten
             edges = zip(node.next_functions, _factors(node, arriving[node]), strict=True)
             for (below, _), factor in edges:
                 arriving[below] = None if below in arriving else factor
-    # Queries times positions make scores, too, and positions that a network computes don't.
+    if not unbatched:
+        return found
+    # Queries times positions make scores, too; a bias that layers compute from positions doesn't.
     computed = set[Any]().union(*(_inputs(node, nodes) for node, _ in found))
     return found + [(node, None) for node in unbatched if _inputs(node, nodes) & computed]
 

@@ -336,11 +336,26 @@ def test_positions_of_a_sequence_are_of_one_sample() -> None:
     np.testing.assert_allclose(found["curvature_snr"], derivatives.curvature_snr, rtol=1e-6)
 
 
+class Summed(nn.Module):
+    """A layer whose positions see those before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, T, 3] -> [N, T, 4]``."""
+        return self.linear(x).cumsum(1)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 4), Summed()])
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 1, 2)])
-def test_rows_of_the_outputs_that_are_positions(order: tuple[int, int, int]) -> None:
+def test_rows_of_the_outputs_that_are_positions(
+    order: tuple[int, int, int], layer: nn.Module
+) -> None:
     """Ratios of the variance between positions aren't those of samples."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 2)).double()
 
     class Turned(nn.Module):
         def __init__(self) -> None:
