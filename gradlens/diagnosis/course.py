@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.numbers import NORMAL, Truths, finite, largest, median, ratio
+from gradlens.diagnosis.numbers import Truths, deviation, finite, largest, median, ratio
 from gradlens.history.lines import Floats
 
 SETTLING = 5
@@ -84,8 +84,8 @@ def noise(values: Floats) -> float:
     """
     logs = np.log(values)
     changes = [logs[lag:] - logs[:-lag] for lag in LAGS]
-    found = largest([median(np.abs(each - median(each))) for each in changes])
-    return NORMAL * found / math.sqrt(2) if math.isfinite(found) else 0.0
+    found = largest([deviation(each, median(each)) for each in changes])
+    return found / math.sqrt(2) if math.isfinite(found) else 0.0
 
 
 APART = 2.0

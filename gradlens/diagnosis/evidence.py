@@ -152,6 +152,15 @@ class Evidence:
         """The median of a column."""
         return median(self.column(name))
 
+    def step(self, holds: NDArray[np.bool_]) -> int:
+        """The first one with facts at which something holds ``[K]``; 0 if there is none."""
+        return int(self.steps[holds][:1].sum())
+
+    @cached_property
+    def start_step(self) -> int:
+        """The first one with a loss; 0 if there is none."""
+        return int(self.loss.steps[:1].sum())
+
     @cached_property
     def length(self) -> int:
         """The number of steps from the first to the last that was recorded."""

@@ -67,7 +67,17 @@ def first(holds: Truths) -> int | None:
     return int(places[0]) if places.size else None
 
 
-def ratio(one: Floats, other: Floats) -> Floats:
+def since(holds: Truths) -> int:
+    """The place from which on something holds up to the end; their number if it doesn't there."""
+    return int(np.flatnonzero(np.append(True, ~holds))[-1])
+
+
+def deviation(values: Floats, middle: float) -> float:
+    """The robust standard deviation of values from their middle; NaN if there are none."""
+    return NORMAL * median(np.abs(values - middle))
+
+
+def ratio(one: ArrayLike, other: ArrayLike) -> Floats:
     """Quotients; NaN where there is none."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = np.asarray(one, dtype=np.float64) / np.asarray(other, dtype=np.float64)

@@ -83,20 +83,23 @@ NO_PROGRESS = ("vanishing_gradients", "lr_edge", "lr_too_low", "label_noise", "c
 """What shows where a network learns little."""
 
 
+def shown(sign: Sign) -> Iterator[Sign]:
+    """The sign, if all of its numbers are beyond their limits."""
+    if all(each.is_beyond for each in sign.numbers):
+        yield sign
+
+
+def beyond(*numbers: Measured) -> tuple[Measured, ...]:
+    """Those that are beyond their limits."""
+    return tuple(each for each in numbers if each.is_beyond)
+
+
 def mostly(
     evidence: Evidence, holds: Truths, known: Truths, limit: float, words: str
 ) -> Iterator[Sign]:
     """A sign if something holds at more than a share of the steps ``[K]`` where it is known."""
-    found = share(holds, known)
-    if found > limit:
-        yield Sign(int(evidence.steps[known & holds][0]), (above(words, found, limit),))
-
-
-def usually_above(evidence: Evidence, name: str, limit: float, words: str) -> Iterator[Sign]:
-    """A sign if the median of a column is above a limit, from where on it is known."""
-    if evidence.typical(name) > limit:
-        step = int(evidence.steps[np.isfinite(evidence.column(name))][0])
-        yield Sign(step, (above(words, evidence.typical(name), limit),))
+    number = above(words, share(holds, known), limit)
+    return shown(Sign(evidence.step(known & holds), (number,)))
 
 
 def above(name: str, value: float, limit: float) -> Measured:

@@ -47,6 +47,11 @@ class Measured:
     limit: float
     is_above: bool = True
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it shows the fault."""
+        return self.value > self.limit if self.is_above else self.value < self.limit
+
 
 @dataclass(frozen=True)
 class Finding:

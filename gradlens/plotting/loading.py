@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from gradlens.compat.cockpit_log import read_cockpit_log
 from gradlens.history.history import BUFFER, History, Reading
@@ -10,6 +12,32 @@ from gradlens.history.run_file import check_regular
 
 HEADER = b'{"gradlens_run"'
 BEGINNING = 512
+
+
+@runtime_checkable
+class HasHistory(Protocol):
+    """Whatever records a history, such as a live cockpit."""
+
+    @property
+    def history(self) -> History:
+        """What has been recorded so far."""
+        ...
+
+
+Run: TypeAlias = History | HasHistory | str | PathLike[str]
+"""A run, the cockpit that tracks it, or the path of its file."""
+
+
+def history_of(run: object) -> History:
+    """The history of a ``Run``; ``TypeError`` for other objects, and else as ``load_run``."""
+    if isinstance(run, (str, PathLike)):
+        return load_run(Path(run))
+    found = run.history if isinstance(run, HasHistory) else run
+    if isinstance(found, History):
+        return found
+    raise TypeError(
+        f"a {type(run).__name__} is no run: pass a cockpit, a History, or the path of a run's file"
+    )
 
 
 def load_run(path: str | Path) -> History:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -19,22 +19,9 @@ from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.comparison import compare
 from gradlens.plotting.layout import FigureSize, Look, pages
-from gradlens.plotting.loading import load_run
+from gradlens.plotting.loading import Run, history_of
 from gradlens.plotting.output import NotebookFigure, write_figure
 from gradlens.plotting.screen import Screen
-
-
-@runtime_checkable
-class HasHistory(Protocol):
-    """Whatever records a history, such as a live cockpit."""
-
-    @property
-    def history(self) -> History:
-        """What has been recorded so far."""
-        ...
-
-
-Source = History | HasHistory | str | Path
 
 
 class CockpitPlotter:
@@ -99,7 +86,7 @@ class CockpitPlotter:
 
     def plot(
         self,
-        source: Source | Mapping[str, Source] | Sequence[Source],
+        source: Run | Mapping[str, Run] | Sequence[Run],
         show_plot: bool = True,
         block: bool = False,
         save_plot: bool = False,
@@ -171,7 +158,7 @@ class CockpitPlotter:
             look=style,
             options=Options(single_lines, normalise),
         )
-        history = History() if runs else up_to(read(source), discard)
+        history = History() if runs else up_to(history_of(source), discard)
         screens = {"primary": (screen, ())} if runs else self._screens(history, screen)
         found = screen.marked(history)
         drawn: dict[str, Figure] = {}
@@ -179,7 +166,7 @@ class CockpitPlotter:
             old = self._figures.get(name)
             figure = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
             if runs:
-                histories = {run: up_to(read(each), discard) for run, each in runs.items()}
+                histories = {run: up_to(history_of(each), discard) for run, each in runs.items()}
                 compare(histories, one.title, show_log_iter, panels, style, size, figure=figure)
             else:
                 # A window keeps the size that the user has given it.
@@ -230,20 +217,7 @@ class CockpitPlotter:
 # The run and its panels -------------------------------------------------------------------
 
 
-def read(source: object) -> History:
-    """The history of a source; ``ValueError`` for a file that is not a run."""
-    if isinstance(source, History):
-        return source
-    if isinstance(source, (str, Path)):
-        return load_run(source)
-    if isinstance(source, HasHistory) and isinstance(source.history, History):
-        return source.history
-    raise TypeError(
-        f"a {type(source).__name__} can't be plotted: pass a cockpit, a History, or a run's path"
-    )
-
-
-def _named(sources: Mapping[str, Source] | Sequence[Source]) -> dict[str, Source]:
+def _named(sources: Mapping[str, Run] | Sequence[Run]) -> dict[str, Run]:
     """Several runs by their names: their paths, or numbers."""
     if isinstance(sources, Mapping):
         return dict(sources)

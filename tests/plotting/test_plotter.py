@@ -244,7 +244,7 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
         CockpitPlotter().plot(tmp_path / "no-run.txt", show_plot=False)
     with pytest.raises(FileNotFoundError):
         CockpitPlotter().plot(tmp_path / "nowhere", show_plot=False)
-    with pytest.raises(TypeError, match="a set can't be plotted"):
+    with pytest.raises(TypeError, match="a set is no run"):
         CockpitPlotter().plot(set(), show_plot=False)  # type: ignore[arg-type]
 
 

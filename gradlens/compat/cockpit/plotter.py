@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from gradlens.compat.cockpit.cockpit import Cockpit, log_of
 from gradlens.compat.cockpit_log import output_of
 from gradlens.plotting.animation import animate
+from gradlens.plotting.loading import history_of
 from gradlens.plotting.plotter import CockpitPlotter as Plotter
-from gradlens.plotting.plotter import read, up_to
+from gradlens.plotting.plotter import up_to
 from gradlens.plotting.screen import Screen
 
 if TYPE_CHECKING:
@@ -78,13 +79,13 @@ class CockpitPlotter:
 
         if self._source is None:
             raise AttributeError("there is no tracking_data before plot has been called")
-        output = output_of(up_to(read(self._source), self._discard))
+        output = output_of(up_to(history_of(self._source), self._discard))
         rows = [{"iteration": step, **values} for step, values in output.items()]
         return pandas.DataFrame(rows, columns=None if rows else ["iteration"])
 
     def build_animation(self, logpath: str | Path) -> None:
         """Write a log as an animation, ``{logpath}__primary.gif``, and ``__secondary.gif``."""
-        history = read(log_of(logpath))
+        history = history_of(log_of(logpath))
         stem = str(logpath).removesuffix(".json")
         for name in ("primary", "secondary")[: 1 + self._plotter.secondary_screen]:
             screen = Screen(Path(stem).name, layers=name == "secondary")

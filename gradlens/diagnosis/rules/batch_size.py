@@ -8,7 +8,7 @@ from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES, SETUP
 from gradlens.diagnosis.numbers import share
-from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.rule import Rule, Sign, above, below, shown
 from gradlens.diagnosis.rules.of_setup import since
 from gradlens.history.setup import Setup
 
@@ -36,10 +36,11 @@ def of_one(evidence: Evidence) -> Iterator[Sign]:
     where = normalising(evidence.setup, training=True)
     samples = evidence.column("samples")
     found = share(samples == 1, samples > 0)
-    if where and found > 0:
+    if where:
         is_alarm = found > SHARE
-        numbers = (above("share of steps with one sample", found, SHARE if is_alarm else 0),)
-        yield Sign(int(evidence.steps[samples == 1][0]), numbers, is_alarm=is_alarm, where=where)
+        number = above("share of steps with one sample", found, SHARE if is_alarm else 0)
+        step = evidence.step(samples == 1)
+        yield from shown(Sign(step, (number,), is_alarm=is_alarm, where=where))
 
 
 SMALL = 4
@@ -55,12 +56,9 @@ def too_small(evidence: Evidence) -> Iterator[Sign]:
     samples = evidence.column("samples")
     typical = evidence.typical("samples")
     is_text = evidence.setup.input_kind == "integers" and evidence.typical("labels") >= LABELS
-    if (samples > 0).sum() < FEWEST or is_text:
-        return
-    if typical <= SMALL:
-        numbers = (below("samples in a batch", typical, SMALL + 1),)
-        first = int(evidence.steps[samples <= SMALL][0])
-        yield Sign(first, numbers, is_alarm=is_stuck(evidence))
+    if (samples > 0).sum() >= FEWEST and not is_text and typical <= SMALL:
+        number = below("samples in a batch", typical, SMALL + 1)
+        yield Sign(evidence.step(samples <= SMALL), (number,), is_alarm=is_stuck(evidence))
 
 
 RULES = (

@@ -10,7 +10,7 @@ import numpy as np
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import ROW_SPREAD, WEIGHTS
 from gradlens.diagnosis.numbers import largest
-from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below, beyond
 from gradlens.diagnosis.rules.unchanged import changes
 
 SPREAD = 1e-3
@@ -108,23 +108,23 @@ GOOD_INPUTS = 5.0
 def explodes(evidence: Evidence) -> Iterator[Sign]:
     found = gains(evidence)
     where = tuple(name for name, gain in found.items() if gain > GAIN)
-    loss = evidence.first_loss / evidence.chance
+    loss, most = evidence.first_loss / evidence.chance, largest([*found.values()])
     saturated = largest([s[0] for s in evidence.by_name("saturated").values.values()])
     is_good = not evidence.typical("input_rms") > GOOD_INPUTS
-    is_classified = evidence.typical("classes") > 1 and largest([*found.values()]) > USUAL
+    is_classified = evidence.typical("classes") > 1 and most > USUAL
     if loss < PRETRAINED or not (where or (is_good and is_classified and loss > LOSS)):
         return
-    numbers = [above("rms(W) x root of fan-in", largest([*found.values()]), GAIN)] if where else []
-    numbers += [above("first loss, over that by chance", loss, LOSS)] if loss > LOSS else []
-    if where and saturated > SATURATED:
-        numbers.append(above("outputs of a tanh or sigmoid near its ends", saturated, SATURATED))
+    numbers = beyond(
+        above("rms(W) x root of fan-in", most, GAIN),
+        above("first loss, over that by chance", loss, LOSS),
+        above("outputs of a tanh or sigmoid near its ends", saturated, SATURATED),
+    )
     # A recurrent layer applies such a weight once for each step of a sequence.
     repeats = any(name.rpartition(".")[2].startswith("weight_hh") for name in where)
-    is_extreme = largest([*found.values()]) > HUGE or saturated > SATURATED
     has_several = len(where) > 1 and not evidence.is_normalised
-    is_alarm = loss > RISEN or repeats or is_extreme or has_several
+    is_alarm = loss > RISEN or repeats or most > HUGE or saturated > SATURATED or has_several
     step = int(evidence.by_name("weight_rms").steps[0])
-    yield Sign(step, tuple(numbers), "very likely", is_alarm, where)
+    yield Sign(step, numbers if where else numbers[:1], "very likely", is_alarm, where)
 
 
 RULES = (

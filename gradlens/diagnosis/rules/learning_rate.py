@@ -23,7 +23,7 @@ from gradlens.diagnosis.course import (
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, UPDATE_SIZES
 from gradlens.diagnosis.numbers import finite, first, largest, median, ratio, share, smallest
-from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below, beyond
 from gradlens.diagnosis.rules.of_gradients import begins_small
 from gradlens.history.finding import Measured
 from gradlens.history.lines import field_line
@@ -49,8 +49,7 @@ def too_high(evidence: Evidence) -> Iterator[Sign]:
     numbers = signs_of_divergence(evidence)
     if numbers:
         step = evidence.first_rise(SEEN, HIGH)
-        start = int(evidence.loss.steps[0])
-        yield Sign(start if step is None else step, numbers, "very likely")
+        yield Sign(evidence.start_step if step is None else step, numbers, "very likely")
 
 
 def signs_of_divergence(evidence: Evidence) -> tuple[Measured, ...]:
@@ -62,18 +61,15 @@ def signs_of_divergence(evidence: Evidence) -> tuple[Measured, ...]:
     is_lasting = high.sum() >= FEWEST * evidence.width and share(high) >= SHARE
     if peak > TOP and is_lasting and moves_far(evidence):
         found.append(above("loss at its peak, over that at the start", peak, TOP))
-    if evidence.ends_badly and _grows_before_the_end(evidence):
-        found.append(
-            above("steps at which the loss is not finite", (~evidence.loss.finite).sum(), 0)
-        )
     is_bad = _grows_before_the_end if evidence.ends_badly else is_stuck
     if is_bad(evidence):
-        growth, update = _growth(evidence), update_ratio(evidence)
-        if growth > GROWTH:
-            found.append(above("size of the weights, over that at the start", growth, GROWTH))
-        if update > UPDATE:
-            found.append(above("size of updates, over that of weights", update, UPDATE))
-    return tuple(found)
+        lost = (~evidence.loss.finite).sum() if evidence.ends_badly else 0
+        found += [
+            above("steps at which the loss is not finite", lost, 0),
+            above("size of the weights, over that at the start", _growth(evidence), GROWTH),
+            above("size of updates, over that of weights", update_ratio(evidence), UPDATE),
+        ]
+    return beyond(*found)
 
 
 def _grows_before_the_end(evidence: Evidence) -> bool:
@@ -129,10 +125,10 @@ def at_the_edge(evidence: Evidence) -> Iterator[Sign]:
         return
     numbers = [*_rises(evidence)]
     if numbers:
-        updates, start = evidence.update_ratio, int(evidence.loss.steps[0])
+        updates = evidence.update_ratio
         risen = evidence.first_rise(SMALL_RISE, min(numbers[0].limit, PEAK))
         large = updates.steps[updates.values > ANY_UPDATE].astype(int).tolist()
-        step = min([*large[:1], start if risen is None else risen])
+        step = min([*large[:1], evidence.start_step if risen is None else risen])
         yield Sign(step, (*numbers, *_sharp(evidence)), "very likely")
 
 
@@ -227,7 +223,7 @@ def too_low(evidence: Evidence) -> Iterator[Sign]:
             below("size of updates, over that of weights", found, TINY),
             above("late loss, over that without learning", evidence.progress, STUCK),
         )
-        yield Sign(int(evidence.loss.steps[0]) + LONG_ENOUGH - 1, numbers, "very likely")
+        yield Sign(evidence.start_step + LONG_ENOUGH - 1, numbers, "very likely")
 
 
 def _has_another_cause(evidence: Evidence) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
@@ -13,7 +14,7 @@ from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import AT_STEP, GRADIENTS, SETUP, ZEROS
 from gradlens.diagnosis.numbers import finite, largest, median, ratio, share
-from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, below
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, below, beyond
 from gradlens.diagnosis.rules.initial_weights import gains
 from gradlens.history.lines import Floats
 
@@ -45,13 +46,15 @@ def begins_small(evidence: Evidence) -> Iterator[Sign]:
     small = {n: gain for n, gain in gains(evidence).items() if n in others and 0 < gain < GAIN}
     signal = math.nan if evidence.is_normalised else _signal(evidence)
     if len(small) >= LAYERS and (is_stuck(evidence) or signal < SIGNAL):
-        numbers = [below("rms(W) x root of fan-in, at the start", max(small.values()), GAIN)]
-        if signal < SIGNAL:
-            name = "gradients of weights at the start, over those of biases"
-            numbers.append(below(name, signal, SIGNAL))
-        title = "Weights are so small at the start that signals and gradients vanish"
-        step = int(evidence.loss.steps[0])
-        yield Sign(step, tuple(numbers), "very likely", where=tuple(small), title=title)
+        numbers = beyond(
+            below("rms(W) x root of fan-in, at the start", max(small.values()), GAIN),
+            below("gradients of weights at the start, over those of biases", signal, SIGNAL),
+        )
+        where = tuple(small)
+        yield Sign(evidence.start_step, numbers, "very likely", where=where, title=TOO_SMALL)
+
+
+TOO_SMALL = "Weights are so small at the start that signals and gradients vanish"
 
 
 def _signal(evidence: Evidence) -> float:
@@ -144,13 +147,13 @@ def clipped(evidence: Evidence) -> Iterator[Sign]:
     low, high = np.quantile(kept[known], (0.1, 0.9))
     if not high - low > VARIES * high:
         return
-    numbers = (below("share of the gradient's norm that is kept", median(kept), KEPT),)
-    step = int(evidence.steps[known][0])
+    number = below("share of the gradient's norm that is kept", median(kept), KEPT)
+    sign = Sign(evidence.step(known), (number,))
     if evidence.setup.scaler and len(np.unique(np.log2(finite(norms)).round(1))) <= FEW_NORMS:
-        yield Sign(step, numbers, title=SCALED, advice=UNSCALE)
-    else:
-        is_harmless = evidence.is_adaptive
-        yield Sign(step, numbers, is_alarm=not is_harmless, advice=HARMLESS if is_harmless else "")
+        sign = replace(sign, title=SCALED, advice=UNSCALE)
+    elif evidence.is_adaptive:
+        sign = replace(sign, is_alarm=False, advice=HARMLESS)
+    yield sign
 
 
 SCALED = "Gradients are clipped before the scaler has unscaled them"

@@ -11,7 +11,7 @@ from gradlens.diagnosis.course import LONG_ENOUGH
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import DENSE_LABELS, LABELS
 from gradlens.diagnosis.numbers import first, mean, median
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import Rule, Sign, above, beyond, shown
 from gradlens.history.finding import Certainty
 
 PADDING = 0.1
@@ -21,9 +21,8 @@ PADDING = 0.1
 def padding(evidence: Evidence) -> Iterator[Sign]:
     found = evidence.by_name("dense_labels")
     share = median(found.matrix(("padding",)))
-    if share > PADDING:
-        numbers = (above("share of the labels that are padding", share, PADDING),)
-        yield Sign(int(found.steps[0]), numbers, "very likely")
+    number = above("share of the labels that are padding", share, PADDING)
+    yield from shown(Sign(int(found.steps[:1].sum()), (number,), "very likely"))
 
 
 TIMES = 5.0
@@ -106,17 +105,17 @@ def seen(evidence: Evidence) -> Iterator[Sign]:
     if place is None or (here > ALL and later > ALL):  # texts of one token
         return
     step = int(evidence.steps[place])
+    is_both = any(REVERSE in name for name in evidence.history.parameters)
     if here > ALL:
         number = above("share of the labels that are the token in their place", here, ALL)
         yield Sign(step, (number,), is_alarm=attends == 0)
-        return
-    is_both = any(REVERSE in name for name in evidence.history.parameters)
-    if later > ALL and (attends > SEEN or is_both):
-        numbers = [above("share of the labels that are the next token", later, ALL)]
-        if attends > SEEN:
-            numbers.append(above("share of places that attention lets see it", attends, SEEN))
+    elif later > ALL and (attends > SEEN or is_both):
+        numbers = beyond(
+            above("share of the labels that are the next token", later, ALL),
+            above("share of places that attention lets see it", attends, SEEN),
+        )
         certainty: Certainty = "fact" if attends > SEEN else "very likely"
-        yield Sign(step, tuple(numbers), certainty, title=AHEAD, advice=MASK)
+        yield Sign(step, numbers, certainty, title=AHEAD, advice=MASK)
 
 
 AHEAD = "The network sees the next token, which it has to predict"

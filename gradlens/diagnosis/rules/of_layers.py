@@ -1,23 +1,94 @@
-"""What quantities show of single layers, and of groups of samples."""
+"""Units that are always zero or saturated, and what quantities show of single layers and groups."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
 from gradlens.diagnosis.course import WINDOW, is_stuck, noise, spread
 from gradlens.diagnosis.evidence import ByName, Evidence
-from gradlens.diagnosis.needs import LOSS, quantity
-from gradlens.diagnosis.numbers import NORMAL, first, largest, median, ratio, smallest, smooth
-from gradlens.diagnosis.rule import INSTABILITY, Rule, Sign, above, below
+from gradlens.diagnosis.needs import DEAD, LOSS, SATURATED, quantity
+from gradlens.diagnosis.numbers import (
+    deviation,
+    finite,
+    first,
+    largest,
+    median,
+    ratio,
+    smallest,
+    smooth,
+)
+from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below
 from gradlens.history.finding import Certainty
 from gradlens.history.lines import Floats, field_line
 
+SATURATED_SHARE = 0.5
+"""Share of a layer's outputs within 2 % of the ends: measured about 0 at the start of healthy
+runs, and 0.95 in faulty ones. Later, units of trained networks saturate as well."""
+
+
+def saturated(evidence: Evidence) -> Iterator[Sign]:
+    words = "share of the outputs of a tanh or sigmoid within 2 % of its ends"
+    return inactive(evidence, "saturated", words, SATURATED_SHARE)
+
+
+SHARE = 0.6
+"""Share of a layer's units: measured at most 0.5 at the start of healthy runs (inputs in 0 to 1
+that learn nothing), and 0.75 and more in faulty ones."""
 RECORDS = 3
-"""So many records of a layer in a row must be beyond a limit."""
+"""Records at the start, which must agree; and in a row that must be beyond a limit."""
+BY_CHANCE = 0.75
+"""Of a layer of n units, so much over √n more than half are dead by chance: 1.5 standard
+deviations, where each unit is dead with a probability of a half."""
+LEARNT, LEARNT_WELL = 0.5, 0.25
+"""The late loss over that without learning, of a network that learns in spite of them: without any
+unit of a layer, which isn't on the way of all signals then; and without most of them, so that it is
+a notice."""
+SMALLEST = 8
+"""Samples of a batch: in smaller ones, a healthy unit is often zero for all of them."""
+
+
+def dead(evidence: Evidence) -> Iterator[Sign]:
+    # Of graphs and texts, each node or word has a label.
+    if not largest([evidence.typical("samples"), evidence.typical("labels")]) >= SMALLEST:
+        return
+    words = "share of a ReLU's units that are zero for the whole batch"
+    yield from inactive(evidence, "dead", words, SHARE)
+
+
+def inactive(evidence: Evidence, kind: str, words: str, limit: float) -> Iterator[Sign]:
+    """Layers with inactive units from the start, or at the end of a run that learns nothing."""
+    found = evidence.by_name(kind)
+    start = {n: found.values[n][:1].sum() for n in found.values}
+    early = tuple(
+        name
+        for name, shares in found.values.items()
+        if min(start[name], median(shares[:RECORDS])) > limit
+        if kind != "dead" or start[name] > _by_chance(evidence, name)
+        if start[name] < 1 or not evidence.progress < LEARNT
+    )
+    if early:
+        numbers = (above(words, largest([start[n] for n in early]), limit),)
+        is_alarm = not evidence.progress < LEARNT_WELL
+        yield Sign(int(found.steps[0]), numbers, "very likely", is_alarm, early)
+    late = tuple(
+        n for n in found.values if n not in early and median(found.values[n][-RECORDS:]) > limit
+    )
+    if late and is_stuck(evidence) and len(found.steps) > RECORDS:
+        table = found.matrix(late)
+        step = int(found.steps[(table > limit).any(axis=0)][0])
+        numbers = (above(words, largest(table[:, -RECORDS:]), limit),)
+        yield Sign(step, numbers, "very likely", where=late)
+
+
+def _by_chance(evidence: Evidence, layer: str) -> float:
+    """The share of a layer's units that may be dead by chance; less than all of them."""
+    units = evidence.history.parameters.get(f"{layer}.weight", (0,))[0]
+    return min(0.5 + BY_CHANCE / math.sqrt(units), 0.99) if units else 0.0
 
 
 def beyond(
@@ -95,7 +166,9 @@ def entropy_collapses(evidence: Evidence) -> Iterator[Sign]:
     is_worse = levels[-1:].sum() > max(WORSE, spread(evidence)) * smallest(levels)
     does_harm = is_worse or is_stuck(evidence)
     heads = evidence.of_quantity("AttentionEntropy")
-    shares = {n: ratio(v, np.full(len(v), _first(v))) for n, v in heads.values.items()}
+    shares = {
+        n: ratio(v, finite(v)[0] if finite(v).size else math.nan) for n, v in heads.values.items()
+    }
     words = "entropy of attention, over that at the start"
     # Runs that learn more slowly for it can't be told from those that learn as fast without it.
     for sign in beyond(ByName(heads.steps, shares), COLLAPSED, words, False, is_alarm=does_harm):
@@ -107,12 +180,6 @@ def entropy_collapses(evidence: Evidence) -> Iterator[Sign]:
         words = "entropy of outputs, over that of a guess"
         for sign in beyond(ByName(outputs.steps, shares), COLLAPSED, words, is_above=False):
             yield replace(sign, title=CERTAIN, advice=SMALLER)
-
-
-def _first(values: Floats) -> float:
-    """The first finite value; NaN if there is none."""
-    found = values[np.isfinite(values)]
-    return float(found[0]) if len(found) else math.nan
 
 
 SINGLE = "Heads of attention look at single keys"
@@ -150,17 +217,16 @@ def moments_are_old(evidence: Evidence) -> Iterator[Sign]:
         at = int(np.searchsorted(evidence.loss.steps, found.steps[place]))
         before, later = losses[max(at - WINDOW, 0) : at], losses[at : at + 1 + WITHIN]
         usual = median(before)
-        apart = NORMAL * median(np.abs(np.log(before) - np.log(usual)))
+        apart = deviation(np.log(before), np.log(usual))
         least = max(SPIKE, math.exp(SPREADS * max(noise(losses), apart)))
-        heights = ratio(later, np.array(usual))
+        heights = ratio(later, usual)
         is_before = len(before) == WINDOW and heights[:1].sum() < math.sqrt(least)
         if is_before and (heights > least).sum() >= RECORDS:
-            rms = dict(zip(names, table[:, place].tolist(), strict=True))
             numbers = (
                 above("rms of the gradient over the root of v", largest(table[:, place]), OLD),
                 above(f"loss within {WITHIN} steps, over that before", largest(heights), least),
             )
-            where = tuple(name for name, value in rms.items() if value > OLD)
+            where = tuple(compress(names, table[:, place] > OLD))
             yield Sign(int(found.steps[place]), numbers, "consistent with", where=where)
             return
 
@@ -199,6 +265,16 @@ def groups_oppose(evidence: Evidence) -> Iterator[Sign]:
 
 
 RULES = (
+    Rule("saturated_units", "Most units of a tanh or sigmoid are saturated",
+         needs=(SATURATED,), find=saturated,
+         others=("exploding_gradients", "input_scale", "lr_too_high"), explains=NO_PROGRESS,
+         sources=("Glorot and Bengio (2010)",),
+         advice="Use smaller weights at the start (Glorot), or smaller inputs."),
+    Rule("dead_units", "Most units of a ReLU are dead",
+         needs=(DEAD,), find=dead, others=("lr_too_high", "input_offset", "symmetric_init"),
+         explains=("no_gradient", *NO_PROGRESS),
+         advice="Start with biases of zero and He initialisation; if units die while training, "
+                "use a lower learning rate; or use GELU or leaky ReLU."),
     Rule("update_large", "Weights are moved far at each step",
          needs=(quantity("RelativeUpdate"),), find=weight_moves_far, others=("lr_too_high",),
          explains=("lr_edge", *INSTABILITY),

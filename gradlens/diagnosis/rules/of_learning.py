@@ -1,18 +1,113 @@
-"""What is learnt of the labels: what contradicts some of them, too much, or nothing."""
+"""Samples that the network mixes or doesn't tell apart, and what is learnt of their labels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.needs import CHANCE, LOSS, SINGLE_LOSSES, VALIDATION
-from gradlens.diagnosis.numbers import finite, largest, mean, median, smooth
-from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.needs import (
+    CHANCE,
+    CODES,
+    COVERAGE,
+    LOSS,
+    OUTPUTS,
+    SINGLE_LOSSES,
+    VALIDATION,
+)
+from gradlens.diagnosis.numbers import finite, largest, mean, median, since, smooth
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, below, beyond
 from gradlens.diagnosis.samples import have_losses, rank
 from gradlens.history.lines import Floats
+
+MEETING = "samples meet"
+"""How a reason begins for which parameters have no per-sample gradients: it is in the network, and
+not in the loss, if it says between which layers."""
+BETWEEN = "between it and"
+UNCERTAIN = "more than one agrees", "it can't be followed which sample"
+"""Parts of reasons where it isn't certain which axis counts the samples, or which rows are whose: a
+view that mixes them hides even how many there are."""
+
+
+def mixed(evidence: Evidence) -> Iterator[Sign]:
+    """Samples that meet on their way to the loss, aside from normalisations over the batch."""
+    found = evidence.history.latest("coverage")
+    if found is None or found.coupled:
+        return
+    for reason, names in found.by_reason().items():
+        is_meeting = reason.startswith(MEETING)
+        if not (is_meeting or any(words in reason for words in UNCERTAIN)):
+            continue
+        number = above("parameters without per-sample gradients", len(names), 0)
+        yield Sign(
+            evidence.start_step,
+            (number,),
+            "very likely" if is_meeting and BETWEEN in reason else "consistent with",
+            is_stuck(evidence),
+            tuple(names),
+            title="" if is_meeting else "It isn't certain which rows belong to which sample",
+        )
+        return
+
+
+SAME = 1e-3
+"""The standard deviation of the outputs over the samples, or that over the targets' if these have a
+smaller one than 1. Networks of the usual initialisations have 0.1 to 1."""
+RECORDS = 3
+"""Records at the end, at all of which outputs are the same."""
+SMALLEST = 4
+"""Samples of a batch; of smaller ones, nothing is said."""
+
+
+def constant(evidence: Evidence) -> Iterator[Sign]:
+    """The same output for every input, at the end of a run that learns nothing."""
+    words = "spread of the directions of the vectors"
+    for sign in ends_below(evidence, evidence.column("direction_spread"), ONE_DIRECTION, words):
+        yield replace(sign, title=DIRECTION, advice=APART)
+    variance = evidence.typical("target_variance")
+    spreads = evidence.column("output_std") / (math.sqrt(variance) if 0 < variance < 1 else 1)
+    if evidence.typical("samples") >= SMALLEST and is_stuck(evidence):
+        words = "spread of the outputs over the samples"
+        for sign in ends_below(evidence, spreads, SAME, words):
+            yield replace(sign, certainty="very likely")
+
+
+ONE_DIRECTION = 0.02
+"""How far the directions of a loss's vectors are apart, from 0 to 1."""
+
+
+def ends_below(evidence: Evidence, values: Floats, limit: float, words: str) -> Iterator[Sign]:
+    """A sign if the last records ``[K]`` are all below a limit, in a run that is long enough.
+
+    Its step is the one from which on they are.
+    """
+    known = np.isfinite(values)
+    steps, values = evidence.steps[known], values[known]
+    number = below(words, largest(values[-RECORDS:]), limit)
+    if len(values) > RECORDS and evidence.length >= LONG_ENOUGH and number.is_beyond:
+        yield Sign(int(steps[since(values < limit)]), (number,))
+
+
+DIRECTION = "The vectors of all samples point in the same direction"
+APART = (
+    "Keep samples apart: by negative pairs, by a predictor and a target without gradient, or by "
+    "terms for variance and covariance. Without these, one direction for all is the best solution."
+)
+
+NATS = 0.05
+"""What a code says of its sample at most, in nats (of which a bit has 0.7): measured 1 and more in
+healthy autoencoders."""
+
+
+def collapsed(evidence: Evidence) -> Iterator[Sign]:
+    """A code that is drawn from nearly the same distribution for each sample."""
+    words = "nats that the code says of its sample at most"
+    return ends_below(evidence, evidence.column("code_nats"), NATS, words)
+
 
 # Wrong labels ---------------------------------------------------------------------------------
 
@@ -71,15 +166,14 @@ def contradicting(evidence: Evidence) -> Iterator[Sign]:
         least = CERTAIN if is_certain else FEW
         numbers.append(above("share of samples whose loss is above 2 log C", found, least))
     if is_lower:
-        if is_known:
-            name = "share of samples whose loss stays above that by chance"
-            numbers.append(above(name, many, PERSISTENT))
+        name = "share of samples whose loss stays above that by chance"
+        numbers += [above(name, many, PERSISTENT)] if is_known else []
         numbers.append(below("validation loss, over the training loss", validated, VALIDATED))
     share = f"About {100 * many:.0f} %" if is_known else f"At least {int(100 * found)} %"
     samples = evidence.history.samples
     worst = rank(samples, NAMED) if samples is not None and have_losses(samples) else ()
     yield Sign(
-        int(evidence.steps[late][0]),
+        evidence.step(late),
         tuple(numbers),
         "consistent with",
         is_certain or is_lower,
@@ -194,19 +288,16 @@ def _by_the_first_loss(evidence: Evidence) -> Iterator[Sign]:
     late, early = evidence.late_loss / evidence.first_loss, evidence.late_loss / course[1]
     validated = valid[-1] / valid[1] if len(valid) > 1 else math.nan
     if HIGHEST > late > AS_FIRST and early > AS_EARLY and not validated < AS_EARLY:
-        numbers = [
+        numbers = beyond(
             above("late loss, over the first one", late, AS_FIRST),
             above("late loss, over that of the second eighth of the run", early, AS_EARLY),
-        ]
-        if math.isfinite(validated):
-            numbers.append(above("the same of the validation loss", validated, AS_EARLY))
-        yield Sign(
-            int(evidence.loss.steps[0]) + STEPS - 1,
-            tuple(numbers),
-            "consistent with",
-            is_alarm=math.isfinite(validated),
-            title="The loss hardly falls after the first steps",
+            above("the same of the validation loss", validated, AS_EARLY),
         )
+        step, is_known = evidence.start_step + STEPS - 1, math.isfinite(validated)
+        yield Sign(step, numbers, "consistent with", is_known, title=HARDLY)
+
+
+HARDLY = "The loss hardly falls after the first steps"
 
 
 def _course(losses: Floats) -> Floats:
@@ -223,10 +314,30 @@ def _by_chance(evidence: Evidence) -> Iterator[Sign]:
             above("late loss, over that by chance", late, LATE),
             above("lowest loss in any eighth of the run, over that by chance", course.min(), EVER),
         )
-        yield Sign(int(evidence.loss.steps[0]) + STEPS - 1, numbers, "consistent with")
+        yield Sign(evidence.start_step + STEPS - 1, numbers, "consistent with")
 
 
 RULES = (
+    Rule("samples_mixed", "Samples of the batch meet on their way to the loss",
+         needs=(COVERAGE,), find=mixed, others=("labels_random",), explains=NO_PROGRESS,
+         advice="Look at permute, view, reshape and transpose: reshape(n, -1) after a permute "
+                "mixes samples, and recurrent layers take [steps, samples, features] unless "
+                "batch_first=True. Layers that compare samples on purpose, as in contrastive "
+                "learning, are right."),
+    Rule("posterior_collapse", "The code of the variational autoencoder says nothing of its sample",
+         needs=(CODES,), find=collapsed,
+         explains=("constant_output", "no_gradient", "vanishing_gradients", "labels_random"),
+         sources=("Bowman et al. (2016), arXiv:1511.06349, Sec. 3.1",),
+         advice="Give the divergence a smaller weight, or let it grow from 0 (annealing), and "
+                "sum reconstruction errors over the elements of a sample, rather than averaging "
+                "them; a decoder that sees its targets, as in a text, needs a code least."),
+    Rule("constant_output", "The network has the same output for every input",
+         needs=(OUTPUTS,), find=constant,
+         others=("lr_too_high", "dead_units", "vanishing_gradients"),
+         explains=("label_noise", "labels_random"),
+         advice="Compare the outputs of each layer for two inputs: where they become the same, "
+                "units are dead, inputs are out of scale, or a rate that was too high has left "
+                "only the last bias. Start anew with a lower rate."),
     Rule("label_noise", "Some labels contradict what the network has learnt",
          needs=(CHANCE, SINGLE_LOSSES), find=contradicting,
          others=("outlier_sample", "overfitting"),

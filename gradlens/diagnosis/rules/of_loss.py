@@ -19,8 +19,9 @@ from gradlens.diagnosis.rule import (
     Sign,
     above,
     below,
+    beyond,
     mostly,
-    usually_above,
+    shown,
 )
 from gradlens.diagnosis.rules.learning_rate import signs_of_divergence as diverges
 from gradlens.history.finding import Certainty
@@ -28,7 +29,7 @@ from gradlens.history.finding import Certainty
 
 def of_scores(evidence: Evidence) -> Iterator[Sign]:
     if median(evidence.column("unlogged")) > 0:
-        yield Sign(int(evidence.loss.steps[0]), title=UNLOGGED, advice=LOG)
+        yield Sign(evidence.start_step, title=UNLOGGED, advice=LOG)
     else:
         yield from negative(evidence)
 
@@ -60,13 +61,11 @@ ones: a loss that has an end comes to it with smaller gradients."""
 
 def maximised(evidence: Evidence) -> Iterator[Sign]:
     """An error that is made larger, or a loss that falls below zero without end."""
-    step, size = int(evidence.loss.steps[0]), max(abs(evidence.first_loss), 1.0)
+    step, size = evidence.start_step, max(abs(evidence.first_loss), 1.0)
     if evidence.option("maximize") > 0:
         is_error = bool(evidence.setup.loss) and evidence.first_loss > 0
         is_error |= evidence.late_loss > FALLS * size
-        yield Sign(
-            step, is_alarm=is_error, title="The optimizer makes the loss larger: maximize=True"
-        )
+        yield Sign(step, is_alarm=is_error, title=MAXIMIZED)
         return
     lowest = largest(np.sort(finite(evidence.loss.values))[:PERSISTENT])
     if evidence.has_adversary or evidence.length < LONG_ENOUGH or not lowest < -FALLS * size:
@@ -75,10 +74,12 @@ def maximised(evidence: Evidence) -> Iterator[Sign]:
     reversed_ = share(evidence.loss.values[: len(medians)] < REVERSED * medians, medians > 0)
     growth = median(gradients[-(len(gradients) // 4) :]) / median(gradients[:3])
     if reversed_ > ALWAYS or (evidence.setup.loss == "" and growth > GROWS):
-        numbers = [below("loss at three steps", lowest, -FALLS * size)]
-        if growth > GROWS:
-            numbers.append(above("late gradient, over the first ones", growth, GROWS))
-        yield Sign(step, tuple(numbers), "very likely")
+        fall = below("loss at three steps", lowest, -FALLS * size)
+        grown = above("late gradient, over the first ones", growth, GROWS)
+        yield Sign(step, beyond(fall, grown), "very likely")
+
+
+MAXIMIZED = "The optimizer makes the loss larger: maximize=True"
 
 
 def summed(evidence: Evidence) -> Iterator[Sign]:
@@ -106,10 +107,9 @@ def _of_batches(evidence: Evidence) -> Iterator[Sign]:
     if not UPDATES <= count <= len(updates) / UPDATES or divided < 2 / count:
         return
     if not evidence.is_adaptive and (is_high(evidence) or diverges(evidence)):
-        numbers = (above("batches whose gradients are added up for an update", count, 1),)
-        step, is_known = int(evidence.steps[0]), math.isfinite(divided)
-        certainty: Certainty = "very likely" if is_known else "consistent with"
-        yield Sign(step, numbers, certainty, title=ADDED, advice=DIVIDE)
+        number = above("batches whose gradients are added up for an update", count, 1)
+        certainty: Certainty = "very likely" if math.isfinite(divided) else "consistent with"
+        yield Sign(int(evidence.steps[0]), (number,), certainty, title=ADDED, advice=DIVIDE)
 
 
 ADDED = "Gradients of several batches are added up for each update"
@@ -135,8 +135,9 @@ than the second."""
 def far_targets(evidence: Evidence) -> Iterator[Sign]:
     for sign in negative(evidence, "BinaryCrossEntropy"):
         yield replace(sign, title=OUT_OF_RANGE, advice=BETWEEN)
-    for sign in usually_above(evidence, "targets_beyond", UNREACHED, UNREACHABLE):
-        yield replace(sign, title=BEYOND, advice=END)
+    share = above(UNREACHABLE, evidence.typical("targets_beyond"), UNREACHED)
+    step = evidence.step(np.isfinite(evidence.column("targets_beyond")))
+    yield from shown(Sign(step, (share,), title=BEYOND, advice=END))
     late, variance, start = evidence.late_loss, evidence.chance, evidence.first_loss
     is_squared = evidence.setup.loss.startswith("Mse")
     is_far = OVER_VARIANCE * variance < late < RISE * start and late > LARGE**2
@@ -145,12 +146,12 @@ def far_targets(evidence: Evidence) -> Iterator[Sign]:
             above("late error, over the variance of the targets", late / variance, OVER_VARIANCE),
             above("root of the late error", math.sqrt(late), LARGE),
         )
-        yield Sign(int(evidence.loss.steps[0]) + LONG_ENOUGH - 1, numbers, "very likely")
+        yield Sign(evidence.start_step + LONG_ENOUGH - 1, numbers, "very likely")
     elif start > HUGE and (is_stuck(evidence) or diverges(evidence)):
         is_mean_of_errors = (is_squared or not evidence.setup.loss) and not evidence.is_sum
         if is_mean_of_errors and not evidence.typical("input_rms") > USUAL:
             number = above("first loss", start, HUGE)
-            yield Sign(int(evidence.loss.steps[0]), (number,), "very likely", title=FIRST)
+            yield Sign(evidence.start_step, (number,), "very likely", title=FIRST)
 
 
 UNREACHED = 0.2

@@ -9,8 +9,18 @@ import numpy as np
 from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck, rise, spread, update_ratio
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, OPTIMIZER, RATES, STALE, UPDATES, WEIGHTS
-from gradlens.diagnosis.numbers import Truths, first, largest, median, medians, ratio, share
-from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below, mostly
+from gradlens.diagnosis.numbers import Truths, first, largest, median, medians, ratio, share, since
+from gradlens.diagnosis.rule import (
+    INSTABILITY,
+    NO_PROGRESS,
+    Rule,
+    Sign,
+    above,
+    below,
+    beyond,
+    mostly,
+    shown,
+)
 from gradlens.diagnosis.rules.unchanged import changes
 
 TINY = 1e-3
@@ -23,17 +33,15 @@ def decays(evidence: Evidence) -> Iterator[Sign]:
     rates = evidence.column("lr")
     known = np.isfinite(rates)
     rates, steps = rates[known], evidence.steps[known]
-    low = rates < TINY * rates.max()
-    start = len(low) - int(np.argmin(np.append(low[::-1], False)))
+    start = since(rates < TINY * rates.max())
     # A rate that is zero at once was set so, and is named by another rule.
-    if evidence.length >= LONG_ENOUGH and start < len(low) and rates[start] > 0:
+    if evidence.length >= LONG_ENOUGH and start < len(rates) and rates[start] > 0:
         share = float(steps[-1] - steps[start]) / float(steps[-1] - steps[0])
-        if share > MOST:
-            numbers = (
-                below("latest learning rate, over the largest", rates[-1] / rates.max(), TINY),
-                above("share of the run below that", share, MOST),
-            )
-            yield Sign(int(steps[start]), numbers)
+        numbers = (
+            below("latest learning rate, over the largest", rates[-1] / rates.max(), TINY),
+            above("share of the run below that", share, MOST),
+        )
+        yield from shown(Sign(int(steps[start]), numbers))
 
 
 WITH_STATE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "SGD")
@@ -60,11 +68,12 @@ def anew(evidence: Evidence) -> Iterator[Sign]:
         yield from mostly(evidence, is_empty, is_after, MOST, words)
     elif is_empty.sum() >= ROUNDS:
         rises = _rises(evidence, is_empty)
-        number = above("loss when the state is empty, over that before", rises, RISES)
-        rounds = above("rounds that begin with an empty state", is_empty.sum(), ROUNDS - 1)
-        is_alarm = rises > RISES
-        found = (rounds, number) if is_alarm else (rounds,)
-        yield Sign(int(evidence.steps[is_empty][0]), found, is_alarm=is_alarm, title=ROUND)
+        numbers = beyond(
+            above("rounds that begin with an empty state", is_empty.sum(), ROUNDS - 1),
+            above("loss when the state is empty, over that before", rises, RISES),
+        )
+        step = evidence.step(is_empty)
+        yield Sign(step, numbers, is_alarm=rises > RISES, title=ROUND)
 
 
 def _rises(evidence: Evidence, holds: Truths) -> float:
@@ -126,6 +135,7 @@ USUAL = 1e-6
 """Below this, epsilon isn't what is wrong if gradients are even smaller."""
 SMALLEST = 2.98e-8
 """Numbers below are 0 in float16, so that Adam divides by zero where a gradient has been 0."""
+ZERO_IN_HALF = "Adam's epsilon is 0 in float16"
 IN_HALF = (
     "Keep the weights in float32 and use torch.autocast, or use eps=1e-4: in float16, numbers "
     "below 3e-8 are 0, and Adam divides 0 by 0."
@@ -140,17 +150,13 @@ def epsilon_is_large(evidence: Evidence) -> Iterator[Sign]:
     names = tuple(name for name in evidence.trained if name in moments.values)
     if epsilon < SMALLEST and "float16" in evidence.setup.dtypes:
         number = below("epsilon, which is 0 in float16", epsilon, SMALLEST)
-        step = int(evidence.loss.steps[0])
-        yield Sign(step, (number,), title="Adam's epsilon is 0 in float16", advice=IN_HALF)
-        return
-    if not epsilon > USUAL or not names:
-        return
-    typical = medians(moments.matrix(names))
-    found = ratio(np.full(len(typical), epsilon), typical)
-    known = np.isfinite(found)
-    if share(found > TIMES, known) > MOST:
-        numbers = (above("epsilon over the median of the root of v", median(found), TIMES),)
-        yield Sign(int(moments.steps[known][0]), numbers)
+        yield Sign(evidence.start_step, (number,), title=ZERO_IN_HALF, advice=IN_HALF)
+    elif epsilon > USUAL and names:
+        found = ratio(epsilon, medians(moments.matrix(names)))
+        known = np.isfinite(found)
+        if share(found > TIMES, known) > MOST:
+            number = above("epsilon over the median of the root of v", median(found), TIMES)
+            yield Sign(int(moments.steps[known][0]), (number,))
 
 
 SHRUNK = 0.7
@@ -209,16 +215,15 @@ def momentum_is_high(evidence: Evidence) -> Iterator[Sign]:
         return
     memory = round(1 / max(1 - momentum, 1e-6))
     highest = rise(evidence)
-    numbers = [
+    numbers = (
         above("momentum", momentum, HIGHEST),
         above("steps that it averages over", memory, round(1 / (1 - HIGHEST))),
-    ]
-    if highest > RISEN:
-        numbers.append(above("loss over that at the start, at three steps", highest, RISEN))
+        *beyond(above("loss over that at the start, at three steps", highest, RISEN)),
+    )
     is_rare = momentum > RARE or evidence.option("beta1") > HIGHEST
     is_slow = is_rare and memory > OF_RUN * evidence.length
     is_alarm = highest > RISEN or is_stuck(evidence) or is_slow
-    yield Sign(int(evidence.loss.steps[0]), tuple(numbers), is_alarm=is_alarm)
+    yield Sign(evidence.start_step, numbers, is_alarm=is_alarm)
 
 
 RULES = (

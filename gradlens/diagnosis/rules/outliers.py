@@ -19,8 +19,8 @@ from gradlens.diagnosis.course import (
 )
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import INPUTS, LOSS
-from gradlens.diagnosis.numbers import NORMAL, first, median, ratio, share
-from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.numbers import Truths, deviation, first, median, ratio, share
+from gradlens.diagnosis.rule import Rule, Sign, above, below, beyond
 
 TIMES, CERTAIN = 6.0, 20.0
 """The largest sample's rms over the median one's: measured 1 to 7 in healthy runs, and 79 to 118
@@ -47,9 +47,13 @@ def outlier(evidence: Evidence) -> Iterator[Sign]:
 def out_of_scale(evidence: Evidence) -> np.ndarray:
     """``[K]``, the largest sample's rms over the median one's where it is an outlier; else NaN."""
     found = ratio(evidence.column("row_rms_max"), evidence.column("row_rms_median"))
-    known = np.isfinite(found)
-    holds = found > max(TIMES, USUAL_TIMES * median(found))
-    return np.where(holds & (share(holds, known) < MOST_STEPS), found, np.nan)
+    return _rare(found, found > max(TIMES, USUAL_TIMES * median(found)))
+
+
+def _rare(found: np.ndarray, holds: Truths) -> np.ndarray:
+    """Where something holds of known numbers ``[K]``, if that is rare; NaN elsewhere."""
+    is_rare = share(holds, np.isfinite(found)) < MOST_STEPS
+    return np.where(holds & is_rare, found, np.nan)
 
 
 BATCH_TIMES, SPREADS = 3.0, 5.0
@@ -60,12 +64,9 @@ many robust standard deviations of its logarithm, which is large where batches a
 def batches_out_of_scale(evidence: Evidence) -> np.ndarray:
     """``[K]``, a batch's rms over the median one's where no single sample explains it; else NaN."""
     sizes = evidence.column("input_rms")
-    found = ratio(sizes, np.full(len(sizes), median(sizes)))
-    spread = NORMAL * median(np.abs(np.log(found)))
-    limit = max(BATCH_TIMES, float(np.exp(SPREADS * spread)))
-    holds = (found > limit) & np.isnan(out_of_scale(evidence))
-    is_rare = share(holds, np.isfinite(found)) < MOST_STEPS
-    return np.where(holds & is_rare, found, np.nan)
+    found = ratio(sizes, median(sizes))
+    limit = max(BATCH_TIMES, float(np.exp(SPREADS * deviation(np.log(found), 0.0))))
+    return _rare(found, (found > limit) & np.isnan(out_of_scale(evidence)))
 
 
 def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
@@ -88,24 +89,18 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
 
 
 def _of_jump(evidence: Evidence, jump: Jump, count: int) -> Sign:
-    is_high = jump.height > HEIGHT
-    numbers = (
-        *([above("loss over that at the start", jump.height, HEIGHT)] if is_high else []),
+    numbers = beyond(
+        above("loss over that at the start", jump.height, HEIGHT),
         above("share of one sample in the batch's gradients or loss", jump.share, MOST),
         above("steps with such a jump", count, 0),
     )
     by_gradient = tuple(str(each.name) for each in evidence.suspects(jump.step)[:1])
     by_loss = evidence.column("loss_largest")[evidence.steps == jump.step].tolist()
     has_loss = shares_of_loss(evidence)[jump.place] > MOST
-    of_loss = evidence.sample(jump.step, next(iter(by_loss), math.nan))
-    return Sign(
-        jump.step,
-        numbers,
-        "very likely",
-        is_high,
-        samples=of_loss if has_loss else by_gradient or of_loss,
-        title="The loss of one sample is far above that of all others",
-    )
+    of_loss = evidence.sample(jump.step, [*by_loss, math.nan][0])
+    samples = of_loss if has_loss else by_gradient or of_loss
+    is_high = jump.height > HEIGHT
+    return Sign(jump.step, numbers, "very likely", is_high, samples=samples, title=OF_SAMPLE)
 
 
 def corrupt_batch(evidence: Evidence) -> Iterator[Sign]:
@@ -130,23 +125,22 @@ def _losses_of_batch(evidence: Evidence) -> Iterator[Sign]:
     if not found or is_stuck(evidence):  # without learning, an instability is more likely
         return
     highest = max(found, key=lambda jump: jump.height)
-    if highest.height > OVER_CHANCE:
-        height = above("loss over that by chance", highest.height, OVER_CHANCE)
-    else:
+    height = above("loss over that by chance", highest.height, OVER_CHANCE)
+    if not height.is_beyond:
         usual = evidence.column("loss_median")[highest.place] / evidence.chance
         height = above("loss of the median sample, over that by chance", usual, 1.0)
-    numbers = [height, above("steps with such a jump", len(found), 0)]
-    if highest.share < MOST:
-        name = "largest share of one sample in the batch's gradients or loss"
-        numbers.append(below(name, highest.share, MOST))
+    name = "largest share of one sample in the batch's gradients or loss"
+    share_of_one = beyond(below(name, highest.share, MOST))
+    numbers = (height, above("steps with such a jump", len(found), 0), *share_of_one)
     # What takes longer to come back may be a change of the weights or of the task.
     after = evidence.loss.values[highest.place + 1 : highest.place + 2].sum()
     is_over = after < BACK * evidence.loss.values[highest.place]
-    yield Sign(highest.step, tuple(numbers), "consistent with", bool(is_over), title=OF_LOSS)
+    yield Sign(highest.step, numbers, "consistent with", bool(is_over), title=OF_LOSS)
 
 
 BACK = 0.5
 """The next loss over that of the batch; above, it is a notice."""
+OF_SAMPLE = "The loss of one sample is far above that of all others"
 OF_LOSS = "The loss of one batch is far above that of all others"
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import STEPS_OF_WEIGHTS
-from gradlens.diagnosis.numbers import Truths, largest, median, share
-from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above
+from gradlens.diagnosis.numbers import Truths, largest, median, share, since
+from gradlens.diagnosis.rule import NO_PROGRESS, Rule, Sign, above, beyond
 
 FEWEST = 10
 """Steps without a change; more than micro-batches usually have."""
@@ -36,23 +36,21 @@ def no_step(evidence: Evidence) -> Iterator[Sign]:
         return
     steps = evidence.by_name("weight_rms").steps
     names = tuple(evidence.by_name("weight_rms").values)
-    idle = np.asarray(still(evidence, names).all(axis=0))
-    count = int(np.argmin(np.append(idle[::-1], False)))  # at the end, without a gap
-    since = int(steps[max(len(steps) - 1 - count, 0)])
-    length = int(steps[-1]) - since
+    start = int(steps[since(np.asarray(still(evidence, names).all(axis=0)))])
+    length = int(steps[-1]) - start
     is_without = bool(names) and all(_without_gradient(evidence, name) for name in names)
     if length < max(FEWEST, SHARE * evidence.length) or is_without:
         yield from _held_back(evidence, names)
         return
-    rates, updates = (each[evidence.steps >= since] for each in (evidence.column("lr"), updates))
-    numbers = [above("steps in a row that change no weight", length, FEWEST - 1)]
-    title = advice = ""
-    if np.nansum(updates) > 0:
-        numbers.append(above("steps of the optimizer in this time", np.nansum(updates), 0))
-        title, advice = STEPS, TINY
+    rates, updates = (each[evidence.steps >= start] for each in (evidence.column("lr"), updates))
+    numbers = (
+        above("steps in a row that change no weight", length, FEWEST - 1),
+        *beyond(above("steps of the optimizer in this time", np.nansum(updates), 0)),
+    )
+    title, advice = (STEPS, TINY) if len(numbers) > 1 else ("", "")
     if rates.size and (rates == 0).all():
         title, advice = NO_RATE, SET_RATE
-    yield Sign(since, tuple(numbers), title=title, advice=advice)
+    yield Sign(start, numbers, title=title, advice=advice)
 
 
 def _held_back(evidence: Evidence, names: Sequence[str]) -> Iterator[Sign]:
