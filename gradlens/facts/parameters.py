@@ -172,5 +172,7 @@ def second_moments(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter])
     for name, parameter in parameters.items():
         moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
         if isinstance(moment, Tensor) and moment.shape == parameter.shape:
+            # A complex moment has those of the real and the imaginary part, each for itself.
+            moment = torch.view_as_real(moment) if moment.is_complex() else moment
             found[name] = some_elements(moment).float().sqrt().median()
     return {"root_second_moment": found}
