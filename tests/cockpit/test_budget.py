@@ -15,13 +15,12 @@ from torch import nn
 
 import gradlens
 from gradlens.cockpit.budget import SAID_AFTER, SETTLING, Budget
-from gradlens.quantities import Alpha, GradHist1d, GradNorm, Loss, NormTest
+from gradlens.quantities import GradHist1d
 from gradlens.quantities.bin_adaptation import GradAbsMax
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms
 from gradlens.schedules import linear
-from tests.cases.steps import take_steps
 
 STEPS = 500
 
@@ -265,17 +264,3 @@ def test_a_share_that_pays_for_nothing_is_said_early(
         needed = float(re.findall(r"use budget=([0-9.]+)", budget.pays_for_none)[0])
         _, count = simulate(needed, {"a": cost}, context=context, steps=3000)
         assert count["a"] > 1
-
-
-@pytest.mark.slow
-def test_a_run() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 10))
-    tracked = [Loss(), GradNorm(), NormTest(), Alpha()]
-    cockpit = gradlens.Cockpit(model, tracked, budget=0.3)
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, labels = torch.randn(64, 300), torch.randint(10, (64,))
-    take_steps(cockpit, optimizer, lambda _: loss_function(model(inputs), labels), range(300))
-    assert all(len(cockpit.history[quantity.name]) > 0 for quantity in tracked)
-    assert len(cockpit.history["NormTest"]) < 285

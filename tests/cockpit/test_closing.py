@@ -144,18 +144,6 @@ def test_a_shared_part_and_a_loss_inside_the_model() -> None:
     assert not traces(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_model() -> None:
-    training = Training()
-    compiled: Any = torch.compile(training.model, backend="eager")
-    cockpit = Cockpit(compiled, quantities("economy"))
-    for step in range(2):
-        training.step(cockpit, step, compiled)
-    cockpit.close()
-    assert not training.traces()
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("preset", ["economy", "full"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

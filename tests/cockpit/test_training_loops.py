@@ -37,7 +37,7 @@ from gradlens.quantities import (
     UpdateSize,
 )
 from tests.cases import random_networks
-from tests.cases.process_group import in_process_group
+from tests.cases.processes import in_process_group
 from tests.cases.records import assert_same_histories, assert_same_records
 from tests.cases.steps import tracked_backward
 
@@ -426,14 +426,6 @@ def test_a_divided_loss_is_no_scaled_one(dtype: torch.dtype) -> None:
     assert not cockpit.history.notes
 
 
-def test_scaled_loss_without_its_scaler_is_remarked_on() -> None:
-    model, (x, y) = network(), data()
-    cockpit = gradlens.Cockpit(model, [NormTest(), GradNorm()])
-    loss = nn.functional.cross_entropy(model(x), y)
-    with pytest.warns(UserWarning, match="scaler="), cockpit(0, loss=loss):
-        (1024 * loss).backward()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype: torch.dtype) -> None:
     """Norms and products of half-precision factors are accumulated in float32."""
@@ -510,12 +502,6 @@ def with_checkpoint(model: Checkpointed, reentrant_says: str = "") -> gradlens.C
         with said, cockpit(step, loss=loss):
             loss.backward()
     return cockpit
-
-
-def test_activation_checkpointing() -> None:
-    plain, saving = (with_checkpoint(Checkpointed(reentrant)) for reentrant in (None, False))
-    assert saving.coverage().share == plain.coverage().share == 1
-    assert_same_histories(saving.history, plain.history)
 
 
 def test_a_reentrant_checkpoint_hides_what_is_in_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import types
 from collections.abc import Callable
@@ -22,58 +21,6 @@ from torch.testing import assert_close
 import gradlens
 from gradlens import Cockpit, quantities
 from tests.cases.references import assert_covered, per_sample_gradients_of_losses
-from tests.cases.steps import tracked_backward
-
-
-def norm_test_of(model: nn.Module, inputs: Tensor, around: Callable[..., None]) -> float:
-    cockpit = Cockpit(model, [quantities.NormTest()])
-    for step in range(2):
-        model.zero_grad()
-        loss = model(inputs).square().mean()
-        with cockpit(step):
-            around(model, loss)
-    first, second = cockpit.history["NormTest"].values()
-    assert first == second
-    return first
-
-
-def plain(model: nn.Module, loss: Tensor) -> None:
-    loss.backward()
-
-
-def after_a_saliency_map(model: nn.Module, loss: Tensor) -> None:
-    torch.autograd.grad(loss, model[0].bias, retain_graph=True)
-    loss.backward()
-
-
-def before_a_saliency_map(model: nn.Module, loss: Tensor) -> None:
-    loss.backward(retain_graph=True)
-    torch.autograd.grad(loss, model[0].bias)
-
-
-@pytest.mark.parametrize(
-    "around",
-    [after_a_saliency_map, before_a_saliency_map],
-    ids=lambda around: around.__name__,
-)
-def test_what_else_happens_inside_the_context(around: Callable[..., None]) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    inputs = torch.randn(5, 4, dtype=torch.float64)
-    assert norm_test_of(model, inputs, around) == norm_test_of(model, inputs, plain)
-
-
-def test_gradients_that_are_views_of_autograds_own_stay_as_they_are() -> None:
-    """That of a shift is the gradient at its output, which must not be touched."""
-    shift = Taking(torch.add, 1, 3, 4).float()
-    model = nn.Sequential(nn.Linear(4, 4), shift, nn.Linear(4, 2))
-    inputs = torch.randn(5, 3, 4)
-    other = copy.deepcopy(model)
-    other(inputs).square().mean((1, 2)).mean().backward()
-    cockpit = Cockpit(model, [*gradlens.configuration("full"), quantities.HessTrace(name="H")])
-    losses = model(inputs).square().mean((1, 2))
-    tracked_backward(cockpit, 0, losses.mean(), info={"individual_losses": losses})
-    for found, expected in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(found.grad, expected.grad)
 
 
 def test_regulariser_that_is_switched_on_later() -> None:

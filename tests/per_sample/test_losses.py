@@ -187,33 +187,6 @@ def test_ctc_is_divided_by_the_lengths_of_its_targets(reduction: str) -> None:
     assert total == pytest.approx(loss.item())
 
 
-UNREADABLE: dict[str, Callable[[Tensor], Tensor]] = {
-    "divergence": lambda x: nn.KLDivLoss(reduction="batchmean")(x, real().softmax(1)),
-    "negative": lambda x: nn.GaussianNLLLoss()(x, torch.zeros_like(x), real().exp() / 100),
-    "a second term": lambda x: 0.3 * nn.MSELoss()(x, real()) + x.square().mean().sqrt(),
-    "a root": lambda x: nn.MSELoss()(x, real()).sqrt(),
-    "an exponential": lambda x: Weighted()(x, real()).exp(),
-    "flooding": lambda x: (nn.MSELoss()(x, real()) - 9).abs() + 9,
-}
-
-
-@pytest.mark.parametrize("passes_loss", [True, False])
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_losses_that_are_unknown_have_a_reason(name: str, passes_loss: bool) -> None:
-    model, inputs = setting()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    cockpit = Cockpit(model, [quantities.Alpha()])
-    with pytest.warns(UserWarning, match="Alpha can't be found without.*read off its graph"):
-        for step in range(2):
-            optimizer.zero_grad()
-            loss = UNREADABLE[name](model(inputs))
-            passed = {"loss": loss} if passes_loss else {}
-            with cockpit(step, optimizer=optimizer, info=passed):
-                loss.backward()
-            optimizer.step()
-    assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
-
-
 @pytest.mark.parametrize(
     ("module", "parts"),
     [
@@ -342,22 +315,6 @@ def test_alpha_is_the_same_whether_the_loss_is_passed(passes_loss: bool) -> None
     # The loss is a parabola along the update, which is in proportion to the first gradient.
     expected = -(gradients[1] @ gradients[0]) / (gradients[0] @ gradients[0])
     assert cockpit.history["Alpha"][0] == pytest.approx(expected.item())
-
-
-@pytest.mark.parametrize("factor", [1.0, 0.25])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("others", [(), (quantities.NormTest,)], ids=["alone", "with others"])
-def test_losses_of_the_whole_loss_add_up_to_it(
-    reduction: str, factor: float, others: tuple[type[quantities.Quantity], ...]
-) -> None:
-    (model, inputs), module = setting(), nn.MSELoss(reduction=reduction)
-    tracked = [Losses(), *(other() for other in others)]
-    cockpit = Cockpit(model, tracked, loss_reduction=reduction, loss_function=module)
-    loss = module(model(inputs), real())
-    with cockpit(0, loss=loss):
-        (factor * loss).backward()
-    found = torch.as_tensor(cockpit.history["Losses"][0])
-    assert (found.mean() if reduction == "mean" else found.sum()) == pytest.approx(loss.item())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -165,45 +165,6 @@ def test_equal_rows_do_not_show_their_order(rows: int) -> None:
         gradients["layer.weight"]
 
 
-def test_codes_of_a_codebook_are_not_labels() -> None:
-    torch.manual_seed(0)
-
-    def forward(net: Net, x: Tensor, labels: Tensor) -> Tensor:
-        hidden = net.encoder(x)
-        codes = torch.cdist(hidden.detach(), net.codebook.weight.detach()).argmin(-1)
-        quantised = hidden + (net.codebook(codes) - hidden).detach()
-        return net.decoder(quantised + net.labels(labels)[:, None]) - x
-
-    layers = {
-        "encoder": nn.Linear(6, 4),
-        "codebook": nn.Embedding(8, 4),
-        "labels": nn.Embedding(12, 4),
-        "decoder": nn.Linear(4, 6),
-    }
-    model = gradlens.extend(Net(forward, **layers).double())
-    x, labels = torch.randn(12, 3, 6, dtype=torch.float64), torch.arange(12)
-    losses = model(x, labels).square().mean((1, 2))
-    expected = per_sample_gradients_of_losses(losses, model)
-    with gradlens.per_sample_gradients(model) as gradients:
-        model(x, labels).square().mean().backward()
-    assert len(gradients) == 5
-    for parameter in gradients:
-        torch.testing.assert_close(gradients[parameter].dense(), expected[parameter])
-
-
-def test_an_order_that_begins_later_is_seen() -> None:
-    """The first step's rows are in order, and those of later ones, with equal graphs, aren't."""
-    torch.manual_seed(0)
-    model = gradlens.extend(Reordering(CHANGES["noise"], 6).double())
-    for step in range(4):
-        order = torch.randperm(16) if step else torch.arange(16)
-        labels = torch.arange(16) % 3
-        with gradlens.per_sample_gradients(model) as gradients:
-            outputs = model(torch.randn(16, 4, 6, dtype=torch.float64), order)
-            nn.functional.cross_entropy(outputs, labels[order]).backward()
-        assert len(gradients) == (0 if step else 4)
-
-
 def test_targets_that_the_model_reorders_show_the_order() -> None:
     def forward(net: Net, x: Tensor, lengths: Tensor, labels: Tensor) -> Tensor:
         order = lengths.argsort(descending=True)
@@ -220,69 +181,6 @@ def test_targets_that_the_model_reorders_show_the_order() -> None:
     with gradlens.per_sample_gradients(model) as gradients:
         model(x, 9 - torch.arange(8), labels).backward()
     assert len(gradients) == 2
-
-
-def stacked_heads(net: Net, x: Tensor) -> Tensor:
-    hidden = (net.mix.weight @ x.t()).t().tanh()
-    return torch.stack([net.get_submodule(f"head{n}")(hidden).squeeze(1) for n in range(4)])
-
-
-def flipped(net: Net, x: Tensor) -> Tensor:
-    hidden = (net.mix.weight @ x.t()).t().tanh()
-    return torch.stack([net.head0(row).squeeze() for row in hidden.flip(0)])
-
-
-def critics(net: Net, x: Tensor) -> Tensor:
-    return (torch.relu(x @ net.first) @ net.second).squeeze(-1)
-
-
-@pytest.mark.parametrize("told", [False, True])
-@pytest.mark.parametrize("forward", [stacked_heads, flipped, critics])
-def test_as_many_of_something_else_as_samples(
-    forward: Callable[[Net, Tensor], Tensor], told: bool
-) -> None:
-    torch.manual_seed(0)
-    layers = {"mix": nn.Linear(3, 6, bias=False)} | {f"head{n}": nn.Linear(6, 1) for n in range(4)}
-    net = Net(forward, **layers)
-    net.first = nn.Parameter(torch.randn(4, 3, 7))
-    net.second = nn.Parameter(torch.randn(4, 7, 1))
-    model, x, y = gradlens.extend(net), torch.randn(4, 3), torch.randn(4)
-    with gradlens.per_sample_gradients(model, batch_size=4 if told else None) as gradients:
-        errors = (model(x) - (y.flip(0) if forward is flipped else y)).square()
-        (errors.mean() if errors.dim() == 1 else errors.mean(1).sum()).backward()
-    assert not len(gradients)
-
-
-def test_a_mean_of_some_rows_is_not_that_of_others() -> None:
-    """Rows that have no gradient are data of other samples than the only one that has some."""
-    torch.manual_seed(0)
-
-    def forward(net: Net, x: Tensor) -> Tensor:
-        chosen, found = torch.tensor([False, True]), x.clone()
-        found[chosen] = net.layer(x[chosen])
-        return net.head(found - 0.5 * found.mean(0))
-
-    model = gradlens.extend(Net(forward, layer=nn.Linear(6, 6), head=nn.Linear(6, 1)).double())
-    x = torch.randn(2, 6, dtype=torch.float64)
-    gradients = right_gradients(model, model(x).square().mean(1), batch_size=2)
-    assert "layer.weight" not in gradients
-
-
-def test_selected_rows_are_not_the_second_axis() -> None:
-    """As many rows as there are positions are selected from samples times positions."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(2, 1, 4, dropout=0.0)
-
-    def forward(net: Net, frames: Tensor, chosen: Tensor) -> Tensor:
-        hidden = net.conv(frames.flatten(0, 1)[:, None]).flatten(1).unflatten(0, frames.shape[:2])
-        return net.out(net.attend(hidden.transpose(0, 1)).transpose(0, 1)[chosen])
-
-    layers = {"conv": nn.Conv2d(1, 2, 2), "attend": layer, "out": nn.Linear(2, 5)}
-    model = gradlens.extend(Net(forward, **layers))
-    chosen = torch.tensor([[False, False], [True, False], [False, True]])
-    with gradlens.per_sample_gradients(model) as gradients:
-        model(torch.randn(3, 2, 2, 2), chosen).square().mean().backward()
-    assert gradients.batch.samples in (None, 3)
 
 
 def test_windows_of_one_series_are_those_of_the_losses_that_are_passed() -> None:
