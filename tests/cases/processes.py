@@ -8,12 +8,14 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch.multiprocessing
 from filelock import FileLock
 from torch import distributed
+
+Result = TypeVar("Result")
 
 IMPORTED = ["gradlens.cockpit.cockpit", "pytest", "torch._dynamo", "torch.distributed.fsdp"]
 """What takes seconds to import: one process does so, and all others are forked from it."""
@@ -59,6 +61,20 @@ def join_group(rank: int, processes: int, port: int) -> None:
     torch.set_num_threads(1)
     limit = timedelta(seconds=60)
     distributed.init_process_group("gloo", rank=rank, world_size=processes, timeout=limit)
+
+
+def in_process_group(work: Callable[[], Result]) -> Result:
+    """What ``work`` returns in a group of one process; its models are free when that is destroyed.
+
+    Otherwise, a ``DistributedDataParallel`` model may hold the group's last reference. Freeing it
+    waits for gloo's thread while holding the interpreter's lock, which that thread may be waiting
+    for, since the last exchange of gradients has to release a Python object.
+    """
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        return work()
+    finally:
+        distributed.destroy_process_group()
 
 
 def free_port() -> int:

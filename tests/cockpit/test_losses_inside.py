@@ -18,9 +18,9 @@ from benchmarks.zoo.network import Network
 from benchmarks.zoo.transformers_families import Family
 from gradlens.curvature.curvature import LossCurvature
 from gradlens.history.undefined import Undefined
-from gradlens.quantities import Alpha, CurvatureQuantity, HessTrace, SingleStepQuantity, TICTrace
+from gradlens.quantities import CurvatureQuantity, HessTrace, SingleStepQuantity
 from gradlens.quantities.step import Step
-from tests.cases.process_group import in_process_group
+from tests.cases.processes import in_process_group
 from tests.cases.steps import tracked_backward
 from tests.cases.whole_networks import FAMILIES
 
@@ -83,34 +83,6 @@ def test_losses_and_outputs_of_a_library_of_models(name: str) -> None:
     with torch.no_grad():
         logits = model(**batch).logits
     np.testing.assert_allclose(record["Outputs"], logits, rtol=1e-9, atol=1e-9)
-
-
-def record(is_passed: bool) -> dict[int, dict[str, Any]]:
-    """With losses and outputs of a language model, which are passed to the context or not."""
-    _, model, batch = built(Family("GPT2LMHeadModel", "CAUSAL_LM", N, 6, dtype=torch.float32))
-    kind = "diag_ggn_mc"
-    cockpit = gradlens.Cockpit(
-        model, [Alpha(), HessTrace(curvature=kind), TICTrace(curvature=kind)]
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(2):
-        returned = model(**batch)
-        tokens = functional.cross_entropy(
-            returned.logits[:, :-1].mT, batch["labels"][:, 1:], reduction="none"
-        )
-        labels = (batch["labels"][:, 1:] != -100).sum()
-        passed = {"individual_losses": N * tokens.sum(1) / labels, "outputs": returned.logits}
-        with cockpit(
-            step, loss=returned.loss, optimizer=optimizer, info=passed if is_passed else {}
-        ):
-            returned.loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    cockpit.close()
-    found = cockpit.get_output()
-    for each in found.values():
-        each["HessTrace"] = each["HessTrace"]["trace"]
-    return found
 
 
 # Losses that functions compute ------------------------------------------------------------------
@@ -270,6 +242,14 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda o, y: (o.log_softmax(1)[:, 0] - torch.tensor([1.0, -1.0, 2.0, -2.0])).mean(),
         "SubBackward",
     ),
+    "divergence": (lambda o, y: nn.KLDivLoss(reduction="batchmean")(o, SOFT), ""),
+    "of variances": (lambda o, y: nn.GaussianNLLLoss()(o, torch.zeros_like(o), SOFT / 100), ""),
+    "a root beside a loss": (
+        lambda o, y: 0.3 * functional.mse_loss(o, SOFT) + o.square().mean().sqrt(),
+        "",
+    ),
+    "an exponential": (lambda o, y: functional.mse_loss(o, SOFT).exp(), ""),
+    "flooding": (lambda o, y: (functional.mse_loss(o, SOFT) - 9).abs() + 9, ""),
     "a term of weights": (
         lambda o, y: functional.cross_entropy(o, y) + o.sum() * 0 + o.mean(0).tanh().sum(),
         "Backward",
