@@ -23,7 +23,7 @@ from gradlens.curvature import Probe
 from gradlens.history.history import History
 from gradlens.quantities import CriticalSharpness, Quantity, StepLedger
 from gradlens.quantities.along_update import RESOLUTION, TRIES, search
-from tests.cases.process_group import in_process_group
+from tests.cases.processes import in_process_group
 from tests.cases.records import assert_identical
 from tests.cases.steps import tracked_backward
 from tests.quantities.networks import Attention, Recurrent, Residual, mlp
