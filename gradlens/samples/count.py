@@ -448,8 +448,8 @@ NO_CALLS = (
     "models or in torch.func's transforms): run the forward pass there, or " + PASS
 )
 NO_ROWS = (
-    "the model was called without a tensor that has a row for each sample, so that their number "
-    "isn't known: " + PASS_LOSSES
+    "the model was called without a tensor of two axes or more, and a vector of real numbers may "
+    f"be one sample, so that the number of samples isn't known: {PASS}, or {PASS_LOSSES}"
 )
 UNKNOWN_ORDER = (
     "the loss may have the samples in another order than the batch, and it isn't known of all of "

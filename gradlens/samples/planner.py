@@ -102,10 +102,15 @@ class _LossGraph:
     needs_losses: bool = False
     edges: tuple[LabelledEdge, ...] = ()
 
-    @property
+    @cached_property
     def loss_edges(self) -> list[Edge]:
         """Where the loss is computed from rows, whatever these are."""
         return loss_edges(self.graph, shapes_of(self.evidence.calls))
+
+    def have_all_rows(self, samples: int) -> bool:
+        """Whether the loss is computed from N rows each time, and N is more than one."""
+        shapes = [self.graph.shape(edge)[:1] for edge in self.loss_edges]
+        return {*shapes} == {(samples,)} != {(1,)}
 
     @cached_property
     def reading_data(self) -> set[int]:
@@ -352,6 +357,10 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     if by_order and (reading.needs_names or (is_second and names.selects)):
         raise UnavailableError(UNSURE.format(samples=reading.samples))
     shapes = [loss.graph.shape(edge) for edge in rows.sources]
+    have_all = loss.have_all_rows(reading.samples) and loss.evidence.losses_at is None
+    of_one = all(len(distinct(names.at(edge))) == 1 for edge in loss.loss_edges)
+    if have_all and reading.in_turn and of_one:  # calls may be on all samples, folded into rows
+        raise EitherAxisError(EITHER_AXIS.format(samples=reading.samples))
     if rows.by_place and any(shape[:-1].count(reading.samples) > 1 for shape in shapes):
         raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
     planner = _Planner(loss, passages, reading, rows.sources)
@@ -369,6 +378,9 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         rows = rows.in_order(order)
         planner = _Planner(loss, passages, reading, rows.sources)
     plan = planner.plan()
+    as_many = len(loss.loss_edges) == reading.samples and len(loss.evidence.calls) > 1
+    if plan.mixed and have_all and as_many:  # each may be of one sample, such as a task
+        raise EitherAxisError(EITHER_AXIS.format(samples=reading.samples))
     by_second = reading.axis == 1 and reading.samples in lengths_of(loss.evidence.calls, 1)
     is_open = not loss.evidence.positions_first and loss.evidence.losses_at is None
     if plan.mixed and by_second and is_open:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import gradlens
 from tests.cases.references import per_sample_gradients_of_losses, without_hooks
@@ -233,6 +234,17 @@ def of_tasks(model: Any, batch: Batch) -> Tensor:
     return found
 
 
+def of_called_tasks(model: Any, batch: Batch) -> Tensor:
+    """The same with two calls of the network for each task."""
+    losses, before = [], dict(model.named_parameters())
+    for x, y, others, labels in zip(*batch, strict=True):
+        loss = F.cross_entropy(functional_call(model, before, (x,)), y)
+        steps = torch.autograd.grad(loss, [*before.values()], create_graph=True)
+        after = {name: p - step for (name, p), step in zip(before.items(), steps, strict=True)}
+        losses.append(F.cross_entropy(functional_call(model, after, (others,)), labels))
+    return torch.stack(losses).mean()
+
+
 def to_fixed_targets(model: Any, batch: Batch) -> Tensor:
     normal = F.normalize(model(batch[0]), dim=1)
     return F.cross_entropy(normal @ normal.detach().T, torch.arange(len(normal)))
@@ -273,6 +285,14 @@ LOSSES = {
         lambda: (randn(N, N, D), classes(N, N), randn(N, N, D), classes(N, N)),
         of_tasks,
         batch_size=N,
+    ),
+    "two calls for each of as many tasks as these have rows": RowCase(
+        mlp,
+        lambda: (randn(N, N, D), classes(N, N), randn(N, N, D), classes(N, N)),
+        of_called_tasks,
+        batch_size=N,
+        refused=("",),
+        reason=f"two axes have {N} entries",
     ),
     "contrastive, with fixed targets": RowCase(
         mlp, lambda: (randn(N, D),), to_fixed_targets, to_one_fixed_target
@@ -463,8 +483,19 @@ def of_matched(model: Any, batch: Batch) -> Tensor:
     return torch.stack(losses).mean()
 
 
+def parabola() -> nn.Module:
+    numbers = {name: nn.Parameter(torch.rand(())) for name in "ab"}
+    return Net(lambda net, x: net.a + net.b * x**2, **numbers)
+
+
 def two_calls(model: Any, batch: Batch) -> Tensor:
     return model(batch[0]).square().sum(1).mean() + model(batch[1]).sin().sum(1).mean()
+
+
+def two_folded_calls(model: Any, batch: Batch) -> Tensor:
+    """Each on all samples, of which each has several rows; what they lose is added up."""
+    scores = [model(x.flatten(0, 1)).view(len(x), -1).sin().sum(1).square() for x in batch]
+    return scores[0].mean() + scores[1].mean()
 
 
 def of_far_pairs(model: Any, batch: Batch) -> Tensor:
@@ -577,6 +608,19 @@ COUNTED = {
         refused=("",),
         reason="can't be followed which sample",
     ),
+    "as many numbers as samples": RowCase(
+        parabola,
+        lambda: (randn(N),),
+        lambda model, b: model(b[0]).sin().square().mean(),
+        refused=("",),
+        reason="vector of real numbers may be one sample.*batch_size=",
+    ),
+    "as many numbers as samples, batch size passed": RowCase(
+        parabola,
+        lambda: (randn(N),),
+        lambda model, b: model(b[0]).sin().square().mean(),
+        batch_size=N,
+    ),
     "two calls on one sample, batch size passed": RowCase(
         mlp, lambda: (randn(1, D), randn(1, D)), two_calls, samples=1, batch_size=1
     ),
@@ -635,6 +679,22 @@ COUNTED = {
         lambda model, b: sum(model(x).flatten(0, 1).square().sum(1).mean() for x in b),
         refused=("",),
         reason="called 2 times, with 4 rows.*batch_size=",
+    ),
+    "as many calls as samples, which are folded into rows": RowCase(
+        mlp,
+        lambda: (randn(2, 3, D), randn(2, 4, D)),
+        two_folded_calls,
+        samples=2,
+        batch_size=2,
+        refused=("",),
+        reason="two axes have 2 entries",
+    ),
+    "as many calls as samples, with as many positions for each": RowCase(
+        mlp,
+        lambda: (randn(2, 2 * 3, D),),
+        lambda model, b: sum(model(x).sin().square().mean() / len(b[0]) for x in b[0]),
+        samples=2,
+        batch_size=2,
     ),
     "centred": RowCase(
         linears(centred),
