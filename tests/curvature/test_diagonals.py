@@ -25,6 +25,7 @@ from gradlens.curvature.factors import drawing
 from gradlens.curvature.hessian import GGNOperator
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
+from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
@@ -119,19 +120,6 @@ def by_name(record: dict[str, Any]) -> dict[str, Any]:
 # Networks, of which each maps [N, 4] to [N, 3] ---------------------------------------------------
 
 
-class Layers(nn.Module):
-    """Layers by name, and what is computed with them."""
-
-    def __init__(self, compute: Callable[[Any, Tensor], Any], **layers: Any) -> None:
-        super().__init__()
-        self.compute = compute
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.compute(self, *inputs)
-
-
 def two(
     compute: Callable[[Any, Tensor], Any], **more: Callable[[], Any]
 ) -> Callable[[], nn.Module]:
@@ -139,7 +127,7 @@ def two(
 
     def build() -> nn.Module:
         others = {name: make() for name, make in more.items()}
-        return Layers(compute, first=nn.Linear(4, 4), last=nn.Linear(4, 3), **others)
+        return Net(compute, first=nn.Linear(4, 4), last=nn.Linear(4, 3), **others)
 
     return build
 
@@ -195,7 +183,7 @@ def positions() -> nn.Module:
         return net.head(torch.tanh(embedded * net.scale).mean(1))
 
     layers = {"positions": nn.Embedding(4, 3), "head": nn.Linear(3, 3)}
-    return Layers(compute, words=nn.Linear(1, 3), scale=nn.Parameter(torch.randn(3)), **layers)
+    return Net(compute, words=nn.Linear(1, 3), scale=nn.Parameter(torch.randn(3)), **layers)
 
 
 PIECEWISE_LINEAR: dict[str, Callable[[], nn.Module]] = {
@@ -392,7 +380,7 @@ def texts(sees_texts: bool = False) -> Problem:
 
     torch.manual_seed(0)
     attention = {"query": nn.Linear(4, 4), "key": nn.Linear(4, 4), "head": nn.Linear(4, 5)}
-    model = Layers(compute, words=nn.Embedding(5, 4), **attention).double()
+    model = Net(compute, words=nn.Embedding(5, 4), **attention).double()
     words, loss = torch.randint(5, (3, 4)), gradlens.extend(nn.CrossEntropyLoss())
     targets = words.roll(1, 1).flatten()
     return Problem(model, lambda: model(words), lambda z: loss(z, targets))
@@ -401,7 +389,7 @@ def texts(sees_texts: bool = False) -> Problem:
 def at_a_time() -> Problem:
     """A network that is given a time without axes, as those of diffusion models are."""
     compute = lambda net, x, time: net.layer(torch.tanh(x + net.times(time)))  # noqa: E731
-    build = lambda: Layers(compute, layer=nn.Linear(4, 3), times=nn.Embedding(5, 4))  # noqa: E731
+    build = lambda: Net(compute, layer=nn.Linear(4, 3), times=nn.Embedding(5, 4))  # noqa: E731
     found = problem(lambda: nn.ModuleList([build()]))
     model, x = found.model[0], torch.randn(N, 4).double()  # type: ignore[index]
     return replace(found, model=model, outputs=lambda: model(x, torch.tensor(2)))
@@ -498,7 +486,7 @@ CASES |= {
             problem,
             two(
                 lambda net, x: net.last(x) * net.scale(x),
-                scale=lambda: Layers(
+                scale=lambda: Net(
                     lambda net, _: net.factor * 1.0, factor=nn.Parameter(torch.tensor(1.3))
                 ),
             ),
@@ -673,7 +661,7 @@ def test_each_structure_is_labelled_once(meet: bool, monkeypatch: pytest.MonkeyP
     )
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     if meet:
-        model[1] = Layers(lambda net, x: x - x.mean(0))
+        model[1] = Net(lambda net, x: x - x.mean(0))
     kinds = [quantities.HessTrace, *([] if meet else [quantities.TICTrace])]
     cockpit = Cockpit(model, [kind(**ONE_DRAW) for kind in kinds])
     for step, (n, count) in enumerate([(6, 1), (6, 1), (4, 2), (6, 2), (6, 2), (6, 3)]):

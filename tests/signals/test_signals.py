@@ -51,33 +51,24 @@ def mean_norm(outputs: Tensor) -> float:
 # Which layers, and which of their tensors -------------------------------------------------------
 
 
-class Dictionary(nn.Module):
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        return {"places": torch.arange(len(x)), "states": [2 * x, x]}
+def odd_layers() -> nn.Module:
+    """Layers that return dicts, numbers, or aren't called at all."""
 
+    def compute(net: Any, x: Tensor) -> Tensor:
+        found = net.dictionary(net.linear(x))["states"][0]
+        return found / net.length(found)
 
-class Odd(nn.Module):
-    """Layers that return dicts, nothing, or aren't called at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.dictionary = Dictionary()
-        self.length = Length()
-        self.idle = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.dictionary(self.linear(x))["states"][0]
-        return found / self.length(found)
-
-
-class Length(nn.Module):
-    def forward(self, x: Tensor) -> int:
-        return len(x)
+    return Net(
+        compute,
+        linear=nn.Linear(4, 3),
+        dictionary=Net(lambda _, x: {"places": torch.arange(len(x)), "states": [2 * x, x]}),
+        length=Net(lambda _, x: len(x)),
+        idle=nn.Linear(3, 3),
+    )
 
 
 def test_the_first_tensor_of_a_dict_counts_and_odd_layers_are_noted() -> None:
-    model, inputs = Odd(), torch.randn(5, 4)
+    model, inputs = odd_layers(), torch.randn(5, 4)
     cockpit = Cockpit(model, [OutputNorm()])
     with pytest.warns(UserWarning, match="no values|no floating-point") as caught:
         step(cockpit, 0, inputs)
@@ -118,32 +109,6 @@ def test_keyword_arguments_are_inputs() -> None:
     cockpit = Cockpit(model, [InputNorm()])
     step(cockpit, 0, inputs)
     assert norms(cockpit.history, 0, "InputNorm")["inner"] == pytest.approx(inputs.norm().item())
-
-
-def test_outputs_are_seen_before_the_next_layer_changes_them(model: nn.Sequential) -> None:
-    inputs = torch.randn(5, 4)
-    cockpit = Cockpit(model, [OutputNorm(), InputNorm()])
-    step(cockpit, 0, inputs)
-    linear = model[0](inputs)
-    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(linear))
-    assert norms(cockpit.history, 0)["1"] == pytest.approx(mean_norm(linear.relu()))
-    assert norms(cockpit.history, 0, "InputNorm")["1"] == pytest.approx(linear.norm().item())
-
-
-def test_gradients_are_those_before_operations_in_place(model: nn.Sequential) -> None:
-    inputs = torch.randn(5, 4)
-    cockpit = Cockpit(model, [OutputGradientGeometry(layers="*"),
-                              quantities.InputGradientGeometry(layers="*")])  # fmt: skip
-    step(cockpit, 0, inputs)
-    linear = model[0](inputs)
-    active = linear.clone().relu()
-    before, after = torch.autograd.grad(model[2](active).square().mean(), (linear, active))
-    found = norms(cockpit.history, 0, "OutputGradientGeometry")
-    assert found["0"]["norm"] == pytest.approx(before.norm().item())
-    assert found["1"]["norm"] == pytest.approx(after.norm().item())
-    found = norms(cockpit.history, 0, "InputGradientGeometry")
-    assert found["1"]["norm"] == pytest.approx(before.norm().item())
-    assert found["2"]["norm"] == pytest.approx(after.norm().item())
 
 
 IMAGES = nn.Sequential(nn.Conv2d(2, 7, 1), nn.ReLU(), nn.MaxPool2d(1), nn.Flatten())
@@ -201,17 +166,11 @@ def test_activations_have_their_features_where_the_layer_before_has_them() -> No
     assert find_axes(words)[words[0]].channel_last
 
 
-class Score(nn.Module):
-    """One number for each sample."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1).sum(1)
-
-
 @pytest.mark.parametrize("shape", [(6, 4), (6, 3, 4)], ids=["features", "sequences"])
 def test_a_vector_has_one_number_for_each_sample(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), Score(), nn.ReLU())
+    one_number = Net(lambda _, x: x.flatten(1).sum(1))
+    model = nn.Sequential(nn.Linear(4, 5), one_number, nn.ReLU())
     outputs = dict[str, Tensor]()
     for name, module in model.named_children():
         keep = lambda *given, name=name: outputs.update({name: given[2].detach().double()})  # noqa: E731
@@ -239,18 +198,13 @@ def test_a_vector_has_the_features_of_a_single_sample() -> None:
     assert cockpit.history["OutputActivation"][0]["layers"]["1"]["dead"] == pytest.approx(0.6)
 
 
-class TimeFirst(nn.Module):
-    def __init__(self, transposed: bool = False) -> None:
-        super().__init__()
-        self.front = nn.Linear(4, 4)
-        self.rnn = nn.GRU(4, 3)
-        self.activation = nn.ReLU()
-        self.head = nn.Linear(3, 2)
-        self.transposed = transposed
+def time_first(is_turned: bool = False) -> nn.Module:
+    def compute(net: Any, x: Tensor) -> Tensor:
+        states = net.activation(net.rnn(net.front(x))[0])
+        return net.head(states.transpose(0, 1) if is_turned else states)
 
-    def forward(self, x: Tensor) -> Tensor:
-        states = self.activation(self.rnn(self.front(x))[0])
-        return self.head(states.transpose(0, 1) if self.transposed else states)
+    layers = {"front": nn.Linear(4, 4), "rnn": nn.GRU(4, 3), "activation": nn.ReLU()}
+    return Net(compute, **layers, head=nn.Linear(3, 2))
 
 
 def turning() -> nn.Module:
@@ -259,17 +213,13 @@ def turning() -> nn.Module:
     return Net(lambda net, x: net.rnn(net.head(net.front(x).permute(2, 0, 1)))[0], **layers)
 
 
-class TurningInside(nn.Module):
+def turning_inside(axis: int) -> nn.Module:
     """No layer defines its axis of samples, which is first or second in what the model computes."""
 
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.head, self.activation, self.out = nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 3)
-        self.axis = axis
+    def compute(net: Any, x: Tensor) -> Tensor:
+        return net.out(net.activation(net.head(x.transpose(0, axis))).mean(1 - axis))
 
-    def forward(self, x: Tensor) -> Tensor:
-        states = self.activation(self.head(x.transpose(0, self.axis)))
-        return self.out(states.mean(1 - self.axis))
+    return Net(compute, head=nn.Linear(4, 4), activation=nn.GELU(), out=nn.Linear(4, 3))
 
 
 def scaled() -> nn.Module:
@@ -280,11 +230,11 @@ def scaled() -> nn.Module:
 
 Axes = dict[str, int]
 PLACES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[int, ...]], Axes]] = {
-    "around time first": (TimeFirst, lambda n: (7, n, 4), {"front": 1, "rnn": 1, "head": 1}),
-    "behind time first": (lambda: TimeFirst(transposed=True), lambda n: (7, n, 4), {"head": 0}),
+    "around time first": (time_first, lambda n: (7, n, 4), {"front": 1, "rnn": 1, "head": 1}),
+    "behind time first": (lambda: time_first(True), lambda n: (7, n, 4), {"head": 0}),
     "in front of time first": (turning, lambda n: (n, 4, 7), {"head": 1}),
-    "positions first inside": (lambda: TurningInside(1), lambda n: (n, 7, 4), {"head": 1}),
-    "samples first": (lambda: TurningInside(0), lambda n: (n, 7, 4), {"head": 0}),
+    "positions first inside": (lambda: turning_inside(1), lambda n: (n, 7, 4), {"head": 1}),
+    "samples first": (lambda: turning_inside(0), lambda n: (n, 7, 4), {"head": 0}),
     "no axis is defined": (scaled, lambda n: (n, 4, 3), {"0": 0}),
 }
 """Networks, their inputs, and which axis of a layer's output has the samples."""
@@ -312,7 +262,7 @@ def test_norms_are_of_samples_wherever_these_are(
 
 
 def test_norms_in_an_evaluation_are_of_the_axis_that_the_last_step_had() -> None:
-    model = TurningInside(1)
+    model = turning_inside(1)
     cockpit = Cockpit(model, [OutputNorm()])
     step(cockpit, 0, torch.randn(5, 7, 4))
     for number, samples in enumerate((4, 7)):
@@ -339,21 +289,112 @@ def test_channel_last_is_what_the_user_says() -> None:
 # Which calls count ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("together", [True, False], ids=["one output", "two passes"])
-def test_several_calls_in_a_step_count_together(model: nn.Sequential, together: bool) -> None:
-    a, b = torch.randn(5, 4), torch.randn(3, 4)
-    tracked = [OutputNorm(), OutputGradientGeometry(correlation=False)]
-    cockpit = Cockpit(model, tracked)
-    if together:
-        loss = model(torch.cat([a, b])).square().sum()
-    else:
-        loss = model(a).square().sum() + model(b).square().sum()
-    tracked_backward(cockpit, 0, loss)
-    outputs = model[0](torch.cat([a, b]))
-    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(outputs))
-    gradient = torch.autograd.grad(model[1:](outputs.clone()).square().sum(), outputs)[0]
-    found = norms(cockpit.history, 0, "OutputGradientGeometry")["0"]["norm"]
-    assert found == pytest.approx(gradient.norm().item())
+Draw = Callable[[int], Tensor]
+Counted = Callable[[Cockpit, Any, int, Draw], list[Tensor]]
+"""Takes a step with the cockpit, the model and batches, and returns those that count."""
+
+
+def loss_on(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().sum()
+
+
+def two_passes(cockpit: Cockpit, model: Any, number: int, draw: Draw) -> list[Tensor]:
+    counted = [draw(5), draw(3)]
+    tracked_backward(cockpit, number, loss_on(model, counted[0]) + loss_on(model, counted[1]))
+    return counted
+
+
+def passes_without_backward(cockpit: Cockpit, model: Any, number: int, draw: Draw) -> list[Tensor]:
+    model(draw(100))
+    with torch.no_grad():
+        model(draw(100))
+    tracked_backward(cockpit, number, loss_on(model, batch := draw(5)))
+    return [batch]
+
+
+def layers_called_by_themselves(
+    cockpit: Cockpit, model: Any, number: int, draw: Draw
+) -> list[Tensor]:
+    needs_gradients = model[0].weight.requires_grad
+    with contextlib.nullcontext() if needs_gradients else torch.no_grad():
+        model[2](model[0](draw(50)))
+    loss = model[2](model[1](model[0](batch := draw(5)))).square().sum()
+    with cockpit(number, loss=loss):
+        loss.backward()
+        model[2](model[0](batch))
+    return [batch]
+
+
+def evaluated_before_backward(
+    cockpit: Cockpit, model: Any, number: int, draw: Draw
+) -> list[Tensor]:
+    loss = loss_on(model, batch := draw(5))
+    with cockpit.evaluation(number):
+        model(draw(50))
+    tracked_backward(cockpit, number, loss)
+    return [batch]
+
+
+def announced(inside: bool) -> Counted:
+    def take(cockpit: Cockpit, model: Any, number: int, draw: Draw) -> list[Tensor]:
+        with cockpit(number):
+            with cockpit.forward(number) if inside else contextlib.nullcontext():
+                loss = loss_on(model, batch := draw(5))
+            loss.backward()
+        return [batch]
+
+    return take
+
+
+def several_passes(in_turn: bool) -> Counted:
+    def take(cockpit: Cockpit, model: Any, number: int, draw: Draw) -> list[Tensor]:
+        parts, losses = [draw(5), draw(5)], []
+        for place, part in enumerate(parts):
+            with cockpit.forward(number):
+                losses.append(loss_on(model, part))
+            if in_turn:
+                tracked_backward(cockpit, number, losses[-1], accumulating=place == 0)
+        if not in_turn:
+            tracked_backward(cockpit, number, losses[0] + losses[1])
+        return parts
+
+    return take
+
+
+COUNTED: dict[str, tuple[Counted, tuple[int, ...]]] = {
+    "two passes": (two_passes, (0, 1, 2)),
+    "without a backward pass": (passes_without_backward, (0, 1, 2)),
+    "layers by themselves": (layers_called_by_themselves, (0,)),
+    "an evaluation": (evaluated_before_backward, (0, 1)),
+    "in the context": (announced(False), (0,)),
+    "in the context, announced": (announced(True), (0,)),
+    # Of a quantity that is computed at every tenth step, which no forward pass can tell.
+    "passes first": (several_passes(False), (0, 1, 10)),
+    "in turn": (several_passes(True), (0, 1, 10)),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", COUNTED)
+def test_which_calls_count(model: nn.Sequential, name: str, frozen: bool) -> None:
+    take, numbers = COUNTED[name]
+    model[0].requires_grad_(not frozen)
+    schedule = schedules.linear(10 if 10 in numbers else 1)
+    geometry = OutputGradientGeometry(schedule, correlation=False)
+    cockpit = Cockpit(model, [OutputNorm(schedule), geometry])
+    for number in numbers:
+        counted = take(cockpit, model, number, lambda n: torch.randn(n, 4))
+        if not schedule(number):
+            continue
+        outputs = nn.functional.linear(torch.cat(counted), *model[0].parameters())
+        assert norms(cockpit.history, number)["0"] == pytest.approx(mean_norm(outputs))
+        found = norms(cockpit.history, number, "OutputGradientGeometry")["0"]
+        if frozen:
+            assert found.reason == "the output needs no gradient"
+        else:
+            plain = copy.deepcopy(model[1:])
+            (gradient,) = torch.autograd.grad(loss_on(plain, outputs.clone()), outputs)
+            assert found["norm"] == pytest.approx(gradient.norm().item())
 
 
 def test_merged_calls_are_one_call_with_all_samples() -> None:
@@ -421,28 +462,6 @@ def test_empty_batches_have_no_values() -> None:
         assert all("empty" in value.reason for value in norms(cockpit.history, 0, name).values())
 
 
-def test_forward_passes_without_a_backward_pass_do_not_count(model: nn.Sequential) -> None:
-    cockpit = Cockpit(model, [OutputNorm()])
-    for number in range(3):
-        inputs = torch.randn(5, 4)
-        model(torch.randn(100, 4))
-        with torch.no_grad():
-            model(torch.randn(100, 4))
-        step(cockpit, number, inputs)
-        assert norms(cockpit.history, number)["0"] == pytest.approx(mean_norm(model[0](inputs)))
-
-
-def test_frozen_layers_count_with_the_pass_that_they_are_in(model: nn.Sequential) -> None:
-    model[0].requires_grad_(False)
-    cockpit = Cockpit(model, [OutputNorm(), OutputGradientGeometry()])
-    model(torch.randn(100, 4))
-    inputs = torch.randn(5, 4)
-    step(cockpit, 0, inputs)
-    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
-    found = norms(cockpit.history, 0, "OutputGradientGeometry")["0"]
-    assert found.reason == "the output needs no gradient"
-
-
 def test_a_branch_without_influence_has_no_gradient() -> None:
     layers = {"used": nn.Linear(2, 2), "ignored": nn.Linear(2, 2)}
     model = Net(lambda net, x: (net.ignored(x), net.used(x))[1], **layers)
@@ -490,30 +509,6 @@ def test_layers_inside_a_checkpoint_count_once(layers: Any, reentrant: bool) -> 
         found, expected = (dict(numbers(history[name][0])) for history in histories)
         assert found
         assert found == pytest.approx(expected, rel=1e-5), name
-
-
-class Parts(nn.Module):
-    """Layers that the user calls one by one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 1)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_layers_that_are_called_by_themselves_for_other_purposes(frozen: bool) -> None:
-    model, inputs = Parts(), torch.randn(5, 4)
-    model.a.requires_grad_(not frozen)
-    cockpit = Cockpit(model, [OutputNorm()])
-    with torch.no_grad() if frozen else contextlib.nullcontext():
-        model.b(model.a(torch.randn(50, 4)))
-    loss = model.b(model.a(inputs)).square().mean()
-    with cockpit(0, loss=loss):
-        loss.backward()
-        model.b(model.a(inputs))
-    hidden = model.a(inputs)
-    expected = {"a": mean_norm(hidden), "b": mean_norm(model.b(hidden))}
-    assert norms(cockpit.history, 0) == pytest.approx(expected)
 
 
 def test_layers_that_run_without_gradients_say_so() -> None:
@@ -620,36 +615,6 @@ def test_an_unexpected_step_is_undefined_and_says_what_to_do(model: nn.Sequentia
         assert math.isnan(found)
         assert "with cockpit.forward(10):" in found.reason
     assert not cockpit.history.notes
-
-
-@pytest.mark.parametrize("order", ["passes first", "in turn"])
-def test_a_step_may_have_several_forward_passes(model: nn.Sequential, order: str) -> None:
-    cockpit, parts = Cockpit(model, [OutputNorm(schedules.linear(10))]), torch.randn(2, 5, 4)
-    for number in (0, 1, 10):
-        losses = []
-        for place, part in enumerate(parts):
-            with cockpit.forward(number):
-                losses.append(model(part).square().mean())
-            if order == "in turn":
-                with cockpit(number, loss=losses[-1], accumulating=place == 0):
-                    losses[-1].backward()
-        if order == "passes first":
-            tracked_backward(cockpit, number, sum(losses))
-    for number in (0, 10):
-        expected = mean_norm(model[0](parts.flatten(0, 1)))
-        assert norms(cockpit.history, number)["0"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("announced", [False, True])
-def test_a_forward_pass_can_be_announced_within_the_context(
-    model: nn.Sequential, announced: bool
-) -> None:
-    cockpit, inputs = Cockpit(model, [OutputNorm()]), torch.randn(5, 4)
-    with cockpit(0):
-        with cockpit.forward(0) if announced else contextlib.nullcontext():
-            loss = model(inputs).square().mean()
-        loss.backward()
-    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
 
 
 @pytest.mark.parametrize("announced", [False, True])
@@ -821,15 +786,6 @@ def test_evaluations_have_series_of_their_own(model: nn.Sequential, tmp_path: Pa
         assert (source.kind, source.view.title) == ("OutputNorm", "Output norm (evaluation)")
 
 
-def test_an_evaluation_between_forward_and_backward_changes_nothing(model: nn.Sequential) -> None:
-    cockpit, inputs = Cockpit(model, [OutputNorm()]), torch.randn(5, 4)
-    loss = model(inputs).square().mean()
-    with cockpit.evaluation(0):
-        model(torch.randn(50, 4))
-    tracked_backward(cockpit, 0, loss)
-    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
-
-
 def test_evaluations_of_one_step_count_together(model: nn.Sequential) -> None:
     tracked = [OutputNorm(), quantities.InputCovariance(), quantities.RankMe()]
     cockpit, batches = Cockpit(model, tracked), torch.randn(3, 9, 4)
@@ -855,8 +811,7 @@ def test_evaluations_of_one_step_count_together(model: nn.Sequential) -> None:
 
 
 def test_an_evaluation_has_notes_and_a_name_of_its_own() -> None:
-    model = Odd()
-    cockpit = Cockpit(model, [OutputNorm(layers="idle")])
+    cockpit = Cockpit(odd_layers(), [OutputNorm(layers="idle")])
     with pytest.warns(UserWarning, match="validation: no layer was called in this context"):
         with cockpit.evaluation(3, "validation"):
             pass
