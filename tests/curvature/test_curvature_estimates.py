@@ -12,6 +12,8 @@ from scipy import stats
 from scipy.integrate import trapezoid
 from scipy.sparse.linalg import LinearOperator
 
+from gradlens.curvature import InverseOperator, frobenius_norm, log_determinant
+from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.estimate import (
     Estimate,
     SpectralDensity,
@@ -225,6 +227,8 @@ ESTIMATORS: dict[str, Callable[..., Any]] = {
     "blocks": lambda matrix, seed=0: hutchinson_blocks(matrix, {"a": slice(0, 1)}, 4, seed)["a"],
     "diagonal": lambda matrix, seed=0: hutchinson_diagonal(matrix, 4, seed),
     "density": lambda matrix, seed=0: spectral_density(matrix, 4, 10, seed=seed),
+    "norm": lambda matrix, seed=0: frobenius_norm(matrix, 4, seed),
+    "eigenpairs": lambda matrix, seed=0: eigenpairs(matrix, 2, seed=seed),
 }
 
 
@@ -234,9 +238,10 @@ def estimator(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def numbers(estimate: Any) -> np.ndarray:
-    """Value and standard error in one array."""
-    values = [getattr(estimate, n, ()) for n in ("value", "diagonal", "density", "standard_error")]
-    return np.concatenate([np.atleast_1d(v) for v in values])
+    """Value and standard error, or eigenvectors and residuals, in one array."""
+    names = ("value", "diagonal", "density", "standard_error", "values", "vectors", "residuals")
+    values = [getattr(estimate, name, ()) for name in names]
+    return np.concatenate([np.ravel(v) for v in values])
 
 
 def test_estimates_are_reproducible_and_leave_global_generators_alone(
@@ -257,7 +262,10 @@ def test_estimates_are_reproducible_and_leave_global_generators_alone(
 @pytest.mark.parametrize("size", [1, 40])
 def test_a_zero_matrix(estimator: Callable[..., Any], size: int) -> None:
     found = estimator(np.zeros((size, size)))
-    if isinstance(found, SpectralDensity):
+    if isinstance(found, Eigenpairs):
+        assert not found.values.any()
+        assert found.converged
+    elif isinstance(found, SpectralDensity):
         np.testing.assert_allclose(found.density, exact_density(found, np.zeros(1)))
         assert not found.standard_error.any()
     else:
@@ -271,7 +279,12 @@ def test_products_that_are_not_finite(
 ) -> None:
     operator = LinearOperator((size, size), matvec=lambda v: np.full(size, value), dtype=float)
     found = estimator(operator)
-    assert np.isnan(numbers(found)).all()
+    if isinstance(found, Eigenpairs):
+        assert np.isnan([found.values, found.residuals]).all()
+        assert found.vectors.shape == (size, len(found.values))
+        assert not found.converged
+    else:
+        assert np.isnan(numbers(found)).all()
     if isinstance(found, Estimate):
         assert isinstance(found.value, Undefined)
         assert "NaN or Inf" in found.value.reason
@@ -289,13 +302,28 @@ def test_one_sample_has_no_standard_error() -> None:
     assert np.isnan(hutchinson_diagonal(gaussian_matrix(), 1).standard_error).all()
 
 
-def test_bad_requests_are_named() -> None:
-    matrix = np.eye(3)
-    with pytest.raises(ValueError, match="0 samples"):
-        hutchinson(matrix, 0)
-    with pytest.raises(ValueError, match="0 samples"):
-        hutchinson_diagonal(matrix, 0)
-    with pytest.raises(ValueError, match="0 probes"):
-        spectral_density(matrix, 0)
-    with pytest.raises(ValueError, match="take 1013"):
-        spectral_density(matrix, relative_width=1e-3)
+BAD: list[tuple[Callable[[np.ndarray], Any], str]] = [
+    (lambda matrix: hutchinson(matrix, 0), "0 samples"),
+    (lambda matrix: hutchinson_diagonal(matrix, 0), "0 samples"),
+    (lambda matrix: frobenius_norm(matrix, 0), "samples: take"),
+    (lambda matrix: spectral_density(matrix, 0), "0 probes"),
+    (lambda matrix: spectral_density(matrix, relative_width=1e-3), "take 1013"),
+    (lambda matrix: eigenpairs(matrix, 0), "k is 0"),
+    (lambda matrix: eigenpairs(matrix, 1, "LA"), "which is 'LA'"),  # type: ignore[arg-type]
+    (lambda matrix: eigenpairs(matrix, 1, start=np.ones(3)), "start has 3 rows"),
+    (lambda matrix: eigenpairs(matrix, 5, max_products=5), "more than 5 products"),
+    (lambda matrix: eigenpairs(matrix[:2]), "square"),
+    (lambda matrix: log_determinant(matrix, 0.0), "damping=.*positive"),
+    (lambda matrix: log_determinant(matrix, -1.0), "damping=.*positive"),
+    (lambda matrix: log_determinant(matrix, np.inf), "damping=.*positive"),
+    (lambda matrix: log_determinant(matrix, 1.0, 0), "probes of .* steps: take"),
+    (lambda matrix: InverseOperator(matrix, -1), "damping=-1"),
+    (lambda matrix: InverseOperator(matrix, 1.0).solve(np.zeros(3)), "the vector has shape"),
+    (lambda matrix: InverseOperator(matrix, 0.01, rank=-1), "rank=-1"),
+]
+
+
+@pytest.mark.parametrize(("call", "reason"), BAD)
+def test_bad_requests_are_named(call: Callable[[np.ndarray], Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        call(np.eye(40))

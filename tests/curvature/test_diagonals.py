@@ -25,6 +25,7 @@ from gradlens.curvature.factors import drawing
 from gradlens.curvature.hessian import GGNOperator
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
+from tests.cases.curvature_cases import SquareOnce
 from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 
@@ -135,18 +136,6 @@ def two(
 class Doubling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
-
-
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
 
 
 def perceptron(width: int = 3) -> nn.Module:
@@ -472,7 +461,7 @@ CASES |= {
     ),
     # The network's first derivatives are enough.
     "once differentiable": Case(
-        partial(problem, two(lambda net, x: Once.apply(net.last(net.first(x).tanh() + x)))),
+        partial(problem, two(lambda net, x: SquareOnce.apply(net.last(net.first(x).tanh() + x)))),
         GAUSS_NEWTON,
     ),
     "with its loss": Case(

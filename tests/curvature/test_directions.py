@@ -27,6 +27,7 @@ from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators import composed
 from tests.cases.curvature_cases import build, dense_ggn
 from tests.cases.networks import NETWORKS
+from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 
 
@@ -257,20 +258,14 @@ def test_the_quantity(reduction: Any) -> None:
 
     found, notes = track(problem.model, problem.inputs, loss_of, loss_reduction=reduction)
     loss, outputs = problem.forward()
-    factor = len(outputs) * problem.mean_scale
-    expected = dense(outputs, loss, list(problem.parameters.values()), factor)
-    values, vectors = np.linalg.eigh(expected.matrix)
-    vectors = vectors[:, :-4:-1]
-    along = expected.gradients @ vectors
-    np.testing.assert_allclose(found["eigenvalues"], values[:-4:-1], rtol=1e-9)
-    np.testing.assert_allclose(found["gradient"], abs(along.mean(0)), rtol=1e-8)
-    ratios = along.mean(0) ** 2 / along.var(0, ddof=1) * len(along)
-    np.testing.assert_allclose(found["gradient_snr"], ratios, rtol=1e-8)
-    curved = np.einsum("dk,nde,ek->nk", vectors, expected.parts, vectors)
-    ratios = curved.mean(0) ** 2 / curved.var(0, ddof=1) * len(along)
-    np.testing.assert_allclose(found["curvature_snr"], ratios, rtol=1e-8)
-    share = np.square(along.mean(0)).sum() / np.square(expected.gradient).sum()
-    assert found["overlap"] == pytest.approx(share, rel=1e-9)
+    ggn = GGNOperator(loss, outputs, problem.parameters, problem.mean_scale)
+    expected = LowRankGGN(ggn, problem.model)  # which is compared with dense matrices above
+    along = expected.directional_derivatives(3)
+    np.testing.assert_allclose(found["eigenvalues"], expected.eigenvalues[:3], rtol=1e-9)
+    np.testing.assert_allclose(found["gradient"], abs(along.first.mean(0)), rtol=1e-8)
+    for name in ("gradient_snr", "curvature_snr"):
+        np.testing.assert_allclose(found[name], getattr(along, name), rtol=1e-8)
+    assert found["overlap"] == pytest.approx(expected.gradient_overlap(3), rel=1e-9)
     assert not notes
 
 
@@ -336,38 +331,22 @@ def test_positions_of_a_sequence_are_of_one_sample() -> None:
     np.testing.assert_allclose(found["curvature_snr"], derivatives.curvature_snr, rtol=1e-6)
 
 
-class Summed(nn.Module):
-    """A layer whose positions see those before them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, 3] -> [N, T, 4]``."""
-        return self.linear(x).cumsum(1)
-
-
-@pytest.mark.parametrize("layer", [nn.Linear(3, 4), Summed()])
+@pytest.mark.parametrize("is_summed", [False, True])  # positions that see those before them
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 1, 2)])
 def test_rows_of_the_outputs_that_are_positions(
-    order: tuple[int, int, int], layer: nn.Module
+    order: tuple[int, int, int], is_summed: bool
 ) -> None:
     """Ratios of the variance between positions aren't those of samples."""
     torch.manual_seed(0)
-    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 2)).double()
 
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
+    def compute(net: Any, x: Tensor) -> Tensor:
+        hidden = net.first(x)
+        return net.last((hidden.cumsum(1) if is_summed else hidden).tanh()).permute(order)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x).permute(order)
-
+    model = Net(compute, first=nn.Linear(3, 4), last=nn.Linear(4, 2)).double()
     targets = torch.randn(6, 5, 2, dtype=torch.float64).permute(order)
     inputs = torch.randn(6, 5, 3, dtype=torch.float64)
-    found, _ = track(Turned(), inputs, lambda z: (z - targets).square().mean(), k=2)
+    found, _ = track(model, inputs, lambda z: (z - targets).square().mean(), k=2)
     if order[0]:
         assert "aren't its 6 samples" in found.reason
     else:

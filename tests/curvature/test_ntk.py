@@ -15,6 +15,7 @@ from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.data_cases import MODELS, frozen, perceptron
 from tests.cases.networks import NETWORKS
 from tests.cases.references import as_function
+from tests.cases.row_cases import Net
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -87,17 +88,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), random)
 
 
-class Two(nn.Module):
-    """Outputs in a tuple."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.layer(x), x
-
-
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "coupled": (
         nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
@@ -105,7 +95,11 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         "in eval mode",
     ),
     "dropout": (nn.Sequential(nn.Linear(4, 3), nn.Dropout()), ValueError, "model.eval"),
-    "a tuple": (Two(), ValueError, "one tensor"),
+    "a tuple": (
+        Net(lambda net, x: (net.layer(x), x), layer=nn.Linear(4, 3)),
+        ValueError,
+        "one tensor",
+    ),
     "one number": (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), UnavailableError, "sample"),
     "frozen": (nn.Linear(4, 3).requires_grad_(False), ValueError, "no parameters"),
     "NaN": (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), UnavailableError, "contain NaN"),

@@ -33,6 +33,7 @@ from gradlens.curvature.operator import VECTOR_BYTES, ParameterOperator
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases import data_cases
 from tests.cases.data_cases import LOSSES, MODELS, DataProblem, Reduction, build
+from tests.cases.row_cases import Net
 
 with warnings.catch_warnings():
     # It compiles with torch.jit.
@@ -392,18 +393,12 @@ def test_what_has_no_matrix_is_refused() -> None:
 
 
 def test_outputs_may_be_several_tensors_of_which_the_jacobian_takes_one() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = build("perceptron", "cross-entropy").model
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.inner(x), x
+    inner = build("perceptron", "cross-entropy").model
+    pair = Net(lambda net, x: (net.inner(x), x), inner=inner)
 
     def loss(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs[0], targets)
 
-    pair = Pair()
     found = matrix_of(HessianOperator.over_data(pair, loss, BATCHES))
     np.testing.assert_array_equal(found, matrix_of(hessian()))
     found = matrix_of(GGNOperator.over_data(pair, loss, BATCHES))
@@ -420,19 +415,14 @@ def test_recurrent_layers_are_not_cudnns(is_recurrent: bool, enabled: bool) -> N
     layer = nn.LSTM(3, 2, batch_first=True) if is_recurrent else nn.Linear(3, 2)
     seen: list[bool] = []
 
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(torch.backends.cudnn.enabled)
-            found = self.layer(x)
-            return (found[0] if is_recurrent else found)[:, -1]
+    def compute(net: Any, x: Tensor) -> Tensor:
+        seen.append(torch.backends.cudnn.enabled)
+        found = net.layer(x)
+        return (found[0] if is_recurrent else found)[:, -1]
 
     data = [(torch.randn(4, 5, 3), torch.randn(4, 2))]
     with torch.backends.cudnn.flags(enabled=enabled):
-        hessian = HessianOperator.over_data(Network().eval(), nn.MSELoss(), data)
+        hessian = HessianOperator.over_data(Net(compute, layer=layer).eval(), nn.MSELoss(), data)
         hessian @ torch.ones(hessian.shape[1])
         assert torch.backends.cudnn.enabled == enabled
     assert set(seen) == {enabled and not is_recurrent}

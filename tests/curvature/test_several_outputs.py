@@ -14,38 +14,28 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from gradlens.curvature import GGNOperator, LowRankGGN
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases import references
+from tests.cases.row_cases import Net
 
 N = 7
 Outputs = dict[str, Tensor]
 
 
-class Heads(nn.Module):
-    """Classes, positions ``[N, 2, 2]`` and a flag, from a layer that is returned as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.classes = nn.Linear(3, 4), nn.Linear(4, 3)
-        self.positions, self.flag = nn.Linear(4, 4), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Outputs:
-        hidden = self.body(x).tanh()
-        return {
-            "hidden": hidden,
-            "classes": self.classes(hidden),
-            "positions": self.positions(hidden).sin().reshape(-1, 2, 2),
-            "flag": self.flag(hidden)[:, 0],
-        }
+def all_outputs(net: Any, x: Tensor) -> Outputs:
+    """Classes, positions ``[N, 2, 2]`` and a flag, and the layer that they are computed from."""
+    hidden = net.body(x).tanh()
+    positions = net.positions(hidden).sin().reshape(-1, 2, 2)
+    found = {"hidden": hidden, "classes": net.classes(hidden), "positions": positions}
+    return found | {"flag": net.flag(hidden)[:, 0]}
 
 
-class Chosen(nn.Module):
+def heads() -> nn.Module:
+    layers = {"positions": nn.Linear(4, 4), "flag": nn.Linear(4, 1)}
+    return Net(all_outputs, body=nn.Linear(3, 4), classes=nn.Linear(4, 3), **layers)
+
+
+def chosen(model: nn.Module, pack: Callable[[Outputs], Any]) -> nn.Module:
     """Those outputs as a tuple, in a list, or by name."""
-
-    def __init__(self, heads: Heads, pack: Callable[[Outputs], Any]) -> None:
-        super().__init__()
-        self.heads, self.pack = heads, pack
-
-    def forward(self, x: Tensor) -> Any:
-        return self.pack(self.heads(x))
+    return Net(lambda net, x: pack(net.heads(x)), heads=model)
 
 
 def loss_of(outputs: Outputs, targets: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -58,9 +48,9 @@ NAMES = ("classes", "positions", "flag")
 
 
 @pytest.fixture
-def problem() -> tuple[Heads, Tensor, tuple[Tensor, Tensor, Tensor]]:
+def problem() -> tuple[nn.Module, Tensor, tuple[Tensor, Tensor, Tensor]]:
     torch.manual_seed(0)
-    model = Heads().double()
+    model = heads().double()
     inputs = torch.randn(N, 3, dtype=torch.float64)
     targets = torch.randint(3, (N,)), torch.randn(N, 2, 2).double(), torch.rand(N).double()
     return model, inputs, targets
@@ -70,7 +60,7 @@ def joined(found: Outputs) -> Tensor:
     return torch.cat([found["classes"], found["positions"].flatten(1), found["flag"][:, None]], 1)
 
 
-def dense(model: Heads, inputs: Tensor, targets: Any) -> np.ndarray:
+def dense(model: nn.Module, inputs: Tensor, targets: Any) -> np.ndarray:
     """That of the same outputs in one tensor."""
 
     def loss(found: Tensor) -> Tensor:
@@ -78,7 +68,7 @@ def dense(model: Heads, inputs: Tensor, targets: Any) -> np.ndarray:
         parts = {"classes": classes, "positions": positions.reshape(-1, 2, 2), "flag": flag[:, 0]}
         return loss_of(parts, targets)
 
-    return references.dense_ggn(Chosen(model, joined), loss, inputs).detach().numpy()
+    return references.dense_ggn(chosen(model, joined), loss, inputs).detach().numpy()
 
 
 def test_products(problem: Any) -> None:
@@ -103,7 +93,7 @@ PACKED: dict[str, Callable[[Outputs], Any]] = {
 @pytest.mark.parametrize("how", PACKED)
 def test_over_data(how: str, problem: Any) -> None:
     model, inputs, targets = problem
-    packed = Chosen(model, PACKED[how])
+    packed = chosen(model, PACKED[how])
 
     def loss(outputs: Any, given: Any) -> Tensor:
         named = outputs if isinstance(outputs, dict) else dict(zip(NAMES, outputs, strict=True))

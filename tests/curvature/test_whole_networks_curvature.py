@@ -174,16 +174,19 @@ def test_second_derivative_of_fused_attention(options: dict[str, Any]) -> None:
         torch.randn(2, heads, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)
     )
     inputs = [query, key, value]
-    directions = [torch.randn_like(tensor) for tensor in inputs]
-
     fused = scaled_dot_product_attention(query, key, value, **options)
     assert fused.grad_fn is not None
     assert "Flash" in fused.grad_fn.name()
-    found = derivative(differentiable_gradient(fused.sin().sum(), inputs), inputs, directions)
-
     with sdpa_kernel(SDPBackend.MATH):
         math = scaled_dot_product_attention(query, key, value, **options)
-    gradient = torch.autograd.grad(math.sin().sum(), inputs, create_graph=True)
+    assert_second_derivatives(fused.sin().sum(), math.sin().sum(), inputs)
+
+
+def assert_second_derivatives(loss: Tensor, plain: Tensor, inputs: list[Any]) -> None:
+    """Those of a loss are those of the same loss by operations that torch differentiates twice."""
+    directions = [torch.randn_like(tensor) for tensor in inputs]
+    found = derivative(differentiable_gradient(loss, inputs), inputs, directions)
+    gradient = torch.autograd.grad(plain, inputs, create_graph=True)
     expected = torch.autograd.grad(gradient, inputs, directions)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
@@ -193,19 +196,11 @@ def test_second_derivative_of_weight_norm() -> None:
     torch.manual_seed(0)
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)).double()
     parameters = list(layer.parameters())
-    directions = [torch.randn_like(p) for p in parameters]
     inputs = torch.randn(4, 5, dtype=torch.float64)
-    found = derivative(
-        differentiable_gradient(layer(inputs).sin().sum(), parameters), parameters, directions
-    )
-
     bias, length, direction = parameters
     weight = length * direction / direction.norm(dim=1, keepdim=True)
-    loss = (inputs @ weight.T + bias).sin().sum()
-    gradient = torch.autograd.grad(loss, parameters, create_graph=True)
-    expected = torch.autograd.grad(gradient, parameters, directions)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    plain = (inputs @ weight.T + bias).sin().sum()
+    assert_second_derivatives(layer(inputs).sin().sum(), plain, parameters)
 
 
 def test_training_keeps_the_fused_kernel() -> None:

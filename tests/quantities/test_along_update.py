@@ -23,8 +23,10 @@ from gradlens.curvature import Probe
 from gradlens.history.history import History
 from gradlens.quantities import CriticalSharpness, Quantity, StepLedger
 from gradlens.quantities.along_update import RESOLUTION, TRIES, search
+from tests.cases.curvature_cases import SquareOnce
 from tests.cases.processes import in_process_group
-from tests.cases.records import assert_identical
+from tests.cases.records import assert_identical, assert_same_records
+from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 from tests.quantities.networks import Attention, Recurrent, Residual, mlp
 
@@ -288,11 +290,7 @@ def test_losses_and_steps_of_other_sizes() -> None:
 def test_micro_batches_have_the_values_of_the_whole_batch() -> None:
     whole, parts = train(mlp, steps=1), train(mlp, parts=4, steps=1)
     for name in ("CriticalSharpness", "StepLedger"):
-        found, expected = parts.history[name][0], whole.history[name][0]
-        layers = found.pop("layers", {}), expected.pop("layers", {})
-        assert found == pytest.approx(expected, rel=1e-8, abs=1e-12)
-        for layer, terms in layers[1].items():
-            assert layers[0][layer] == pytest.approx(terms, rel=1e-8, abs=1e-12)
+        assert_same_records(parts.history[name], whole.history[name], rtol=1e-8)
 
 
 def test_autocast_and_single_precision() -> None:
@@ -387,17 +385,15 @@ def test_the_model_is_left_as_it_was() -> None:
     assert [p._version for p in model.parameters()] == [each + 1 for each in versions]
 
 
-class Returning(nn.Module):
+def returning(*order: str) -> nn.Module:
     """Returns several things, of which a loss takes the first tensor."""
 
-    def __init__(self, *order: str) -> None:
-        super().__init__()
-        self.inner, self.order = mlp(), order
-
-    def forward(self, x: Tensor) -> list[Any]:
-        out = self.inner(x)
+    def compute(net: Any, x: Tensor) -> list[Any]:
+        out = net.inner(x)
         made = {"output": out, "cache": object(), "loss": out.square().mean(), "input": x}
-        return [made[name] for name in self.order]
+        return [made[name] for name in order]
+
+    return Net(compute, inner=mlp())
 
 
 @pytest.mark.parametrize(
@@ -412,7 +408,7 @@ def test_what_a_parallel_model_returns_beside_tensors(order: str) -> None:
 
     def value(wrap: Callable[[nn.Module], nn.Module]) -> Any:
         torch.manual_seed(0)
-        model, x = wrap(Returning(*order.split()).double()), torch.randn(6, 4).double()
+        model, x = wrap(returning(*order.split()).double()), torch.randn(6, 4).double()
         optimizer = SGD(model.parameters())
         cockpit = Cockpit(model, [StepLedger()], facts=False, autopsy=False)
         loss = loss_of(model, x)
@@ -558,18 +554,8 @@ def test_what_is_needed_is_said() -> None:
 
 
 def test_without_a_second_derivative_there_is_the_first_term() -> None:
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return gradient
-
     def once(model: nn.Module, x: Tensor) -> Tensor:
-        return Once.apply(model(x)).square().mean()
+        return SquareOnce.apply(model(x)).mean()
 
     sharpness, ledger = step_with(once)
     assert sharpness["ratio"] > 0
@@ -583,27 +569,29 @@ def test_without_a_second_derivative_there_is_the_first_term() -> None:
 @pytest.mark.parametrize("root", [1e-3, 0.02, 0.9, 1.0, 3.0, 70.0])
 def test_search_on_quadratics(root: float) -> None:
     tried: list[float] = []
-
-    def rise(multiple: float) -> float:
-        tried.append(multiple)
-        return multiple * (multiple - root)
-
-    found = search(rise, 1e-15)
+    found = search(lambda s: tried.append(s) or s * (s - root), 1e-15)
     assert found.multiple == pytest.approx(root, rel=1e-9)
     assert found.low <= root <= found.high <= found.low * (1 + RESOLUTION)
     assert len(tried) <= TRIES
 
 
-def test_search_of_other_shapes() -> None:
+@pytest.mark.parametrize(
+    ("rise", "reason"),
+    [
+        (lambda s: -s, "at any rate up to 64"),
+        (lambda s: s, "downhill"),
+        (lambda s: max(s - 3, 0.0), "too small"),
+    ],
+)
+def test_searches_that_find_nothing(rise: Callable[[float], float], reason: str) -> None:
+    assert reason in search(rise, 1e-15).reason
+
+
+def test_searches_of_losses_that_end_or_rise_late() -> None:
     diverges = search(lambda s: -s if s < 3 else math.nan, 1e-15)
     assert diverges.low < 3 <= diverges.high <= 2 * diverges.low
-    falls = search(lambda s: -s, 1e-15)
-    assert falls.multiple != falls.multiple
-    assert "at any rate up to 64" in falls.reason
-    assert falls.guess == 64
-    assert search(lambda s: s - 100, 1e-15, first=64).multiple == pytest.approx(100, rel=1e-3)
-    assert "downhill" in search(lambda s: s, 1e-15).reason
-    assert "too small" in search(lambda s: max(s - 3, 0.0), 1e-15).reason
+    late = search(lambda s: s - 100, 1e-15, first=search(lambda s: -s, 1e-15).guess)
+    assert late.multiple == pytest.approx(100, rel=1e-3)
 
 
 # Where the loss comes from ----------------------------------------------------------------------

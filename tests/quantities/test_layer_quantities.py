@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from gradlens.quantities import LayerQuantity, Quantity
 from gradlens.quantities.parameter_quantity import OfParameters
 from tests.cases.layer_cases import CASES, Array, Flow, flows
 from tests.cases.records import assert_same_records, leaves
+from tests.cases.row_cases import Net
 from tests.cases.steps import take_steps, tracked_backward
 
 STEPS = 3
@@ -565,15 +567,9 @@ def test_spectra_of_one_feature() -> None:
     assert {found[name] for name in ("stable_rank", "condition", "condition_50")} == {1.0}
 
 
-class Same(nn.Module):
+def Same() -> nn.Module:  # noqa: N802
     """Returns its inputs, and has a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(()))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs * self.factor
+    return Net(lambda net, x: x * net.factor, factor=nn.Parameter(torch.ones(())))
 
 
 def of_layer(quantity: Quantity, inputs: Tensor, layer: nn.Module) -> Any:
@@ -640,46 +636,32 @@ def test_what_is_undefined_says_why(
     assert any(reason in each for each in told), told
 
 
-class Odd(nn.Module):
+def odd() -> Any:
     """Layers and parameters of unusual kinds, all behind one output."""
+    calls = itertools.count(1)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 4, sparse=True)
-        self.act, self.linear, self.unused = nn.ReLU(), nn.Linear(4, 2), nn.Linear(4, 2)
-        self.frozen = nn.Linear(4, 4).requires_grad_(False)
-        self.nothing, self.whole, self.wider = _Nothing(), _Whole(), _Wider()
-        self.waves = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
-        self.hollow = nn.Parameter(torch.zeros(0, 3))
-        self.single = nn.Parameter(torch.tensor(2.0))
+    def compute(net: Any, indices: Tensor) -> Tensor:
+        embedded = net.embedding(indices)
+        net.nothing(embedded)
+        net.whole(embedded)
+        bent = (net.frozen(embedded).to(torch.complex64) @ net.waves).abs()
+        wide: Tensor = net.wider(bent)
+        return net.linear(net.act(bent)) * net.single + wide.sum() + net.hollow.sum()
 
-    def forward(self, indices: Tensor) -> Tensor:
-        embedded = self.embedding(indices)
-        self.nothing(embedded)
-        self.whole(embedded)
-        bent = (self.frozen(embedded).to(torch.complex64) @ self.waves).abs()
-        wide: Tensor = self.wider(bent)
-        return self.linear(self.act(bent)) * self.single + wide.sum() + self.hollow.sum()
-
-
-class _Nothing(nn.Module):
-    def forward(self, inputs: Tensor) -> None:
-        return None
-
-
-class _Whole(nn.Module):
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs.long()
-
-
-class _Wider(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        return inputs.repeat(1, self.calls)
+    return Net(
+        compute,
+        embedding=nn.Embedding(7, 4, sparse=True),
+        act=nn.ReLU(),
+        linear=nn.Linear(4, 2),
+        unused=nn.Linear(4, 2),
+        frozen=nn.Linear(4, 4).requires_grad_(False),
+        nothing=Net(lambda _, x: None),
+        whole=Net(lambda _, x: x.long()),
+        wider=Net(lambda _, x: x.repeat(1, next(calls))),
+        waves=nn.Parameter(torch.randn(4, 4, dtype=torch.complex64)),
+        hollow=nn.Parameter(torch.zeros(0, 3)),
+        single=nn.Parameter(torch.tensor(2.0)),
+    )
 
 
 @pytest.mark.filterwarnings("ignore:gradlens, step 0")
@@ -690,7 +672,7 @@ def test_nothing_breaks_a_training_loop(samples: int, dtype: torch.dtype) -> Non
     plain = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2, bias=False)).to(dtype)
     for model, inputs in (
         (plain, torch.randn(samples, 4).to(dtype)),
-        (Odd(), torch.arange(samples)),
+        (odd(), torch.arange(samples)),
     ):
         cockpit = gradlens.Cockpit(model, [*everything()])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -702,7 +684,7 @@ def test_nothing_breaks_a_training_loop(samples: int, dtype: torch.dtype) -> Non
 
 
 def test_complex_parameters() -> None:
-    model = Odd()
+    model = odd()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     tracked = [
         quantities.ParameterNorm(normalize=True), quantities.ConditionNumber(),
@@ -726,7 +708,7 @@ def test_complex_parameters() -> None:
 
 
 def test_conditions_of_no_matrix() -> None:
-    model = Odd()
+    model = odd()
     nn.init.zeros_(model.linear.weight)
     found = record(model, torch.arange(5), quantities.ConditionNumber())["parameters"]
     assert found["linear.weight"].reason == "the parameter is zero"

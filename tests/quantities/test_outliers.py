@@ -16,6 +16,7 @@ import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.quantities import Quantity
 from tests.cases.records import assert_same_records
+from tests.cases.row_cases import Net
 from tests.cases.steps import take_steps, tracked_backward
 from tests.quantities.networks import Attention, Recurrent, Residual, mlp
 from tests.quantities.test_layer_quantities import (
@@ -146,39 +147,15 @@ def test_a_planted_outlier_is_named() -> None:
     assert found["kurtosis"] > 500
 
 
-class Patches(nn.Module):
-    """Pixels that become positions, as those of vision transformers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.dropout = nn.Conv2d(2, 6, 2, 2), nn.Dropout(0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.patches(x).flatten(2).mT)
-
-
 def test_positions_that_were_pixels() -> None:
     torch.manual_seed(0)
-    model, inputs = Patches().double(), torch.randn(5, 2, 4, 4).double()
+    layers = {"patches": nn.Conv2d(2, 6, 2, 2), "dropout": nn.Dropout(0.0)}
+    model = Net(lambda net, x: net.dropout(net.patches(x).flatten(2).mT), **layers).double()
+    inputs = torch.randn(5, 2, 4, 4).double()
     cockpit = Cockpit(model, [quantities.ActivationOutliers()])
     tracked_backward(cockpit, 0, model(inputs).square().mean())
     found = cockpit.history["ActivationOutliers"][0]["layers"]["dropout"]
     assert_same_records(found, distribution(model(inputs).detach().numpy()), rtol=1e-9)
-
-
-def test_positions_of_samples_in_axis_1() -> None:
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"lstm": nn.LSTM(4, 6), "head": nn.Linear(6, 2)}).double()
-    model.forward = lambda x: model["head"](model["lstm"](x)[0])  # type: ignore[method-assign]
-    inputs = torch.randn(7, 5, 4).double()
-    cockpit = Cockpit(model, [quantities.ActivationOutliers()])
-    output = model(inputs)
-    losses = output.square().mean((0, 2))
-    tracked_backward(cockpit, 0, losses.mean(), info={"individual_losses": losses})
-    found = cockpit.history["ActivationOutliers"][0]["layers"]
-    expected = {"lstm": distribution(model["lstm"](inputs)[0].detach().transpose(0, 1).numpy()),
-                "head": distribution(output.detach().transpose(0, 1).numpy())}  # fmt: skip
-    assert_same_records(found, expected, rtol=1e-9)
 
 
 def test_one_column_is_the_logit_of_the_second_of_two_classes() -> None:

@@ -86,7 +86,8 @@ LAWS: dict[str, Law] = {
     "EarlyStopping": Law(lambda c: quantities.EarlyStopping(epsilon=1e-5 * c**2)),
     "HessMaxEV": Law(lambda c: quantities.HessMaxEV(), ONCE),
     "HessEigenvalues": Law(
-        lambda c: quantities.HessEigenvalues(k=2, max_products=60), {"": 0, "eigenvalues": 1, "residuals": 1}
+        lambda c: quantities.HessEigenvalues(k=2, max_products=60),
+        {"": 0, "eigenvalues": 1, "residuals": 1},
     ),
     "DirectionalDerivatives": Law(
         lambda c: quantities.DirectionalDerivatives(k=2), {"": 0, "eigenvalues": 1, "gradient": 1}

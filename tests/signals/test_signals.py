@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -475,23 +476,18 @@ def test_a_branch_without_influence_has_no_gradient() -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("layers", ["rest.0", "rest.1", ("rest.0", "rest.2"), "rest.end"])
 def test_layers_inside_a_checkpoint_count_once(layers: Any, reentrant: bool) -> None:
-    class Net(nn.Module):
-        def __init__(self, checkpointed: bool) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(4, 4), nn.Linear(2, 2)
-            self.rest = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-            self.rest.register_module("end", nn.Tanh())
-            self.checkpointed = checkpointed
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.first(x)
+    def network(checkpointed: bool) -> nn.Module:
+        def compute(net: Any, x: Tensor) -> Tensor:
+            x = net.first(x)
             for _ in range(2):
                 x = x.repeat(1, 2)[:, :4]
-                if self.checkpointed:
-                    x = checkpoint(self.rest, x, use_reentrant=reentrant)
-                else:
-                    x = self.rest(x)
-            return self.last(x)
+                run = partial(checkpoint, net.rest, use_reentrant=reentrant)
+                x = run(x) if checkpointed else net.rest(x)
+            return net.last(x)
+
+        rest = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        rest.register_module("end", nn.Tanh())
+        return Net(compute, first=nn.Linear(4, 4), rest=rest, last=nn.Linear(2, 2))
 
     inputs, histories = torch.randn(5, 4), []
     for checkpointed in (True, False):
@@ -502,7 +498,7 @@ def test_layers_inside_a_checkpoint_count_once(layers: Any, reentrant: bool) -> 
             quantities.InputMean(layers=layers),
             OutputGradientGeometry(layers=layers, correlation=False),
         ]
-        cockpit = Cockpit(Net(checkpointed), tracked)
+        cockpit = Cockpit(network(checkpointed), tracked)
         step(cockpit, 0, inputs)
         histories.append(cockpit.history)
     for name in histories[0].names:
