@@ -53,7 +53,7 @@ from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
 from gradlens.history.run_file import OwnFiles
 from gradlens.observers.autopsy import Autopsies
-from gradlens.observers.live_diagnosis import Diagnosing
+from gradlens.observers.live_diagnosis import LiveDiagnosis
 from gradlens.observers.observer import Observer
 from gradlens.observers.opening import Opening
 from gradlens.observers.sample_log import SampleLog
@@ -201,7 +201,7 @@ class Cockpit:
         observers: list[Observer] = [
             *recorders,
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
-            *([Diagnosing(self._run, rules)] if rules else []),
+            *([LiveDiagnosis(self._run, rules)] if rules else []),
             SampleLog(setting, self._run),
             *([Opening(self._run, own)] if facts and writes else []),
         ]

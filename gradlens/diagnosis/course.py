@@ -151,18 +151,17 @@ def jumps_of_one_sample(evidence: Evidence) -> tuple[Jump, ...]:
     Its own loss, where it is known, is above that at the start: of losses that are nearly zero, one
     has most by chance.
     """
-    is_one = shares_of_loss(evidence) > MOST
-    is_low = evidence.column("loss_max") < evidence.start
     has_jumped = np.isin(evidence.loss.steps, [*evidence.history.spikes])
-    if len(is_low) == len(has_jumped):
-        is_one, has_jumped = is_one & ~is_low, has_jumped & ~is_low
-    found = _jumps_among(evidence, is_one | has_jumped)
+    is_low = evidence.at_loss("loss_max") < evidence.start
+    found = _jumps_among(evidence, (has_jumped | (shares_of_loss(evidence) > MOST)) & ~is_low)
     return tuple(jump for jump in found if jump.share > MOST)
 
 
 def _jumps_among(evidence: Evidence, holds: Truths) -> tuple[Jump, ...]:
     values = evidence.loss.values
-    known = holds & evidence.loss.finite & ~_of_the_rest(evidence)
+    # The last batch of an epoch may have so few samples that its loss differs more.
+    is_rest = evidence.at_loss("samples") < evidence.typical("samples") / 2
+    known = holds & evidence.loss.finite & ~is_rest
     factor = float(np.exp(SPREADS * noise(values)))
     places = [int(n) for n in np.flatnonzero(known) if _is_jump(values, int(n), factor)]
     if len(places) > max(MOST_JUMPS * len(values), 1):
@@ -174,21 +173,12 @@ def _jumps_among(evidence: Evidence, holds: Truths) -> tuple[Jump, ...]:
     )  # fmt: skip
 
 
-def _of_the_rest(evidence: Evidence) -> Truths:
-    """Which batches are the last of an epoch, with so few samples that their losses differ more."""
-    samples = evidence.column("samples")
-    if len(samples) != len(evidence.loss.values):
-        return np.zeros(len(evidence.loss.values), dtype=np.bool_)
-    return np.asarray(samples < evidence.typical("samples") / 2)
-
-
 def _of_most_samples(evidence: Evidence) -> Truths:
     """At which steps most samples have a loss above chance, unlike just before and after."""
-    values = evidence.column("loss_median")
-    found = np.zeros(len(evidence.loss.values), dtype=np.bool_)
-    if len(values) == len(found) > 2:
-        limit = np.maximum(evidence.chance, TWICE * np.maximum(values[:-2], values[2:]))
-        found[1:-1] = values[1:-1] > limit
+    values = evidence.at_loss("loss_median")
+    found = np.zeros(len(values), dtype=np.bool_)
+    limit = np.maximum(evidence.chance, TWICE * np.maximum(values[:-2], values[2:]))
+    found[1:-1] = values[1:-1] > limit
     return found
 
 
@@ -232,10 +222,8 @@ def largest_share(evidence: Evidence, place: int) -> float:
 
 def shares_of_loss(evidence: Evidence) -> Floats:
     """The share of one sample in the loss of each batch ``[K]``; NaN where it isn't known."""
-    losses, samples = evidence.loss.values, evidence.column("samples")
-    if len(evidence.steps) != len(losses):
-        return np.full(len(losses), math.nan)
-    of_samples = evidence.column("loss_mean")  # whatever else the loss is made of, or divided by
+    losses, samples = evidence.loss.values, evidence.at_loss("samples")
+    of_samples = evidence.at_loss("loss_mean")  # whatever else the loss is made of, or divided by
     losses = np.where(np.isfinite(of_samples), of_samples, losses)
-    found = ratio(evidence.column("loss_max"), losses * samples)
+    found = ratio(evidence.at_loss("loss_max"), losses * samples)
     return np.where((losses > 0) & (samples > 1), found, math.nan)

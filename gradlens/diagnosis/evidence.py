@@ -186,6 +186,11 @@ class Evidence:
             values = np.where(np.isfinite(values), ratio(values, counts), values)
         return Line(self.steps.astype(np.float64), values)
 
+    def at_loss(self, name: str) -> Floats:
+        """A number of each step of the loss; NaN where there are no facts of these."""
+        found, count = self.column(name), len(self.loss.values)
+        return found if len(found) == count else np.full(count, math.nan)
+
     @cached_property
     def is_of_samples(self) -> bool:
         """Whether the loss may be the mean of the single losses.
@@ -196,14 +201,13 @@ class Evidence:
         the first steps alone: with smoothed labels, the loss stays above single losses, which are
         recorded without smoothing.
         """
-        if len(self.loss.values) != len(self.steps):
-            return True
-        over_mean = finite(ratio(self.loss.values, self.column("loss_mean")))[:FIRST_STEPS]
-        if len(over_mean) and not 1 / TERMS < median(over_mean) < TERMS:
+        over_mean, over_median, over_largest = (
+            finite(ratio(self.loss.values, self.at_loss(name)))
+            for name in ("loss_mean", "loss_median", "loss_max")
+        )
+        if len(over_mean) and not 1 / TERMS < median(over_mean[:FIRST_STEPS]) < TERMS:
             return False
-        over_median = median(ratio(self.loss.values, self.column("loss_median")))
-        over_largest = ratio(self.loss.values, self.column("loss_max"))
-        return not (over_median < 1 / 2 or median(finite(over_largest)[:FIRST_STEPS]) > 1)
+        return not (median(over_median) < 1 / 2 or median(over_largest[:FIRST_STEPS]) > 1)
 
     @cached_property
     def labels(self) -> Floats:
@@ -298,10 +302,8 @@ class Evidence:
         A penalty that grows while samples are learnt, as on the way from earlier weights, may keep
         the whole loss above chance.
         """
-        losses, of_samples = self.loss.values, self.column("loss_mean")
-        if len(of_samples) == len(losses):
-            losses = np.where(self.loss.finite, np.fmin(losses, of_samples), losses)
-        return losses / self.chance
+        losses, of_samples = self.loss.values, self.at_loss("loss_mean")
+        return np.where(self.loss.finite, np.fmin(losses, of_samples), losses) / self.chance
 
     @cached_property
     def progress(self) -> float:

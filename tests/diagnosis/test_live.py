@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,21 +15,51 @@ from torch.nn import functional
 from gradlens import Cockpit
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.diagnosis.rule import Rule, Sign
 from gradlens.diagnosis.rules import RULES
+from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.json_lines import encoded
 from gradlens.messages import GradlensWarning
+from gradlens.observers.live_diagnosis import LiveDiagnosis
+from gradlens.observers.observer import Outcome, StepContext
 from tests.cases.steps import tracked_backward
 from tests.diagnosis.runs import SETUP, SHAPES, changed, layer_columns, row, run, step_columns
+
+
+class Watched:
+    """A run as a live diagnosis writes to it, and what is new after a step or at the end."""
+
+    def __init__(self, history: History, rules: Sequence[Rule] = RULES) -> None:
+        self.history = history
+        self.live = LiveDiagnosis(self, rules)
+        self.new: list[Finding] = []
+
+    def note(self, global_step: int, text: str) -> None:
+        pytest.fail(text)
+
+    def say(self, text: str) -> None:
+        pytest.fail(text)
+
+    def take_in(self, global_step: int, kind: str, content: Any) -> None:
+        self.new.append(content)
+
+    def after_step(self) -> list[Finding]:
+        self.new = []
+        self.live.leave(StepContext(0, {}), Outcome())
+        return self.new
+
+    def now(self) -> list[Finding]:
+        self.new = []
+        self.live.close()
+        return self.new
 
 
 def test_a_finding_is_new_once() -> None:
     layers = layer_columns(still=["2.weight", "4.weight"])
     setup = replace(SETUP, groups=())
     history = run(changed(step_columns(), input_rms=200.0), layers, setup)
-    live = LiveDiagnosis(history)
+    live = Watched(history)
     found = [live.after_step() for _ in range(60)]
     assert [each.fault for each in found[7]] == ["input_scale"]
     assert not any(found[8:])
@@ -44,7 +76,7 @@ def test_it_is_asked_less_and_less_often() -> None:
         asked.append(len(asked))
         return []
 
-    live = LiveDiagnosis(run(), [Rule("mine", "Mine", find, "None.")])
+    live = Watched(run(), [Rule("mine", "Mine", find, "None.")])
     for _ in range(10_000):
         live.after_step()
     assert 50 < len(asked) < 90
@@ -53,14 +85,14 @@ def test_it_is_asked_less_and_less_often() -> None:
 def test_what_a_run_has_already_is_known() -> None:
     history = run(changed(step_columns(), input_rms=200.0))
     history.findings += diagnose(history)
-    assert not LiveDiagnosis(history).now()
+    assert not Watched(history).now()
 
 
 def test_a_rule_that_fails_is_left_out() -> None:
     def find(evidence: Evidence) -> list[Sign]:
         raise ZeroDivisionError("no samples")
 
-    live = LiveDiagnosis(run(), [Rule("mine", "Mine", find, "None.")])
+    live = Watched(run(), [Rule("mine", "Mine", find, "None.")])
     with pytest.warns(GradlensWarning, match=r"mine fails \(ZeroDivisionError: no samples\)"):
         assert not live.now()
     with warnings.catch_warnings():
@@ -71,7 +103,7 @@ def test_a_rule_that_fails_is_left_out() -> None:
 def test_the_findings_of_growing_runs_are_those_of_the_whole_one() -> None:
     whole = changed(step_columns(), stale=1.0)
     history = History(parameters=SHAPES, setups={0: SETUP})
-    live, first = LiveDiagnosis(history), 0
+    live, first = Watched(history), 0
     for step in range(len(whole["loss"])):
         history.add_facts(step, {"steps": encoded(row(whole, step))})
         if live.after_step():

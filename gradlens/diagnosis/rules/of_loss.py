@@ -70,8 +70,8 @@ def maximised(evidence: Evidence) -> Iterator[Sign]:
     lowest = largest(np.sort(finite(evidence.loss.values))[:PERSISTENT])
     if evidence.has_adversary or evidence.length < LONG_ENOUGH or not lowest < -FALLS * size:
         return
-    medians, gradients = evidence.column("loss_median"), finite(evidence.column("grad_norm"))
-    reversed_ = share(evidence.loss.values[: len(medians)] < REVERSED * medians, medians > 0)
+    medians, gradients = evidence.at_loss("loss_median"), finite(evidence.column("grad_norm"))
+    reversed_ = share(evidence.loss.values < REVERSED * medians, medians > 0)
     growth = median(gradients[-(len(gradients) // 4) :]) / median(gradients[:3])
     if reversed_ > ALWAYS or (evidence.setup.loss == "" and growth > GROWS):
         fall = below("loss at three steps", lowest, -FALLS * size)
