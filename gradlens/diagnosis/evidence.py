@@ -10,7 +10,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio, smallest
+from gradlens.diagnosis.numbers import (
+    finite,
+    first,
+    largest,
+    median,
+    medians,
+    ratio,
+    since,
+    smallest,
+)
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, head_lines, line, lines
 from gradlens.history.records import OF_SAMPLES
@@ -382,17 +391,15 @@ class Evidence:
         )
         return np.where(known, ratio(sums, counts), np.nan)
 
-    def first_rise(self, low: float, high: float) -> int | None:
+    def first_rise(self, low: float, high: float) -> int:
         """The first step of the rise that leads above ``high`` times the loss at the start.
 
-        The rise is of steps above ``low`` times that loss. What isn't finite is above both.
+        The rise is of steps above ``low`` times that loss. What isn't finite is above both. Without
+        any, it is the first step.
         """
-        is_low = self.loss.finite & ~(self.level > low * self.start)
+        is_above = (self.level > low * self.start) | ~self.loss.finite
         place = first((self.level > high * self.start) | ~self.loss.finite)
-        if place is None:
-            return None
-        before = np.flatnonzero(is_low[:place])
-        return int(self.loss.steps[before[-1] + 1 if before.size else 0])
+        return int(self.loss.steps[since(is_above[: place or 0])])
 
     # Single samples ----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.diagnosis.numbers import NORMAL
+from gradlens.diagnosis.numbers import deviation, finite, median
 from gradlens.history.records import Samples
 from gradlens.history.spikes import SampleId
 
@@ -47,12 +47,9 @@ def have_losses(samples: Samples) -> bool:
 def scores(samples: Samples) -> NDArray[Any]:
     """The score of each sample ``[K]``; minus infinity without the loss, or norm, for it."""
     values = (samples.excess if have_losses(samples) else samples.norm).astype(float)
-    known = values[np.isfinite(values)]
-    if not known.size:
-        return np.full(len(samples), -math.inf)
-    middle = np.median(known)
-    spread = NORMAL * float(np.median(np.abs(known - middle)))
-    found = (values - middle) / (spread or float(known.std()) or 1.0)
+    known = finite(values)
+    middle = median(known)
+    found = (values - middle) / (deviation(known, middle) or float(known.std()) or 1.0)
     return np.where(np.isfinite(found), found, -math.inf)
 
 

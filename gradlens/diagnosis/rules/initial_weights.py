@@ -64,18 +64,14 @@ def gains(evidence: Evidence) -> dict[str, float]:
     sizes = evidence.by_name("weight_rms")
     shapes = evidence.history.parameters
     found = {}
-    for name in evidence.weights:
-        layer = evidence.layer_of(name)
-        known = sizes.values.get(name, np.zeros(0))
-        if (
-            len(known)
-            and sizes.steps[0] == evidence.loss.steps[:1].sum()
-            and is_weight(name)
-            and not name.rpartition(".")[2].startswith("weight_ih")
-            and name not in evidence.setup.transformed
-        ):
+    if sizes.steps[:1].tolist() == [evidence.start_step]:
+        for name in evidence.weights:
+            is_input = name.rpartition(".")[2].startswith("weight_ih")
+            is_used = is_weight(name) and not is_input and name not in evidence.setup.transformed
+            layer = evidence.layer_of(name)
             fan_in = (layer.fan_in if layer is not None else 0) or math.prod(shapes[name][1:])
-            found[name] = float(known[0]) * math.sqrt(fan_in)
+            if is_used and name in sizes.values:
+                found[name] = float(sizes.values[name][0]) * math.sqrt(fan_in)
     return found
 
 

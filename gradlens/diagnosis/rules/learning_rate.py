@@ -46,10 +46,8 @@ OVERWRITES = 1.0
 
 
 def too_high(evidence: Evidence) -> Iterator[Sign]:
-    numbers = signs_of_divergence(evidence)
-    if numbers:
-        step = evidence.first_rise(SEEN, HIGH)
-        yield Sign(evidence.start_step if step is None else step, numbers, "very likely")
+    if numbers := signs_of_divergence(evidence):
+        yield Sign(evidence.first_rise(SEEN, HIGH), numbers, "very likely")
 
 
 def signs_of_divergence(evidence: Evidence) -> tuple[Measured, ...]:
@@ -128,8 +126,7 @@ def at_the_edge(evidence: Evidence) -> Iterator[Sign]:
         updates = evidence.update_ratio
         risen = evidence.first_rise(SMALL_RISE, min(numbers[0].limit, PEAK))
         large = updates.steps[updates.values > ANY_UPDATE].astype(int).tolist()
-        step = min([*large[:1], evidence.start_step if risen is None else risen])
-        yield Sign(step, (*numbers, *_sharp(evidence)), "very likely")
+        yield Sign(min([*large[:1], risen]), (*numbers, *_sharp(evidence)), "very likely")
 
 
 def _rises(evidence: Evidence) -> Iterator[Measured]:

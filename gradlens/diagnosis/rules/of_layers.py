@@ -91,7 +91,7 @@ def _by_chance(evidence: Evidence, layer: str) -> float:
     return min(0.5 + BY_CHANCE / math.sqrt(units), 0.99) if units else 0.0
 
 
-def beyond(
+def lasting(
     numbers: ByName,
     limit: float,
     words: str,
@@ -138,7 +138,7 @@ def weight_moves_far(evidence: Evidence) -> Iterator[Sign]:
         counts = is_late | ((table > TIMES * usual) & ~begins_at_zero)
         moved = dict(zip(names, np.where(counts, table, 0.0), strict=True))
         words = "size of an update, over that of the weight"
-        yield from beyond(ByName(found.steps, moved), MOVED, words)
+        yield from lasting(ByName(found.steps, moved), MOVED, words)
 
 
 # Attention ------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ SCORE = 100.0
 
 def scores_are_large(evidence: Evidence) -> Iterator[Sign]:
     scores = evidence.of_quantity("AttentionLogits")
-    return beyond(scores, SCORE, "largest score of attention")
+    return lasting(scores, SCORE, "largest score of attention")
 
 
 COLLAPSED = 0.1
@@ -171,14 +171,14 @@ def entropy_collapses(evidence: Evidence) -> Iterator[Sign]:
     }
     words = "entropy of attention, over that at the start"
     # Runs that learn more slowly for it can't be told from those that learn as fast without it.
-    for sign in beyond(ByName(heads.steps, shares), COLLAPSED, words, False, is_alarm=does_harm):
+    for sign in lasting(ByName(heads.steps, shares), COLLAPSED, words, False, is_alarm=does_harm):
         yield sign if does_harm else replace(sign, certainty="fact", title=SINGLE, advice=COMPARE)
     if is_stuck(evidence):
         outputs = evidence.of_quantity("OutputEntropy", "entropy")
         classes = evidence.of_quantity("OutputEntropy", "classes").values
         shares = {n: ratio(v, np.log(classes[n])) for n, v in outputs.values.items()}
         words = "entropy of outputs, over that of a guess"
-        for sign in beyond(ByName(outputs.steps, shares), COLLAPSED, words, is_above=False):
+        for sign in lasting(ByName(outputs.steps, shares), COLLAPSED, words, is_above=False):
             yield replace(sign, title=CERTAIN, advice=SMALLER)
 
 
@@ -248,7 +248,7 @@ def channel_is_large(evidence: Evidence) -> Iterator[Sign]:
         for latest in channels[name][~np.isnan(values)][-1:]:
             same[f"{name}.channel {latest:.0f}"] = np.where(channels[name] == latest, values, 0)
     words = "excess kurtosis of the outputs"
-    yield from beyond(ByName(found.steps, same), KURTOSIS, words, certainty="fact", is_alarm=False)
+    yield from lasting(ByName(found.steps, same), KURTOSIS, words, certainty="fact", is_alarm=False)
 
 
 # Groups ---------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def groups_oppose(evidence: Evidence) -> Iterator[Sign]:
         found = ByName(pairs.steps.astype(np.int64), ends)
         words = "upper end of the interval of the cosine"
         # Groups oppose each other at each minimum of their mean loss, too.
-        yield from beyond(found, 0.0, words, is_above=False, is_alarm=False)
+        yield from lasting(found, 0.0, words, is_above=False, is_alarm=False)
 
 
 RULES = (
