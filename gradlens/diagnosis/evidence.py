@@ -386,7 +386,7 @@ class Evidence:
         """
         known, width = self.loss.finite, self.width
         sums, counts = (
-            np.convolve(each, np.ones(width))[: len(known)]
+            np.convolve(np.append(each, 0.0), np.ones(width))[: len(known)]  # none may be empty
             for each in (np.where(known, self.loss.values, 0.0), known)
         )
         return np.where(known, ratio(sums, counts), np.nan)

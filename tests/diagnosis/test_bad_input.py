@@ -131,5 +131,14 @@ def test_a_loss_that_is_exactly_0(since: int, checksum: float | np.ndarray) -> N
     columns = step_columns()
     columns["loss"] = np.where(np.arange(STEPS) < since, columns["loss"], 0.0)
     columns["checksum"] = np.broadcast_to(checksum, STEPS)
+    columns["overwritten"] = (np.arange(STEPS) % 40 == 39).astype(float)
     for valid in (0.0, 3.0):
         diagnose(run(columns, series={"valid_loss": dict.fromkeys(range(0, STEPS, 10), valid)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [("input_rms", "input_scale"), ("stale", "zero_grad_missing")]
+)
+def test_a_fault_of_a_run_without_a_loss(name: str, fault: str) -> None:
+    columns = {**step_columns(), "loss": np.full(STEPS, np.nan), name: np.full(STEPS, 200.0)}
+    assert alarms(run(columns)) == [fault]

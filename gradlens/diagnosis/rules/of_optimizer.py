@@ -80,7 +80,8 @@ def _rises(evidence: Evidence, holds: Truths) -> float:
     """The loss from some steps on, over that before each of them; the median."""
     losses = evidence.column("loss")
     places = [place for place in np.flatnonzero(holds) if place]
-    return median([median(losses[n : n + AROUND]) / median(losses[n - AROUND : n]) for n in places])
+    after = [median(losses[n : n + AROUND]) for n in places]
+    return median(ratio(after, [median(losses[n - AROUND : n]) for n in places]))
 
 
 LOST = 0.8
