@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, get_origin
+from typing import Any
 
 import pytest
 import torch
@@ -29,17 +29,11 @@ from gradlens.reductions import (
     MergeableReduction,
     ParameterGradients,
     Reduction,
-    ReductionAboutMean,
 )
 from tests.cases.records import assert_same_histories, assert_same_records, leaves
 from tests.cockpit.test_training_loops import noise_by_part
 
 N = 20
-KINDS = [
-    each
-    for each in vars(reductions).values()
-    if isinstance(each, type) and get_origin(each) is None
-]
 
 
 def network() -> nn.Module:
@@ -504,16 +498,6 @@ def test_values_are_scaled_as_gradients_are(name: str, factor: float) -> None:
     found = leaves_of(MERGED[name].scaled(one, factor))
     for a, b in zip(found, leaves_of(other), strict=True):
         torch.testing.assert_close(torch.as_tensor(a).double(), torch.as_tensor(b).double())
-
-
-def test_every_reduction_says_how_parts_are_joined() -> None:
-    together = {reductions.Gram, reductions.CentredGram}
-    for kind in KINDS:
-        if issubclass(kind, Reduction) and kind.__module__ == reductions.__name__:
-            is_abstract = kind.__name__[0] == "_" or bool(kind.__abstractmethods__)
-            if not is_abstract and kind not in together:
-                assert issubclass(kind, MergeableReduction)
-    assert issubclass(reductions.Deviations, ReductionAboutMean)
 
 
 def test_parts_that_are_tracked_differently() -> None:

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradlens.graph.uncompiled import EagerCalls, ran_compiled, uncompiled_calls
-from gradlens.numerics.unavailable import UnavailableError
+from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 
 STANCES = ["default", "force_eager", "eager_on_recompile", "fail_on_recompile"]
 
@@ -111,17 +110,6 @@ def test_contexts_inside_each_other() -> None:
     assert stance() == "default"
 
 
-@pytest.mark.slow
-def test_compiled_code_can_not_be_left() -> None:
-    def function(x: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        with uncompiled_calls():
-            return x + 1
-
-    with pytest.raises(UnavailableError, match="entered inside a function"):
-        torch.compile(function, backend="eager")(torch.ones(2))
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 def test_closing_undoes_it_all(in_place: bool) -> None:
     model = compiled(Layer(), in_place)
@@ -138,29 +126,3 @@ def test_closing_undoes_it_all(in_place: bool) -> None:
     assert vars(model).get("_compiled_call_impl") is not before
     second.close()
     assert vars(model).get("_compiled_call_impl") is before
-
-
-def test_modules_that_are_compiled_later() -> None:
-    layer = Layer()
-    model = nn.Sequential(layer)
-    calls = EagerCalls([model])
-    calls.run_if(True)
-    layer.compile(backend="eager")
-    calls.run_if(True)
-    model(torch.ones(1, 2))
-    assert layer.stances == ["force_eager"]
-    calls.run_if(False)
-    model(torch.ones(1, 2))
-    assert layer.stances == ["force_eager"]
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # inside torch, which hides it
-@pytest.mark.slow
-def test_where_compiled_code_is_in_a_graph() -> None:
-    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
-    assert not ran_compiled(x)
-    assert not ran_compiled(layer(x).sum())
-    part = torch.compile(layer, backend="aot_eager")
-    assert ran_compiled(layer(part(layer(x))).sum())
-    with uncompiled_calls():
-        assert not ran_compiled(part(x))

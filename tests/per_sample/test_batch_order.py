@@ -286,18 +286,6 @@ def test_as_many_rows_are_no_samples(name: str) -> None:
     assert "weight" not in gradients
 
 
-class Transposed(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.T)
-
-
-def test_a_batch_that_a_layer_gets_transposed() -> None:
-    model = Transposed(N, C)
-    with gradlens.per_sample_gradients(model) as gradients:
-        single(model(torch.randn(N, N)), torch.arange(N) % C).mean().backward()
-    assert not gradients
-
-
 class Members(nn.Module):
     """N networks, whose outputs for N samples come ``[network, sample]``."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradlens
-from gradlens import quantities
 from gradlens.quantities import NormTest
 from gradlens.samples.batchnorm import BatchNormPolicy
 from tests.cases.random_layers import SEQUENCE_LAYERS
@@ -62,16 +60,6 @@ def test_other_shapes_have_plans_of_their_own() -> None:
 
 def labels(outputs: Tensor) -> Tensor:
     return F.cross_entropy(outputs, torch.arange(len(outputs)) % outputs.shape[1])
-
-
-def tracked(
-    cockpit: gradlens.Cockpit, inputs: list[Tensor], before: Callable[[int], None] = lambda _: None
-) -> None:
-    model: Any = cockpit.model
-    for step, each in enumerate(inputs):
-        before(step)
-        model.zero_grad()
-        tracked_backward(cockpit, step, labels(model(each)))
 
 
 @pytest.mark.filterwarnings("ignore:.*per-sample gradients cover")
@@ -123,51 +111,7 @@ def test_a_batch_size_that_is_no_number_of_samples(batch_size: Any) -> None:
         gradients["0.weight"]
 
 
-FOLDED = ["entry: frames", "folded windows", "sliding windows"]
-FOLDED += ["bmm with an expanded matrix, two views"]
 NETWORKS = BY_HAND | GENERATED
-
-
-@pytest.mark.parametrize("name", FOLDED)
-def test_folded_samples_without_the_loss(name: str) -> None:
-    """It is what backward is called on."""
-    torch.manual_seed(0)
-    network = NETWORKS[name]
-    model = gradlens.extend(network.build().double())
-    batch, found = network.batch(), []
-    for known in (True, False):
-        loss = network.loss(model, batch)
-        with gradlens.per_sample_gradients(model, loss=loss if known else None) as gradients:
-            loss.backward()
-        assert set(gradients) == {name for name, _ in model.named_parameters()}
-        found.append([gradients[name].dense() for name in gradients])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.slow
-def test_a_network_that_is_refused_altogether_does_not_stop_the_training() -> None:
-    """Quantities are NaN with the reason, from the first step on."""
-    torch.manual_seed(0)
-    model = mlp().double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracked = [*gradlens.configuration("economy"), quantities.GradHist2d(), quantities.TICTrace()]
-    cockpit = gradlens.Cockpit(model, tracked)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        for step in range(3):
-            optimizer.zero_grad()
-            outputs = model(randn(5, 5))
-            loss = (outputs @ outputs.T).square().mean()
-            info = {"individual_losses": outputs.square().mean(1)}
-            tracked_backward(cockpit, step, loss, optimizer=optimizer, info=info)
-            optimizer.step()
-    for name in ("NormTest", "InnerTest", "GradHist1d", "GradHist2d", "Alpha"):
-        assert "samples meet in the loss" in cockpit.history[name][0].reason
-    assert isinstance(cockpit.history["GradNorm"][2]["0.weight"], float)
-    assert len(cockpit.history.coverage("NormTest", 0).missing) == 4
-    plotter = gradlens.CockpitPlotter(secondary_screen=True)
-    plotter.plot(cockpit, show_plot=False)
 
 
 ROUNDED = [
