@@ -236,16 +236,6 @@ def test_hooks_of_gradlens_are_paused_and_the_steps_calls_stay_known() -> None:
     np.testing.assert_equal(*histories)
 
 
-def test_the_steps_loss_and_graph_are_not_needed() -> None:
-    problem = build("perceptron", "mse")
-    quantity = HessMaxEV(on=probe_of(problem, "mean", 1))
-    cockpit = Cockpit(problem.model, [quantity])
-    loss = problem.model(problem.inputs).sum()
-    with cockpit(0):
-        loss.backward()
-    assert np.isfinite(cockpit.history["HessMaxEV"][0])
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_values_under_accumulation_are_those_of_the_probe_once_a_step(reduction: Reduction) -> None:
     problem = build("perceptron", "cross-entropy")

@@ -29,10 +29,8 @@ from gradlens.facts.rows import (
     loss_rows,
     output_columns,
     row_numbers,
-    rows_of,
 )
 from gradlens.graph.loss import read_loss
-from gradlens.graph.model_calls import keep_calls, latest_call
 from tests.cases.steps import tracked_backward
 
 Floats = NDArray[np.float64]
@@ -330,20 +328,6 @@ def test_numbers_of_losses() -> None:
     assert found == {"loss_max": 4, "loss_largest": 2, "loss_median": 0.3, "loss_over": 0.25}
     assert only(loss_columns(np.array([[math.nan]]), 3)) == {}
     assert "loss_over" not in loss_columns(np.array([[1.0]]), 0)
-
-
-def test_parameters_in_train_mode_only() -> None:
-    """Forward passes without a graph are no part of a step."""
-    model = nn.Linear(3, 2)
-    keep_calls(model, user=model)
-    with torch.no_grad():
-        model(torch.randn(4, 3))
-    assert latest_call(model) is None
-    output = model(torch.randn(4, 3))  # whose graph keeps the input
-    call = latest_call(model)
-    assert call is not None
-    assert rows_of(call) is not None
-    del output
 
 
 EMPTY_LOSSES: dict[str, tuple[nn.Module, Tensor]] = {
