@@ -44,7 +44,7 @@ from tests.cases.steps import tracked_backward
 Program = Callable[[Path], Any]
 OF_LINES = (
     *(BatchGrad, TensorDataset, configuration, curvature, instruments, recorders, schedules),
-    *(functional, GradAbsMax),
+    *(functional, GradAbsMax, copy),
 )
 """Names that the lines use."""
 
@@ -213,16 +213,54 @@ def resumed(state: Any) -> Cockpit:
     return cockpit
 
 
-def gradient_of(name: str) -> Tensor:
-    with gradlens.per_sample_gradients(model := net()) as gradients:
+def gradients(model: nn.Module) -> gradlens.per_sample_gradients:
+    with gradlens.per_sample_gradients(model) as found:
         loss_of(model).backward()
-    return gradients[name].dense()
+    return found
 
 
 def plotted(*source: Any, plotter: Any = None, **options: Any) -> None:
     """A figure of a run, or of something else."""
     history = train(Cockpit(model := net(), some()), model).history
     (plotter or CockpitPlotter()).plot(*(source or (history,)), show_plot=False, **options)
+
+
+def within(work: Callable[[nn.Module, Tensor], object], *passed: Any) -> Cockpit:
+    """A step whose context gets what functions make of the loss, and in which something happens."""
+    cockpit, loss = Cockpit(model := net(), some()), loss_of(model)
+    with cockpit(0, **({"loss": passed[0](loss)} if passed else {})):
+        work(model, loss)
+    return cockpit
+
+
+def stepped(cockpit: Cockpit, loss: Tensor) -> Cockpit:
+    tracked_backward(cockpit, 0, loss)
+    return cockpit
+
+
+def after_backward(loss: Tensor) -> Tensor:
+    loss.backward()
+    return loss
+
+
+def itself(loss: Tensor) -> Tensor:
+    return loss
+
+
+def scaled(loss: Tensor) -> Tensor:
+    return torch.amp.GradScaler("cpu", init_scale=1024.0).scale(loss)
+
+
+def scaled_before_it_was_passed(scaler: Any) -> Cockpit:
+    cockpit, loss = Cockpit(model := net(), some()), scaler.scale(loss_of(model))
+    with cockpit(0, loss=loss, scaler=scaler):
+        loss.backward()
+    return cockpit
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "run.jsonl")
+    return folder / "run.jsonl"
 
 
 AT_ONCE = """
@@ -359,6 +397,16 @@ Cockpit(net(), max_bytes=None)
 Cockpit(net(), max_bytes=-1)
 Cockpit(net(), batchnorm="freeze")
     Cockpit(net(), some(), batchnorm="frozen")
+resumed(None)
+resumed(Cockpit(net()).state_dict() | {"gradlens_state": 2})
+resumed(Cockpit(net(), [quantities.Loss(name="b")]).state_dict())
+resumed(Cockpit(nn.Linear(4, 2)).state_dict())
+resumed(Cockpit(net().append(nn.Linear(2, 2))).state_dict())
+resumed(Cockpit(nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2))).state_dict())
+resumed(Cockpit(net(), loss_reduction="sum").state_dict())
+resumed(train(Cockpit(model := net(), [quantities.HessMaxEV(name="Loss")]), model, 1).state_dict())
+resumed(net().state_dict())
+    resumed(train(Cockpit(model := net(), [quantities.Loss()]), model, 1).state_dict())
 quantities.Loss(0)
     quantities.Loss(1)
 quantities.Loss(0.5)
@@ -434,8 +482,6 @@ called(loss_scale="half")
 called(batch_size=0)
 Cockpit(net(), some()).evaluation(0, "epoch")
 Cockpit(net(), some()).push(metric={"train": 1.0})
-resumed(net().state_dict())
-    resumed(train(Cockpit(model := net(), [quantities.Loss()]), model, 1).state_dict())
 Cockpit(net()).log(3, {"valid_loss": 1.0})
     logged(valid_loss=1.0)
 logged(Loss=1.0)
@@ -462,8 +508,41 @@ CockpitPlotter(instruments=[instruments.LossInstrument])
 Cockpit(net(), some()).history["Los"]
 gradlens.per_sample_gradients(net().parameters())
 gradlens.extend(functional.cross_entropy)
-gradient_of("0.weigth")
-    gradient_of("0.weight")
+within(lambda model, loss: None, itself)
+within(lambda model, loss: None, Tensor.detach)
+within(lambda model, loss: None, after_backward)
+within(lambda model, loss: [loss.backward(retain_graph=True) for _ in range(2)], itself)
+within(lambda model, loss: loss_of(model).backward(), itself)
+within(lambda model, loss: loss_of(model).backward())
+within(lambda model, loss: loss.backward(), Tensor.detach)
+within(lambda model, loss: scaled(loss).backward(), itself)
+    within(lambda model, loss: loss.backward(), itself)
+scaled_before_it_was_passed(torch.amp.GradScaler("cpu", init_scale=1024.0))
+train(Cockpit(net(), some()), net())
+train(Cockpit(model := net(), some()), copy.deepcopy(model))
+train(Cockpit(model := net(), some()), model, optimizer=sgd(copy.deepcopy(model)))
+train(Cockpit(model := net(), some()), model, accumulating=True)
+train(Cockpit((model := net()).parameters(), some()), model)
+train(Cockpit(model := net(), [quantities.GradNorm(lambda step: None)]), model)
+    quantities.GradNorm(lambda step: step % 10 == 0)
+stepped(loss=loss_of(model := net()), cockpit=Cockpit(model, some()))
+stepped(Cockpit(model := net(), [quantities.Alpha()]), loss_of(model).sqrt())
+Cockpit(net(), run=pipe(folder), resume=True)
+Cockpit(net(), run=os.devnull)
+gradlens.load_run(pipe(folder))
+gradients(net())["0.weigth"]
+    gradients(net())["0.weight"]
+gradients(nn.Linear(4, 3)).gram(gradients(nn.Linear(4, 6)))
+gradients(nn.Linear(4, 3))["weight"].gram(gradients(nn.Linear(4, 6))["weight"])
+gradients(nn.Linear(4, 3)).gram(nn.Linear(4, 3))
+gradients(nn.Linear(4, 3))["weight"].gram(torch.zeros(3, 4))
+gradients(nn.Linear(4, 3)).dot({"wieght": torch.zeros(3, 4)})
+    gradients(nn.Linear(4, 3)).dot({"weight": torch.zeros(3, 4)})
+gradients(nn.Linear(4, 3)).dot({"weight": torch.zeros(4, 3)})
+gradients(nn.Linear(4, 3)).dot({"weight": None})
+gradients(nn.Linear(4, 3)).dot({})
+gradients(nn.Linear(4, 3)).dot([torch.zeros(4, 3)])
+gradlens.per_sample_gradients(nn.Linear(4, 3)).norms()
 """
 
 
@@ -490,52 +569,10 @@ def context_entered_twice(cockpit: Cockpit, model: nn.Module) -> None:
             loss.backward(retain_graph=True)
 
 
-def no_backward(cockpit: Cockpit, model: nn.Module) -> None:
-    with cockpit(0, loss=loss_of(model)):
-        pass
-
-
-def backward_before(cockpit: Cockpit, model: nn.Module) -> None:
-    loss = loss_of(model)
-    loss.backward()
-    with cockpit(0, loss=loss):
-        pass
-
-
-def two_backwards(cockpit: Cockpit, model: nn.Module) -> None:
-    loss = loss_of(model)
-    with cockpit(0, loss=loss):
-        loss.backward(retain_graph=True)
-        loss.backward()
-
-
-def another_loss(cockpit: Cockpit, model: nn.Module) -> None:
-    with cockpit(0, loss=loss_of(model)):
-        loss_of(model).backward()
-
-
-def detached_loss(cockpit: Cockpit, model: nn.Module) -> None:
-    loss = loss_of(model)
-    with cockpit(0, loss=loss.detach()):
-        loss.backward()
-
-
-def another_model(cockpit: Cockpit, model: nn.Module) -> None:
-    train(cockpit, net())
-
-
-def copied_model(cockpit: Cockpit, model: nn.Module) -> None:
-    train(cockpit, copy.deepcopy(model))
-
-
 def parameters_replaced(cockpit: Cockpit, model: nn.Module) -> None:
     model.to("meta")
     model.to_empty(device="cpu")
     train(cockpit, model)
-
-
-def optimizer_from_before(cockpit: Cockpit, model: nn.Module) -> None:
-    train(cockpit, model, optimizer=sgd(copy.deepcopy(model)))
 
 
 def layer_replaced(cockpit: Cockpit, model: nn.Module) -> None:
@@ -556,15 +593,6 @@ def frozen_later(cockpit: Cockpit, model: nn.Module) -> None:
     train(cockpit, model)
 
 
-def loss_is_missing(cockpit: Cockpit, model: nn.Module) -> None:
-    with cockpit(0):
-        loss_of(model).backward()
-
-
-def never_the_last_part(cockpit: Cockpit, model: nn.Module) -> None:
-    train(cockpit, model, accumulating=True)
-
-
 def used_after_close(cockpit: Cockpit, model: nn.Module) -> None:
     train(cockpit, model).close()
     train(cockpit, model)
@@ -582,63 +610,10 @@ def called_without_with(cockpit: Cockpit, model: nn.Module) -> None:
     gc.collect()
 
 
-def forward_inside(_: Path) -> Cockpit:
-    cockpit = Cockpit(model := net(), some())
-    with cockpit(0):
-        loss_of(model).backward()
-    return cockpit
-
-
 def steps_out_of_order(cockpit: Cockpit, model: nn.Module) -> None:
     for step in (5, 3, 4):
         model.zero_grad()
         tracked_backward(cockpit, step, loss_of(model))
-
-
-def scaled_without_scaler(cockpit: Cockpit, model: nn.Module) -> None:
-    loss = loss_of(model)
-    with cockpit(0, loss=loss):
-        torch.amp.GradScaler("cpu", init_scale=1024.0).scale(loss).backward()
-
-
-def scaled_before_it_was_passed(cockpit: Cockpit, model: nn.Module) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    loss = scaler.scale(loss_of(model))
-    with cockpit(0, loss=loss, scaler=scaler):
-        loss.backward()
-
-
-def loss_without_gradient(cockpit: Cockpit, model: nn.Module) -> None:
-    with torch.no_grad():
-        loss = loss_of(model)
-    with cockpit(0, loss=loss):
-        pass
-
-
-def cockpit_after_the_forward_pass(_: Path) -> Cockpit:
-    loss = loss_of(model := net())
-    cockpit = Cockpit(model, some())
-    tracked_backward(cockpit, 0, loss)
-    return cockpit
-
-
-def schedule_without_return(_: Path) -> Cockpit:
-    schedule: Any = lambda step: None  # noqa: E731
-    return train(Cockpit(model := net(), [quantities.GradNorm(schedule)]), model)
-
-
-def pipe_as_run(folder: Path) -> None:
-    os.mkfifo(folder / "run.jsonl")
-    Cockpit(net(), run=folder / "run.jsonl", resume=True)
-
-
-def pipe_as_file(folder: Path) -> None:
-    os.mkfifo(folder / "run.jsonl")
-    gradlens.load_run(folder / "run.jsonl")
-
-
-def device_as_run(_: Path) -> None:
-    Cockpit(net(), run=os.devnull)
 
 
 def two_contexts_of_one_forward_pass(_: Path) -> Cockpit:
@@ -674,38 +649,21 @@ def curvature_of_micro_batches(_: Path) -> Cockpit:
     return cockpit
 
 
-def root_of_a_mean(_: Path) -> Cockpit:
-    cockpit = Cockpit(model := net(), [quantities.Alpha()])
-    tracked_backward(cockpit, 0, loss_of(model).sqrt())
-    return cockpit
-
-
-def parameters_without_model(_: Path) -> Cockpit:
-    model = net()
-    return train(Cockpit(model.parameters(), some()), model)
-
-
 LOOPS: dict[str, Program] = {
     **of_loops(
-        forgotten_zero_grad, steps_of_epochs, context_entered_twice, no_backward, backward_before,
-        two_backwards, another_loss, detached_loss, another_model, copied_model,
-        parameters_replaced, optimizer_from_before, layer_replaced, loss_is_missing,
-        never_the_last_part, used_after_close, logged_after_close, called_without_with,
-        steps_out_of_order, scaled_without_scaler, scaled_before_it_was_passed,
-        loss_without_gradient,
+        forgotten_zero_grad, steps_of_epochs, context_entered_twice, parameters_replaced,
+        layer_replaced, used_after_close, logged_after_close, called_without_with,
+        steps_out_of_order,
     ),
     **{program.__name__: program for program in (
         replaced_for_updates, two_contexts_of_one_forward_pass, functions_of_weights,
-        nothing_for_the_budget, curvature_of_micro_batches, root_of_a_mean,
-        parameters_without_model, cockpit_after_the_forward_pass, schedule_without_return,
-        forward_inside, pipe_as_run, pipe_as_file, device_as_run,
+        nothing_for_the_budget, curvature_of_micro_batches,
     )},
 }  # fmt: skip
 
-
 REMEDY = re.compile(
     r".{12,}\b(did you mean|there is|there are|as in|is saved by|has a value|is history"
-    r"|(add|call|choose|close|end|enter|exclude|give|join|leave|list|make|pass|return|run|set|track"
+    r"|(add|call|choose|close|end|enter|exclude|give|join|leave|list|load|make|pass|return|run|set|track"
     r"|use|write) \S+)",
     re.DOTALL | re.IGNORECASE,
 )
@@ -757,10 +715,6 @@ def another_cockpit(folder: Path) -> Cockpit:
     model.zero_grad()
     tracked_backward(cockpit, 3, loss_of(model))
     return cockpit
-
-
-def schedule_with_return(_: Path) -> Quantity:
-    return quantities.GradNorm(lambda step: step % 10 == 0)
 
 
 def zeroed(zero: Callable[[torch.optim.Optimizer], None], inside: bool = False) -> Cockpit:
@@ -840,7 +794,6 @@ RIGHT: dict[str, Program] = {
         two_optimizers, info_of_the_users_own, closed_twice, frozen_later, logged_under_any_name,
     ),
     "another cockpit": another_cockpit,
-    "a schedule with return": schedule_with_return,
     "DataParallel on one device": on_one_device,
     "a part that is scripted": scripted_inside,
     "no quantities": lambda _: Cockpit(net(), []),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
 
 import gradlens
@@ -152,51 +150,6 @@ def test_forward_hooks_can_be_removed_from_copies(options: dict[str, bool]) -> N
 
 class LeftOut(Hook, private.UnscriptedHook):
     """As above, but scripting passes over it."""
-
-
-def doubled(self: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
-    """A hook of the kind that scripts can contain."""
-    return 2 * output
-
-
-def halved(self: Any, given: tuple[Tensor]) -> tuple[Tensor]:
-    """A hook of the kind that scripts can contain."""
-    return (given[0] / 2,)
-
-
-REMOVALS: dict[str, Callable[[nn.Module, RemovableHandle, Hook], None]] = {
-    "by its handle": lambda module, handle, hook: private.remove_hook(handle),
-    "by name": lambda module, handle, hook: private.remove_forward_hook(module, hook),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
-@pytest.mark.parametrize("removal", REMOVALS)
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_scripts_contain_all_hooks_but_those_that_are_left_out(
-    copied: Callable[[nn.Module], nn.Module], removal: str
-) -> None:
-    module, x = nn.Linear(2, 2), torch.randn(3, 2)
-    hooks = [LeftOut(), LeftOut()]
-    first = private.add_hook(module.register_forward_hook, hooks[0], with_kwargs=True, prepend=True)
-    users = module.register_forward_hook(doubled)
-    before = private.add_hook(module.register_forward_pre_hook, hooks[1])
-    other = module.register_forward_pre_hook(halved)
-    truth = 2 * (x / 2 @ module.weight.T + module.bias)
-    for each in (module, copied(module)):
-        assert [*each._forward_hooks.values()] == [doubled]
-        assert [*each._forward_pre_hooks.values()] == [halved]
-        scripted = torch.jit.script(each)
-        torch.testing.assert_close(scripted(x), truth)
-        torch.testing.assert_close(each(x), truth)
-    assert [hook.calls for hook in hooks] == [1, 1]
-    REMOVALS[removal](module, first, hooks[0])
-    private.remove_hook(before)
-    for each in (module, copied(module)):
-        torch.testing.assert_close(torch.jit.script(each)(x), truth)
-    users.remove()
-    other.remove()
-    assert b"gradlens" not in pickle.dumps(module)
 
 
 def test_removing_a_hook_shows_no_other_one() -> None:

@@ -110,8 +110,8 @@ OTHER_NETWORK = (
     "load_state_dict out: quantities start anew then"
 )
 OTHER_REDUCTION = (
-    'the state is that of a cockpit with loss_reduction="{0}", and this one has "{1}": values '
-    "before and after could not be compared"
+    'the state is that of a cockpit with loss_reduction="{0}", and this one has "{1}", so that '
+    'values before and after could not be compared: pass loss_reduction="{0}" to the cockpit'
 )
 UNKNOWN = (
     "the state has quantities that the cockpit doesn't track: {names}. Track them under these "

@@ -411,53 +411,7 @@ def test_the_same_cockpit_goes_back(name: str) -> None:
     assert_same(expected, loop.cockpit.get_output())
 
 
-# Mistakes.
-
-
-def state_of(*tracked: Any, model: nn.Module | None = None, **options: Any) -> Any:
-    return gradlens.Cockpit(model or nn.Linear(3, 2), tracked, **options).state_dict()
-
-
-def started() -> Any:
-    loop = Loop(Case(lambda: [quantities.HessMaxEV(name="a")]))
-    loop.step(0)
-    return loop.cockpit.state_dict()
-
-
-MISTAKES: Mapping[str, tuple[Callable[[], Any], str]] = {
-    "none": (lambda: None, "this is not the state of a cockpit: pass what cockpit.state_dict"),
-    "of the model": (lambda: nn.Linear(3, 2).state_dict(), "this is not the state of a cockpit"),
-    "other version": (lambda: state_of() | {"gradlens_state": 2}, "the state has format 2"),
-    "unknown quantity": (
-        lambda: state_of(quantities.Loss(name="b")),
-        "quantities that the cockpit doesn't track: b. Track them under these names, or pass "
-        "strict=False",
-    ),
-    "other shape": (
-        lambda: state_of(model=nn.Linear(4, 2)),
-        r"weight is of shape \[2, 4\] in it, and of shape \[2, 3\] in the cockpit. Load it into",
-    ),
-    "less parameters": (lambda: state_of(model=nn.Linear(3, 2, bias=False)), "bias is absent in"),
-    "more parameters": (
-        lambda: state_of(model=nn.Bilinear(2, 3, 2)), "other parameters: weight is of shape"
-    ),
-    "other reduction": (
-        lambda: state_of(loss_reduction="sum"), 'loss_reduction="sum", and this one has "mean"'
-    ),
-    "other class": (
-        lambda: started() | {"parameters": {"weight": [2, 3], "bias": [2]}},
-        r"a can't continue from its state \(.*saves no state, but there is one.*\): give it the "
-        "class and the options that it had",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(name: str) -> None:
-    state, message = MISTAKES[name]
-    cockpit = gradlens.Cockpit(nn.Linear(3, 2), [quantities.Loss(name="a")])
-    with pytest.raises(ValueError, match=message):
-        cockpit.load_state_dict(state())
+# Other quantities.
 
 
 def test_quantities_that_come_and_go() -> None:

@@ -518,26 +518,6 @@ def test_a_reentrant_checkpoint_hides_what_is_in_it() -> None:
     assert_same_records(cockpit.history["GradNorm"], plain.history["GradNorm"])
 
 
-def test_other_hooks_of_the_optimizer() -> None:
-    """Whoever adds one after gradlens, be it a second cockpit."""
-    model, (x, y) = network(), data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    first, second = (gradlens.Cockpit(model, [UpdateSize(), Alpha()]) for _ in range(2))
-    called = []
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = loss_function(model(x), y)
-        with first(step, loss=loss, optimizer=optimizer):
-            tracked_backward(second, step, loss, optimizer=optimizer)
-        handle = optimizer.register_step_post_hook(lambda *_: called.append(1))
-        optimizer.step()
-        handle.remove()
-    first.close()
-    second.close()
-    assert len(called) == 3
-    assert not optimizer._optimizer_step_post_hooks
-    assert_same_histories(first.history, second.history)
 
 
 def of_some(

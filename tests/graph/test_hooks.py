@@ -181,12 +181,24 @@ def rule_of_scaled(module: nn.Module, given: Any, gradient: Tensor) -> dict[str,
 Making = Callable[[nn.Module, Tensor], Any]
 
 
+def doubled(self: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
+    """A hook of the user's, of the kind that scripts contain."""
+    return 2 * output
+
+
+def halved(self: Any, given: tuple[Tensor]) -> tuple[Tensor]:
+    """Another one."""
+    return (given[0] / 2,)
+
+
 class Loop:
     """A network and its loss, of which something may be made between any two lines."""
 
     def __init__(self, making: Making | None = None) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(2, 3), Scaled(), nn.Tanh(), nn.Linear(3, 1)).double()
+        self.model[0].register_forward_hook(doubled)
+        self.model[3].register_forward_pre_hook(halved)
         self.x, self.loss_function = torch.randn(5, 2).double(), nn.MSELoss()
         self.making = making
 
