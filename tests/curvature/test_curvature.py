@@ -155,17 +155,6 @@ def test_a_linear_loss_has_no_curvature() -> None:
     assert found.converged
 
 
-def test_a_regulariser_is_no_part_of_the_ggn() -> None:
-    problem = build("perceptron", "mse-mean")
-    loss, outputs = problem.forward()
-    penalty = sum(p.square().sum() for p in problem.parameters.values())
-    operator = GGNOperator(loss + penalty, outputs, problem.parameters)
-    vector = np.ones(operator.shape[0])
-    np.testing.assert_allclose(
-        operator @ vector, operator_of_problem("ggn", problem) @ vector, rtol=1e-12
-    )
-
-
 # Side effects
 
 
@@ -382,16 +371,6 @@ def assert_consistent(found: Eigenpairs, matrix: np.ndarray) -> None:
     size = np.abs(matrix).max()
     np.testing.assert_allclose(found.residuals, residuals, rtol=1e-3, atol=1e-12 * size)
     np.testing.assert_allclose(found.vectors.T @ found.vectors, np.eye(k), atol=1e-9)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("model", ["linear", "perceptron", "convolutional"])
-def test_eigenpairs_of_networks(kind: str, model: str, reduction: str) -> None:
-    problem = build(model, f"cross-entropy-{reduction}")
-    spectrum = np.linalg.eigvalsh(DENSE[kind](problem).numpy())[::-1] * problem.mean_scale
-    found = eigenpairs(operator_of_problem(kind, problem, scale=problem.mean_scale), 3)
-    assert found.converged
-    np.testing.assert_allclose(found.values, spectrum[:3], rtol=1e-5)
 
 
 def test_float32_networks_converge(kind: str) -> None:

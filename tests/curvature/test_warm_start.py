@@ -96,13 +96,28 @@ def test_matrices_that_jump(tolerance: float) -> None:
     assert far <= 0.02 * SEQUENCES * STEPS
 
 
-def test_an_eigenvector_of_another_eigenvalue() -> None:
-    """The last eigenvector still is one, of an eigenvalue that is not the largest any more."""
-    search = WarmStartedEigenpairs(0.03, max_products=100)
-    falling, rising = np.linspace(0, 1, 60), np.linspace(0, 1, 60)
-    falling[0], rising[:2] = 8.0, (0.0, 5.0)
-    assert search(np.diag(falling), 0).values[0] == pytest.approx(8.0, rel=0.01)
-    assert search(np.diag(rising), 1).values[0] == pytest.approx(5.0, rel=0.01)
+@pytest.mark.parametrize(
+    ("interval", "changes", "expected"),
+    [
+        # The last eigenvector still is one, of an eigenvalue that is not the largest any more.
+        (1, [{0: 0.0, 1: 5.0}], [5.0]),
+        # A value that falls behind the next one is searched for at once.
+        (1000, [{0: 4.0}], [5.0]),
+        # One that overtakes is found by the next search.
+        (3, [{1: 12.0}, {}, {}], [8.0, 8.0, 12.0]),
+    ],
+)
+def test_eigenvalues_that_change_places(
+    interval: int, changes: list[dict[int, float]], expected: list[float]
+) -> None:
+    follow = WarmStartedEigenpairs(0.03, max_products=100, search_interval=interval)
+    values = np.concatenate([[8.0, 5.0], np.linspace(0, 1, 58)])
+    assert follow(np.diag(values), 0).values[0] == pytest.approx(8.0, rel=0.01)
+    found = []
+    for step, change in enumerate(changes, 1):
+        values[[*change]] = [*change.values()]
+        found.append(follow(np.diag(values), step).values[0])
+    assert found == pytest.approx(expected, rel=0.01)
 
 
 # Following
@@ -160,23 +175,6 @@ def test_what_is_followed_is_an_eigenvalue_whatever_the_jump() -> None:
             if abs(found.values[0]) > rounding:
                 errors.append(nearest / abs(found.values[0]))
     assert np.mean(np.array(errors) > 0.03) < 0.01
-
-
-def test_a_value_that_falls_behind_the_next_one_is_searched_for_at_once() -> None:
-    follow = WarmStartedEigenpairs(0.03, max_products=100, search_interval=1000)
-    first = np.concatenate([[8.0, 5.0], np.linspace(0, 1, 58)])
-    assert follow(np.diag(first), 0).values[0] == pytest.approx(8.0, rel=0.01)
-    first[0] = 4.0
-    assert follow(np.diag(first), 1).values[0] == pytest.approx(5.0, rel=0.01)
-
-
-def test_an_overtaking_eigenvalue_is_found_by_the_next_search() -> None:
-    follow = WarmStartedEigenpairs(0.03, max_products=100, search_interval=3)
-    values = np.concatenate([[8.0, 5.0], np.linspace(0, 1, 58)])
-    found = [follow(np.diag(values), 0).values[0]]
-    values[1] = 12.0
-    found += [follow(np.diag(values), step).values[0] for step in (1, 2, 3)]
-    assert found == pytest.approx([8.0, 8.0, 8.0, 12.0], rel=0.01)
 
 
 def test_a_search_continues_from_its_state() -> None:

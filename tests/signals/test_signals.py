@@ -443,16 +443,6 @@ def test_calls_that_do_not_fit_together_are_undefined(shapes: list[tuple[int, in
     assert norms(cockpit.history, 0)["0"] > 0
 
 
-def test_a_gram_matrix_is_the_smaller_one_and_in_double_precision() -> None:
-    x = torch.randn(7, 3, 100)
-    found = Gram().reduce(x)
-    assert found.matrix.shape == (21, 21)
-    assert found.matrix.dtype == torch.float64
-    rows = x.reshape(21, 100).double()
-    torch.testing.assert_close(found.matrix, rows @ rows.T)
-    assert Gram().reduce(x.transpose(0, 2)).matrix.shape == (7, 7)
-
-
 def test_empty_batches_have_no_values() -> None:
     empty = torch.zeros(0, 1, 3)
     assert Moments().merge([Moments().reduce(empty), Moments().reduce(empty + 1)]).count == 0
