@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +116,9 @@ class Run:
         self.record(global_step, {name: recordable(quantity, global_step, value)})
 
     def note(self, global_step: int, text: str) -> None:
-        """Note a text once: as a warning, in the history and in the file."""
+        """Note a text once, whatever its numbers: as a warning, in the history and in the file."""
         text = self._said(text)
-        if any(note.text == text for note in self.history.notes):
+        if any(without_numbers(note.text) == without_numbers(text) for note in self.history.notes):
             return
         self.take_in(global_step, "note", text)
 
@@ -225,7 +227,7 @@ class Run:
         file.write(line)
         if bool(before) != bool(file.failure):
             text = FAILED if file.failure else AGAIN
-            self.note(self._step, text.format(file=file, step=self._step))
+            self.take_in(self._step, "note", text.format(file=file, step=self._step))
 
     def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
         if not values:
@@ -293,6 +295,12 @@ class Run:
                 f"{function}({name}=...): there is a series {name!r} of {owner}, which is kept: "
                 f"give this one another name, such as {prefix}_{name}"
             )
+
+
+@cache
+def without_numbers(text: str) -> str:
+    """A text without the numbers in it, such as that of rows, but with those in names."""
+    return re.sub(r"(?<![\w.])\d+(?![\w.])", "", text)
 
 
 CONTEXT = "to the context"

@@ -522,7 +522,7 @@ class TrackedStep:
         if not waiting:
             return
         of_losses = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
-        if of_losses and step.individual_losses is None:
+        if of_losses and step.individual_losses is None and not step.uncovered:
             text = NO_INDIVIDUAL_LOSSES.format(
                 quantities=", ".join(of_losses), why=step.without_losses
             )

@@ -17,7 +17,7 @@ import numpy as np
 
 from gradlens.graph.graph import Edge, Graph, each_once
 from gradlens.graph.kinds import LEAF, is_linear, kind_of
-from gradlens.graph.model_calls import ModelCall
+from gradlens.graph.model_calls import Given, ModelCall
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.labels import (
     UNREADABLE,
@@ -107,6 +107,13 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
     if not found:
         raise UnavailableError(NO_ROWS)
     return found
+
+
+def may_be_parts(given: Given) -> bool:
+    """Whether rows may be the parts of a single sample: words ``[T]``, or steps ``[T, 1, ...]``."""
+    if len(given.shape) == 1:
+        return not given.is_real
+    return counting_axes(given.shape, given.is_real)[1:2] == (1,)
 
 
 def _given(evidence: BatchEvidence) -> int | None:
@@ -412,14 +419,17 @@ def _not_followed(
     edges: Sequence[Edge], names: Names, reading: Reading, remedy: str = ""
 ) -> UnavailableError:
     """Why none of the loss's rows has a sample of its own; without a ``remedy``, samples meet."""
-    meeting = [edge for edge in edges if not remedy or names.meet_behind(edge)]
-    if names.are_shuffled and not meeting:
-        return UnknownOrderError(UNKNOWN_ORDER)
     graph = names.graph
+    meeting = [edge for edge in edges if not remedy or names.meet_behind(edge)]
+    # One row may be of one sample, whose parts the model was called with.
+    is_single = not reading.is_given and all(graph.shape(e)[:1] == (1,) for e in meeting or edges)
+    if names.are_shuffled and not (meeting or is_single):
+        return UnknownOrderError(UNKNOWN_ORDER)
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     # Along the wrong axis of the inputs, samples may seem to meet.
     is_either = not reading.is_one_axis or (square and not meeting)
     reason = EITHER_AXIS if is_either else MEET if meeting else NOT_FOLLOWED
+    reason = ONE_ROW if is_single else reason
     every = dict.fromkeys(str([*graph.shape(edge)]) for edge in meeting or square or edges)
     shapes = " and ".join([*every][:2])
     reason += "" if reading.is_given or reason != MEET else OTHER_N
@@ -467,6 +477,17 @@ NOT_FOLLOWED = (
 MEET = (
     "samples meet in the loss, which is computed from a tensor of shape {shapes} with entries of "
     "several of the {samples} samples, as a loss of pairs is"
+)
+PARTS_OF_ONE = (
+    "pass batch_size=1 to the context if these are parts of one sample, such as words or steps, "
+)
+ONE_ROW = (
+    "the model was called with {samples} rows, and the loss is computed from one, of shape "
+    f"{{shapes}}: {PARTS_OF_ONE}else {PASS_LOSSES}"
+)
+ONE_SAMPLE = (
+    "the model was called with {samples} rows, which meet on the way to the loss: "
+    f"{PARTS_OF_ONE}and batch_size={{samples}} if each is a sample"
 )
 OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
 AMBIGUOUS = (

@@ -37,6 +37,7 @@ from gradlens.samples.count import (
     AMBIGUOUS,
     CALLED,
     EITHER_AXIS,
+    ONE_SAMPLE,
     OTHER_N,
     OTHER_ORDER,
     OUTPUTS,
@@ -53,6 +54,7 @@ from gradlens.samples.count import (
     UnsureError,
     loss_edges,
     loss_rows,
+    may_be_parts,
     readings,
 )
 from gradlens.samples.labels import (
@@ -238,6 +240,8 @@ def _chosen(loss: _LossGraph) -> Plan:
         unmixed = [each.reading for each in _attempts(loss, others)[0] if not each.plan.mixed]
         if unmixed:
             raise UnavailableError(_uncertain([first, *unmixed]))
+        if all(map(may_be_parts, first.inputs)):
+            raise UnavailableError(ONE_SAMPLE.format(samples=first.samples))
     # Under the right reading, samples don't meet, and the loss may have a row for each. As many may
     # have been selected by chance, so that a guess isn't likelier than what is known of all rows.
     attempts = [each for each in attempts if not each.plan.mixed] or attempts

@@ -55,6 +55,9 @@ FEWEST = 4
 def too_small(evidence: Evidence) -> Iterator[Sign]:
     samples = evidence.column("samples")
     typical = evidence.typical("samples")
+    coverage = evidence.history.latest("coverage")
+    if coverage is not None and coverage.samples is None:
+        return  # what the model was called with has rows, which may be parts of a sample
     is_text = evidence.setup.input_kind == "integers" and evidence.typical("labels") >= LABELS
     if (samples > 0).sum() >= FEWEST and not is_text and typical <= SMALL:
         number = below("samples in a batch", typical, SMALL + 1)
