@@ -428,7 +428,9 @@ def _not_followed(
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     # Along the wrong axis of the inputs, samples may seem to meet.
     is_either = not reading.is_one_axis or (square and not meeting)
-    reason = EITHER_AXIS if is_either else MEET if meeting else NOT_FOLLOWED
+    has_as_many = any(graph.shape(edge)[:1] == (reading.samples,) for edge in edges)
+    followed = NOT_FOLLOWED if reading.is_given or has_as_many else OTHER_ROWS
+    reason = EITHER_AXIS if is_either else MEET if meeting else followed
     reason = ONE_ROW if is_single else reason
     every = dict.fromkeys(str([*graph.shape(edge)]) for edge in meeting or square or edges)
     shapes = " and ".join([*every][:2])
@@ -477,6 +479,10 @@ NOT_FOLLOWED = (
 MEET = (
     "samples meet in the loss, which is computed from a tensor of shape {shapes} with entries of "
     "several of the {samples} samples, as a loss of pairs is"
+)
+OTHER_ROWS = (
+    "the model was called with {samples} rows, but the loss is computed from tensors of shape "
+    "{shapes}, whose rows can't be followed among these: {remedy}"
 )
 PARTS_OF_ONE = (
     "pass batch_size=1 to the context if these are parts of one sample, such as words or steps, "

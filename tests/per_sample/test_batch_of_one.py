@@ -1,0 +1,123 @@
+"""Rows that may be the words or steps of a single sample, as in tutorials on sequences."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import gradlens
+from gradlens.diagnosis.diagnose import diagnose
+
+WORDS, WIDTH, CLASSES = 12, 10, 5
+
+
+class Words(nn.Module):
+    """An embedding of words, what is made of ``[T, D]``, and a linear layer."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], width: int = WIDTH) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.between = between
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.between(self.embed(x)))
+
+
+class ByHand(nn.Module):
+    """A recurrent network by hand, over the first axis ``[T, 1, D]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.state = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros(1, 8)
+        for step in x:
+            state = torch.tanh(self.inner(step) + self.state(state))
+        return self.head(state)
+
+
+class LSTM(nn.Module):
+    """An LSTM over words as a batch of one ``[T, 1, D]``; ``last`` takes its last output alone."""
+
+    def __init__(self, last: bool) -> None:
+        super().__init__()
+        self.inner, self.last = nn.LSTM(WIDTH, WIDTH), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x.view(len(x), 1, -1))[0]
+        return found[-1] if self.last else found[:, 0]
+
+
+class Attention(nn.Module):
+    """Attention of words to each other, without an axis of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x, x, x, need_weights=False)[0]
+        return found
+
+
+def words(length: int) -> Tensor:
+    return torch.randint(WORDS, (length,))
+
+
+def labels(length: int) -> Tensor:
+    return torch.randint(CLASSES, (length,))
+
+
+Build = Callable[[], nn.Module]
+CASES: dict[str, tuple[Build, Callable[[int], Tensor], bool]] = {
+    "context of a word": (lambda: Words(lambda x: x[:4].reshape(1, -1), 4 * WIDTH), words, True),
+    "mean of words": (lambda: Words(lambda x: x.mean(0, keepdim=True)), words, True),
+    "names by hand": (ByHand, lambda length: torch.randn(length, 1, 6), True),
+    "last state": (lambda: Words(LSTM(True)), words, True),
+    "tagger": (lambda: Words(LSTM(False)), words, False),
+    "attention": (lambda: Words(Attention()), words, False),
+}
+"""The network, its inputs by their length, and whether it has one output for all of them."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_refused_with_a_remedy_that_works(case: str) -> None:
+    build, data, has_one_output = CASES[case]
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cockpit = gradlens.Cockpit(model, "economy", diagnose=True)
+        for step in range(9):
+            length = 5 + step % 3
+            x, y = data(length), labels(1 if has_one_output else length)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+        cockpit.close()
+    coverage = cockpit.history.latest("coverage")
+    assert coverage.samples is None
+    assert all("batch_size=1" in reason for reason in coverage.missing.values())
+    assert not {"samples_mixed", "batch_too_small"} & {each.fault for each in diagnose(cockpit)}
+    texts = [note.text for note in cockpit.history.notes]
+    assert sum("batch_size=1" in text for text in texts) == 1, "one reason for all lengths"
+
+    model.zero_grad()
+    x, y = data(6), labels(1 if has_one_output else 6)
+    with gradlens.per_sample_gradients(model, batch_size=1) as gradients:
+        F.cross_entropy(model(x), y).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert_close(gradients[name].dense()[0], parameter.grad)
