@@ -10,6 +10,7 @@ import numpy as np
 from gradlens.diagnosis.course import (
     MOST,
     OVER_CHANCE,
+    SMALLEST,
     Jump,
     is_stuck,
     jumps,
@@ -135,7 +136,10 @@ def _losses_of_batch(evidence: Evidence) -> Iterator[Sign]:
     # What takes longer to come back may be a change of the weights or of the task.
     after = evidence.loss.values[highest.place + 1 : highest.place + 2].sum()
     is_over = after < BACK * evidence.loss.values[highest.place]
-    yield Sign(highest.step, numbers, "consistent with", bool(is_over), title=OF_LOSS)
+    # Losses of few samples differ by as much where nothing is wrong.
+    is_small = evidence.typical("samples") < SMALLEST
+    is_alarm = bool(is_over and not is_small)
+    yield Sign(highest.step, numbers, "consistent with", is_alarm, title=OF_LOSS)
 
 
 BACK = 0.5
