@@ -25,7 +25,7 @@ from gradlens.curvature import (
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators import composed
-from tests.cases.curvature_cases import build, dense_ggn
+from tests.cases.curvature_cases import build
 from tests.cases.networks import NETWORKS
 from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
@@ -102,27 +102,6 @@ def assert_is(found: LowRankGGN, expected: Dense, ggn: GGNOperator) -> None:
         assert found.gradient_overlap(few) == pytest.approx(share, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("model", "criterion"),
-    [
-        ("linear", "mse-sum"),
-        ("perceptron", "mse-mean"),
-        ("convolutional", "cross-entropy-sum"),
-        ("unused", "cross-entropy-mean"),
-        ("tied", "mse-sum"),
-    ],
-)
-def test_dense_matrices(model: str, criterion: str) -> None:
-    problem = build(model, criterion)
-    loss, outputs = problem.forward()
-    ggn = GGNOperator(loss, outputs, problem.parameters, problem.mean_scale)
-    factor = len(outputs) * problem.mean_scale
-    expected = dense(outputs, loss, list(problem.parameters.values()), factor)
-    whole = dense_ggn(problem).numpy() * problem.mean_scale
-    np.testing.assert_allclose(expected.matrix, whole, rtol=1e-9, atol=1e-12)
-    assert_is(LowRankGGN(ggn, problem.model), expected, ggn)
-
-
 def of_network(name: str, samples: int = 3) -> tuple[nn.Module, Tensor, Tensor]:
     """A network, its outputs, of which each sample has seven at most, and a convex loss of them."""
     torch.manual_seed(0)
@@ -133,44 +112,50 @@ def of_network(name: str, samples: int = 3) -> tuple[nn.Module, Tensor, Tensor]:
     return model, outputs, loss
 
 
-@pytest.mark.parametrize(
-    "network",
-    [
-        "mlp",
-        "linear, sequence",
-        "conv1d, stride and dilation",
-        "conv2d, depthwise",
-        "embedding",
-        "layer norm, sequence",
-        "batch norm 2d, eval",
-        "data-dependent branch",
-        pytest.param("lstm", marks=pytest.mark.slow),
-        pytest.param("tied weights", marks=pytest.mark.slow),
-    ],
+Made = tuple[nn.Module, Tensor, Tensor, float]
+"""The model, its outputs, the loss and what makes it a mean."""
+
+
+def of_problem(model: str, criterion: str) -> Made:
+    problem = build(model, criterion)
+    loss, outputs = problem.forward()
+    return problem.model, outputs, loss, problem.mean_scale
+
+
+def of_loss(criterion: nn.Module) -> Made:
+    """Whose samples differ in weight."""
+    problem = build("perceptron", "cross-entropy-mean")
+    outputs = problem.model(problem.inputs)
+    return problem.model, outputs, criterion(outputs, torch.tensor([0, 1, 2, 0, 1, 2])), 1.0
+
+
+LAYERS = (
+    *("mlp", "linear, sequence", "conv1d, stride and dilation", "conv2d, depthwise", "embedding"),
+    *("layer norm, sequence", "batch norm 2d, eval", "data-dependent branch", "lstm"),
+    "tied weights",
 )
-def test_kinds_of_layers(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composed, "BLOCK_BYTES", 1)  # one row of a weight at a time
-    model, outputs, loss = of_network(network)
-    parameters = dict(model.named_parameters())
-    ggn = GGNOperator(loss, outputs, parameters)
-    assert_is(LowRankGGN(ggn, model), dense(outputs, loss, list(parameters.values()), 3), ggn)
-
-
-CROSS_ENTROPIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "weighted": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.2, 3.0]).double()),
-    "ignored targets": nn.CrossEntropyLoss(ignore_index=1),
-    "smoothed labels": nn.CrossEntropyLoss(label_smoothing=0.1),
+MADE: dict[str, Callable[[], Made]] = {
+    "linear": lambda: of_problem("linear", "mse-sum"),
+    "perceptron": lambda: of_problem("perceptron", "mse-mean"),
+    "convolutional": lambda: of_problem("convolutional", "cross-entropy-sum"),
+    "unused": lambda: of_problem("unused", "cross-entropy-mean"),
+    "tied": lambda: of_problem("tied", "mse-sum"),
+    **{name: lambda name=name: (*of_network(name), 1.0) for name in LAYERS},
+    "weighted": lambda: of_loss(nn.CrossEntropyLoss(torch.tensor([1.0, 0.2, 3.0]).double())),
+    "ignored targets": lambda: of_loss(nn.CrossEntropyLoss(ignore_index=1)),
+    "smoothed labels": lambda: of_loss(nn.CrossEntropyLoss(label_smoothing=0.1)),
 }
 
 
-@pytest.mark.parametrize("criterion", CROSS_ENTROPIES)
-def test_losses_whose_samples_differ_in_weight(criterion: str) -> None:
-    problem = build("perceptron", "cross-entropy-mean")
-    outputs = problem.model(problem.inputs)
-    loss = CROSS_ENTROPIES[criterion](outputs, torch.tensor([0, 1, 2, 0, 1, 2]))
-    ggn = GGNOperator(loss, outputs, problem.parameters)
-    expected = dense(outputs, loss, list(problem.parameters.values()), 6)
-    assert_is(LowRankGGN(ggn, problem.model), expected, ggn)
+@pytest.mark.parametrize("name", MADE)
+def test_directions_are_those_of_dense_matrices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in LAYERS:
+        monkeypatch.setattr(composed, "BLOCK_BYTES", 1)  # one row of a weight at a time
+    model, outputs, loss, scale = MADE[name]()
+    parameters = dict(model.named_parameters())
+    ggn = GGNOperator(loss, outputs, parameters, scale)
+    expected = dense(outputs, loss, list(parameters.values()), len(outputs) * scale)
+    assert_is(LowRankGGN(ggn, model), expected, ggn)
 
 
 def test_the_first_eigenvectors_are_those_of_all() -> None:
