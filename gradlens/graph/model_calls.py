@@ -195,7 +195,7 @@ def _given(args: Any, kwargs: Any) -> list[Tensor]:
     """The strided tensors with axes among the arguments of a call, or in containers there."""
     # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
     is_plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
-    leaves = args if is_plain else map(_as_tensor, _leaves((args, kwargs), _is_packed))
+    leaves = args if is_plain else map(_as_tensor, _leaves((args, kwargs), is_packed))
     return [t for t in leaves if t is not None and t.dim() and t.layout == torch.strided]
 
 
@@ -244,7 +244,7 @@ def made_by(tensor: Tensor) -> tuple[int, int] | None:
     return None if node is None else (sequence_number(node), tensor.output_nr)
 
 
-def _is_packed(value: Any) -> bool:
+def is_packed(value: Any) -> bool:
     """Sequences of different lengths, whose tensors have no row for each."""
     return isinstance(value, PackedSequence)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
-from gradlens.graph.model_calls import made_by
+from gradlens.graph.model_calls import is_packed, made_by
 from gradlens.signals.attention import read_attention
 from gradlens.signals.axes import find_axes
 from gradlens.signals.recorded_calls import (
@@ -282,7 +282,11 @@ class SignalCapture(HookOwner):
         call = opened.pop() if opened else self._new_call(layer)
         self._recording.calls.append(call)
         tensor, axes = first_tensor(output), self._axes[layer]
-        if tensor is not None and tensor.dim() > 1 and not axes.is_single(tensor):
+        first = output[0] if type(output) is tuple and output else output
+        if is_packed(first):
+            call.is_packed = call.axis_known = True
+            call.lengths = (int(first.batch_sizes[0]),)
+        elif tensor is not None and tensor.dim() > 1 and not axes.is_single(tensor):
             call.axis = axes.axis_of(tensor)
             is_open = tensor.dim() == 3 and not axes.known
             call.lengths = tuple(tensor.shape[:2]) if is_open else (tensor.shape[call.axis],)

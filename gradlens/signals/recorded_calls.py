@@ -58,6 +58,11 @@ EITHER_AXIS = (
     "the samples: use a batch of another size"
 )
 
+PACKED = (
+    "its output is a packed sequence, in which the rows of a sample are not next to each other: "
+    "call the layer with a padded tensor"
+)
+
 
 @dataclass
 class RecordedCall:
@@ -68,10 +73,11 @@ class RecordedCall:
     and its output needs no gradient, so that no backward pass can reach it.
     ``lengths`` are those of the output's axes that may count samples, of which the layer itself
     defines one if ``axis_known``; if there are two, ``by_axis`` has what depends on them for each,
-    and ``axis`` is the one that counts samples in the layers next to it. ``made`` says which node
-    has made the output, and the call has made the nodes from the sequence number ``first_node`` on.
-    ``sizes`` are the lengths of the axes of what the model was called with. ``is_over``: the call
-    was discarded, and counts no more.
+    and ``axis`` is the one that counts samples in the layers next to it. An output that
+    ``is_packed`` has samples, but no axis of theirs. ``made`` says which node has made the output,
+    and the call has made the nodes from the sequence number ``first_node`` on. ``sizes`` are the
+    lengths of the axes of what the model was called with. ``is_over``: the call was discarded, and
+    counts no more.
     """
 
     layer: str
@@ -82,6 +88,7 @@ class RecordedCall:
     standalone: bool = False
     lengths: tuple[int, ...] = ()
     axis_known: bool = False
+    is_packed: bool = False
     axis: int = 0
     by_axis: dict[Request, tuple[Any, Any]] = field(default_factory=dict)
     made: Made | None = None
@@ -179,12 +186,13 @@ def _with_axis(call: RecordedCall, known: Set[int], axes: Mapping[Made, int]) ->
     """A call's values by the axis that counts the samples, ``known`` numbers of which there are."""
     if not call.lengths:  # a single sample
         return call
-    axis = _sample_axis(call, known, axes)
+    axis = None if call.is_packed else _sample_axis(call, known, axes)
     if axis is not None:
         chosen = {request: values[axis] for request, values in call.by_axis.items()}
         return replace(call, values=call.values | chosen) if chosen else call
     square = len(call.lengths) == 2 and len({*call.lengths}) == 1
-    reason = EITHER_AXIS.format(length=call.lengths[0]) if square else MISPLACED
+    either = EITHER_AXIS.format(length=call.lengths[0]) if square else MISPLACED
+    reason = PACKED if call.is_packed else either
     depending = [*call.by_axis, *filter(needs_sample_axis, call.values)]
     return replace(call, values=call.values | dict.fromkeys(depending, Undefined(reason)))
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import gradlens
@@ -260,6 +261,30 @@ def test_norms_are_of_samples_wherever_these_are(
         expected = mean_norm(outputs[name].movedim(axis, 0))
         assert norms(cockpit.history, 0)[name] == pytest.approx(expected)
     assert not cockpit.history.notes
+
+
+def classified_texts(net: Any, x: Tensor) -> Tensor:
+    """From the last states of sequences that are packed inside, and from all rows of these."""
+    packed, last = net.rnn(pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False))
+    rows: Tensor = net.rows(packed.data)
+    return net.head(last[0]) + rows.mean()
+
+
+LENGTHS = torch.tensor([2, 4, 3])
+
+
+def test_the_rows_of_packed_sequences_are_no_samples() -> None:
+    layers = {"rnn": nn.GRU(4, 3, batch_first=True), "rows": nn.Linear(3, 2)}
+    model = Net(classified_texts, **layers, head=nn.Linear(3, 2))
+    tracked = [OutputNorm(), quantities.ActivationOutliers(layers="rnn"), quantities.InputMean()]
+    cockpit = Cockpit(model, tracked)
+    step(cockpit, 0, torch.randn(3, 4, 4))
+    found = norms(cockpit.history, 0)
+    assert "packed sequence" in found["rnn"].reason
+    assert "packed sequence" in norms(cockpit.history, 0, "ActivationOutliers")["rnn"].reason
+    assert "isn't certain which axis" in found["rows"].reason
+    assert found["head"] > 0
+    assert all(map(math.isfinite, norms(cockpit.history, 0, "InputMean").values()))
 
 
 def test_norms_in_an_evaluation_are_of_the_axis_that_the_last_step_had() -> None:
