@@ -256,8 +256,7 @@ class ActivationInstrument(Instrument):
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         active, dead, worst = (field_line(records, n) for n in ("active", "dead", "worst"))
-        known = worst.steps.size and worst.finite[-1]
-        latest = f"worst {100 * worst.latest:.0f} % dead" if known else ""
+        latest = f"worst {100 * worst.latest:.0f} % dead" if math.isfinite(worst.latest) else ""
         return Lines(
             (
                 Curve("active", active, BLUE),
@@ -308,11 +307,11 @@ class OutputEntropyInstrument(Instrument):
     def content(self, history: History) -> Lines:
         records = history[self.names[0]]
         entropy, top = (field_line(records, name) for name in ("entropy", "top_share"))
-        known = top.steps.size and top.finite[-1]
         collapsed = top.latest >= COLLAPSED and entropy.latest <= 1 - COLLAPSED
+        latest = f"top class {100 * top.latest:.0f} %" if math.isfinite(top.latest) else ""
         return Lines(
             (Curve("entropy over log C", entropy, BLUE), Curve("top class", top, ORANGE)),
-            latest=(f"top class {100 * top.latest:.0f} %" if known else "", bool(collapsed)),
+            latest=(latest, bool(collapsed)),
             shares=True,
             limits=(-0.02, 1.02),
         )

@@ -23,6 +23,8 @@ from tests.cases.steps import take_steps, tracked_backward
 
 STEPS, AT = 60, 40
 SAMPLES = 16
+SEVENTH = str(SAMPLES * AT + 7)
+"""The number of a sample of the batch in which the fault is."""
 
 
 def train(
@@ -111,25 +113,22 @@ def root_of_zero(step: int, model: nn.Module) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "fault", "words"),
     [
-        (nan_target, "nonfinite_target", str(SAMPLES * AT + 7)),
-        (log_of_zero, "nonfinite_loss", "Log of 0"),
-        (log_of_zero, "nonfinite_loss", "term 2 of 2"),
-        (log_of_zero, "nonfinite_loss", str(SAMPLES * AT + 7)),
-        (division_by_zero, "nonfinite_loss", str(SAMPLES * AT + 7)),
-        (empty_mask, "nonfinite_loss", "Mean of no elements"),
-        (empty_mask, "nonfinite_loss", "term 1 of 2"),
-        (root_of_zero, "nonfinite_gradient", "Sqrt"),
+        (nan_target, "nonfinite_target", [SEVENTH]),
+        (log_of_zero, "nonfinite_loss", ["Log of 0", "term 2 of 2", SEVENTH]),
+        (division_by_zero, "nonfinite_loss", [SEVENTH]),
+        (empty_mask, "nonfinite_loss", ["Mean of no elements", "term 1 of 2"]),
+        (root_of_zero, "nonfinite_gradient", ["Sqrt"]),
     ],
 )
 @pytest.mark.slow
 def test_the_first_nan_is_named_at_its_step(
-    loss: Callable[[int, nn.Module], Tensor], fault: str, words: str
+    loss: Callable[[int, nn.Module], Tensor], fault: str, words: list[str]
 ) -> None:
     model = mlp(10, 16, 3)
     cockpit = train(model, lambda step: loss(step, model))
     found = alarms(cockpit)
     assert (found[0].fault, found[0].step) == (fault, AT)
-    assert words in found[0].sentence
+    assert all(each in found[0].sentence for each in words)
     assert "lr_too_high" not in [each.fault for each in found]
     live = [(each.fault, each.step) for each in cockpit.history.findings]
     assert (fault, AT) in live
@@ -206,11 +205,7 @@ def test_updates_by_another_method_are_updates() -> None:
             for each in model.parameters():
                 each -= 0.05 * each.grad
 
-    def loss_of(step: int) -> Tensor:
-        inputs, labels = batch()
-        return functional.cross_entropy(model(inputs), labels)
-
-    assert not alarms(train(model, loss_of, update=update, steps=30))
+    assert not alarms(train(model, lambda step: plain(model, *batch()), update=update, steps=30))
 
 
 def adversaries(cockpit_of: str, detached: bool = False) -> list[str]:

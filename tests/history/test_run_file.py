@@ -134,7 +134,8 @@ def test_a_folder_is_no_file(resume: bool, tmp_path: Path) -> None:
 def full_disk(path: Path) -> Iterator[None]:
     """Nothing but a part of the next line can be written."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 17, before[1]))
+    size = path.stat().st_size if path.exists() else 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 17, before[1]))
     try:
         yield
     finally:
@@ -242,14 +243,10 @@ def test_what_another_program_leaves_is_kept(
 
 def test_a_disk_that_is_full_from_the_beginning(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9, before[1]))
-    try:
+    with full_disk(path):
         with pytest.warns(UserWarning, match="can't be written from step 0 on"):
             training = Training(path)
         training.step(0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with pytest.warns(UserWarning, match="again from step 1 on"):
         training.step(1)
     training.cockpit.close()
