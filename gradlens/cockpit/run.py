@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +297,7 @@ class Run:
             )
 
 
-@cache
+@lru_cache(1024)
 def without_numbers(text: str) -> str:
     """A text without the numbers in it, such as that of rows, but with those in names."""
     return re.sub(r"(?<![\w.])\d+(?![\w.])", "", text)
