@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.numerics.unavailable import FREED, FREED_GRAPH, UnavailableError, first_line
 from gradlens.observers.observer import Observer
 from gradlens.torch_private import unseen
 
@@ -79,10 +79,11 @@ class Boundary:
 
     def end(self, work: str, refuse: Refuse | None, error: Exception) -> None:
         """An exception has ended a piece of work."""
-        if not isinstance(error, UnavailableError):
+        is_freed = FREED_GRAPH in str(error)
+        if not (is_freed or isinstance(error, UnavailableError)):
             self.report(work, error, refuse)
         elif refuse is not None:
-            refuse(str(error))
+            refuse(FREED if is_freed else str(error))
 
     def value(self, work: str, compute: Callable[..., Any], *arguments: Any) -> Any:
         """What a function returns, or a NaN with the reason; to be called inside of ``contain``."""

@@ -22,8 +22,7 @@ from gradlens.graph.checkpoints import read_again
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import Node
 from gradlens.graph.passes import Gradients, Instead, call, derivatives
-from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.planner import FREED, FREED_GRAPH
+from gradlens.numerics.unavailable import FREED, FREED_GRAPH, UnavailableError
 from gradlens.torch_private import saved
 
 _REMEDY = (

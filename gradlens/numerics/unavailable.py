@@ -19,6 +19,11 @@ class UnavailableError(RuntimeError):
     """A result can't be had for these inputs; the message is the reason and, if any, the remedy."""
 
 
+FREED_GRAPH = "backward through the graph a second time"
+"""Part of torch's message where a backward pass has freed the graph already."""
+FREED = "backward has run already when the context was entered: call it inside the context"
+
+
 def first_line(error: Exception) -> str:
     """An exception in a few words: its type, and the first line of its message."""
     message = str(error).splitlines()

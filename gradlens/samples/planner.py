@@ -31,7 +31,7 @@ from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
 from gradlens.history.html import count
 from gradlens.numerics.shards import any_distributed
-from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.numerics.unavailable import FREED, FREED_GRAPH, UnavailableError, first_line
 from gradlens.samples.batchnorm import in_front_of, normalising
 from gradlens.samples.count import (
     AMBIGUOUS,
@@ -635,9 +635,6 @@ class _Planner:
 
 
 FAILED = "an error occurred while the samples of the gradients were determined ({})"
-FREED_GRAPH = "backward through the graph a second time"
-"""Part of torch's message where a backward pass has freed the graph already."""
-FREED = "backward has run already when the context was entered: call it inside the context"
 OF_LOSS = "the rows of the loss"
 COMPLEX = (
     "it is complex: keep it as a real parameter whose last axis has two entries, and compute with "

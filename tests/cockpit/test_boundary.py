@@ -237,3 +237,15 @@ def test_without_the_loss_only_what_needs_it_is_refused(
 def test_strict_raises(failing: str) -> None:
     with pytest.raises(InjectedError):
         train([AllPhases(failing=failing)], strict=True)
+
+
+@pytest.mark.parametrize("preset", ["economy", "full"])
+def test_a_graph_that_a_backward_pass_has_freed_is_no_failure(preset: str) -> None:
+    model = nn.Linear(4, 2)
+    cockpit = Cockpit(model, preset)
+    loss = nn.functional.cross_entropy(model(torch.randn(5, 4)), torch.arange(5) % 2)
+    loss.backward()
+    with pytest.warns(UserWarning, match="backward has run already"), cockpit(0, loss=loss):
+        pass
+    assert not [note.text for note in cockpit.history.notes if "failed" in note.text]
+    assert cockpit.history["GradNorm"][0]

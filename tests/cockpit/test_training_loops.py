@@ -518,8 +518,6 @@ def test_a_reentrant_checkpoint_hides_what_is_in_it() -> None:
     assert_same_records(cockpit.history["GradNorm"], plain.history["GradNorm"])
 
 
-
-
 def of_some(
     model: nn.Sequential, names: Sequence[str], step: int, cockpit: gradlens.Cockpit
 ) -> None:

@@ -374,7 +374,7 @@ FAULTY: dict[str, list[History]] = {
     ],
     "input_offset": [run(changed(S, input_mean=m, loss=S["loss"] + 0.5)) for m in (10.0, -30.0)],
     "batch_repeated": [
-        run(changed(S, checksum=np.arange(STEPS) // 10)),
+        validated(1.0, changed(S, checksum=np.arange(STEPS) // 10)),
         validated(1.0, changed(S, checksum=0.25)),
     ],
     "samples_duplicated": [run(changed(S, distinct_rows=d)) for d in (1.0, 4.0, 14.0)],
@@ -567,7 +567,10 @@ NOTICED: dict[str, list[History]] = {
     ],
     "entropy_collapse": [heads(STEADY, 3 / GROWS, kind="AttentionEntropy")],
     "frozen_layer": [run(setup=replace(SETUP, frozen=("0.weight",)))],
-    "batch_repeated": [run(changed(S, checksum=0.25))],
+    "batch_repeated": [
+        run(changed(S, checksum=np.arange(STEPS) // 10)),
+        run(changed(S, checksum=0.25)),
+    ],
     "data_order": [unlabelled(input_mean=DRIFT)],
     "samples_mixed": [covered("samples meet in the loss", S)],
     "no_gradient": [

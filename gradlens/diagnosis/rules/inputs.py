@@ -84,12 +84,12 @@ def _beyond(
         yield Sign(step, (above(name, found, limit),), is_alarm=is_alarm, advice=advice)
 
 
-SAME, OFTEN = 0.5, 0.85
-"""Share of the pairs of consecutive steps that have the same batch. Up to the second, some steps
-with each batch are on purpose, as those of a policy with each of its rollouts: a notice."""
+SAME = 0.5
+"""Share of the pairs of consecutive steps that have the same batch."""
 GAP = 1.5
-"""The late validation loss over that of training. Where all steps have the same batch, it may be
-the whole data set, and it is a notice unless this is a sign of harm."""
+"""The late validation loss over that of training. The batch of all steps may be the whole data set,
+and a policy takes several steps with each of its rollouts: it is a notice unless this shows harm.
+"""
 FEWEST = 8
 """Pairs of consecutive steps; with fewer, nothing is said."""
 
@@ -102,11 +102,16 @@ def repeated(evidence: Evidence) -> Iterator[Sign]:
     if known.sum() >= FEWEST:
         number = above("share of steps with the batch of the step before", found, SAME)
         has_gap = median(valid.values[evidence.is_late(valid.steps)]) > GAP * evidence.late_loss
-        does_harm = OFTEN < found < 1 or has_gap
-        step, advice = evidence.step(np.append(False, same)), "" if does_harm else WHOLE
-        yield from shown(Sign(step, (number,), is_alarm=does_harm, advice=advice))
+        step, title = evidence.step(np.append(False, same)), "" if found == 1 else OF_BEFORE
+        advice = "" if has_gap else WHOLE if found == 1 else SEVERAL_STEPS
+        yield from shown(Sign(step, (number,), is_alarm=has_gap, advice=advice, title=title))
 
 
+OF_BEFORE = "Most steps have the same batch as the step before"
+SEVERAL_STEPS = (
+    "If several steps with each batch are on purpose, as those of a policy with each of its "
+    "rollouts, nothing is wrong; otherwise, look at what the loader returns."
+)
 WHOLE = (
     "If it is the whole data set, nothing is wrong; otherwise, make the loader's iterator once for "
     "each epoch, since next(iter(loader)) restarts it."
