@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -47,7 +45,7 @@ from gradlens.quantities import (
     WeightSpectrum,
 )
 from gradlens.schedules import linear
-from tests.cases.processes import free_port, join_group, outcomes_of, run_processes
+from tests.cases.processes import join_group, outcomes_of
 from tests.cases.records import assert_same_records, unnamed
 from tests.cases.steps import tracked_backward
 
@@ -432,21 +430,3 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes(name: str, outcomes: Path) -> None:
     for rank in range(2):
         assert (outcomes / f"{name}{rank}").read_text() == "as expected"
-
-
-def dying(rank: int, port: int) -> None:
-    join_group(rank, 2, port)
-    warnings.simplefilter("ignore")
-
-    def seen(step: int, outputs: Tensor) -> None:
-        if rank == 1 and step == 1:
-            os._exit(3)
-
-    trained(sharded(), quantities(), half(rank), seen=seen)
-
-
-def test_processes_do_not_wait_for_one_that_has_died() -> None:
-    begin = time.monotonic()
-    with pytest.raises(torch.multiprocessing.ProcessExitedException):
-        run_processes(dying, 2, free_port())
-    assert time.monotonic() - begin < 100
