@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutput
 
 import gradlens
@@ -85,6 +87,23 @@ def test_a_backward_pass_may_keep_the_graph(keeps: bool) -> None:
     output.register_hook(lambda _: found.append(private.keeps_graph()))
     output.sum().backward(retain_graph=keeps)
     assert found == [keeps]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_group_recomputes_a_checkpoint_once(grouped: bool) -> None:
+    calls: list[int] = []
+
+    def region(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(1)
+        return x.exp(), y.sin()
+
+    x, y = leaf(3), leaf(3)
+    first, second = checkpoint(region, x, y, use_reentrant=False)
+    with private.recomputing() if grouped else nullcontext():
+        with private.recomputing() if grouped else nullcontext():
+            torch.autograd.grad(first.sum(), x, retain_graph=True)
+        torch.autograd.grad(second.sum(), y, retain_graph=True)
+    assert len(calls) == (2 if grouped else 3)
 
 
 # Tensors ----------------------------------------------------------------------------------------
