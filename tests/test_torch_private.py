@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_outputs import BaseModelOutput
 
 import gradlens
 from gradlens import torch_private as private
@@ -22,50 +21,6 @@ from gradlens import torch_private as private
 
 def leaf(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
-
-
-# Base classes and containers --------------------------------------------------------------------
-
-KINDS: dict[Any, tuple[list[type[nn.Module]], list[type[nn.Module]]]] = {
-    private.LossModule: ([nn.CrossEntropyLoss, nn.MSELoss, nn.CTCLoss], [nn.Linear, nn.Softmax]),
-    private.BatchNorm: (
-        [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
-        [nn.InstanceNorm1d, nn.GroupNorm, nn.LayerNorm],
-    ),
-    private.ChannelNorm: (
-        [nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm3d],
-        [nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm],
-    ),
-    private.Convolution: (
-        [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d, nn.LazyConv2d],
-        [nn.Linear, nn.Unfold, nn.MaxPool2d],
-    ),
-    private.Dropout: (
-        [nn.Dropout, nn.Dropout1d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout],
-        [nn.ReLU, nn.Identity],
-    ),
-    private.POOLING: (
-        [nn.MaxPool1d, nn.AvgPool2d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool1d],
-        [nn.Conv2d, nn.Upsample],
-    ),
-}
-
-
-@pytest.mark.parametrize("base", KINDS)
-def test_base_classes(base: Any) -> None:
-    inside, outside = KINDS[base]
-    assert all(issubclass(kind, base) for kind in inside)
-    assert not any(issubclass(kind, base) for kind in outside)
-
-
-def test_leaves_of_nested_containers() -> None:
-    first, second = torch.ones(1), torch.zeros(2)
-    nested = {"a": [first, (3, None)], "b": BaseModelOutput(last_hidden_state=second)}
-    leaves = private.tree_leaves(nested)
-    assert [each for each in leaves if isinstance(each, Tensor)] == [first, second]
-    other = private.tree_map_only(Tensor, torch.numel, nested)
-    assert other["a"] == [1, (3, None)]
-    assert other["b"] == BaseModelOutput(last_hidden_state=2)
 
 
 # Nodes ------------------------------------------------------------------------------------------

@@ -231,4 +231,7 @@ NETWORKS: dict[str, Network] = {
     "module used twice": Network(UsedTwice, real(3, 4)),
     "tied weights": Network(Tied, tokens(7, 3)),
     "in-place operations": Network(InPlace, real(5)),
+    "encoder layer": Network(
+        lambda: nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True), real(5, 4)
+    ),
 }

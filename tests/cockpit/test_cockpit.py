@@ -23,14 +23,14 @@ from backpack import extend as backpack_extend
 from torch import Tensor, nn
 
 import gradlens
-from gradlens import Cockpit, History, quantities, schedules
+from gradlens import Cockpit, quantities
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.step import Step
 from tests.cases.records import assert_identical
 from tests.cases.references import assert_covered
 from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
-from tests.quantities.test_layer_quantities import everything as of_layers
+from tests.cockpit.test_checkpoint import all_quantities
 
 
 def network() -> nn.Module:
@@ -77,25 +77,6 @@ def every_quantity() -> list[Quantity]:
     ]
 
 
-def everything() -> list[Quantity]:
-    return [
-        *every_quantity(),
-        quantities.Alpha(),
-        quantities.HessEigenvalues(k=2, max_products=20),
-        quantities.HessMaxEV(max_products=20),
-        quantities.HessTrace(samples=2),
-        quantities.TICDiag(samples=2, curvature="diag_ggn_exact"),
-        quantities.TICTrace(samples=2, curvature="diag_ggn_mc"),
-        quantities.SpectralDensity(probes=2, steps=5),
-        quantities.Stability(max_products=20),
-        quantities.DirectionalDerivatives(k=2),
-        *of_layers(),
-        *(quantities.MeanTID(), quantities.VarTID()),
-        *(quantities.ClippedGradNorm(), quantities.OptimizerState(), quantities.RelativeUpdate()),
-        *(quantities.CriticalSharpness(), quantities.StepLedger(), quantities.GroupGradients()),
-    ]
-
-
 def loss_again(model: nn.Module, loss: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     found: Tensor = loss(model(inputs), labels)
     return found
@@ -106,7 +87,7 @@ def train(tracked: bool, steps: int = 8) -> dict[str, Any]:
     torch.manual_seed(0)
     model, loss_function = network(), gradlens.extend(nn.CrossEntropyLoss())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    cockpit = Cockpit(model, everything()) if tracked else None
+    cockpit = Cockpit(model, all_quantities()) if tracked else None
     losses = []
     for step, (inputs, labels) in enumerate(batches(steps)):
         optimizer.zero_grad()
@@ -139,13 +120,6 @@ def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
     with pytest.warns(UserWarning, match="normalisation over the batch"):
         tracked = train(tracked=True)
     assert_identical(tracked, train(tracked=False))
-
-
-def test_that_test_tracks_every_quantity() -> None:
-    tracked = {type(quantity).__name__ for quantity in everything()}
-    abstract = {name for name in quantities.__all__ if name.endswith("Quantity")} | {"Phase"}
-    elsewhere = {"CABS", "AttentionEntropy", "AttentionLogits"}  # of plain SGD, and of attention
-    assert tracked == set(quantities.__all__) - abstract - elsewhere
 
 
 @pytest.fixture
@@ -277,23 +251,6 @@ def test_what_is_not_covered_is_said() -> None:
     assert math.isfinite(cockpit.history["NormTest"][0])
 
 
-def test_schedules_of_each_quantity(model: nn.Module) -> None:
-    cockpit = Cockpit(
-        model,
-        [
-            quantities.Loss(schedules.linear(2, 1)),
-            quantities.NormTest(schedules.logarithmic(0, 1, steps=2)),
-            quantities.GradNorm(lambda step: step == 7),
-        ],
-    )
-    for step in range(12):
-        tracked_backward(cockpit, step, loss_of(model))
-        model.zero_grad()
-    assert list(cockpit.history["Loss"]) == [1, 3, 5, 7, 9, 11]
-    assert list(cockpit.history["NormTest"]) == [0, 1, 10]
-    assert list(cockpit.history["GradNorm"]) == [7]
-
-
 class NamesOfInfo(SingleStepQuantity):
     def compute(self, step: Step) -> list[str]:
         return sorted(step.info)
@@ -338,16 +295,6 @@ def test_parameters_without_gradient_are_left_out_as_optimizers_do(model: nn.Mod
     assert "no parameter has a gradient" in norms[1].reason
 
 
-def test_standalone_names_what_it_does_not_have(model: nn.Module) -> None:
-    gradlens.extend(model)
-    with gradlens.per_sample_gradients(model) as gradients:
-        pass
-    with pytest.raises(KeyError, match="no gradient has come to it: the backward pass was outside"):
-        gradients["0.weight"]
-    with pytest.raises(KeyError, match=r"no trainable parameter 'weight'.*0\.weight"):
-        gradients["weight"]
-
-
 def test_numbers_of_samples_that_contradict_each_other(model: nn.Module) -> None:
     """Nothing is guessed, and both are named."""
     layers = {"first": nn.Linear(4, 3), "last": nn.Linear(4, 2)}
@@ -387,30 +334,11 @@ def test_a_sample_without_an_axis_of_samples(outputs: int) -> None:
     assert not gradients or gradients.batch_size == 1
 
 
-def test_quantities_by_name() -> None:
-    cockpit = Cockpit(nn.Linear(2, 1), ["Loss", quantities.NormTest(10), "GradNorm"])
-    assert [each.name for each in cockpit.quantities] == ["Loss", "NormTest", "GradNorm"]
-
-
 @pytest.mark.parametrize("name", ["economy", "Business", "FULL", "training"])
 def test_presets_by_name(name: str, model: nn.Module) -> None:
     expected = [quantity.name for quantity in gradlens.configuration(name.lower())]
     assert [quantity.name for quantity in gradlens.configuration(name)] == expected
     assert [quantity.name for quantity in Cockpit(model, name).quantities] == expected
-
-
-class Strange(SingleStepQuantity):
-    def compute(self, step: Step) -> object:
-        return object()
-
-
-def test_value_that_cannot_be_recorded_names_the_quantity(model: nn.Module, tmp_path: Path) -> None:
-    cockpit = Cockpit(model, [Strange(), quantities.Time()], run=tmp_path / "run.jsonl")
-    with pytest.warns(UserWarning, match="Strange failed: TypeError"), cockpit(0):
-        loss_of(model).backward()
-    history = History.load(tmp_path / "run.jsonl")
-    assert 0 in history["Time"]
-    assert "Strange: a object can't be recorded" in history["Strange"][0].reason
 
 
 @pytest.mark.parametrize("change", ["unfrozen", "added"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import accelerate
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens.quantities import Alpha, GradNorm, HessMaxEV, Loss, NormTest, Quantity, UpdateSize
+from tests.cases.records import assert_same_records
 
 pytestmark = pytest.mark.slow
 
@@ -41,60 +43,39 @@ def batches(parts: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def trained(parts: int, track: bool, **options: Any) -> tuple[nn.Module, gradlens.Cockpit | None]:
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=parts, **options)
-    model = network()
-    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
-    loss_function = nn.CrossEntropyLoss()
-    kinds = QUANTITIES if parts == 1 else QUANTITIES[:-1]
-    cockpit = (
-        gradlens.Cockpit(model, [kind() for kind in kinds], loss_function=loss_function)
-        if track
-        else None
-    )
+def trained(
+    parts: int, track: bool = True, plain: bool = False, **options: Any
+) -> tuple[nn.Module, gradlens.Cockpit | None]:
+    """By Accelerate, or by a plain loop."""
+    model, loss_function = network(), nn.CrossEntropyLoss()
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
+    if not plain:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=parts, **options)
+        model, optimizer = accelerator.prepare(model, optimizer)
+    kinds, cockpit = QUANTITIES if parts == 1 else QUANTITIES[:-1], None
+    if track:
+        cockpit = gradlens.Cockpit(model, [kind() for kind in kinds], loss_function=loss_function)
     for number, (x, y) in enumerate(batches(parts)):
-        with accelerator.accumulate(model):
+        with nullcontext() if plain else accelerator.accumulate(model):
             loss = loss_function(model(x), y)
-            if cockpit is None:
-                accelerator.backward(loss)
-            else:
-                accumulating = not accelerator.sync_gradients
-                step = number // parts
-                with cockpit(step, loss=loss, optimizer=optimizer, accumulating=accumulating):
-                    accelerator.backward(loss)
+            known = {"loss": loss, "optimizer": optimizer}
+            known["accumulating"] = not (plain or accelerator.sync_gradients)
+            with nullcontext() if cockpit is None else cockpit(number // parts, **known):
+                loss.backward() if plain else accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
     if cockpit is not None:
         cockpit.close()
-    return accelerator.unwrap_model(model), cockpit
-
-
-def plain() -> gradlens.Cockpit:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    loss_function = nn.CrossEntropyLoss()
-    cockpit = gradlens.Cockpit(model, [kind() for kind in QUANTITIES], loss_function=loss_function)
-    for step, (x, y) in enumerate(batches(1)):
-        loss = loss_function(model(x), y)
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    cockpit.close()
-    return cockpit
+    return model if plain else accelerator.unwrap_model(model), cockpit
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_values_are_those_of_a_plain_loop(parts: int) -> None:
-    expected = plain().history
-    _, cockpit = trained(parts, track=True)
-    found = cockpit.history
+    expected, found = (trained(*each)[1].history for each in ((1, True, True), (parts,)))
     assert not found.notes
     assert {*found.names} >= {"Loss", "GradNorm", "NormTest", "UpdateSize", "Alpha"}
     for name in found.names:
-        assert [*found[name]] == [*expected[name]]
-        for step, value in expected[name].items():
-            assert found[name][step] == pytest.approx(value, rel=2e-3), name
+        assert_same_records(found[name], expected[name], 2e-3)
 
 
 @pytest.mark.parametrize("options", [{}, {"mixed_precision": "bf16"}], ids=["float32", "bf16"])

@@ -634,14 +634,6 @@ def test_inputs_are_known_though_the_module_is_not_called_as_a_whole() -> None:
         assert ("input_scale" in found) == is_found
 
 
-def test_a_need_is_said_for_a_callback() -> None:
-    def unlike(arguments: dict[str, Any], trainer: Any, batch: Any) -> dict[str, Any]:
-        return {"loss": arguments["loss"], "accumulating": False}
-
-    with pytest.raises(ValueError, match=r"optimizer=.*context_arguments of a CockpitCallback"):
-        trainer(Passing(unlike, quantities.ClippedGradNorm())).fit(Module(), loader())
-
-
 def test_there_is_no_cockpit_before_training() -> None:
     with pytest.raises(RuntimeError, match=r"trainer\.fit"):
         _ = CockpitCallback().cockpit
