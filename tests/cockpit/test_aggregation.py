@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 from torch import nn
 
-from gradlens import Cockpit, History, quantities, schedules
+from gradlens import Cockpit, History, quantities
 from gradlens.cockpit.aggregation import Aggregate, Aggregation, statistics_of
 from gradlens.history.undefined import Undefined
 from gradlens.messages import GradlensWarning
@@ -228,11 +228,6 @@ def test_two_records_of_one_step_are_one() -> None:
     assert cockpit.history["Loss (epoch)"][4]["count"] == 5
 
 
-def test_an_epoch_stands_under_its_last_step_whether_or_not_that_is_tracked() -> None:
-    cockpit = train([Aggregate(quantities.Loss(schedules.linear(3)))])
-    assert [*cockpit.history["Loss (epoch)"]] == [4, 9, 14]
-
-
 def test_steps_may_go_back() -> None:
     """As after a return to an earlier checkpoint."""
     cockpit = train([Aggregate(quantities.Loss())])
@@ -278,11 +273,3 @@ def test_a_run_that_is_resumed_in_an_epoch(tmp_path: Path) -> None:
         assert found == {4: 5, 9: 5, 10: 1, 12: 2}
         assert {at: record["mean"] for at, record in history["valid"].items()} == {10: 1, 12: 2}
         assert [*history["other"]] == [10]
-
-
-def test_series_have_views_of_their_own() -> None:
-    cockpit = train([Aggregate(quantities.OutputNorm()), Aggregate(quantities.Loss(), over=5)])
-    titles = {name: source.view.title for name, source in cockpit.history.sources.items()}
-    assert titles == {
-        "OutputNorm (epoch)": "Output norm (epoch)", "Loss (window)": "Loss (5 values)"
-    }  # fmt: skip
