@@ -3,22 +3,17 @@
 A ``Recipe`` says what a network is made of: an entry, some parts, each a layer that is called in
 some ways, and a loss. The same recipe always gives the same network and the same batches.
 ``examine`` trains it for three steps and compares per-sample gradients with one backward pass for
-each sample. ``python -m tests.cases.random_networks --cases 2000 --seed 0`` does so for many
-recipes.
+each sample.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import math
 import random
-import re
-import time
 import traceback
-import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -181,39 +176,6 @@ def each_once() -> dict[str, Recipe]:
     patches = replace(found["entry: patches"], told=True)
     several = {f"calls: {name}": replace(patches, calls=name) for name in CALLS}
     return found | several
-
-
-def simpler(recipe: Recipe) -> Iterator[Recipe]:
-    """Recipes that lack something of this one."""
-    for place, part in enumerate(recipe.parts):
-        before, after = recipe.parts[:place], recipe.parts[place + 1 :]
-        yield replace(recipe, parts=before + after)
-        for way in range(len(part.ways)):
-            fewer = replace(part, ways=part.ways[:way] + part.ways[way + 1 :])
-            yield replace(recipe, parts=(*before, fewer, *after))
-        if part.kind not in {"linear", *COUPLINGS}:
-            yield replace(recipe, parts=(*before, replace(part, kind="linear"), *after))
-    yield replace(recipe, calls="once")
-    yield replace(recipe, inside=False)
-    yield replace(recipe, positions_first=False)
-    yield replace(recipe, last_samples=recipe.samples)
-    yield replace(recipe, entry="features")
-    if not LOSSES[recipe.loss].coupled:
-        yield replace(recipe, loss="cross_entropy")
-    yield replace(recipe, reduction="mean")
-    for name in ("samples", "positions", "width"):
-        if getattr(recipe, name) > 2:
-            yield replace(recipe, **{name: getattr(recipe, name) - 1})
-
-
-def simplest(recipe: Recipe) -> Recipe:
-    """The recipe without everything that it doesn't need in order to fail in the same way."""
-    kind = kind_of(examine(recipe).problems[0])
-    for candidate in map(sensible, simpler(recipe)):
-        problems = [] if candidate == recipe else examine(candidate).problems
-        if kind in map(kind_of, problems[:1]):
-            return simplest(candidate)
-    return recipe
 
 
 # Networks.
@@ -737,60 +699,3 @@ def descend(network: Network) -> None:
             if parameter.grad is not None:
                 parameter -= 0.1 * parameter.grad / (1 + parameter.grad.norm())
             parameter.grad = None
-
-
-# Many of them.
-
-
-def recipe_of(seed: int) -> Recipe:
-    return draw_recipe(random.Random(seed))
-
-
-def main() -> None:
-    """Examine many networks, and print what was found."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    started = time.perf_counter()
-    seeds = range(arguments.seed, arguments.seed + arguments.cases)
-    found = {seed: examine(recipe_of(seed)) for seed in seeds}
-    failing = {seed: findings for seed, findings in found.items() if findings.problems}
-    print_coverage(found)
-    print_problems(failing)
-    print(f"{len(found)} networks in {time.perf_counter() - started:.0f} s, {len(failing)} wrong")
-    raise SystemExit(bool(failing))
-
-
-def print_coverage(found: dict[int, Findings]) -> None:
-    elements = sum(findings.elements for findings in found.values())
-    covered = sum(findings.covered for findings in found.values())
-    print(f"{covered / max(elements, 1):.2%} of the elements covered")
-    reasons = sum((findings.reasons for findings in found.values()), Counter())
-    for reason, uncovered in reasons.most_common(20):
-        print(f"  {uncovered / elements:.2%}: {reason}")
-
-
-def print_problems(failing: dict[int, Findings]) -> None:
-    """Failing seeds by their first problem, of each of which one case is simplified."""
-    kinds: dict[str, list[int]] = defaultdict(list)
-    for seed, findings in failing.items():
-        kinds[kind_of(findings.problems[0])].append(seed)
-    for kind, seeds in sorted(kinds.items(), key=lambda item: -len(item[1])):
-        print(f"\n{len(seeds)} cases ({', '.join(map(str, seeds[:12]))}): {kind}")
-        recipe = simplest(recipe_of(seeds[0]))
-        print(f"  for example {recipe}")
-        for problem in examine(recipe).problems[:4]:
-            print(f"    {problem}")
-
-
-def kind_of(problem: str) -> str:
-    """The problem without its step, names and numbers."""
-    words = problem.partition(": ")[2]
-    return re.sub(r"\S*\d\S*|\S+\.(weight|bias)\S*", "…", words)[:90]
-
-
-if __name__ == "__main__":
-    main()

@@ -76,12 +76,13 @@ def worker(rank: int, port: int) -> None:
         kinds, reductions = itertools.cycle(DENSE), itertools.cycle(["mean", "mean", "sum", "sum"])
         for name, wrap in itertools.product(MODELS, WAYS.values()):
             check_matrix(rank, wrap, name, next(kinds), next(reductions))
-        for wrap in WAYS.values():
+        for wrap in (DistributedDataParallel, freed):
             check_draws(rank, wrap)
             check_numbers(rank, wrap)
             check_influence(wrap)
-            check_training(rank, wrap)
             check_failures(rank, wrap)
+        for wrap in WAYS.values():
+            check_training(rank, wrap)
         for wrap in (each_layer, freed):
             check_tracked(rank, wrap)
     finally:
