@@ -257,13 +257,18 @@ def problem(
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
     reduction: str = "mean",
     factor: float = 1.0,
+    first: float | None = None,
     **settings: Any,
 ) -> Problem:
-    """With a loss of ``LOSSES``, or with one of outputs and labels."""
+    """With a loss of ``LOSSES``, or with one of outputs and labels.
+
+    All numbers of the ``first`` sample may be the same one.
+    """
     torch.manual_seed(0)
     model = (NETWORKS[network] if isinstance(network, str) else network)().double()
     kind, targets = LOSSES[loss if isinstance(loss, str) else "cross-entropy"]
     x, y = torch.randn(N, 4).double(), targets()
+    x = x if first is None else x.index_fill(0, FIRST, first)
     function = gradlens.extend(kind(reduction=reduction)) if isinstance(loss, str) else loss
 
     def outputs() -> Tensor:
@@ -752,20 +757,18 @@ def passing(change: Callable[[Tensor], Any]) -> dict[str, Any]:
     return {"case": replace(case, outputs=lambda: outputs), "outputs": change(outputs)}
 
 
-def with_nan(network: str) -> Problem:
-    case = problem(network)
-    nn.init.constant_(next(case.model.parameters()), math.nan)
-    return case
-
-
 UNDEFINED: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...], str]] = {
     "regulariser": (
         lambda: {"case": of_parameter(perceptron, "0.weight", None)},
         KINDS[1:],
         "depends on 0.weight in other ways",
     ),
-    "NaN": (lambda: {"case": with_nan("residual")}, KINDS[1:], "contains? NaN"),
-    "NaN in a linear network": (lambda: {"case": with_nan("linear")}, KINDS, "NaN"),
+    "NaN": (lambda: {"case": problem("residual", first=math.nan)}, KINDS[1:], "contains? NaN"),
+    "NaN in a linear network": (
+        lambda: {"case": problem("linear", "squared error", first=math.nan)},
+        KINDS,
+        "NaN",
+    ),
     "outputs in a tuple": (lambda: passing(lambda z: (z,)), EXACT, "is a tuple: pass the one"),
     "outputs without a graph": (lambda: passing(Tensor.detach), EXACT, "have no graph"),
     "other outputs": (lambda: passing(Tensor.clone), EXACT, "doesn't depend on the outputs"),
@@ -797,6 +800,8 @@ def test_what_is_undefined_is_a_nan_with_a_reason(name: str, kind: Any) -> None:
         assert re.search(reason, value.reason)
         assert "\n" not in value.reason
     assert 0 in history["NormTest"]
+    missing = history.coverage("NormTest", 0).missing.values()
+    assert not any("samples meet" in each for each in missing)
 
 
 def test_curvature_that_is_not_positive() -> None:
