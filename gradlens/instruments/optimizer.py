@@ -23,7 +23,7 @@ loss follow within one to eight steps."""
 
 LARGE = 0.3
 """‖Δp‖/‖p‖ of a matrix from which on it is an alarm, as for the diagnosis of long steps
-(``gradlens/diagnosis/rules/learning_rate.py``)."""
+(``gradlens/diagnosis/rules/of_layers.py``)."""
 
 
 class MomentsInstrument(Instrument):
