@@ -128,7 +128,6 @@ def trained(
     schedule: Callable[[int, int], float] = constant,
     *,
     order: Order = shuffled,
-    change: Callable[[int, Batch], Batch] = unchanged,
     clip: float = math.inf,
     unfit: frozenset[str] = frozenset(),
     **options: Any,
@@ -139,7 +138,7 @@ def trained(
     """
     data = partial(divided, draw, samples)
     return Training(name, build, data, loss, optimizer, rate, options, batch_size, steps, unfit,
-                    order=order, change=change, schedule=schedule, clip=clip)  # fmt: skip
+                    order=order, schedule=schedule, clip=clip)  # fmt: skip
 
 
 def model_of(training: Training, seed: int) -> nn.Module:

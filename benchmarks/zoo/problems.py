@@ -14,19 +14,15 @@ from benchmarks.zoo.network import Batch, Network, labelled
 
 KIND = "problems of the diagnosis"
 SAMPLES = 4
-COMPARING = {"risks", "contrasted views", "metric learning"}
-"""Problems whose loss compares samples, so that one alone has none."""
-OTHERS = {"variational autoencoder", "policy"}
-"""One whose network draws, and one in which few samples may have no loss."""
-MEETING = {"sparse mixture"}
-"""Problems in whose loss samples meet."""
+OTHERS = {"metric learning", "variational autoencoder"}
+"""One whose loss compares samples, so that one alone has none, and one whose network draws."""
 RARE = 6.0
 """What a sample of the second class counts in ``losses.weighted_classes``."""
 
 
 def networks() -> list[Network]:
     """All of them whose samples can be run one by one."""
-    return [_network(each) for each in TRAININGS if each.name not in COMPARING | OTHERS]
+    return [_network(each) for each in TRAININGS if each.name not in OTHERS]
 
 
 def _network(problem: Training) -> Network:
@@ -50,7 +46,6 @@ def _network(problem: Training) -> Network:
         loss,
         SAMPLES,
         units=units.get(problem.name),
-        meet=problem.name in MEETING,
     )
 
 

@@ -15,7 +15,7 @@ from sklearn import datasets
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.draws import Samples, fixed, noisy, pixels, standardised, uniform
+from benchmarks.diagnosis.draws import Samples, noisy, pixels, standardised, uniform
 
 Wanted: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -67,33 +67,9 @@ def count(scores: Tensor) -> Tensor:
     return torch.poisson((scores - 1).exp())
 
 
-def amount(scores: Tensor) -> Tensor:
-    """A positive number, or 0 in a third of all cases."""
-    some = (torch.rand_like(scores) < 0.67).float()
-    return some * (scores + 0.5 * torch.randn_like(scores)).exp()
-
-
-def share(scores: Tensor) -> Tensor:
-    """A number between 0 and 1."""
-    return noisy(1.5 * scores, 0.3).sigmoid().clamp(0.01, 0.99)
-
-
-def time(scores: Tensor) -> Tensor:
-    """When something happens, and 0 if it wasn't waited for: two columns."""
-    happens = (1.5 * scores[:, :1]).exp() * torch.rand(len(scores), 1).log().neg().sqrt()
-    waits = 3 * torch.rand(len(scores), 1) + 0.5
-    return torch.cat([torch.minimum(happens, waits) + 0.01, (happens <= waits).float()], 1)
-
-
 def both(scores: Tensor) -> Tensor:
     """Whether something happens, and a number."""
     return torch.cat([chance(scores[:, :1]), number(scores[:, 1:])], 1)
-
-
-def trial(scores: Tensor) -> Tensor:
-    """An action that was tried, and the reward, which is more likely if its score is large."""
-    action = torch.randint(scores.shape[1], (len(scores), 1))
-    return torch.cat([action.float(), chance(scores.gather(1, action) - 0.7)], 1)
 
 
 # Rows.
@@ -142,14 +118,6 @@ def spirals(n: int) -> Samples:
     return standardised(torch.stack([radius * angle.cos(), radius * angle.sin()], 1)), arm
 
 
-def moons(n: int) -> Samples:
-    """Points on two half circles, which are their own targets."""
-    which, angle = 2.0 * torch.randint(2, (n,)) - 1, math.pi * torch.rand(n)
-    places = torch.stack([angle.cos() - which / 2, which * (angle.sin() - 0.4)], 1)
-    points = noisy(1.4 * places, 0.1)
-    return points, points
-
-
 def loaded(n: int, load: str) -> Samples:
     """Some rows of a table of scikit-learn's; one binary target is a column of real numbers."""
     inputs, targets = getattr(datasets, f"load_{load}")(return_X_y=True)
@@ -173,9 +141,6 @@ def digits(n: int, wanted: str = "class") -> Samples:
         pairs = torch.randint(len(images), (n, 2))
         return images[pairs], torch.tensor(classes)[pairs].sum(1)
     chosen = torch.randperm(len(images))[:n]
-    if wanted == "bits":
-        bits = (images[chosen] > 0).float().flatten(1)
-        return bits, bits
     rows = images[chosen].flatten(1)
     return (rows, rows) if wanted == "itself" else (images[chosen], torch.tensor(classes)[chosen])
 
@@ -261,43 +226,17 @@ def fabrics(n: int, wanted: Wanted = kind, side: int = 12, classes: int = 5) -> 
     return noisy(stripes, 1.0), wanted(4.0 * F.one_hot(which, classes))
 
 
-def views(n: int, wanted: str, side: int = 12) -> Samples:
-    """Two shapes ``[2, 1, side, side]`` of the same kind, or ``triplets`` with another third one.
-
-    Wanted is what kind, or, of a ``pair``, whether the kinds are the same.
-    """
+def views(n: int, side: int = 12) -> Samples:
+    """Two shapes ``[2, 1, side, side]``, and whether they are of the same kind."""
     rows, columns = pixels(side)
     first = torch.randint(KINDS, (n,))
     other = (first + torch.randint(1, KINDS, (n,))) % KINDS
     same = torch.rand(n) < 0.5
-    kinds = {"triplets": [first, first, other], "pair": [first, torch.where(same, first, other)]}
     seen = []
-    for which in kinds.get(wanted, [first, first]):
+    for which in (first, torch.where(same, first, other)):
         down, right = (at - uniform(-0.2, 0.2, n, 1, 1) for at in (rows, columns))
         seen.append(drawn(which, down, right, uniform(0.4, 0.6, n, 1, 1)))
-    images = noisy(3 * torch.stack(seen, 1)[:, :, None] - 1, 0.3)
-    return images, same.float()[:, None] if wanted == "pair" else first
-
-
-def volumes(n: int, side: int = 8) -> Samples:
-    """Balls, shells and rods ``[1, side, side, side]``."""
-    axis = torch.linspace(-1, 1, side)
-    place = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij")) - uniform(
-        -0.2, 0.2, n, 3, 1, 1, 1
-    )
-    which, size = torch.randint(3, (n,)), uniform(0.5, 0.7, n, 1, 1, 1)
-    radius = place.square().sum(1).sqrt()
-    rod = (place[:, 0] ** 2 + place[:, 1] ** 2).sqrt() * 1.7
-    kinds = torch.stack([radius, size / 2 + (radius - size).abs() * 1.5, rod], 1)
-    image = ((size - kinds[torch.arange(n), which]) / 0.1).sigmoid()
-    return noisy(3 * image[:, None] - 1, 0.4), which
-
-
-def coordinates(n: int) -> Samples:
-    """Places ``[2]`` from -1 to 1, and the colours ``[3]`` that a picture has there."""
-    places = uniform(-1, 1, n, 2)
-    waves = places @ (4 * fixed(3, 2, 12)) + fixed(4, 12)
-    return places, waves.sin() @ fixed(5, 12, 3) / 2.5
+    return noisy(3 * torch.stack(seen, 1)[:, :, None] - 1, 0.3), same.float()[:, None]
 
 
 # Series.
@@ -332,14 +271,12 @@ def waves(n: int, wanted: str = "class", length: int = 32, channels: int = 1) ->
 def events(n: int, wanted: str = "any", length: int = 48) -> Samples:
     """Recordings ``[1, length]`` in which events of four kinds happen or not, at any time.
 
-    Wanted are those that happen at ``any`` time, the class of ``each`` time, the ``clean`` series,
-    or the ``order`` of three events that all happen.
+    Wanted are those that happen at ``any`` time, the class of ``each`` time, or the ``clean``
+    series.
     """
     happens = (torch.rand(n, 4) < 0.45).float()
     moments = uniform(4, length - 8, n, 4, 1)
-    spoken = torch.randint(4, (n, 3))
-    if wanted == "order":
-        happens = torch.zeros(n, 4)
+    torch.randint(4, (n, 3))  # which keeps the numbers that follow as they were
     away = torch.arange(length) - moments
     after = (away > 0).float()
     kinds = [
@@ -349,11 +286,6 @@ def events(n: int, wanted: str = "any", length: int = 48) -> Samples:
         2 * (-((away / 5) ** 2)).exp() * (2.2 * away).cos(),
     ]
     signal = torch.stack([each[:, k] for k, each in enumerate(kinds)], 1) * happens[..., None]
-    if wanted == "order":
-        third = length // 3
-        away = torch.arange(third) - third / 2 + uniform(-2, 2, n, 3, 1)
-        tones = (away * (0.4 + 0.6 * spoken[..., None])).cos() * (-((away / 5) ** 2)).exp()
-        return noisy(2 * tones.flatten(1), 0.2)[:, None], 1 + spoken
     clean = signal.sum(1, keepdim=True)
     loudest = torch.cat([torch.full((n, 1, length), 0.3), signal.abs()], 1).argmax(1)
     return noisy(clean, 0.15), {"any": happens, "each": loudest, "clean": clean}[wanted]
@@ -367,16 +299,6 @@ def forecasts(n: int, past: int = 32, future: int = 8) -> Samples:
     return noisy(series[:, :past], 0.1), noisy(series[:, past:], 0.1)
 
 
-def returns(n: int, past: int = 24) -> Samples:
-    """A series ``[past, 1]`` that goes on as before but for noise with jumps,
-    and its next value."""
-    path = [torch.randn(n), torch.randn(n)]
-    for _ in range(past - 1):
-        path.append(heavy(1.4 * path[-1] - 0.7 * path[-2]))
-    series = standardised(torch.stack(path, 1).flatten()).view(n, -1)
-    return series[:, :past, None], series[:, past:]
-
-
 def pendulum(n: int, times: int = 8) -> Samples:
     """Angle and speed of a damped pendulum, ``[2]``, and those at later times, ``[times, 2]``."""
     angle, speed = uniform(-2.0, 2.0, n), uniform(-2, 2, n)
@@ -386,16 +308,6 @@ def pendulum(n: int, times: int = 8) -> Samples:
         angle = angle + 0.01 * speed
         path.append(torch.stack([angle, speed], 1))
     return path[0], noisy(torch.stack(path[20::20], 1), 0.02)
-
-
-def heat(n: int, points: int = 32) -> Samples:
-    """A function ``[1, points]`` on a circle, and what becomes of it when it spreads and moves."""
-    waves = torch.fft.rfft(torch.randn(n, points))
-    modes = torch.arange(points // 2 + 1)
-    waves = waves * (-modes / 4).exp()
-    later = waves * torch.polar((-((modes / 6) ** 2)).exp(), 0.5 * modes)
-    first, second = (2 * torch.fft.irfft(each, points)[:, None] for each in (waves, later))
-    return first, second
 
 
 # Text.
@@ -466,28 +378,12 @@ def distinct(n: int, size: int = 10, values: int = 16) -> Samples:
     return tokens, F.one_hot(tokens, values).amax(1).sum(1, keepdim=True).float() / 2 - 2
 
 
-def communities(n: int, wanted: str = "nodes", nodes: int = 12) -> Samples:
-    """Graphs ``[nodes, nodes + 4]``: edges, and features of nodes, in two communities.
-
-    Wanted is the community of each of the ``nodes``, the ``weight`` of all of them, or what each
-    node ``receives``.
-    """
+def communities(n: int, nodes: int = 12) -> Samples:
+    """Graphs ``[nodes, nodes + 4]``: edges, and features of nodes; in which community each is."""
     labels = torch.randint(2, (n, nodes))
     together = labels[:, :, None] == labels[:, None, :]
     upper = (torch.rand(n, nodes, nodes) < torch.where(together, 0.6, 0.1)).float().triu(1)
     edges = upper + upper.transpose(1, 2)
     features = torch.randn(n, nodes, 4)
     features[..., 0] += 1.2 * (2 * labels - 1)
-    received = edges @ features[..., 1:2].tanh() / 2 + features[..., :1]
-    total = received.relu().mean(1)
-    targets = {"nodes": labels, "weight": 2 * total - 1, "receives": received}
-    return torch.cat([edges + torch.eye(nodes), features], 2), targets[wanted]
-
-
-def bodies(n: int, count: int = 5) -> Samples:
-    """Places, speeds and masses of bodies ``[count, 5]``, and the forces on them ``[count, 2]``."""
-    x = torch.randn(n, count, 5)
-    x[..., 4] = uniform(0.5, 1.5, n, count)
-    apart = x[:, None, :, :2] - x[:, :, None, :2]
-    pull = apart * x[:, None, :, 4:] / (apart.square().sum(3, keepdim=True) + 1)
-    return x, pull.sum(2) - 0.3 * x[..., 2:4]
+    return torch.cat([edges + torch.eye(nodes), features], 2), labels

@@ -37,8 +37,6 @@ LEVELS = torch.tensor([0.1, 0.5, 0.9])
 """Shares of targets that are below each of three outputs."""
 cauchy = of_errors(lambda e: (e / 0.5).square().log1p())
 charbonnier = of_errors(lambda e: (e.square() + 0.05**2).sqrt() - 0.05)
-expectiles = of_errors(lambda e: torch.where(e < 0, LEVELS, 1 - LEVELS) * e.square())
-"""Squared errors with a weight for each sign, of three outputs (Newey and Powell, 1987)."""
 geman = of_errors(lambda e: e.square() / (e.square() + 0.3))
 log_cosh = of_errors(lambda e: e + F.softplus(-2 * e) - math.log(2))
 pinball = of_errors(lambda e: torch.maximum((1 - LEVELS) * e, LEVELS * -e))
@@ -60,13 +58,6 @@ def relative_norm(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @by_sample
-def correlated(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One minus the cosine of the angle between both, plus half of their mean squared distance."""
-    cosine = F.cosine_similarity(outputs, targets)
-    return 1 - cosine + (outputs - targets).square().mean(1) / 2
-
-
-@by_sample
 def two_tasks(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of the first output, and Huber loss of the second."""
     first = F.binary_cross_entropy_with_logits(outputs[:, 0], targets[:, 0], reduction="none")
@@ -74,75 +65,6 @@ def two_tasks(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 # Likelihoods.
-
-
-@by_sample
-def normal(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of means and logarithmic variances ``[N, members, 2]`` for one target ``[N, 1]``."""
-    mean, variance = outputs.unbind(2)
-    return (variance + (targets - mean).square() * (-variance).exp()) / 2 + 1
-
-
-@by_sample
-def student(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Student's t-distribution: place, and scale and degrees of freedom before they are positive.
-
-    Salinas et al., 2020. 1 is added, so that losses are positive.
-    """
-    place, scale, freedom = outputs.unbind(1)
-    scale, freedom = F.softplus(scale) + 0.01, 2 + F.softplus(freedom)
-    squared = ((targets[:, 0] - place) / scale).square() / freedom
-    normaliser = (freedom / 2).lgamma() - ((freedom + 1) / 2).lgamma()
-    likelihood = normaliser + (freedom * math.pi).log() / 2 + scale.log()
-    return 1 + likelihood + (freedom + 1) / 2 * squared.log1p()
-
-
-@by_sample
-def beta_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Beta distributions of shares, by the logarithms of both parameters.
-
-    2.5 is added, for densities of shares are above 1.
-    """
-    first, second = (4 * (outputs / 4).tanh()).exp().unbind(1)
-    share = targets[:, 0]
-    normaliser = first.lgamma() + second.lgamma() - (first + second).lgamma()
-    return 2.5 - (first - 1) * share.log() - (second - 1) * (1 - share).log() + normaliser
-
-
-@by_sample
-def weibull(outputs: Tensor, targets: Tensor) -> Tensor:
-    """When something happened, if it did, by logarithmic scale and shape (Martinsson, 2016).
-
-    1 is added, so that losses are positive.
-    """
-    scale, shape = (4 * (outputs / 4).tanh()).unbind(1)
-    time, happened = targets.unbind(1)
-    relative = time.log() - scale
-    survived = (shape.exp() * relative).clamp(max=10).exp()
-    return 1 + survived - happened * (shape + shape.exp() * relative - time.log())
-
-
-@by_sample
-def partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Negative logarithm of Cox's partial likelihood (1972), among those of the batch."""
-    risk, (time, died) = outputs[:, 0], targets.unbind(1)
-    is_seen = time >= time[:, None]
-    of_all = risk.expand(len(risk), -1).masked_fill(~is_seen, -torch.inf).logsumexp(1)
-    return died * (of_all - risk)
-
-
-@by_sample
-def tweedie(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Deviance of Tweedie's distributions (1984) of power 1.5, from logarithms of the mean."""
-    root = (outputs / 2).exp()
-    return 4 * (targets / root + root - 2 * targets.sqrt())
-
-
-@by_sample
-def flow_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A flow's values and logarithmic determinant, ``[N, D + 1]``."""
-    values, determinant = outputs[:, :-1], outputs[:, -1]
-    return values.square().sum(1) / 2 + values.shape[1] * math.log(2 * math.pi) / 2 - determinant
 
 
 @by_sample
@@ -154,15 +76,6 @@ def evidence_bound(outputs: Tensor, targets: Tensor) -> Tensor:
         outputs[:, :size], targets.flatten(1), reduction="none"
     )
     return pixels.sum(1) + ((mean**2 + variance.exp() - 1 - variance) / 2).sum(1)
-
-
-@by_sample
-def alignment(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Connectionist temporal classification of logits ``[N, classes, T]``; class 0 is none."""
-    samples, said = targets.shape
-    shares = outputs.log_softmax(1).permute(2, 0, 1)
-    frames, sounds = (torch.full((samples,), length) for length in (outputs.shape[2], said))
-    return F.ctc_loss(shares, targets, frames, sounds, reduction="none") / said
 
 
 # Classes.
@@ -221,24 +134,6 @@ def entropy_and_overlap(outputs: Tensor, targets: Tensor) -> Tensor:
 # Samples and others.
 
 
-def contrasted(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Each of two views ``[N, 2, D]`` is to be found among the others of the batch.
-
-    This is the loss of Radford et al., 2021, which has no use for targets.
-    """
-    first, second = F.normalize(outputs, dim=2).unbind(1)
-    similar, own = first @ second.T / 0.2, torch.arange(len(outputs))
-    losses = [F.cross_entropy(s, own, reduction=reduction) for s in (similar, similar.T)]
-    return (losses[0] + losses[1]) / 2
-
-
-@by_sample
-def triplets(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The second of three should be nearer to the first than the third (Hermans et al., 2017)."""
-    anchor, same, other = F.normalize(outputs, dim=2).unbind(1)
-    return F.softplus(5 * ((anchor * other).sum(1) - (anchor * same).sum(1)))
-
-
 @by_sample
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     """Pairs of a class should be near, and others far from each other (Hadsell et al., 2006)."""
@@ -250,22 +145,3 @@ def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 # Equations and decisions.
-
-
-@by_sample
-def rewarded(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Policy gradient of logged decisions: each action's log-probability times its reward."""
-    return targets[:, 1] * F.cross_entropy(outputs, targets[:, 0].long(), reduction="none")
-
-
-@by_sample
-def balanced(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error, and a loss by which experts are used equally (Fedus et al., 2022, eq. 4).
-
-    ``outputs`` are a prediction and the gate's probabilities, ``[N, 1 + experts]``.
-    """
-    predictions, probabilities = outputs[:, :1], outputs[:, 1:]
-    experts = probabilities.shape[1]
-    used = F.one_hot(probabilities.argmax(1), experts).float().mean(0)
-    balance = experts * (used * probabilities).sum(1, keepdim=True)
-    return (predictions - targets).square() + 0.1 * balance

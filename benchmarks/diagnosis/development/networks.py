@@ -6,7 +6,6 @@ Samples are along the first axis, channels along the second, and features of pla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
@@ -163,40 +162,6 @@ def self_normalising(*widths: int) -> nn.Module:
     return stack(*network)
 
 
-def siren(*widths: int, frequency: float = 15.0) -> nn.Module:
-    """Sines of multiples, with the weights that Sitzmann et al., 2020, start with."""
-    network = mlp(*widths, activation=lambda: Apply(lambda x: (frequency * x).sin()))
-    for number, layer in enumerate(each for each in network if isinstance(each, nn.Linear)):
-        bound = math.sqrt(6 / layer.in_features) / frequency if number else 0.5
-        nn.init.uniform_(layer.weight, -bound, bound)
-    return network
-
-
-def maxout(inputs: int, outputs: int, pieces: int = 3) -> nn.Module:
-    """The largest of several linear functions (Goodfellow et al., 2013)."""
-    grouped = Apply(lambda x: x.unflatten(1, (-1, pieces)).amax(2))
-    return nn.Sequential(nn.Linear(inputs, outputs * pieces), grouped)
-
-
-class Masked(nn.Linear):
-    """A linear layer in which some weights don't count."""
-
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__(mask.shape[1], mask.shape[0])
-        self.mask = nn.Buffer(mask.float())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.mask, self.bias)
-
-
-def masked_autoencoder(size: int, width: int) -> nn.Module:
-    """The logit of each number, from those before it alone (Germain et al., 2015)."""
-    places, degrees = torch.arange(size), torch.arange(width) % (size - 1)
-    first, inner = degrees[:, None] >= places, degrees[:, None] >= degrees
-    final = Masked(places[:, None] > degrees)
-    return nn.Sequential(Masked(first), nn.ReLU(), Masked(inner), nn.ReLU(), final)
-
-
 class Convex(nn.Module):
     """A convex function of the inputs, by positive weights (Amos et al., 2017)."""
 
@@ -214,29 +179,10 @@ class Convex(nn.Module):
         return F.linear(hidden, F.softplus(self.head_weight)) + self.head(x)
 
 
-class Flow(nn.Module):
-    """Maps points to normal noise, by couplings (Dinh et al., 2017), with the log-determinants."""
-
-    def __init__(self, width: int = 24, couplings: int = 6) -> None:
-        super().__init__()
-        layers = (mlp(1, width, width, 2, activation=leaky) for _ in range(couplings))
-        self.couplings = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = torch.zeros(len(x), 1)
-        for coupling in self.couplings:
-            first, second = x.chunk(2, 1)
-            scale, shift = coupling(first).chunk(2, 1)
-            scale = 2 * (scale / 2).tanh()
-            x, total = torch.cat([second * scale.exp() + shift, first], 1), total + scale
-        return torch.cat([x, total], 1)
-
-
 class Mixture(nn.Module):
     """Experts whose outputs are weighted by a gate: all of them are used for each sample.
 
-    ``look`` is what the gate alone sees of the inputs. If ``balanced``, the outputs have the gate's
-    shares behind them, and only the expert with the largest one counts.
+    ``look`` is what the gate alone sees of the inputs.
     """
 
     def __init__(
@@ -245,21 +191,16 @@ class Mixture(nn.Module):
         experts: int,
         build: Callable[[], nn.Module],
         look: nn.Module | None = None,
-        balanced: bool = False,
     ) -> None:
         super().__init__()
-        self.look, self.balanced = look or nn.Identity(), balanced
+        self.look = look or nn.Identity()
         self.gate = nn.Linear(inputs, experts)
         self.experts = nn.ModuleList(build() for _ in range(experts))
 
     def forward(self, x: Tensor) -> Tensor:
         shares = self.gate(self.look(x)).softmax(-1)
         outputs = torch.stack([expert(x) for expert in self.experts], -1)
-        if not self.balanced:
-            return (outputs * shares.unsqueeze(-2)).sum(-1)
-        best = shares.amax(-1, keepdim=True)
-        weights = torch.where(shares == best, shares, 0.0)
-        return torch.cat([(outputs * weights.unsqueeze(-2)).sum(-1), shares], -1)
+        return (outputs * shares.unsqueeze(-2)).sum(-1)
 
 
 # Codes.
@@ -278,31 +219,11 @@ class Codes(nn.Module):
         return torch.cat([*embedded, x[:, len(self.tables) :]], 1)
 
 
-class Factors(nn.Module):
-    """Each code has a value, and each pair of codes a product (Rendle, 2010)."""
-
-    def __init__(self, counts: Iterable[int], width: int = 6, bounds: int = 1) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(count, 1 + width) for count in counts)
-        self.bounds = nn.Parameter(
-            torch.linspace(1.5, -1.5, bounds) if bounds > 1 else torch.zeros(1)
-        )
-        for table in self.tables:
-            nn.init.normal_(table.weight, std=0.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        codes = zip(self.tables, x.unbind(1), strict=True)
-        found = torch.stack([table(code) for table, code in codes], 1)
-        values, vectors = found[..., 0], found[..., 1:]
-        pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1) / 2
-        return (values.sum(1) + pairs)[:, None] + self.bounds
-
-
 # Convolutions.
 
-CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-POOLS: dict[int, Any] = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
-bn1, bn2, bn3 = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d}
+POOLS: dict[int, Any] = {1: nn.MaxPool1d, 2: nn.MaxPool2d}
+bn1, bn2 = nn.BatchNorm1d, nn.BatchNorm2d
 groups = partial(nn.GroupNorm, 4)
 
 
@@ -462,19 +383,6 @@ class CosineHead(nn.Module):
         return F.normalize(x, dim=1) @ F.normalize(self.classes, dim=1).T
 
 
-class Fourier(nn.Module):
-    """A matrix for each of the lowest frequencies (Li et al., 2021), as real and imaginary part."""
-
-    def __init__(self, width: int, modes: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(modes, width, width, 2) / width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        waves = torch.fft.rfft(x.to(self.weight.dtype))[..., : len(self.weight)]
-        mixed = torch.einsum("nim,mio->nom", waves, torch.view_as_complex(self.weight))
-        return torch.fft.irfft(mixed, x.shape[2])
-
-
 def causal(inside: int, outside: int, size: int, dilation: int = 1, wrap: Any = None) -> nn.Module:
     """A convolution along the time that sees the past alone."""
     layer: Any = nn.Conv1d(inside, outside, size, dilation=dilation)
@@ -502,33 +410,6 @@ class Memory(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs, _ = self.recurrent(x)
         return outputs
-
-
-class MinimalMemory(nn.Module):
-    """A gate that depends on the inputs alone mixes these into the state (Feng et al., 2024)."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.update = nn.Sequential(nn.Linear(inputs, width), nn.Sigmoid())
-        self.candidate = nn.Linear(inputs, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shares, candidates = self.update(x), self.candidate(x)
-        states = [torch.zeros_like(candidates[:, 0])]
-        for share, candidate in zip(shares.unbind(1), candidates.unbind(1), strict=True):
-            states.append(states[-1] + share * (candidate - states[-1]))
-        return torch.stack(states[1:], 1)
-
-
-class Weighed(nn.Module):
-    """The mean over times, with weights that depend on what is there (Yang et al., 2016)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.score = mlp(width, 16, 1, activation=nn.Tanh)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.score(x).softmax(1) * x).sum(1)
 
 
 # Attention.
@@ -649,51 +530,21 @@ class Encoder(nn.Module):
 
 
 class Graph(nn.Module):
-    """Layers that see a node and those around it, in graphs ``[nodes, nodes + features]``.
+    """Layers that see a node and the mean of those around it (Kipf and Welling, 2017).
 
-    What is seen of the neighbours is their ``mean`` (Kipf and Welling, 2017), their ``sum`` (Xu et
-    al., 2019), or an ``attention`` (Brody et al., 2022). Gives the nodes after each layer.
+    Graphs are ``[nodes, nodes + features]``. Gives the nodes after each layer.
     """
 
-    def __init__(self, *widths: int, around: str, activation: Build = nn.ReLU) -> None:
+    def __init__(self, *widths: int) -> None:
         super().__init__()
-        self.around = around
         self.own = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.other = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
-        self.scores = nn.ModuleList(
-            mlp(2 * a, 16, 1, activation=leaky) for a in widths[:-1] if around == "attention"
-        )
-        self.activation = activation()
+        self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         edges, nodes = x.tensor_split([x.shape[1]], 2)
-        seen = []
-        for number, (own, other) in enumerate(zip(self.own, self.other, strict=True)):
-            nodes = self.activation(own(nodes) + other(self._weights(edges, nodes, number) @ nodes))
+        shares, seen = edges / edges.sum(2, keepdim=True).clamp(min=1), []
+        for own, other in zip(self.own, self.other, strict=True):
+            nodes = self.activation(own(nodes) + other(shares.to(nodes.dtype) @ nodes))
             seen.append(nodes)
         return torch.cat(seen, 2)
-
-    def _weights(self, edges: Tensor, nodes: Tensor, number: int) -> Tensor:
-        if self.around != "attention":
-            counts = edges.sum(2, keepdim=True).clamp(min=1)
-            return (edges / counts if self.around == "mean" else edges).to(nodes.dtype)
-        first = nodes[:, :, None].expand(-1, -1, nodes.shape[1], -1)
-        scores = self.scores[number](torch.cat([first, first.transpose(1, 2)], 3))[..., 0]
-        return scores.masked_fill(edges == 0, -1e4).softmax(2).to(nodes.dtype)
-
-
-class Effects(nn.Module):
-    """Effects of each body on each other, their sums, and an output for each body.
-
-    Battaglia et al., 2016.
-    """
-
-    def __init__(self, features: int, width: int, outputs: int) -> None:
-        super().__init__()
-        self.effect = mlp(2 * features, width, width // 2, activation=nn.Tanhshrink)
-        self.update = mlp(features + width // 2, width, outputs, activation=nn.SiLU)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = x[:, :, None].expand(-1, -1, x.shape[1], -1)
-        effects = self.effect(torch.cat([first, first.transpose(1, 2)], 3)).sum(2)
-        return self.update(torch.cat([x, effects], 2))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,44 +37,23 @@ from benchmarks.diagnosis.schedules import (
     warmed_up_cosine,
     warmed_up_linear,
 )
-from benchmarks.diagnosis.training import Batch, Training, trained
+from benchmarks.diagnosis.training import Training, trained
 
 # fmt: off
 from benchmarks.diagnosis.development.networks import (  # isort: skip
     Added, Again, Apply, Beside, Biased, Block, ChannelNorm, Codes, Convex, CosineHead, Each,
-    Effects, Encoder, Factors, Flow, Fourier, Gated, Graph, Induced, Memory, MinimalMemory,
-    Mixture, Placed, Tied, Variational, Weighed, around,
-    attention, bn1, bn2, bn3, bottleneck, causal, columns, conv, dense, excited, feeding,
-    first_normalised, gated, groups, inception, largest, last, leaky, masked_autoencoder,
-    maxout, mean, mlp, modern, pooled, repeat, self_normalising, siren, stack, swish_gated,
-    transformer, turned, unet,
+    Encoder, Gated, Graph, Induced, Memory, Mixture, Placed, Tied, Variational, around,
+    attention, bn1, bn2, bottleneck, causal, columns, conv, dense, excited, feeding,
+    first_normalised, gated, groups, inception, largest, last, leaky, mean, mlp, modern, pooled,
+    repeat, self_normalising, stack, swish_gated, transformer, turned, unet,
 )
 # fmt: on
-
-
-def mixed_up(step: int, batch: Batch) -> Batch:
-    """Means of samples and others, with the same weight for a whole batch (Zhang et al., 2018)."""
-    other = torch.randperm(len(batch.ids), generator=torch.Generator().manual_seed(step))
-    share = random.Random(step).betavariate(0.2, 0.2)
-    inputs, targets = (share * x + (1 - share) * x[other] for x in (batch.inputs, batch.targets))
-    return replace(batch, inputs=inputs, targets=targets)
 
 
 def expected_places(maps: Tensor) -> Tensor:
     """Mean rows and columns by the softmax of a map (Nibali et al., 2018), twice as large."""
     places = torch.stack(pixels(maps.shape[-1]), 2).flatten(0, 1)
     return 2 * (maps.flatten(2).float().softmax(2) @ places)[:, 0]
-
-
-def mixed_by_waves(x: Tensor) -> Tensor:
-    """A Fourier transform over places and features (Lee-Thorp et al., 2022)."""
-    return torch.fft.fft2(x.float(), norm="ortho").real
-
-
-def levels(x: Tensor) -> Tensor:
-    """Nine levels from -1 to 1, with the gradient of what is rounded (Mentzer et al., 2024)."""
-    bounded = 4 * x.tanh()
-    return (bounded + (bounded.round() - bounded).detach()) / 4
 
 
 def bias(kind: str, heads: int = 4) -> Any:
@@ -168,45 +145,21 @@ ROWS: tuple[Training, ...] = (
     trained("quantiles", lambda: self_normalising(10, 32, 32, 3),
             partial(data.table, wanted=data.wide, outputs=2), 3000, losses.pinball,
             SGD, 0.05, 64, 250, momentum=0.9),
-    trained("maxout",
-            lambda: stack(maxout(8, 24), bn1(24), maxout(24, 24), bn1(24), nn.Linear(24, 3)),
-            partial(data.table, wanted=data.wide, inputs=8, outputs=2), 5000, losses.expectiles,
-            Adamax, 5e-3, 64, 180, in_steps),
     trained("critic", lambda: mlp(6, 48, 48, 48, 1, activation=leaky2, wrap=spectral_norm),
             partial(data.table, wanted=data.sign, inputs=6), 4000, F.soft_margin_loss,
             Adam, 1e-2, 128, 250, betas=(0.5, 0.999)),
     trained("hinge", lambda: mlp(6, 48, 48, 1, activation=nn.ReLU6, norm=nn.RMSNorm),
             partial(data.table, wanted=data.sign, inputs=6), 4000, losses.hinge,
             Adam, 2e-3, 32, 150),
-    trained("policy", lambda: Mixture(6, 4, lambda: mlp(6, 16, 5, activation=nn.Tanh)),
-            partial(data.table, wanted=data.trial, inputs=6, outputs=5), 5000, losses.rewarded,
-            RMSprop, 5e-3, 128, 200),
     trained("multi-task",
             lambda: stack(Mixture(8, 3,
                                   lambda: stack(mlp(8, 24, 24, activation=nn.Mish), nn.Mish())),
                           Beside(mlp(24, 12, 1), mlp(24, 12, 1))),
             partial(data.table, wanted=data.both, inputs=8, outputs=2), 4000, losses.two_tasks,
             AdamW, 5e-3, 32, 200, amsgrad=True),
-    trained("ensemble",
-            lambda: Beside(*(stack(mlp(4, 16, 16, 2, activation=nn.SiLU), nn.Unflatten(1, (1, 2)))
-                             for _ in range(4))),
-            partial(data.table, wanted=data.wide, inputs=4, outputs=2), 3000, losses.normal,
-            NAdam, 5e-3, 20, 150),
-    trained("shares", lambda: mlp(7, 32, 32, 2, activation=nn.Softsign),
-            partial(data.table, wanted=data.share, inputs=7), 6000, losses.beta_likelihood,
-            Adam, 1e-2, 64, 250, cosine, clip=3.0),
-    trained("durations", lambda: mlp(8, 32, 32, 2, activation=nn.SiLU, norm=nn.LayerNorm),
-            partial(data.table, wanted=data.time, inputs=8), 6000, losses.weibull,
-            AdamW, 3e-3, 64, 250, warmed_up, weight_decay=0.01),
-    trained("risks", lambda: mlp(10, 40, 40, 1, norm=bn1, after=True, dropout=0.1),
-            partial(data.table, wanted=data.time), 4000, losses.partial_likelihood,
-            NAdam, 4e-3, 64, 200, weight_decay=1e-4),
     trained("claims", lambda: mlp(8, 32, 32, 1, activation=nn.Hardswish),
             partial(data.table, wanted=data.count, inputs=8), 8000, F.poisson_nll_loss,
             AdamW, 2e-3, 128, 200, warmed_up, clip=1.0, weight_decay=0.01),
-    trained("damages", lambda: Mixture(8, 4, lambda: mlp(8, 20, 1, activation=nn.ELU)),
-            partial(data.table, wanted=data.amount, inputs=8), 6000, losses.tweedie,
-            AdamW, 1e-2, 100, 250, warmed_up, clip=5.0, weight_decay=0.01),
     trained("grades", lambda: mlp(10, 32, 32, 4, activation=nn.GELU),
             partial(data.table, wanted=data.grade), 8000, losses.ordinal, Adagrad, 0.05, 128, 250),
     trained("free energies", lambda: Convex(4, 24),
@@ -222,8 +175,6 @@ ROWS: tuple[Training, ...] = (
                             for k in range(8))),
             partial(data.table, wanted=data.chance, inputs=8), 8000, bce,
             SGD, 0.1, 64, 200, in_steps, momentum=0.9),
-    trained("sparse mixture", lambda: Mixture(8, 4, lambda: mlp(8, 16, 1), balanced=True),
-            data.regimes, 6000, losses.balanced, Adam, 1e-2, 100, 250),
     trained("experts that look", lambda: Mixture(16, 4, lambda: mlp(8, 16, 1, activation=nn.SiLU),
                                                  stack(nn.Linear(8, 16), nn.Tanh())),
             data.regimes, 6000, F.huber_loss, Adam, 1e-2, 64, 200, cosine),
@@ -233,21 +184,10 @@ ROWS: tuple[Training, ...] = (
             data.regimes, 6000, F.huber_loss, Adam, 6e-3, 64, 200, cosine),
     trained("list scorer", lambda: stack(mlp(6, 32, 32, 1, activation=nn.Mish), nn.Flatten()),
             partial(data.lists, wanted=data.kind), 5000, ce, NAdam, 3e-3, 32, 250, linear),
-    trained("SIREN", lambda: siren(2, 48, 48, 48, 3),
-            data.coordinates, 4000, mse, Adam, 1e-3, 256, 250),
-    trained("flow", Flow,
-            data.moons, 5000, losses.flow_likelihood, Adam, 3e-3, 128, 250, cosine, clip=5.0),
     trained("metric learning",
             lambda: stack(mlp(20, 48, 48, 12, activation=nn.SiLU, norm=bn1), Apply(F.normalize)),
             data.clusters, 3000, losses.contrastive,
             SGD, 0.1, 48, 200, cosine, momentum=0.9, weight_decay=1e-4),
-    trained("masked autoencoder", lambda: masked_autoencoder(64, 128),
-            partial(data.digits, wanted="bits"), 1400, bce, Adam, 3e-3, 50, 200),
-    trained("quantised autoencoder",
-            lambda: stack(mlp(64, 48, 12, activation=nn.SiLU), Apply(levels),
-                          mlp(12, 48, 64, activation=nn.SiLU)),
-            partial(data.digits, wanted="itself"), 1400, losses.correlated,
-            AdamW, 3e-3, 50, 250, cosine, weight_decay=0.01),
     trained("operator",
             lambda: stack(Gated(stack(columns(0, 6), mlp(6, 40, 24, activation=nn.SiLU)),
                                 stack(columns(6), mlp(4, 40, 24, activation=nn.SiLU))),
@@ -265,11 +205,6 @@ CODES: tuple[Training, ...] = (
                           stack(Codes((50, 30), 1), nn.Linear(7, 1))),
             partial(data.tastes, wanted=data.chance, numbers=5), 8000, bce,
             Adagrad, 0.05, 256, 200, unfit=OF_INPUTS),
-    trained("matrix factorisation", lambda: Factors((50, 30)),
-            partial(data.tastes, wanted=data.number), 3000, mse, AdamW, 3e-2, 100, 200),
-    trained("factorisation machine", lambda: Factors((20, 15, 10), bounds=4),
-            partial(data.tastes, wanted=data.grade, counts=(20, 15, 10)), 8000, losses.ordinal,
-            Adagrad, 0.1, 128, 250),
     trained("opinions",
             lambda: stack(Codes((20, 15, 10), 8), mlp(24, 48, 48, 1, norm=nn.LayerNorm)),
             partial(data.tastes, wanted=data.chance, counts=(20, 15, 10)), 8000, losses.brier,
@@ -306,7 +241,7 @@ IMAGES: tuple[Training, ...] = (
     trained("siamese", lambda: stack(Each(stack(conv(1, 8, 16, pool=2), nn.Flatten(),
                                                 nn.Linear(144, 32), nn.Sigmoid())),
                                      Apply(lambda x: (x[:, 0] - x[:, 1]).abs()), nn.Linear(32, 1)),
-            partial(data.views, wanted="pair"), 3000, bce, Adagrad, 0.02, 64, 200),
+            data.views, 3000, bce, Adagrad, 0.02, 64, 200),
     trained("variational autoencoder",
             lambda: Variational(stack(conv(1, 12, 24, stride=2, activation=leaky2), nn.Flatten(),
                                       nn.Linear(384, 12)),
@@ -370,14 +305,6 @@ IMAGES: tuple[Training, ...] = (
                           nn.LayerNorm(48), nn.CELU(), mlp(48, 48, 19, activation=nn.CELU)),
             partial(data.digits, wanted="sum"), 4000, smooth,
             SGD, 0.03, 48, 250, cosine, momentum=0.9),
-    trained("contrasted views", lambda: Each(stack(conv(1, 16, 32, stride=2, norm=bn2),
-                                                   nn.Flatten(), mlp(288, 64, 16, norm=bn1))),
-            partial(data.views, wanted="kind"), 2000, losses.contrasted,
-            SGD, 0.1, 64, 150, warmed_up_cosine, momentum=0.9, weight_decay=1e-4, unfit=OF_TARGETS),
-    trained("triplets", lambda: Each(stack(conv(1, 12, 24, stride=2, norm=bn2), nn.Flatten(),
-                                           nn.Linear(216, 16))),
-            partial(data.views, wanted="triplets"), 2000, losses.triplets,
-            SGD, 0.05, 32, 150, in_steps, momentum=0.9, weight_decay=1e-4, unfit=OF_TARGETS),
     trained("LinkNet",
             lambda: stack(conv(1, 12, norm=bn2), Residual(*around(conv(12, 24, norm=bn2), 24, 12)),
                           nn.Conv2d(12, 1, 3, padding=1)),
@@ -392,11 +319,6 @@ IMAGES: tuple[Training, ...] = (
                           pooled(), nn.Linear(16, 5)),
             data.shapes, 2400, losses.focal,
             SGD, 0.05, 32, 150, cosine, momentum=0.9, nesterov=True, weight_decay=5e-4),
-    trained("SqueezeNet with mixed fabrics",
-            lambda: stack(conv(3, 16, norm=bn2, pool=2), conv(16, 8, size=1, norm=bn2),
-                          inception(8, 16, (1, 3), norm=bn2), nn.Conv2d(32, 5, 1), pooled()),
-            partial(data.fabrics, wanted=lambda scores: scores / 4), 3000, ce,
-            SGD, 0.05, 32, 200, linear, change=mixed_up, momentum=0.9, weight_decay=2e-4),
     trained("hourglass",
             lambda: stack(conv(1, 12, activation=nn.SiLU),
                           Residual(nn.MaxPool2d(2), *conv(12, 12, norm=groups, activation=nn.SiLU),
@@ -407,9 +329,6 @@ IMAGES: tuple[Training, ...] = (
                           nn.Conv2d(12, 1, 1)),
             partial(data.shapes, wanted="clean", most=2), 1200, losses.charbonnier,
             Adam, 5e-3, 16, 150),
-    trained("nodules", lambda: stack(conv(1, 6, 12, dims=3, norm=bn3, activation=leaky, pool=2),
-                                     nn.Flatten(), mlp(96, 32, 3, activation=leaky, dropout=0.2)),
-            data.volumes, 1200, ce, SGD, 0.03, 16, 120, cosine, momentum=0.9, weight_decay=1e-4),
     trained("turned views",
             lambda: stack(Apply(lambda x: torch.stack([x.rot90(k, (2, 3)) for k in range(4)], 1)),
                           Each(stack(conv(1, 8, 16, stride=2), nn.Flatten(), nn.Linear(256, 24),
@@ -469,26 +388,11 @@ SERIES: tuple[Training, ...] = (
             lambda: stack(nn.Unflatten(1, (4, 8)), nn.Linear(8, 32), Placed(4, 32),
                           transformer(32, attention()), nn.Flatten(), nn.Linear(128, 8)),
             data.forecasts, 3000, mse, AdamW, 2e-3, 32, 200, warmed_up_cosine, weight_decay=0.01),
-    trained("forecaster", lambda: stack(turned(), MinimalMemory(1, 32), nn.Linear(32, 32),
-                                        nn.Hardswish(), MinimalMemory(32, 32), last(),
-                                        nn.LayerNorm(32), mlp(32, 32, 8, activation=nn.Hardswish)),
-            partial(data.waves, wanted="later", length=24), 3000, F.huber_loss,
-            AdamW, 5e-3, 32, 200),
-    trained("returns", lambda: stack(nn.Linear(1, 24), nn.ELU(), Memory(nn.LSTM, 24, 24), last(),
-                                     nn.Linear(24, 3)),
-            data.returns, 6000, losses.student,
-            AdamW, 5e-3, 32, 200, linear, clip=5.0, weight_decay=0.01),
     trained("sleep stages",
             lambda: stack(turned(), nn.Linear(1, 24), leaky(), nn.Dropout(0.1),
                           Memory(nn.LSTM, 24, 24, bidirectional=True), nn.Linear(48, 5), turned()),
             partial(data.events, wanted="each", length=32), 2500, ce,
             NAdam, 5e-3, 32, 150, clip=5.0),
-    trained("speech recogniser",
-            lambda: stack(conv(1, 24, size=5, stride=2, dims=1, norm=bn1,
-                               activation=lambda: nn.Hardtanh(0, 20)), turned(),
-                          Memory(nn.GRU, 24, 20, bidirectional=True), nn.Linear(40, 5), turned()),
-            partial(data.events, wanted="order"), 2000, losses.alignment,
-            SGD, 0.05, 20, 200, exponential, clip=5.0, momentum=0.9, nesterov=True),
     trained("vibrations",
             lambda: stack(nn.Conv1d(1, 8, 8, 4, 2), nn.Tanh(), nn.Conv1d(8, 16, 8, 4, 2), nn.Tanh(),
                           nn.ConvTranspose1d(16, 8, 8, 4, 2), nn.Tanh(),
@@ -519,14 +423,6 @@ SERIES: tuple[Training, ...] = (
                                              Again(nn.Linear(8, 8, bias=False), 8, path=True),
                                              mlp(8, 32, 2, activation=nn.ELU)),
             data.pendulum, 5000, mse, Adamax, 5e-3, 64, 250, clip=1.0),
-    trained("Fourier operator",
-            lambda: stack(nn.Conv1d(1, 16, 1),
-                          repeat(2,
-                                 lambda: stack(Added(Fourier(16, 8), nn.Conv1d(16, 16, 1)),
-                                               nn.GELU())), nn.Conv1d(16, 32, 1), nn.GELU(),
-                          nn.Conv1d(32, 1, 1)),
-            data.heat, 4000, losses.relative_norm,
-            Adam, 3e-3, 32, 200, in_steps, weight_decay=1e-5),
     trained("wind farms",
             lambda: stack(nn.Linear(32, 24), transformer(24, attention(), first=False), mean(1),
                           nn.Linear(24, 8)),
@@ -583,19 +479,11 @@ TEXT: tuple[Training, ...] = (
             lambda: stack(nn.Embedding(16, 16), Memory(nn.LSTM, 16, 48, num_layers=2, dropout=0.1),
                           nn.Linear(48, 16), turned()),
             data.chains, 1500, ce, RMSprop, 5e-3, 16, 200, in_steps, clip=5.0),
-    trained("reviews",
-            lambda: stack(nn.Embedding(40, 16), Memory(nn.LSTM, 16, 16, bidirectional=True),
-                          Weighed(32), nn.Linear(32, 5)),
-            data.texts, 4000, ce, Adam, 1e-2, 32, 200, clip=1.0),
     trained("experts for posts",
             lambda: stack(nn.Embedding(40, 24),
                           Mixture(24, 4, lambda: mlp(24, 32, 5, activation=nn.GELU)),
                           Apply(lambda x: x.sum(1))),
             data.texts, 4000, ce, Adam, 5e-3, 64, 200, cosine),
-    trained("mixed by waves",
-            lambda: stack(nn.Embedding(40, 24), transformer(24, lambda _: Apply(mixed_by_waves)),
-                          mean(1), nn.Linear(24, 5)),
-            data.texts, 3000, ce, AdamW, 3e-3, 32, 200, warmed_up_linear, weight_decay=0.01),
 )
 """Those for text."""
 
@@ -611,20 +499,9 @@ SETS: tuple[Training, ...] = (
             lambda: stack(nn.Linear(3, 24), transformer(24, attention(), layers=1), Induced(24, 1),
                           nn.Flatten(), nn.Linear(24, 4)),
             data.solids, 3000, ce, Adam, 3e-3, 32, 200, warmed_up_cosine, clip=1.0),
-    trained("graph convolution", lambda: stack(Graph(4, 16, 16, around="mean"), nn.Dropout(0.2),
+    trained("graph convolution", lambda: stack(Graph(4, 16, 16), nn.Dropout(0.2),
                                                nn.Linear(32, 2), turned()),
             data.communities, 800, ce, Adamax, 1e-2, 8, 150, unfit=OF_INPUTS, weight_decay=5e-4),
-    trained("molecules", lambda: stack(Graph(4, 24, 24, around="sum", activation=nn.SELU), mean(1),
-                                       mlp(48, 24, 1, activation=nn.SELU)),
-            partial(data.communities, wanted="weight"), 3000, mse,
-            Adam, 5e-3, 32, 200, exponential, unfit=OF_INPUTS),
-    trained("graph attention",
-            lambda: stack(Graph(4, 24, 24, around="attention", activation=nn.ELU),
-                          mlp(48, 24, 1, activation=nn.ELU)),
-            partial(data.communities, wanted="receives"), 3000, losses.log_cosh,
-            AdamW, 5e-3, 32, 200, unfit=OF_INPUTS, weight_decay=5e-3),
-    trained("bodies", lambda: Effects(5, 32, 2),
-            data.bodies, 4000, mse, AdamW, 5e-3, 50, 200, order=with_replacement),
 )
 """Those for sets and graphs."""
 # fmt: on
