@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from gradlens.reductions import SquaredNorms
 from gradlens.schedules import Schedule, linear
 from gradlens.signals import is_normalization
 
-COCKPIT_WORKER = Path(__file__).parent / "cockpit_worker.py"
+UNDER_COCKPIT = Path(__file__).parent / "under_cockpit.py"
 COCKPIT_PYTHON = Path(__file__).parent.parent / ".venv-cockpit" / "bin" / "python"
 
 
@@ -53,20 +54,12 @@ Contender = Callable[[Setting], Callable[[], float]]
 """Sets itself up; the result takes one training step and returns its seconds."""
 
 
-def _alone(name: str) -> Callable[[Schedule], list[Quantity]]:
-    return lambda schedule: [getattr(quantities, name)(schedule)]
+def _alone(name: str, schedule: Schedule, **options: Any) -> list[Quantity]:
+    return [getattr(quantities, name)(schedule, **options)]
 
 
-def _preset(name: str) -> Callable[[Schedule], list[Quantity]]:
-    return lambda schedule: gradlens.configuration(name, schedule)
-
-
-def _noise_scale(options: dict[str, Any]) -> Callable[[Schedule], list[Quantity]]:
-    return lambda schedule: [quantities.GradNoiseScale(schedule, **options)]
-
-
-def _adapted(schedule: Schedule) -> list[Quantity]:
-    return [quantities.GradHist1d(schedule, adapt=GradAbsMax(schedule))]
+def _first(count: int, schedule: Schedule) -> list[Quantity]:
+    return [getattr(quantities, name)(schedule) for name in COUNTED[:count]]
 
 
 SINGLE = (
@@ -97,25 +90,20 @@ NOISE_SCALES: dict[str, dict[str, Any]] = {
 }
 PARTS = {"GradNoiseScale between parts": 4, "training, 4 parts": 4}
 """In how many micro-batches a batch comes, if there are several."""
-TRACKED: dict[str, Callable[[Schedule], list[Quantity]]] = {
-    "squared norms": lambda schedule: [SquaredNormsAlone(schedule)],
-    **{name: _alone(name) for name in (*SINGLE, *OF_TRAINING)},
-    "GradHist1d, adapting": _adapted,
-    **{name: _noise_scale(options) for name, options in NOISE_SCALES.items()},
-    **{name: _preset(name) for name in ("economy", "business", "full", "training")},
-    "training, 4 parts": _preset("training"),
-}
-
-
 COUNTED = ("NormTest", "InnerTest", "OrthoTest", "GradHist1d", "MeanGSNR", "GradCovariance")
 """What a growing number of quantities is made of."""
-
-
-def _first(count: int) -> Callable[[Schedule], list[Quantity]]:
-    return lambda schedule: [getattr(quantities, name)(schedule) for name in COUNTED[:count]]
-
-
-TRACKED |= {f"first {count} quantities": _first(count) for count in range(1, len(COUNTED) + 1)}
+TRACKED: dict[str, Callable[[Schedule], list[Quantity]]] = {
+    "squared norms": lambda schedule: [SquaredNormsAlone(schedule)],
+    **{name: partial(_alone, name) for name in (*SINGLE, *OF_TRAINING)},
+    "GradHist1d, adapting": lambda s: _alone("GradHist1d", s, adapt=GradAbsMax(s)),
+    **{name: partial(_alone, "GradNoiseScale", **each) for name, each in NOISE_SCALES.items()},
+    **{
+        name: partial(gradlens.configuration, name)
+        for name in ("economy", "business", "full", "training")
+    },
+    "training, 4 parts": partial(gradlens.configuration, "training"),
+    **{f"first {n} quantities": partial(_first, n) for n in range(1, len(COUNTED) + 1)},
+}
 
 
 class Paired(ABC):
@@ -133,6 +121,9 @@ class Paired(ABC):
         """A plain step of the same process."""
 
 
+Wrap = Callable[[nn.Module], nn.Module]
+
+
 class Training(Paired):
     """A network in training under a cockpit."""
 
@@ -142,8 +133,9 @@ class Training(Paired):
         quantities: list[Quantity],
         budget: float | None = None,
         parts: int = 1,
+        wrap: Wrap = lambda model: model,
     ) -> None:
-        self.model = _model(setting)
+        self.model = wrap(_model(setting))
         self.loss_function = nn.CrossEntropyLoss()
         self.optimizer = setting.problem.optimizer(self.model.parameters())
         self.cockpit = gradlens.Cockpit(
@@ -231,7 +223,7 @@ class CockpitTraining(Paired):
 
     def __init__(self, problem_name: str, preset: str, setting: Setting) -> None:
         of = (problem_name, preset, setting.batch_size, setting.device)
-        command = [COCKPIT_PYTHON, COCKPIT_WORKER, *of]
+        command = [COCKPIT_PYTHON, UNDER_COCKPIT, "steps", *of]
         self._worker = subprocess.Popen(
             [str(part) for part in command],
             stdin=subprocess.PIPE,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import gradlens
-from benchmarks.parity_problem import (
+from benchmarks.under_cockpit import (
     BINS_1D,
     BINS_2D,
     LEARNING_RATE,
@@ -103,8 +103,8 @@ def run_cockpit() -> dict[str, Any]:
         set_up(python)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "cockpit.pickle"
-        script = Path(__file__).parent / "parity_cockpit.py"
-        subprocess.run([python, "-W", "ignore", script, out], check=True)
+        script = Path(__file__).parent / "under_cockpit.py"
+        subprocess.run([python, "-W", "ignore", script, "values", out, *OURS], check=True)
         return dict(pickle.loads(out.read_bytes()))
 
 

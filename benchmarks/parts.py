@@ -21,51 +21,31 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, multiprocessing, nn
 
-import gradlens
-from benchmarks.contenders import TRACKED
+from benchmarks.contenders import TRACKED, Setting, Training, Wrap
 from benchmarks.memory import status
 from benchmarks.problems import PROBLEMS
 from gradlens.schedules import linear
 
-PROBLEM = "3c3d"
+PROBLEM = PROBLEMS["3c3d"]
 SAMPLES = 64
 STEPS = 5
 
 
-def steps(
-    model: nn.Module, tracked: nn.Module, contender: str, parts: int
-) -> Callable[[int], None]:
-    """A function that takes a training step of so many micro-batches."""
-    loss_function = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, labels = PROBLEMS[PROBLEM].batch(SAMPLES)
-    cockpit = None
-    if contender != "plain":
-        chosen = TRACKED[contender](linear(1))
-        cockpit = gradlens.Cockpit(tracked, chosen, loss_function=loss_function)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        for part in range(parts):
-            loss = loss_function(tracked(inputs), labels)
-            if cockpit is None:
-                (loss / parts).backward()
-                continue
-            more = part < parts - 1
-            with cockpit(number, loss=loss, optimizer=optimizer, accumulating=more):
-                (loss / parts).backward()
-        optimizer.step()
-
-    return step
+def training(contender: str, parts: int, wrap: Wrap = lambda model: model) -> Callable[[], object]:
+    """A function that takes a training step of so many micro-batches of ``SAMPLES`` each."""
+    setting = Setting(PROBLEM, parts * SAMPLES, torch.device("cpu"))
+    plain = contender == "plain"
+    found = Training(setting, [] if plain else TRACKED[contender](linear(1)), None, parts, wrap)
+    return found.plain if plain else found
 
 
-def measured(step: Callable[[int], None]) -> tuple[float, int]:
+def measured(step: Callable[[], object]) -> tuple[float, int]:
     """Seconds of CPU of a step, and peak bytes above what was there before."""
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before, seconds = status("VmRSS"), []
-    for number in range(STEPS):
+    for _ in range(STEPS):
         start = time.process_time()
-        step(number)
+        step()
         seconds.append(time.process_time() - start)
     return median(seconds[1:]), status("VmHWM") - before
 
@@ -75,8 +55,7 @@ def worker(rank: int, count: int, port: int, contender: str) -> None:
     prepare()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     distributed.init_process_group("gloo", rank=rank, world_size=count)
-    model, sent = PROBLEMS[PROBLEM].build(), [0]
-    step = steps(model, nn.parallel.DistributedDataParallel(model), contender, 1)
+    step, sent = training(contender, 1, nn.parallel.DistributedDataParallel), [0]
     for name in ("send", "broadcast"):
         setattr(distributed, name, counted(getattr(distributed, name), sent))
     seconds, peak = measured(step)
@@ -121,8 +100,7 @@ def main() -> None:
         multiprocessing.spawn(worker, (count, port, contender), nprocs=count)
         return
     prepare()
-    model = PROBLEMS[PROBLEM].build()
-    print(*measured(steps(model, model, contender, count)), 0)
+    print(*measured(training(contender, count)), 0)
 
 
 if __name__ == "__main__":
