@@ -12,6 +12,7 @@ curvlinops, which take turns in one process, for a perceptron, this network and 
 from __future__ import annotations
 
 import csv
+import itertools
 import statistics
 import subprocess
 import sys
@@ -28,8 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.diagnosis.development.networks import Biased, Placed, stack, transformer
 from benchmarks.memory import status
 
 SAMPLES, BATCH, COLUMNS, REPETITIONS = 300, 64, 8, 3
@@ -146,44 +149,11 @@ CONTENDERS: dict[str, Callable[[str, nn.Module, DataLoader[Any]], Multiply]] = {
 }
 
 
-class Block(nn.Module):
-    """Causal attention without a fused kernel, of which curvlinops has no forward derivative."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
-        self.joint, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.rest = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, width]``."""
-        length = x.shape[1]
-        parts = self.joint(self.norms[0](x)).unflatten(2, (3, self.heads, -1))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        scores = query @ key.mT / query.shape[-1] ** 0.5
-        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        attended = scores.masked_fill(hidden, -1e9).softmax(-1) @ value
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.rest(self.norms[1](x))
-
-
-class GPT(nn.Module):
-    """Two blocks, with a label for each word."""
-
-    def __init__(self, words: int = 1000, width: int = 64, length: int = 32) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(words, width)
-        self.places = nn.Parameter(0.02 * torch.randn(length, width))
-        self.blocks = nn.Sequential(Block(width, 4), Block(width, 4), nn.LayerNorm(width))
-        self.head = nn.Linear(width, words)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, T]``, to logits ``[N * T, words]``."""
-        logits: Tensor = self.head(self.blocks(self.embed(x) + self.places))
-        return logits.flatten(0, 1)
+def gpt(words: int = 1000, width: int = 64, length: int = 32) -> nn.Module:
+    """Two blocks of causal attention, and logits ``[N * T, words]`` of texts ``[N, T]``."""
+    blocks = transformer(width, lambda width: Biased(width, 4, "causal"))
+    return stack(nn.Embedding(words, width), Placed(length, width, size=0.02), blocks,
+                 nn.Linear(width, words), nn.Flatten(0, 1))  # fmt: skip
 
 
 def beside() -> Iterator[list[str]]:
@@ -202,7 +172,7 @@ def beside() -> Iterator[list[str]]:
     networks: dict[str, tuple[nn.Module, list[Any]]] = {
         "MLP": (perceptron, [*zip(images, labels, strict=True)]),
         "ConvNet": (network, [*data]),
-        "GPT": (GPT(), [(text[:, :-1], text[:, 1:].flatten()) for text in texts]),
+        "GPT": (gpt(), [(text[:, :-1], text[:, 1:].flatten()) for text in texts]),
     }
     kinds: Any = {
         "Hessian": (curvature.HessianOperator, curvlinops.HessianLinearOperator),
@@ -210,8 +180,10 @@ def beside() -> Iterator[list[str]]:
         "Monte-Carlo Fisher": (curvature.FisherOperator, curvlinops.FisherMCLinearOperator),
         "empirical Fisher": (curvature.EmpiricalFisherOperator, curvlinops.EFLinearOperator),
     }
-    for name, (model, batches) in networks.items():
-        for matrix, (own, other) in kinds.items():
+    # Of the fused kernel of attention, curvlinops has no forward derivative.
+    turns = itertools.product(networks.items(), kinds.items())
+    with sdpa_kernel(SDPBackend.MATH):
+        for (name, (model, batches)), (matrix, (own, other)) in turns:
             ours = own.over_data(model, LOSS, batches)
             parameters = list(model.parameters())
             theirs = other(model, LOSS, parameters, batches, check_deterministic=False)

@@ -19,7 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,12 +32,19 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from scipy.special import stdtrit
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlens
-from benchmarks.problems import Residual, transformers_library
+from benchmarks.diagnosis.development.networks import Memory, around, conv, groups, stack
+from benchmarks.diagnosis.layers import Residual as Added
+from benchmarks.diagnosis.layers import SelfAttention
+from benchmarks.problems import Residual
+from benchmarks.zoo.losses import classify, drawn, integers, normal, numbers
+from benchmarks.zoo.network import Batch, Network
+from benchmarks.zoo.transformers_families import Family
 from gradlens import quantities as q
 from gradlens.history.history import History
 from gradlens.history.undefined import Undefined
@@ -45,10 +52,16 @@ from gradlens.signals import is_normalization
 from gradlens.signals.predicates import computes_attention
 from gradlens.torch_private import LossModule
 from tests.cases.processes import free_port, join_group, run_processes
+from tests.cases.references import flat, gradients_of, stacked
+from tests.quantities.test_along_update import slow_ledger
+from tests.quantities.test_layer_quantities import predictions
+from tests.quantities.test_noise_scales import between_parts as of_parts
+from tests.quantities.test_noise_scales import bounds
+from tests.quantities.test_optimizer_state import adam, expected
+from tests.quantities.test_outliers import rows as by_feature
 
 OUT = Path(__file__).parents[1] / "docs" / "watching.csv"
 
-Batch: TypeAlias = dict[str, Tensor]
 Values: TypeAlias = dict[str, Tensor]
 
 SAMPLES, LENGTH, WORDS, WIDTH, STEPS = 8, 6, 11, 8, 2
@@ -57,87 +70,12 @@ SAMPLES, LENGTH, WORDS, WIDTH, STEPS = 8, 6, 11, 8, 2
 
 
 @dataclass(frozen=True)
-class Network:
-    """How to build a network, its data, and its losses ``[N]``; ``norms`` are its normalisations.
+class Watched:
+    """A network of the zoo, the layer whose outputs are logits, and its normalisations."""
 
-    ``head`` is the layer whose outputs are logits.
-    """
-
-    build: Callable[[], nn.Module]
-    batch: Callable[[], Batch]
-    losses: Callable[[nn.Module, Batch], Tensor]
+    network: Network
+    head: str
     norms: Any = is_normalization
-    head: str = ""
-
-
-def words(*names: str, **more: int) -> Batch:
-    found = {name: torch.randint(3, WORDS, (SAMPLES, LENGTH)) for name in names}
-    return found | {name: torch.randint(classes, (SAMPLES,)) for name, classes in more.items()}
-
-
-def of_transformers(name: str, attention: str = "sdpa", **options: Any) -> nn.Module:
-    library = transformers_library()
-    model_class = getattr(library, name)
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = model_class.config_class(**ends, **options)
-    config._attn_implementation = attention
-    config._experts_implementation = "eager"
-    model: nn.Module = model_class(config)
-    return model
-
-
-def of_words(model: nn.Module, batch: Batch) -> Tensor:
-    """Of the next word, for each text."""
-    logits = _logits(model(input_ids=batch["x"]))
-    return cross_entropy(logits[:, :-1].mT, batch["x"][:, 1:], reduction="none").mean(1)
-
-
-def of_labels(model: nn.Module, batch: Batch) -> Tensor:
-    logits = _logits(model(batch["x"]))
-    return cross_entropy(logits, batch["y"], reduction="none")
-
-
-def of_masked(model: nn.Module, batch: Batch) -> Tensor:
-    """Of texts that are padded to different lengths."""
-    mask = torch.arange(LENGTH) < batch["lengths"][:, None] + 3
-    logits = model(input_ids=batch["x"], attention_mask=mask.long()).logits
-    return cross_entropy(logits.mT, batch["y"], reduction="none").mean(1)
-
-
-def of_pairs(model: nn.Module, batch: Batch) -> Tensor:
-    """Of the words of another text."""
-    logits = _logits(model(batch["x"], decoder_input_ids=batch["y"]))
-    return cross_entropy(logits[:, :-1].mT, batch["y"][:, 1:], reduction="none").mean(1)
-
-
-def of_noise(model: nn.Module, batch: Batch) -> Tensor:
-    """Of the noise that images are mixed with."""
-    share = (batch["t"] + 1)[:, None, None, None] / 10
-    mixed = (1 - share).sqrt() * batch["x"] + share.sqrt() * batch["noise"]
-    found: Tensor = model(mixed, batch["t"], batch["text"]) - batch["noise"]
-    return found.square().mean((1, 2, 3))
-
-
-def _logits(output: Any) -> Tensor:
-    found: Tensor = getattr(output, "logits", output)
-    return found
-
-
-class Recurrent(nn.Module):
-    """A language model of an LSTM."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
-        self.lstm, self.head = (
-            nn.LSTM(WIDTH, WIDTH, 2, batch_first=True),
-            nn.Linear(WIDTH, WORDS),
-        )
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """``[N, T]``."""
-        found: Tensor = self.head(self.norm(self.lstm(self.embedding(input_ids))[0]))
-        return found
 
 
 class Translation(nn.Module):
@@ -151,69 +89,30 @@ class Translation(nn.Module):
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, x: Tensor, decoder_input_ids: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """``[N, T]`` each."""
-        source, target = self.embedding(x), self.embedding(decoder_input_ids)
+        source, target = self.embedding(x), self.embedding(y)
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=source.dtype)
         found: Tensor = self.head(self.transformer(source, target, tgt_mask=mask))
         return found
 
 
-class Attention(nn.Module):
-    """Of pixels to each other, or to a text."""
+class Pixels(SelfAttention):
+    """Each pixel ``[N, D, H, W]`` and what it attends to."""
 
-    def __init__(self, width: int, context: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(2, width)
-        self.query, self.out = nn.Linear(width, width), nn.Linear(width, width)
-        self.key_value = nn.Linear(context, 2 * width)
-
-    def forward(self, x: Tensor, text: Tensor | None = None) -> Tensor:
-        """``[N, C, H, W]``, and ``[N, T, D]``."""
-        pixels = self.norm(x).flatten(2).mT
-        keys, values = self.key_value(pixels if text is None else text).chunk(2, -1)
-        heads = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in
-                 (self.query(pixels), keys, values))  # fmt: skip
-        found = nn.functional.scaled_dot_product_attention(*heads)
-        return x + self.out(found.transpose(1, 2).flatten(2)).mT.reshape(x.shape)
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x.flatten(2).mT).mT.reshape(x.shape)
 
 
-class Block(nn.Module):
-    """A residual block that gets a time."""
-
-    def __init__(self, inside: int, outside: int) -> None:
-        super().__init__()
-        self.norm, self.first = nn.GroupNorm(2, inside), nn.Conv2d(inside, outside, 3, padding=1)
-        self.time, self.second = nn.Linear(4, outside), nn.Conv2d(outside, outside, 3, padding=1)
-        self.shortcut = nn.Conv2d(inside, outside, 1)
-
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """``[N, C, H, W]``, and ``[N, D]``."""
-        inner = self.first(nn.functional.silu(self.norm(x))) + self.time(time)[..., None, None]
-        found: Tensor = self.second(nn.functional.silu(inner)) + self.shortcut(x)
-        return found
+def next_words(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy of the words that follow in the last text."""
+    texts = [*batch.values()]
+    return cross_entropy(model(*texts)[:, :-1].mT, texts[-1][:, 1:])
 
 
-class UNet(nn.Module):
-    """Of diffusion: down, attention in the middle, and up with a shortcut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times, self.texts = nn.Embedding(9, 4), nn.Embedding(WORDS, 4)
-        self.inside, self.down = nn.Conv2d(2, 4, 3, padding=1), Block(4, 4)
-        self.halve, self.middle = nn.Conv2d(4, 4, 3, 2, 1), Block(4, 4)
-        self.own, self.cross = Attention(4, 4), Attention(4, 4)
-        self.enlarge, self.up = nn.ConvTranspose2d(4, 4, 2, 2), Block(8, 4)
-        self.outside = nn.Conv2d(4, 2, 3, padding=1)
-
-    def forward(self, x: Tensor, t: Tensor, text: Tensor) -> Tensor:
-        """``[N, 2, H, W]``, ``[N]``, and ``[N, T]``."""
-        time = self.times(t)
-        first = self.down(self.inside(x), time)
-        small = self.own(self.middle(self.halve(first), time))
-        large = self.enlarge(self.cross(small, self.texts(text)))
-        found: Tensor = self.outside(self.up(torch.cat([large, first], 1), time))
-        return found
+def clean(model: nn.Module, batch: Batch) -> Tensor:
+    """How far the noise is that a network sees in images."""
+    return mse_loss(model(batch["x"] + batch["noise"]), batch["noise"])
 
 
 def resnet() -> nn.Module:
@@ -223,91 +122,53 @@ def resnet() -> nn.Module:
     )
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+def unet() -> nn.Module:
+    """With attention of pixels to each other at the coarser view."""
+    layers = partial(conv, norm=groups, activation=nn.SiLU)
+    coarse = around(stack(layers(4, WIDTH), Pixels(WIDTH, 2)), WIDTH, 4)
+    return stack(layers(2, 4), Added(*coarse), nn.Conv2d(4, 2, 3, padding=1))
 
 
-def images() -> Batch:
-    return {"x": torch.randn(SAMPLES, 2, 4, 4), "y": torch.randint(3, (SAMPLES,))}
+def lstm() -> nn.Module:
+    memory = Memory(nn.LSTM, WIDTH, WIDTH, num_layers=2)
+    return stack(nn.Embedding(WORDS, WIDTH), memory, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS))
 
 
-def noisy() -> Batch:
-    return images() | words("text", t=9) | {"noise": torch.randn(SAMPLES, 2, 4, 4)}
+def of_transformers(
+    name: str, task: str, head: str, norms: Any = ("*norm",), **options: Any
+) -> Watched:
+    family = Family(name, task, SAMPLES, LENGTH, **{"padded": False, **options})
+    return Watched(family.network(), head, norms)
 
 
-LLAMA = {
-    "vocab_size": WORDS,
-    "hidden_size": WIDTH,
-    "intermediate_size": 12,
-    "head_dim": 4,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-GPT2 = {"vocab_size": WORDS, "n_positions": 8, "n_embd": WIDTH, "n_layer": 2, "n_head": 2}
-BERT = {
-    "vocab_size": WORDS,
-    "hidden_size": WIDTH,
-    "intermediate_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 8,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-VIT = {**BERT, "image_size": 4, "patch_size": 2, "num_channels": 2, "num_labels": 3}
-T5 = {
-    "vocab_size": WORDS,
-    "d_model": WIDTH,
-    "d_kv": 4,
-    "d_ff": 12,
-    "num_layers": 1,
-    "num_decoder_layers": 1,
-    "num_heads": 2,
-    "dropout_rate": 0.0,
-    "decoder_start_token_id": 0,
-}
-MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
-NO_DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-of, texts = partial, partial(words, "x")
-NETWORKS: Mapping[str, Network] = {
-    "GPT-2": Network(
-        of(of_transformers, "GPT2LMHeadModel", **GPT2, **NO_DROPOUT),
-        *(texts, of_words, ("*ln_*",), "lm_head"),
+def of_own(build: Callable[[], nn.Module], batch: Any, loss: Any, head: str) -> Watched:
+    return Watched(Network("", "", build, batch, loss, SAMPLES), head)
+
+
+TEXT, IMAGE = integers(WORDS, SAMPLES, LENGTH), normal(SAMPLES, 2, 4, 4)
+NETWORKS: Mapping[str, Watched] = {
+    "GPT-2": of_transformers("GPT2LMHeadModel", "CAUSAL_LM", "lm_head", ("*ln_*",)),
+    "Llama": of_transformers("LlamaForCausalLM", "CAUSAL_LM", "lm_head"),
+    "Mixtral, grouped queries": of_transformers("MixtralForCausalLM", "CAUSAL_LM", "lm_head"),
+    "Mistral, sliding window": of_transformers("MistralForCausalLM", "CAUSAL_LM", "lm_head"),
+    "ViT": of_transformers(
+        "ViTForImageClassification", "IMAGE_CLASSIFICATION", "classifier", is_normalization
     ),
-    "Llama, grouped queries": Network(
-        of(of_transformers, "LlamaForCausalLM", **LLAMA), texts, of_words, ("*norm",), "lm_head"
+    "BERT, padded": of_transformers(
+        *("BertForMaskedLM", "MASKED_LM", "cls.predictions.decoder", is_normalization),
+        attention="eager",
+        padded=True,
     ),
-    "Mixtral": Network(
-        of(of_transformers, "MixtralForCausalLM", **LLAMA, **MIXTRAL),
-        *(texts, of_words, ("*norm",), "lm_head"),
+    "T5": of_transformers(
+        "T5ForConditionalGeneration", "SEQ_TO_SEQ_CAUSAL_LM", "lm_head", ("*layer_norm",)
     ),
-    "Mistral, sliding window": Network(
-        of(of_transformers, "MistralForCausalLM", **LLAMA, sliding_window=3),
-        *(texts, of_words, ("*norm",), "lm_head"),
-    ),
-    "ViT": Network(
-        of(of_transformers, "ViTForImageClassification", **VIT),
-        *(images, of_labels, is_normalization, "classifier"),
-    ),
-    "BERT, padded": Network(
-        of(of_transformers, "BertForMaskedLM", "eager", **BERT),
-        *(of(words, "x", "y", lengths=4), of_masked, is_normalization, "cls.predictions.decoder"),
-    ),
-    "T5": Network(
-        of(of_transformers, "T5ForConditionalGeneration", **T5),
-        *(of(words, "x", "y"), of_pairs, ("*layer_norm",), "lm_head"),
-    ),
-    "ResNet": Network(resnet, images, of_labels, is_normalization, "6"),
-    "LSTM": Network(Recurrent, texts, of_words, is_normalization, "head"),
-    "diffusion UNet": Network(UNet, noisy, of_noise, is_normalization, "outside"),
-    "torch's Transformer": Network(
-        Translation, of(words, "x", "y"), of_pairs, is_normalization, "head"
-    ),
-    "MLP": Network(
-        mlp,
-        lambda: {"x": torch.randn(SAMPLES, 5), "y": torch.randint(3, (SAMPLES,))},
-        *(of_labels, is_normalization, "3"),
+    "ResNet": of_own(resnet, numbers(SAMPLES, 2, 4, 4), classify, "6"),
+    "LSTM": of_own(lstm, drawn(x=TEXT), next_words, "3"),
+    "UNet": of_own(unet, drawn(x=IMAGE, noise=IMAGE), clean, "4"),
+    "torch's Transformer": of_own(Translation, drawn(x=TEXT, y=TEXT), next_words, "head"),
+    "MLP": of_own(
+        lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)),
+        *(numbers(SAMPLES, 5), classify, "3"),
     ),
 }
 
@@ -345,21 +206,19 @@ WAYS = {
 }
 
 
-def tracked(network: Network, model: nn.Module) -> list[q.Quantity]:
+def tracked(watched: Watched, model: nn.Module) -> list[q.Quantity]:
     attends = any(map(computes_attention, model.modules()))
     attention = (q.AttentionLogits, q.AttentionEntropy) if attends else ()
     noise = partial(q.GradNoiseScale, between="samples")
     return [
         *(q.OptimizerState(), q.RelativeUpdate(), q.GradNorm(), q.ClippedGradNorm()),
-        *(q.ActivationOutliers(), q.OutputEntropy(layers=network.head)),
+        *(q.ActivationOutliers(), q.OutputEntropy(layers=watched.head)),
         *(q.WeightSpectrum(), q.UpdateSpectrum(), q.Stability()),
         *(q.CriticalSharpness(), q.StepLedger()),
         *(kind(by_head=True) for kind in attention),
         q.GradNoiseScale(between="parts", name="GradNoiseScale between parts"),
-        *(
-            noise(name="GradNoiseScale"),
-            noise(layers=network.norms, name="GradNoiseScale of norms"),
-        ),
+        noise(name="GradNoiseScale"),
+        noise(layers=watched.norms, name="GradNoiseScale of norms"),
         noise(norm="l1", name="GradNoiseScale in l1"),
         noise(norm="nuclear", name="GradNoiseScale in the nuclear norm"),
     ]
@@ -398,11 +257,12 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 def whole_loss(model: nn.Module, network: Network, way: Way, parts: Sequence[Batch]) -> Tensor:
     """That of all parts, which can be differentiated twice, as fused attention can't."""
     with way.autocast(), sdpa_kernel(SDPBackend.MATH):
-        return torch.stack([network.losses(model, part).mean() for part in parts]).mean()
+        return torch.stack([network.loss(model, part) for part in parts]).mean()
 
 
-def train(network: Network, way: Way, rank: int = 0) -> History:
+def train(watched: Watched, way: Way, rank: int = 0) -> History:
     """The training that gradlens watches."""
+    network = watched.network
     model: Any = build(network, way)
     if way.share:
         for each in reversed([*model.modules()]):
@@ -412,12 +272,10 @@ def train(network: Network, way: Way, rank: int = 0) -> History:
     elif way.processes > 1:
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = optimizer_of(model)
-    cockpit = gradlens.Cockpit(model, tracked(network, model))
+    cockpit = gradlens.Cockpit(model, tracked(watched, model))
     for step in range(STEPS):
         parts = data(network, way, step)[rank * way.parts : (rank + 1) * way.parts]
-
         closure = partial(whole_loss, model, network, way, parts)
-
         optimizer.zero_grad()
         for place, part in enumerate(parts):
             last = place == len(parts) - 1
@@ -426,7 +284,7 @@ def train(network: Network, way: Way, rank: int = 0) -> History:
             wait = way.processes > 1 and not way.share and not last
             with model.no_sync() if wait else nullcontext():
                 with way.autocast():
-                    loss = network.losses(model, part).mean()
+                    loss = network.loss(model, part)
                 given = {"optimizer": optimizer, "accumulating": not last, "closure": closure}
                 with cockpit(step, loss=loss, **given):
                     (loss / len(parts)).backward()
@@ -454,66 +312,89 @@ def worker(rank: int, port: int, folder: Path, names: Sequence[str], ways: Seque
 
 Scores: TypeAlias = tuple[Tensor, Tensor]
 """Scores and weights ``[N, H, T, S]``."""
+Loss: TypeAlias = Callable[[Values], Tensor]
+"""As a function of the parameters in float64."""
+
+
+class OfModel(nn.Module):
+    """A function of a model as a module, so that it can be called with other parameters."""
+
+    def __init__(self, model: nn.Module, function: Callable[[nn.Module], Tensor]) -> None:
+        super().__init__()
+        self.model, self.function = copy.deepcopy(model), function
+
+    def forward(self) -> Tensor:
+        return self.function(self.model)
+
+    def at(self, dtype: torch.dtype, values: Values) -> Tensor:
+        """The function's value at these parameters."""
+        cast = {f"model.{name}": value.to(dtype) for name, value in values.items()}
+        found: Tensor = functional_call(self, cast, ())
+        return found
 
 
 @dataclass
 class Facts:
-    """What is true of a step, in float64; ``parts`` and ``rows`` are gradients of mean losses."""
+    """What is true of a step, in float64; ``parts`` and ``rows`` are gradients of mean losses.
+
+    ``loss`` is that of the whole batch, and ``of_part`` that of the last part of the first process,
+    of which curvature is.
+    """
 
     start: Values
-    parts: list[Values]
-    rows: list[Values]
+    loss: Loss
+    of_part: Loss
+    parts: list[Values] = field(default_factory=list)
+    rows: list[Values] = field(default_factory=list)
     gradients: Values = field(default_factory=dict)
     clipped: Values = field(default_factory=dict)
     end: Values = field(default_factory=dict)
     outputs: dict[str, list[Tensor]] = field(default_factory=dict)
     attention: dict[str, list[Scores]] = field(default_factory=dict)
-    loss: Callable[[Values], Tensor] = field(default=lambda values: torch.zeros(()))
-    """That of the whole batch, with other parameters."""
-    of_part: Callable[[Values], Tensor] = field(default=lambda values: torch.zeros(()))
-    """That of the last part of the first process, of which curvature is."""
 
 
 def exact(tensors: Mapping[str, Tensor | None]) -> Values:
     return {n: t.detach().double().clone() for n, t in tensors.items() if t is not None}
 
 
-def gradients_of(loss: Tensor, model: nn.Module) -> Values:
-    named = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, [*named.values()], allow_unused=True, retain_graph=True)
-    return exact(dict(zip(named, found, strict=True)))
-
-
 def reference(network: Network, way: Way) -> list[Facts]:
     """Each step of the same training, without processes."""
     model = build(network, way)
+    named = dict(model.named_parameters())
     optimizer, found = optimizer_of(model), list[Facts]()
+    coupled = any(isinstance(each, nn.BatchNorm2d) for each in model.modules())
     for step in range(STEPS):
         parts = data(network, way, step)
-        facts = Facts(exact(dict(model.named_parameters())), [], [])
+        of_all, of_last = (
+            OfModel(model, partial(whole_loss, network=network, way=way, parts=some))
+            for some in (parts, [parts[way.parts - 1]])
+        )
+        losses = partial(of_all.at, way.dtype), partial(of_last.at, way.dtype)
+        facts = Facts(exact(named), *losses)
         optimizer.zero_grad()
         for part in parts:
             with seen(model, facts), way.autocast():
-                losses = network.losses(model, part)
-                loss = losses.mean()
-            facts.parts.append(gradients_of(loss, model))
-            coupled = any(isinstance(each, nn.BatchNorm2d) for each in model.modules())
-            facts.rows += (
-                by_row(network, model, part)
-                if coupled
-                else [gradients_of(each, model) for each in losses]
-            )
+                loss = network.loss(model, part)
+            facts.parts.append(exact(gradients_of(loss, named)))
+            with way.autocast():
+                facts.rows += (by_row if coupled else one_by_one)(network, model, part)
             (loss / len(parts)).backward()
-        named = dict(model.named_parameters())
         facts.gradients = exact({n: p.grad for n, p in named.items()})
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         facts.clipped = exact({n: p.grad for n, p in named.items()})
-        facts.loss = partial(moved, copy.deepcopy(model), network, way, parts)
-        facts.of_part = partial(facts.loss.func, *facts.loss.args[:3], [parts[way.parts - 1]])
         optimizer.step()
         facts.end = exact(named)
         found.append(facts)
     return found
+
+
+def one_by_one(network: Network, model: nn.Module, part: Batch) -> list[Values]:
+    """gₙ of each sample of a part, from a forward and a backward pass of its own."""
+    named, samples = dict(model.named_parameters()), len(next(iter(part.values())))
+    alone = replace(network, samples=samples)
+    shares = (alone.part(model, part, n) for n in range(samples))
+    found = [exact(gradients_of(share, named)) for share in shares]
+    return [{name: samples * each for name, each in row.items()} for row in found]
 
 
 def by_row(network: Network, model: nn.Module, part: Batch) -> list[Values]:
@@ -524,29 +405,17 @@ def by_row(network: Network, model: nn.Module, part: Batch) -> list[Values]:
             module.register_forward_hook(
                 lambda module, x, out, name=name: calls.update({name: (module, x[0], out)})
             )
-    losses = network.losses(model, part)
-    given = torch.autograd.grad(losses.mean(), [out for *_, out in calls.values()])
-    found: list[Values] = [{} for _ in losses]
+    loss, samples = network.loss(model, part), len(part["x"])
+    given = torch.autograd.grad(loss, [out for *_, out in calls.values()])
+    found: list[Values] = [{} for _ in range(samples)]
     for (name, (module, x, _)), gradient in zip(calls.items(), given, strict=True):
         own = dict(module.named_parameters(recurse=False))
         for n, row in enumerate(found):
             kept = torch.zeros_like(gradient)
-            kept[n] = len(losses) * gradient[n]
+            kept[n] = samples * gradient[n]
             each = torch.autograd.grad(type(module).forward(module, x), [*own.values()], kept)
             row |= exact({f"{name}.{key}": g for key, g in zip(own, each, strict=True)})
     return found
-
-
-def moved(model: nn.Module, network: Network, way: Way, parts: Any, values: Values) -> Tensor:
-    """The loss with other parameters, which it is differentiable in."""
-    model = copy.deepcopy(model)
-    owners = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, value in values.items():
-            owners[name].copy_(value)
-    loss = whole_loss(model, network, way, parts)
-    loss.of = owners  # type: ignore[attr-defined]
-    return loss
 
 
 @contextmanager
@@ -577,6 +446,9 @@ def seen(model: nn.Module, facts: Facts) -> Iterator[None]:
         attend(query, key, value, mask, scale=named.get("scaling"))
         return written_out(module, query, key, value, mask, **named)
 
+    def keep(name: str, module: nn.Module, _: object, output: Any) -> None:
+        facts.outputs.setdefault(name, []).append(torch.from_numpy(by_feature(output)))
+
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if "attention" in type(module).__name__.lower():
@@ -586,69 +458,50 @@ def seen(model: nn.Module, facts: Facts) -> Iterator[None]:
                 stack.callback(leave.remove)
             is_leaf = not [*module.children()] or isinstance(module, nn.MultiheadAttention)
             if is_leaf and not isinstance(module, LossModule):
-                keep = partial(_keep, facts.outputs, name)
-                stack.callback(module.register_forward_hook(keep).remove)
+                stack.callback(module.register_forward_hook(partial(keep, name)).remove)
         patched = "torch.nn.functional.scaled_dot_product_attention"
         stack.enter_context(mock.patch(patched, attend))
         if getattr(getattr(model, "config", None), "_attn_implementation", "") == "eager":
             library = sys.modules[type(model).__module__]
             written_out = library.eager_attention_forward
-            stack.enter_context(
-                mock.patch.object(library, "eager_attention_forward", attend_eagerly)
-            )
+            eager = mock.patch.object(library, "eager_attention_forward", attend_eagerly)
+            stack.enter_context(eager)
         yield
-
-
-def _keep(found: dict[str, list[Tensor]], name: str, module: nn.Module, _: Any, out: Any) -> None:
-    tensor = (out[0] if isinstance(out, tuple) else out).detach().double()
-    if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.ConvTranspose2d, nn.GroupNorm)) or (
-        tensor.dim() == 4
-    ):
-        tensor = tensor.movedim(1, -1)
-    found.setdefault(name, []).append(tensor)
 
 
 # Formulas ----------------------------------------------------------------------------------------
 
 Pairs: TypeAlias = Iterator[tuple[Any, Any, float]]
 """Numbers that were found, those that are right, and a size of which rounding errors are."""
-Formula: TypeAlias = Callable[[Any, Network, Sequence[Facts]], Pairs]
+Formula: TypeAlias = Callable[[Any, Watched, Sequence[Facts]], Pairs]
 """Of a record, and of the steps up to its own."""
 
 
-def _entries(found: Any, expected: Mapping[str, Any], size: float = 0.0) -> Pairs:
+def entries(found: Any, truth: Mapping[str, Any], size: float = 0.0) -> Pairs:
     """Of a dict; if it is a NaN, each of its entries is."""
-    for name, value in expected.items():
+    for name, value in truth.items():
         yield found if isinstance(found, Undefined) else found[name], value, size
 
 
-def optimizer_state(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
+def optimizer_state(found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
     largest = max(float(g.abs().max()) for g in steps[-1].clipped.values())
     for name, record in found["parameters"].items():
-        past = [each.clipped.get(name) for each in steps]
-        gradients = [each for each in past if each is not None]
-        if past[-1] is None:
-            continue
-        first, second = torch.zeros_like(gradients[0]), torch.zeros_like(gradients[0])
-        for g in gradients:
-            first = BETAS[0] * first + (1 - BETAS[0]) * g
-            second = BETAS[1] * second + (1 - BETAS[1]) * g**2
-        m = first / (1 - BETAS[0] ** len(gradients))
-        v, g = second / (1 - BETAS[1] ** len(gradients)), gradients[-1]
-        quotient = g / v.clamp(min=EPSILON**2).sqrt()
-        yield from _entries(record, {"m": m.norm(), "root_v": v.sum().sqrt()}, 1e-12 * largest)
-        if g.norm() > 1e-9 * largest:  # else it is rounding noise
-            cosine = (m * g).sum() / m.norm() / g.norm()
-            yield from _entries(record, {"rms": quotient.square().mean().sqrt(), "cosine": cosine})
+        gradients = [each.clipped[name] for each in steps if name in each.clipped]
+        if name in steps[-1].clipped:
+            averages = replace(adam(gradients, BETAS[1]), floor=EPSILON)
+            truth = expected(averages, gradients[-1])
+            yield from entries(record, {n: truth[n] for n in ("m", "root_v")}, 1e-12 * largest)
+            if gradients[-1].norm() > 1e-9 * largest:  # else it is rounding noise
+                yield from entries(record, {n: truth[n] for n in ("rms", "cosine")})
 
 
-def relative_update(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
+def relative_update(found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
     for name, record in found["parameters"].items():
         start, end = steps[-1].start[name], steps[-1].end[name]
         length = (end - start).norm()
-        yield from _entries(record, {"rms": length / start.numel() ** 0.5}, 1e-9)
+        yield from entries(record, {"rms": length / start.numel() ** 0.5}, 1e-9)
         if not 0 < start.norm() < 1e-9:  # else it is rounding noise
-            yield from _entries(record, {"value": length / start.norm() if start.any() else None})
+            yield from entries(record, {"value": length / start.norm() if start.any() else None})
 
 
 def of_norms(found: Any, of: Values) -> Pairs:
@@ -658,67 +511,55 @@ def of_norms(found: Any, of: Values) -> Pairs:
         yield value, of[name].norm(), size
 
 
-def outliers(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
+def outliers(found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
     yield {*found["layers"]} <= {*steps[-1].outputs}, True, 0.0
     for name, record in found["layers"].items():
-        calls = [x.reshape(len(x), -1, x.shape[-1]) for x in steps[-1].outputs[name]]
+        calls = steps[-1].outputs[name]
         x = torch.cat([each.flatten() for each in calls])
         sizes = [float(each.abs().max()) for each in calls]
         call = calls[sizes.index(max(sizes))]
-        place = int(call.abs().argmax())
         apart = x - x.mean()
         spread = apart.pow(2).mean()
         is_spread = spread.sqrt() > 1e-13 * max(sizes)
         kurtosis = apart.pow(4).mean() / spread**2 - 3 if is_spread else None
-        yield from _entries(record, {"largest": max(sizes), "kurtosis": kurtosis}, 1e-6)
+        yield from entries(record, {"largest": max(sizes), "kurtosis": kurtosis}, 1e-6)
         if len({len(each) for each in calls}) == 1:
-            places = {"channel": place % call.shape[2], "position": place // call.shape[2]}
-            places["position"] %= call.shape[1]
-            yield from _entries(record, places)
+            missing = isinstance(record, Undefined)
+            place = [record] if missing else [record[name] for name in ("position", "channel")]
+            unknown = [each for each in place if isinstance(each, Undefined)]
+            at = unknown[0] if unknown else call[(slice(None), *map(int, place))].abs().max()
+            yield at, max(sizes), 0.0
 
 
-def output_entropy(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
-    z = torch.cat([x.reshape(-1, x.shape[-1]) for x in steps[-1].outputs[network.head]])
-    p = torch.softmax(z, 1)
-    counts = torch.bincount(z.argmax(1), minlength=z.shape[1])
-    expected = {
-        "entropy": -(p * p.log()).sum(1).mean(),
-        "rms": z.square().mean().sqrt(),
-        "largest": z.abs().max(),
-        "top_share": counts.max() / len(z),
-        "classes": z.shape[1],
-    }
-    yield from _entries(found["layers"][network.head], expected)
+def output_entropy(found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
+    z = torch.cat([x.flatten(0, 1) for x in steps[-1].outputs[watched.head]])
+    yield from entries(found["layers"][watched.head], predictions(z.numpy()))
 
 
-def _of_attention(
-    found: Any, steps: Sequence[Facts], value: Callable[[Sequence[Scores]], Tensor]
+def of_attention(
+    value: Callable[[Sequence[Scores]], Tensor], found: Any, _: Watched, steps: Sequence[Facts]
 ) -> Pairs:
     yield sorted(found["layers"]) == sorted(steps[-1].attention), True, 0.0
     for name, record in found["layers"].items():
         if name in steps[-1].attention:
-            expected = value(steps[-1].attention[name])
+            truth = value(steps[-1].attention[name])
             if isinstance(record, Undefined):
                 yield record, None, 0.0
             else:
-                yield len(record), len(expected), 0.0
-                yield from ((x, y, 1e-9) for x, y in zip(record, expected, strict=False))
+                yield len(record), len(truth), 0.0
+                yield from ((x, y, 1e-9) for x, y in zip(record, truth, strict=False))
 
 
-def attention_logits(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
-    def largest(calls: Sequence[Scores]) -> Tensor:
-        seen = [scores.masked_fill(weights == 0, -math.inf) for scores, weights in calls]
-        return torch.stack([each.amax((0, 2, 3)) for each in seen]).amax(0)
-
-    return _of_attention(found, steps, largest)
+def largest_scores(calls: Sequence[Scores]) -> Tensor:
+    """Of each head, where weights aren't zero."""
+    seen = [scores.masked_fill(weights == 0, -math.inf) for scores, weights in calls]
+    return torch.stack([each.amax((0, 2, 3)) for each in seen]).amax(0)
 
 
-def attention_entropy(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
-    def entropy(calls: Sequence[Scores]) -> Tensor:
-        each = [-(torch.xlogy(w, w)).sum(-1).transpose(0, 1).flatten(1) for _, w in calls]
-        return torch.cat(each, 1).mean(1)
-
-    return _of_attention(found, steps, entropy)
+def entropies(calls: Sequence[Scores]) -> Tensor:
+    """Of the weights of each head."""
+    each = [-(torch.xlogy(w, w)).sum(-1).transpose(0, 1).flatten(1) for _, w in calls]
+    return torch.cat(each, 1).mean(1)
 
 
 def spectrum(found: Any, matrices: Values) -> Pairs:
@@ -729,77 +570,60 @@ def spectrum(found: Any, matrices: Values) -> Pairs:
         elif isinstance(record, Undefined):
             yield record, values[0], 0.0
         else:
-            norm, residual = record["norm"], record["residual"]
-            error = residual + 1e-7 * values[0]
-            yield norm, values[(values - norm).abs().argmin()], float(error)
-            yield norm, values[0], 0.01 * float(values[0])
+            norm = record["norm"]
+            rounding, missing = 1e-6 * values[0], values[0] - norm
+            yield bool(-rounding <= missing <= record["residual"] + rounding), True, 0.0
             yield record["stable_rank"], (matrices[name].norm() / norm) ** 2, 0.0
 
 
-def stability(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
+def stability(found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
     """Of the step that comes, with the averages of the steps before."""
-    facts, count = steps[-1], len(steps) - 1
-    if not count:
-        yield found if isinstance(found, Undefined) else found["ratio"], None, 0.0
+    facts, past, scales = steps[-1], [each.clipped for each in steps[:-1]], []
+    value = found if isinstance(found, Undefined) else found["ratio"]
+    if not past or any(facts.start.keys() - each.keys() for each in past):
+        yield value, None, 0.0
         return
-    second, sums = {n: torch.zeros_like(p) for n, p in facts.start.items()}, Counter[str]()
-    for step in steps[:-1]:
-        for name, g in step.clipped.items():
-            second[name] = BETAS[1] * second[name] + (1 - BETAS[1]) * g**2
-            sums[name] += 1
-    if min(sums[name] for name in second) < count:
-        yield found if isinstance(found, Undefined) else found["ratio"], None, 0.0
-        return
-    scales = []
-    for name, v in second.items():
-        decay = DECAY if facts.start[name].dim() > 1 else 0.0
-        root = (v / (1 - BETAS[1] ** count)).sqrt() + EPSILON
+    for name, start in facts.start.items():
+        root = adam([each[name] for each in past], BETAS[1]).root
+        assert root is not None
+        decay = DECAY if start.dim() > 1 else 0.0
         limit = (2 - RATE * decay) * (1 + BETAS[0]) / (RATE * (1 - BETAS[0]))
-        scales.append(torch.where(v > 0, 1 / (limit * root * (1 - BETAS[0] ** count)), 0.0).sqrt())
-    ratio = largest_eigenvalue(facts, [*second], scales)
-    yield found if isinstance(found, Undefined) else found["ratio"], ratio, 0.0
+        factor = limit * (root + EPSILON) * (1 - BETAS[0] ** len(past))
+        scales.append(torch.where(root > 0, 1 / factor, 0.0).sqrt().flatten())
+    yield value, largest_eigenvalue(facts, torch.cat(scales)), 0.0
 
 
-def largest_eigenvalue(facts: Facts, names: Sequence[str], scales: Sequence[Tensor]) -> float:
+def largest_eigenvalue(facts: Facts, scales: Tensor) -> float:
     """Of SHS; S has the roots of the inverse limits."""
-    loss = facts.of_part(facts.start)
-    leaves = [loss.of[name] for name in names]  # type: ignore[attr-defined]
-    gradient = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
-    sizes = [each.numel() for each in leaves]
+    flat = torch.cat([p.flatten() for p in facts.start.values()]).requires_grad_()
+    parts = zip(
+        facts.start.items(), flat.split([p.numel() for p in facts.start.values()]), strict=True
+    )
+    loss = facts.of_part({name: part.view_as(p) for (name, p), part in parts})
+    (gradient,) = torch.autograd.grad(loss, flat, create_graph=True)
 
     def product(vector: np.ndarray) -> np.ndarray:
-        parts = torch.from_numpy(vector.ravel()).split(sizes)
-        scaled = [part.reshape(s.shape) * s for part, s in zip(parts, scales, strict=True)]
-        pairs = [(g, d) for g, d in zip(gradient, scaled, strict=True) if g is not None]
-        slope = torch.stack([(g * d).sum() for g, d in pairs]).sum()
-        found = torch.autograd.grad(slope, leaves, retain_graph=True, allow_unused=True)
-        rows = [
-            torch.zeros_like(s) if h is None else h.double() * s
-            for h, s in zip(found, scales, strict=True)
-        ]
-        return torch.cat([row.flatten() for row in rows]).numpy()
+        along = scales * torch.from_numpy(vector.ravel())
+        (found,) = torch.autograd.grad(gradient, flat, along, retain_graph=True)
+        return (scales * found).numpy()
 
-    size = sum(sizes)
-    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-    start = np.random.default_rng(0).standard_normal(size)
+    operator = LinearOperator((len(flat), len(flat)), matvec=product, dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal(len(flat))
     return float(eigsh(operator, 1, which="LA", v0=start, tol=1e-8)[0][0])
 
 
-def critical_sharpness(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
+@torch.no_grad()
+def critical_sharpness(found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
     """The loss is higher than at the start at 1/low, and not at 1/high or before it."""
     facts = steps[-1]
     if isinstance(found, Undefined) or isinstance(found["ratio"], Undefined):
         yield found if isinstance(found, Undefined) else found["ratio"], None, 0.0
         return
-    step = {n: facts.end[n] - p for n, p in facts.start.items()}
 
     def rise(multiple: float) -> float:
-        at = {n: p + multiple * step[n] for n, p in facts.start.items()}
-        with torch.no_grad():
-            return float(facts.loss(at)) - before
+        at = {n: p + multiple * (facts.end[n] - p) for n, p in facts.start.items()}
+        return float(facts.loss(at) - facts.loss(facts.start))
 
-    with torch.no_grad():
-        before = float(facts.loss(facts.start))
     high, low = 1 / found["low"], 1 / found["high"]
     yield rise(high) > 0, True, 0.0
     yield all(rise(share * low) <= 0 for share in (1.0, 0.75, 0.5, 0.25, 0.1)), True, 0.0
@@ -808,122 +632,66 @@ def critical_sharpness(found: Any, network: Network, steps: Sequence[Facts]) -> 
     yield found["sharpness"], found["ratio"] * 2 / RATE, 0.0
 
 
-def step_ledger(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
-    facts = steps[-1]
-    names = [*facts.start]
-    loss = facts.loss(facts.start)
-    step = [facts.end[n] - facts.start[n] for n in names]
-    leaves = [loss.of[n] for n in names]  # type: ignore[attr-defined]
-    gradient = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
-    pairs = [(g, d) for g, d in zip(gradient, step, strict=True) if g is not None]
-    slope = torch.stack([(g * d).sum() for g, d in pairs]).sum()
-    curved = torch.autograd.grad(slope, leaves, allow_unused=True)
-    seconds = [
-        0.0 if h is None else float((h * d).sum()) for h, d in zip(curved, step, strict=True)
-    ]
-    with torch.no_grad():
-        change = float(facts.loss(facts.end)) - float(loss)
-    terms = {"change": change, "first": float(slope), "second": sum(seconds) / 2}
-    terms["rest"] = change - terms["first"] - terms["second"]
-    yield from _entries(found, terms, abs(change))
-    if isinstance(found, Undefined):
-        return
-    layers = {n: n.rpartition(".")[0] for n in names}
-    for layer, record in found["layers"].items():
-        own = [n for n, of in enumerate(layers.values()) if of == layer]
-        first = sum(
-            0.0 if gradient[n] is None else float((gradient[n] * step[n]).sum()) for n in own
-        )
-        second = sum(seconds[n] for n in own) / 2
-        yield from _entries(record, {"first": first, "second": second}, abs(change))
+def step_ledger(found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
+    truth = slow_ledger(steps[-1].loss, steps[-1].start, steps[-1].end)
+    layers, size = truth.pop("layers"), abs(truth["change"])
+    yield from entries(found, truth, size)
+    if not isinstance(found, Undefined):
+        for layer, record in found["layers"].items():
+            yield from entries(record, layers[layer], size)
 
 
-def between_parts(found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
+def between_parts(found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
     parts, number = steps[-1].parts, SAMPLES // len(steps[-1].parts)
     if len(parts) == 1:
         yield found, None, 0.0
         return
-    flat = _rows(parts, [*steps[-1].start])
-    small, big = (flat**2).sum(1).mean(), (flat.mean(0) ** 2).sum()
-    trace = (small - big) / (1 / number - 1 / SAMPLES)
-    squared = big - trace / SAMPLES
-    yield from _ratio(found, trace, squared, small)
-
-
-def _rows(gradients: Sequence[Values], names: Sequence[str]) -> np.ndarray:
-    """``[N, D]``; parameters without a gradient have zeros."""
-    shapes = {n: g.shape for each in gradients for n, g in each.items()}
-    rows = [
-        np.concatenate(
-            [each.get(n, torch.zeros(shapes[n])).numpy().ravel() for n in names if n in shapes]
-        )
-        for each in gradients
-    ]
-    return np.stack(rows)
+    count = len(parts)
+    trace, squared = of_parts(parts, [number] * count, [1 / count] * count)
+    size = sum(float(g.square().sum()) for each in parts for g in each.values()) / count
+    yield from ratio(found, trace, squared, size)
 
 
 def between_samples(found: Any, steps: Sequence[Facts], names: Sequence[str]) -> Pairs:
-    flat = _rows(steps[-1].rows, names)
-    mean = flat.mean(0)
-    trace = ((flat - mean) ** 2).sum() / (len(flat) - 1)
-    squared = (mean**2).sum() - trace / len(flat)
-    yield from _ratio(found, trace, squared, (flat**2).sum(1).mean())
+    own = {name: each for name, each in stacked(steps[-1].rows).items() if name in names}
+    rows = flat(own).numpy()
+    mean = rows.mean(0)
+    trace = ((rows - mean) ** 2).sum() / (len(rows) - 1)
+    squared = (mean**2).sum() - trace / len(rows)
+    yield from ratio(found, trace, squared, (rows**2).sum(1).mean())
 
 
-def _ratio(found: Any, trace: float, squared: float, size: float) -> Pairs:
+def ratio(found: Any, trace: float, squared: float, size: float) -> Pairs:
     """Of a noise scale, whose error is that of the squared norm over what is left of it."""
-    yield from _entries(found, {"trace": trace, "squared_norm": squared}, size)
+    yield from entries(found, {"trace": trace, "squared_norm": squared}, size)
     value = trace / squared if squared > 0 else None
-    yield from _entries(found, {"value": value}, size / abs(squared) * (value or 0.0))
+    yield from entries(found, {"value": value}, size / abs(squared) * (value or 0.0))
 
 
-def in_other_norms(norm: str, found: Any, network: Network, steps: Sequence[Facts]) -> Pairs:
+def in_other_norms(norm: Any, found: Any, watched: Watched, steps: Sequence[Facts]) -> Pairs:
     """The bounds of both, the value between them, and the lower end of the interval."""
     sums = np.zeros((4, SAMPLES))
-    for name, start in steps[-1].start.items():
-        if any(name in each for each in steps[-1].rows) and (norm == "l1" or start.dim() > 1):
-            zero = torch.zeros_like(start)
-            rows = np.stack([each.get(name, zero).numpy() for each in steps[-1].rows])
+    for name, each in stacked(steps[-1].rows).items():
+        if norm == "l1" or steps[-1].start[name].dim() > 1:
+            rows = each.numpy()
             sums += bounds(rows if norm == "l1" else rows.reshape(SAMPLES, len(rows[0]), -1), norm)
     least, most, less, more = sums.mean(1)
     errors = sums.std(1, ddof=1) / math.sqrt(SAMPLES)
     t = float(stdtrit(SAMPLES - 1, 0.975))  # half of the error for each of the two bounds
-    expected = {"low": (max(less - t * errors[2], 0) / (most + t * errors[1])) ** 2}
+    truth = {"low": (max(less - t * errors[2], 0) / (most + t * errors[1])) ** 2}
     apart = least <= 0 or (more / least * most / less) ** 2 > 4
-    expected["value"] = None if apart else less * more / (least * most)
-    yield from _entries(found, expected)
+    truth["value"] = None if apart else less * more / (least * most)
+    yield from entries(found, truth)
 
 
-def bounds(g: np.ndarray, norm: str) -> np.ndarray:
-    """Of ‖G‖ and of the noise, from below and from above, for each sample ``[4, N]``."""
-
-    def direction(matrix: np.ndarray) -> np.ndarray:
-        if norm == "l1":
-            return np.sign(matrix)
-        left, values, right = np.linalg.svd(matrix, full_matrices=False)
-        return np.asarray((left * (values > 1e-12 * values[0])) @ right)
-
-    n, mean = len(g), g.mean(0)
-    axes = tuple(range(1, g.ndim))
-    halves = g[: n // 2], g[n // 2 :]
-    ways = [direction(half.mean(0)) for half in halves]
-    least = np.concatenate([(halves[0] * ways[1]).sum(axes), (halves[1] * ways[0]).sum(axes)])
-    most = (g * direction(mean)).sum(axes)
-    if norm == "l1":
-        without = [np.delete(g, i, 0).std(0, ddof=1).sum() for i in range(n)]
-        noise = n * g.std(0, ddof=1).sum() - (n - 1) * np.array(without)
-        return np.stack([least, most, noise, noise])
-    apart = g - mean
-    if apart.shape[1] > apart.shape[2]:
-        apart = apart.swapaxes(1, 2)
-    own = apart @ apart.swapaxes(1, 2) * n / (n - 1)  # the covariance is their mean
-    values, vectors = np.linalg.eigh(own.mean(0))
-    roots = np.sqrt(values.clip(0))
-    inverse = np.where(values > 1e-13 * values[-1], 1 / np.where(roots > 0, roots, 1), 0)
-    turned = np.einsum("ik,nij,jk->nk", vectors, own, vectors)
-    less = roots.sum() / 2 + turned @ inverse / 2
-    more = np.sqrt(len(values) * values.sum()) / 2 * (1 + turned.sum(1) / (values.sum() or 1))
-    return np.stack([least, most, less, more])
+def normalising(watched: Watched) -> list[str]:
+    """Parameters of normalisations."""
+    return [
+        f"{name}.{own}"
+        for name, module in watched.network.build().named_modules()
+        if re.search("norm|ln_", name) or is_normalization(module)
+        for own, _ in module.named_parameters(recurse=False)
+    ]
 
 
 FORMULAS: Mapping[str, Formula] = {
@@ -933,8 +701,8 @@ FORMULAS: Mapping[str, Formula] = {
     "ClippedGradNorm": lambda found, _, steps: of_norms(found, steps[-1].clipped),
     "ActivationOutliers": outliers,
     "OutputEntropy": output_entropy,
-    "AttentionLogits": attention_logits,
-    "AttentionEntropy": attention_entropy,
+    "AttentionLogits": partial(of_attention, largest_scores),
+    "AttentionEntropy": partial(of_attention, entropies),
     "WeightSpectrum": lambda found, _, steps: spectrum(found, steps[-1].start),
     "UpdateSpectrum": lambda found, _, steps: spectrum(
         found, {n: steps[-1].end[n] - p for n, p in steps[-1].start.items()}
@@ -944,22 +712,12 @@ FORMULAS: Mapping[str, Formula] = {
     "StepLedger": step_ledger,
     "GradNoiseScale between parts": between_parts,
     "GradNoiseScale": lambda found, _, steps: between_samples(found, steps, [*steps[-1].start]),
-    "GradNoiseScale of norms": lambda found, network, steps: between_samples(
-        found, steps, normalising(network)
+    "GradNoiseScale of norms": lambda found, watched, steps: between_samples(
+        found, steps, normalising(watched)
     ),
     "GradNoiseScale in l1": partial(in_other_norms, "l1"),
     "GradNoiseScale in the nuclear norm": partial(in_other_norms, "nuclear"),
 }
-
-
-def normalising(network: Network) -> list[str]:
-    model = network.build()
-    return [
-        f"{name}.{own}"
-        for name, module in model.named_modules()
-        if re.search("norm|ln_", name) or is_normalization(module)
-        for own, _ in module.named_parameters(recurse=False)
-    ]
 
 
 # The table ---------------------------------------------------------------------------------------
@@ -992,8 +750,16 @@ OWN = {"Stability": 1e-3}
 """The relative tolerance that a quantity has by itself."""
 
 
+def covered(steps: Sequence[Facts], history: History) -> list[Facts]:
+    """The steps, of the last of which samples have the gradients that gradlens covers alone."""
+    at = max(each for each in history.coverages if each < len(steps))
+    missing = history.coverages[at].missing
+    rows = [{n: g for n, g in row.items() if n not in missing} for row in steps[-1].rows]
+    return [*steps[:-1], replace(steps[-1], rows=rows)]
+
+
 def judged(
-    network: Network, way: Way, history: History, facts: Sequence[Facts]
+    watched: Watched, way: Way, history: History, facts: Sequence[Facts]
 ) -> dict[str, Verdict]:
     verdicts = dict[str, Verdict]()
     for name, formula in FORMULAS.items():
@@ -1004,7 +770,8 @@ def judged(
                 if isinstance(found, Undefined):
                     verdict.reasons[found.reason] += 1
                 else:
-                    for each in formula(found, network, facts[: step + 1]):
+                    known = covered(facts[: step + 1], history)
+                    for each in formula(found, watched, known):
                         verdict.add(*each, max(way.tolerance, OWN.get(name, 0.0)))
     return verdicts
 
@@ -1050,7 +817,7 @@ def main() -> None:
     ways = options.way or [*WAYS]
     found = {name: {way: list[Verdict]() for way in ways} for name in FORMULAS}
     for name, way, history in trained(names, ways):
-        facts = reference(NETWORKS[name], WAYS[way])
+        facts = reference(NETWORKS[name].network, WAYS[way])
         for quantity, verdict in judged(NETWORKS[name], WAYS[way], history, facts).items():
             found[quantity][way].append(verdict)
             print(name, way, quantity, verdict, sep=": ", flush=True)

@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
 
 import torch
 
@@ -58,22 +57,11 @@ def main() -> None:
 
 def examined(seeds: range, jobs: int) -> Found:
     """The problems of each case, found in processes that may crash."""
-    chunks: SimpleQueue[range] = SimpleQueue()
-    for start in range(seeds.start, seeds.stop, CHUNK):
-        chunks.put(range(start, min(start + CHUNK, seeds.stop)))
-    found: Found = {}
-
-    def work(_: int) -> None:
-        while True:
-            try:
-                chunk = chunks.get_nowait()
-            except Empty:
-                return
-            found.update(in_processes(chunk))
-
+    starts = range(seeds.start, seeds.stop, CHUNK)
+    chunks = [range(start, min(start + CHUNK, seeds.stop)) for start in starts]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(work, range(jobs)))
-    return dict(sorted(found.items()))
+        found = pool.map(lambda chunk: [*in_processes(chunk)], chunks)
+        return dict(case for cases in found for case in cases)
 
 
 def in_processes(seeds: range) -> Iterator[tuple[int, list[str] | None]]:

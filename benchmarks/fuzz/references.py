@@ -14,6 +14,7 @@ from benchmarks.fuzz.losses import per_sample
 from benchmarks.fuzz.watch import Pass, Watch
 from benchmarks.zoo.reference import hooks_muted
 from gradlens.graph.undisturbed import buffers_kept
+from tests.cases.references import gradients_of, stacked
 
 if TYPE_CHECKING:
     from benchmarks.fuzz.loop import Loop
@@ -97,31 +98,39 @@ class References(Watch):
 
     def _rows(self, loop: Loop, found: Pass) -> Tensors | None:
         """``None`` where the graph allows no further backward passes."""
-        recipe, trained = loop.recipe, self._trained()
+        recipe = loop.recipe
         with loop.autocast():
             losses = per_sample(recipe.loss, found.outputs, found.targets, recipe.reduction)
-        gradients: dict[str, list[Tensor]] = {name: [] for name in trained}
+        rows = []
         try:
             for loss in losses:
-                rows = gradient_of(loss, list(trained.values()), loop.model)
-                for name, row in zip(trained, rows, strict=True):
-                    gradients[name].append(double(row.to_dense()))
+                gradients = self._gradients(loop, loss)
+                rows.append({name: double(row) for name, row in gradients.items()})
         except RuntimeError:
             return None
-        return {name: torch.stack(each) for name, each in gradients.items() if each}
+        return stacked(rows) if rows else {}
+
+    def _gradients(self, loop: Loop, value: Tensor, create_graph: bool = False) -> Tensors:
+        """The model's buffers are restored.
+
+        A checkpoint that changes them would run its layers with other ones in the next backward
+        pass than in that of the training.
+        """
+        with buffers_kept(loop.model):
+            return gradients_of(value, self._trained(), create_graph)
 
     def _trained(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
     def _hessian(self, loop: Loop, found: Pass) -> Tensor | None:
         """``None`` where there is no second derivative, or there are too many parameters."""
-        parameters = list(self._trained().values())
+        parameters = self._trained().values()
         complex_ones = any(parameter.is_complex() for parameter in parameters)
         if complex_ones or sum(parameter.numel() for parameter in parameters) > MOST_ELEMENTS:
             return None
         try:
-            gradient = flat(gradient_of(found.loss, parameters, loop.model, create_graph=True))
-            rows = [flat(gradient_of(element, parameters, loop.model)) for element in gradient]
+            gradient = flat(self._gradients(loop, found.loss, create_graph=True))
+            rows = [flat(self._gradients(loop, element)) for element in gradient]
         except RuntimeError:
             return None
         divisor = (found.samples or 1) if loop.recipe.reduction == "sum" else 1
@@ -174,23 +183,5 @@ def double(tensor: Tensor) -> Tensor:
     return real.to(torch.float64, copy=True)
 
 
-def gradient_of(
-    value: Tensor, parameters: list[nn.Parameter], model: nn.Module, create_graph: bool = False
-) -> list[Tensor]:
-    """Zero where there is no dependence.
-
-    The model's buffers are restored: a checkpoint that changes them would run its layers with
-    other ones in the next backward pass than in that of the training.
-    """
-    if not value.requires_grad:
-        return [torch.zeros_like(parameter) for parameter in parameters]
-    with buffers_kept(model):
-        found = torch.autograd.grad(
-            value, parameters, retain_graph=True, create_graph=create_graph, allow_unused=True
-        )
-    pairs = zip(found, parameters, strict=True)
-    return [torch.zeros_like(p) if gradient is None else gradient for gradient, p in pairs]
-
-
-def flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+def flat(tensors: Tensors) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])

@@ -38,27 +38,19 @@ SCHEDULES: dict[str, schedules.Schedule] = {
     "irregular": lambda step: step % 5 in (0, 1, 3),
 }
 
-OPTIONS: dict[str, tuple[Options, ...]] = {
-    "ActivationOutliers": ((),),
-    "CABS": ((),),
-    "Alpha": ((),),
-    "AttentionEntropy": ((),),
-    "AttentionLogits": ((),),
-    "ClippedGradNorm": ((),),
-    "ConditionNumber": ((),),
-    "CriticalSharpness": ((),),
+NAMES = [
+    name
+    for name, kind in vars(quantities).items()
+    if isinstance(kind, type) and issubclass(kind, Quantity) and not name.endswith("Quantity")
+]
+SPECIAL: dict[str, tuple[Options, ...]] = {
     "DeadNeurons": ((), (("threshold", 0.1),)),
     "DirectionalDerivatives": ((("k", 2),),),
-    "Distance": ((),),
     "EarlyStopping": ((), (("epsilon", 1e-3),)),
     "GradCovariance": ((), (("k", 2),)),
     "GradHist1d": ((), (("bins", 5),), (("keep_individual", True),)),
     "GradHist2d": ((), (("bins", (3, 4)),), (("keep_individual", True),)),
-    "GradNoiseScale": ((),),
-    "GradNorm": ((),),
-    "GradientActivation": ((),),
     "GradientGeometry": ((), (("normalize", True),), (("correlation", False),)),
-    "GroupGradients": ((),),
     "HessEigenvalues": ((), (("k", 2), ("which", "magnitude")), (("k", 1), ("by", "layer"))),
     "HessMaxEV": ((), (("tolerance", 0.03),)),
     "HessTrace": (
@@ -67,40 +59,19 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
         (("curvature", "diag_ggn_mc"), ("samples", 2)),
         (("curvature", "diag_ggn_mc"), ("samples", 1), ("sub_batch", 2)),
     ),
-    "InnerTest": ((),),
     "InputCovariance": ((), (("k", 2),)),
     "InputGradientGeometry": ((), (("normalize", True),)),
     "InputMean": ((), (("by_feature", True),)),
-    "InputNorm": ((),),
     "InputStd": ((), (("by_feature", True),)),
-    "Loss": ((),),
-    "MeanGSNR": ((),),
-    "MeanTID": ((),),
-    "NormTest": ((),),
-    "OptimizerState": ((),),
-    "OrthoTest": ((),),
-    "OutputActivation": ((),),
-    "OutputEntropy": ((),),
-    "OutputGradientCovariance": ((),),
     "OutputGradientGeometry": ((), (("correlation", False),)),
     "OutputNorm": ((), (("normalize", True),)),
     "ParameterNorm": ((), (("normalize", True),)),
-    "Parameters": ((),),
-    "RankMe": ((),),
-    "RelativeUpdate": ((),),
     "SpectralDensity": ((("probes", 1), ("steps", 5), ("points", 64)),),
-    "Stability": ((),),
-    "StepLedger": ((),),
     "TICDiag": ((), (("curvature", "diag_ggn_exact"),)),
     "TICTrace": ((), (("curvature", "diag_ggn_mc"), ("samples", 1))),
-    "Time": ((),),
     "UpdateGeometry": ((), (("normalize", True),)),
-    "UpdateSize": ((),),
-    "UpdateSpectrum": ((),),
-    "VarTID": ((),),
-    "WeightSignFlips": ((),),
-    "WeightSpectrum": ((),),
 }
+OPTIONS: dict[str, tuple[Options, ...]] = dict.fromkeys(NAMES, ((),)) | SPECIAL
 """Options that are drawn for each quantity."""
 
 PRESETS = ("economy", "business", "full", "training")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,13 @@ from benchmarks.fuzz.recipe import Recipe
 from benchmarks.fuzz.references import Facts, References
 from gradlens import quantities
 from gradlens.history.undefined import Undefined
+from tests.cases.layer_cases import Array
+from tests.quantities.test_quantities import (
+    grad_noise_scale,
+    inner_test,
+    norm_test,
+    ortho_test,
+)
 
 TOLERANCES = {"float64": 1e-7, "float32": 1e-3}
 """Relative tolerances of values computed from per-sample gradients, by the precision."""
@@ -70,18 +78,8 @@ def wrong_values(
 class SampleFacts:
     """Per-sample gradients of the covered parameters together ``[N, D]``, and what they allow."""
 
-    rows: Tensor
+    rows: Array
     tolerance: float
-
-    @property
-    def spread(self) -> Tensor:
-        """Σₙ‖gₙ − ḡ‖²."""
-        return (self.rows - self.rows.mean(0)).square().sum()
-
-    @property
-    def spread_along(self) -> Tensor:
-        """Σₙ⟨gₙ − ḡ, ḡ⟩²/‖ḡ‖²."""
-        return (self.dots - self.dots.mean()).square().sum() / self.mean_squared_norm
 
     @classmethod
     def of(
@@ -104,33 +102,22 @@ class SampleFacts:
         if not rows or coverage.coupled:
             return None
         mixed = any("single" in one for one in recipe.parts)
-        return cls(torch.cat(rows, 1), TOLERANCES["float32" if mixed else recipe.precision])
+        return cls(torch.cat(rows, 1).numpy(), TOLERANCES["float32" if mixed else recipe.precision])
 
     @property
-    def n(self) -> int:
-        return len(self.rows)
+    def size(self) -> float:
+        """Σₙ‖gₙ‖²."""
+        return float(np.square(self.rows).sum())
 
     @property
-    def mean(self) -> Tensor:
-        return self.rows.mean(0)
+    def mean_squared_norm(self) -> float:
+        return float(np.square(self.rows.mean(0)).sum())
 
     @property
-    def squared_norms(self) -> Tensor:
-        return self.rows.square().sum(1)
-
-    @property
-    def dots(self) -> Tensor:
-        return self.rows @ self.mean
-
-    @property
-    def mean_squared_norm(self) -> Tensor:
-        return self.mean.square().sum()
-
-    @property
-    def is_well_conditioned(self) -> bool:
+    def has_mean(self) -> bool:
         """Whether the mean isn't rounding noise beside the single gradients."""
-        least = self.tolerance**0.5 * self.squared_norms.mean()
-        return bool(self.rows.isfinite().all() and self.mean_squared_norm > least)
+        least = self.tolerance**0.5 * self.size / len(self.rows)
+        return bool(np.isfinite(self.rows).all() and self.mean_squared_norm > least)
 
 
 def differs(found: Any, expected: Any, relative: float, floor: float = 0.0) -> bool:
@@ -193,60 +180,39 @@ def update_size(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterat
                 yield f"{name}: {value} instead of {float(expected)}"
 
 
-def norm_test(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
-    if samples is None or samples.n < 2 or not samples.is_well_conditioned:
-        return
-    s, m = samples.squared_norms, samples.mean_squared_norm
-    expected = float((samples.spread / ((samples.n - 1) * samples.n * m)).sqrt())
-    floor = samples.tolerance * s.sum() / ((samples.n - 1) * samples.n * m)
-    yield from squares(found, expected, samples, floor)
+def of_test(reference: Callable[[Any], float], along: bool = False) -> Check:
+    """A test of noise over the mean, compared as squares, whose errors are those of a difference.
+
+    They are relative to the size of gradients, or of their products ``along`` the mean.
+    """
+
+    def check(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+        if samples is None or len(samples.rows) < 2 or not samples.has_mean:
+            return
+        n, m, size = len(samples.rows), samples.mean_squared_norm, samples.size
+        if along:
+            size = float(np.square(samples.rows @ samples.rows.mean(0)).sum()) / m
+        expected, floor = reference(samples), samples.tolerance * size / ((n - 1) * n * m)
+        if differs(found**2, expected**2, 10 * samples.tolerance, 10 * floor):
+            yield f"{found} instead of {expected}"
+
+    return check
 
 
-def inner_test(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
-    if samples is None or samples.n < 2 or not samples.is_well_conditioned:
-        return
-    dots, m = samples.dots, samples.mean_squared_norm
-    expected = float((samples.spread_along / ((samples.n - 1) * samples.n * m)).sqrt())
-    floor = samples.tolerance * dots.square().sum() / ((samples.n - 1) * samples.n * m**2)
-    yield from squares(found, expected, samples, floor)
+def of_noise(least: int, *entries: str) -> Check:
+    """Entries of a noise scale of at least so many samples."""
 
+    def check(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+        if samples is None or len(samples.rows) < least or isinstance(found["trace"], Undefined):
+            return
+        if "squared_norm" in entries and not samples.has_mean:
+            return
+        expected, floor = grad_noise_scale(samples), 10 * samples.tolerance * samples.size
+        for name in entries:
+            if differs(found[name], expected[name], 10 * samples.tolerance, floor):
+                yield f"{name} {found[name]} instead of {expected[name]}"
 
-def ortho_test(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
-    if samples is None or samples.n < 2 or not samples.is_well_conditioned:
-        return
-    s, m = samples.squared_norms, samples.mean_squared_norm
-    across = (samples.spread - samples.spread_along).clamp(min=0)
-    expected = float((across / ((samples.n - 1) * samples.n * m)).sqrt())
-    floor = samples.tolerance * s.sum() / ((samples.n - 1) * samples.n * m)
-    yield from squares(found, expected, samples, floor)
-
-
-def squares(found: Any, expected: float, samples: SampleFacts, floor: Tensor) -> Iterator[str]:
-    """Compared as squares, whose rounding errors are those of a difference."""
-    if differs(found**2, expected**2, 10 * samples.tolerance, 10 * float(floor)):
-        yield f"{found} instead of {expected}"
-
-
-def grad_noise_scale(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
-    if samples is None or samples.n < 3 or not samples.is_well_conditioned:
-        return
-    s, m = samples.squared_norms, samples.mean_squared_norm
-    trace = float(samples.spread) / (samples.n - 1)
-    floor = 10 * samples.tolerance * float(s.sum())
-    if isinstance(found["trace"], Undefined):
-        return
-    for name, expected in {"trace": trace, "squared_norm": float(m) - trace / samples.n}.items():
-        if differs(found[name], expected, 10 * samples.tolerance, floor):
-            yield f"{name} {found[name]} instead of {expected}"
-
-
-def grad_covariance(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
-    if samples is None or samples.n < 2:
-        return
-    expected = float(samples.spread) / (samples.n - 1)
-    floor = 10 * samples.tolerance * float(samples.squared_norms.sum())
-    if differs(found["trace"], expected, 10 * samples.tolerance, floor):
-        yield f"trace {found['trace']} instead of {expected}"
+    return check
 
 
 LARGE = 1e3
@@ -254,15 +220,13 @@ LARGE = 1e3
 
 
 def early_stopping(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
-    if samples is None or samples.n < 2 or samples.tolerance > 1e-6:
+    if samples is None or len(samples.rows) < 2 or samples.tolerance > 1e-6:
         return
     rows = samples.rows
-    if float(rows.abs().max()) > LARGE:
+    if float(np.abs(rows).max()) > LARGE:
         return
-    mean, variance = rows.mean(0), rows.var(0)
-    expected = [
-        1 - samples.n * float((mean.square() / (variance + e)).mean()) for e in (1e-5, 1e-3)
-    ]
+    mean, variance = rows.mean(0), rows.var(0, ddof=1)
+    expected = [1 - len(rows) * float((mean**2 / (variance + e)).mean()) for e in (1e-5, 1e-3)]
     if all(differs(found, each, 1e-4, 1e-4) for each in expected):
         yield f"{found} instead of {expected[0]}"
 
@@ -296,11 +260,11 @@ CHECKS: dict[str, Check] = {
     "ParameterNorm": parameter_norm,
     "Distance": distance,
     "UpdateSize": update_size,
-    "NormTest": norm_test,
-    "InnerTest": inner_test,
-    "OrthoTest": ortho_test,
-    "GradNoiseScale": grad_noise_scale,
-    "GradCovariance": grad_covariance,
+    "NormTest": of_test(norm_test),
+    "InnerTest": of_test(inner_test, along=True),
+    "OrthoTest": of_test(ortho_test),
+    "GradNoiseScale": of_noise(3, "trace", "squared_norm"),
+    "GradCovariance": of_noise(2, "trace"),
     "EarlyStopping": early_stopping,
     "HessMaxEV": hess_max_ev,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,29 +164,15 @@ def grad_before(loop: Loop, step: int) -> None:
     loop.update()
 
 
-def accumulated(loop: Loop, step: int) -> None:
-    """Two micro-batches."""
-    for part in (0, 1):
+def in_parts(loop: Loop, step: int, said: bool = True, count: int = 2) -> None:
+    """Two micro-batches, each in a context of the same step, or one that no other one follows."""
+    is_mean = said and count == 2 and loop.recipe.reduction == "mean"
+    for part in range(count):
         found = loop.forward(step, zeroing=part == 0)
-        with loop.watched(step, found, accumulating=part == 0, referenced=False):
-            loop.backward(found.loss * 0.5 if loop.recipe.reduction == "mean" else found.loss)
-    loop.update()
-
-
-def accumulated_unsaid(loop: Loop, step: int) -> None:
-    """Two micro-batches, each in a context of the same step."""
-    for part in (0, 1):
-        found = loop.forward(step, zeroing=part == 0)
-        with loop.watched(step, found, referenced=False):
-            loop.backward(found.loss)
-    loop.update()
-
-
-def accumulated_half(loop: Loop, step: int) -> None:
-    """A micro-batch that no other one follows."""
-    found = loop.forward(step)
-    with loop.watched(step, found, accumulating=True, referenced=False):
-        loop.backward(found.loss)
+        with loop.watched(step, found, accumulating=said and part == 0, referenced=False):
+            loop.backward(found.loss * 0.5 if is_mean else found.loss)
+    if count == 2:
+        loop.update()
 
 
 def two_losses(loop: Loop, step: int) -> None:
@@ -294,9 +281,9 @@ WAYS: dict[str, Callable[[Loop, int], None]] = {
     "by grad": Way(by_grad, referenced=False),
     "grad before": grad_before,
     "penalised": Way(before=penalise, referenced=False),
-    "accumulated": accumulated,
-    "accumulated unsaid": accumulated_unsaid,
-    "accumulated half": accumulated_half,
+    "accumulated": in_parts,
+    "accumulated unsaid": partial(in_parts, said=False),
+    "accumulated half": partial(in_parts, count=1),
     "two losses": two_losses,
     "loss of two": loss_of_two,
     "two losses one passed": Way(two_losses_one_passed, referenced=False),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.zoo.network import Batch, Network
+from tests.cases.references import gradients_of, stacked
 
 LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 
@@ -60,15 +61,13 @@ def reference(network: Network, model: nn.Module, batch: Batch, copies: int = 1)
     with hooks_muted(parameters.values()), _statistics_of_the_batch(network, model, batch):
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         loss = network.loss(model, batch)
-        gradients = _gradients(loss, parameters)
+        gradients = gradients_of(loss, parameters)
         found = []
         for n in range(network.samples):
             _restore(model, buffers)
-            found.append(_gradients(network.part(model, batch, n, copies), parameters))
+            found.append(gradients_of(network.part(model, batch, n, copies), parameters))
         _restore(model, buffers)
-    rows = {
-        name: torch.stack([one[name] for one in found]) * network.samples for name in parameters
-    }
+    rows = {name: each * network.samples for name, each in stacked(found).items()}
     return Reference(rows, gradients, _inconsistency(rows, gradients), _is_low(loss))
 
 
@@ -76,7 +75,7 @@ def batch_gradients(network: Network, model: nn.Module, batch: Batch) -> dict[st
     """The gradients of the batch's loss, after which buffers are as they were."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    gradients = _gradients(network.loss(model, batch), parameters)
+    gradients = gradients_of(network.loss(model, batch), parameters)
     _restore(model, buffers)
     return gradients
 
@@ -86,16 +85,6 @@ def _restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for name, buffer in model.named_buffers():
         if name in buffers and buffer.shape == buffers[name].shape:
             buffer.data.copy_(buffers[name])
-
-
-def _gradients(loss: Tensor | None, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    if loss is None or not loss.requires_grad:
-        return {name: torch.zeros_like(p) for name, p in parameters.items()}
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(p) if gradient is None else gradient.to_dense()
-        for (name, p), gradient in zip(parameters.items(), found, strict=True)
-    }
 
 
 def _inconsistency(rows: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> float:

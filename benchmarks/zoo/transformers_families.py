@@ -59,6 +59,9 @@ class Family:
     length: int
     experts: str = "eager"
     dtype: torch.dtype = torch.float64
+    padded: bool = True
+    attention: str | None = None
+    """How transformers computes attention, where not as usual."""
 
     @cached_property
     def model_class(self) -> Any:
@@ -72,6 +75,8 @@ class Family:
         more = {"is_decoder": True} if self.task == "CAUSAL_LM" else {}
         config = tiny(self.model_class.config_class, num_labels=classes, **more)
         config._experts_implementation = self.experts
+        if self.attention is not None:
+            config._attn_implementation = self.attention
         return config
 
     @cached_property
@@ -102,7 +107,7 @@ class Family:
         n, t = self.samples, self.length
         lengths = torch.randint(3, t + 1, (n,))
         lengths[0] = t
-        if re.match(UNPADDED, self.name):
+        if not self.padded or re.match(UNPADDED, self.name):
             lengths[:] = t
         ids = torch.randint(4, WORDS - 1, (n, t))
         ids[torch.arange(n), lengths - 1] = 2

@@ -45,6 +45,7 @@ from tests.cases.random_layers import (
     fitting,
 )
 from tests.cases.random_losses import CLASSES, LOSSES, Batch, Divisors, Head
+from tests.cases.references import gradients_of, stacked
 
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
 ROUNDINGS = 16
@@ -399,12 +400,7 @@ def reference(network: Network, batch: Batch) -> dict[str, Tensor]:
     samples = len(batch["labels"])
     parameters = dict(network.named_parameters())
     scale = samples if network.recipe.reduction == "mean" else 1
-    gradients: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    for share in shares(network, batch):
-        found = gradients_of(share, list(parameters.values()))
-        for name, gradient in zip(parameters, found, strict=True):
-            gradients[name].append(scale * gradient)
-    return {name: torch.stack(each) for name, each in gradients.items()}
+    return stacked(gradients_of(scale * each, parameters) for each in shares(network, batch))
 
 
 def shares(network: Network, batch: Batch) -> Iterator[Tensor]:
@@ -445,15 +441,6 @@ def share_of(network: Network, state: Tensor, sample: Batch, batch: Batch) -> Te
     return network.loss.function(network.head(state, sample), sample, divisors)
 
 
-def gradients_of(value: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Zero where there is no dependence."""
-    if not value.requires_grad:
-        return [torch.zeros_like(tensor) for tensor in tensors]
-    found = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True)
-    pairs = zip(found, tensors, strict=True)
-    return [torch.zeros_like(t) if gradient is None else gradient for gradient, t in pairs]
-
-
 def really_coupled(network: Network, batch: Batch) -> bool:
     """Whether at least two samples have a share in every row at the place where samples meet."""
     if network.loss.coupled:
@@ -463,7 +450,7 @@ def really_coupled(network: Network, batch: Batch) -> bool:
     sizes = []
     for n in range(samples):
         share = share_of(network, state[n::samples], only(batch, n), batch)
-        sizes.append(gradients_of(share, [seam])[0].abs().flatten(1).amax(1))
+        sizes.append(gradients_of(share, {"seam": seam})["seam"].abs().flatten(1).amax(1))
     has_share = torch.stack(sizes) > 1e-6 * torch.stack(sizes).max()
     return bool((has_share.sum(0) >= 2).all())
 

@@ -17,33 +17,43 @@ Contribution = Callable[[Tensor, slice], Tensor]
 """``(output of some samples, which ones)`` to their share of the batch loss, a scalar."""
 
 
+def gradients_of(
+    value: Tensor | None, parameters: Mapping[str, Tensor], create_graph: bool = False
+) -> dict[str, Tensor]:
+    """By name, dense, and zero where there is no dependence. The graph of the value stays."""
+    if value is None or not value.requires_grad:
+        return {name: torch.zeros_like(each) for name, each in parameters.items()}
+    found = torch.autograd.grad(
+        value,
+        [*parameters.values()],
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return {name: each.to_dense() for name, each in zip(parameters, found, strict=True)}
+
+
+def stacked(rows: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Those of samples ``[N, *P]``, by name."""
+    listed = [*rows]
+    return {name: torch.stack([row[name] for row in listed]) for name in listed[0]}
+
+
 def per_sample_gradients_by_loop(
     model: nn.Module, inputs: Tensor, contribution: Contribution, scale: float
 ) -> dict[str, Tensor]:
     """gₙ ``[N, *P]``, sample by sample through the whole network, on a copy without hooks."""
     model = without_hooks(model)
-    parameters = dict(model.named_parameters())
-    gradients: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    for n in range(len(inputs)):
-        share = contribution(model(inputs[n : n + 1]), slice(n, n + 1))
-        found = torch.autograd.grad(share, list(parameters.values()), allow_unused=True)
-        for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
-            gradient = torch.zeros_like(parameter) if gradient is None else gradient
-            gradients[name].append(scale * gradient)
-    return {name: torch.stack(rows) for name, rows in gradients.items()}
+    samples = [slice(n, n + 1) for n in range(len(inputs))]
+    shares = (scale * contribution(model(inputs[each]), each) for each in samples)
+    return stacked(gradients_of(each, dict(model.named_parameters())) for each in shares)
 
 
 def per_sample_gradients_of_losses(losses: Iterable[Tensor], model: nn.Module) -> dict[str, Tensor]:
     """gₙ ``[N, *P]`` of losses ``[N]`` that depend on one sample each, from their own graph."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    for loss in losses:
-        found = torch.autograd.grad(
-            loss, list(parameters.values()), retain_graph=True, materialize_grads=True
-        )
-        for name, gradient in zip(parameters, found, strict=True):
-            rows[name].append(gradient)
-    return {name: torch.stack(gradients) for name, gradients in rows.items()}
+    return stacked(gradients_of(loss, parameters) for loss in losses)
 
 
 def right_gradients(
@@ -118,7 +128,8 @@ def dense_ggn(model: nn.Module, loss: Callable[[Tensor], Tensor], inputs: Tensor
 
 def flat(gradients: dict[str, Tensor]) -> Tensor:
     """``[N, D]``."""
-    return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
+    rows = [each if each.dim() > 1 else each[:, None] for each in gradients.values()]
+    return torch.cat([each.flatten(1) for each in rows], dim=1)
 
 
 def squared_error(target: Tensor, reduction: str) -> Contribution:

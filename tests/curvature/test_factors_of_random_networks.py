@@ -11,7 +11,8 @@ from gradlens.curvature.hessian import JacobianOperator
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.random_layers import COUPLINGS
 from tests.cases.random_losses import LOSSES
-from tests.cases.random_networks import build, draw_batch, each_once, gradients_of
+from tests.cases.random_networks import build, draw_batch, each_once
+from tests.cases.references import flat, gradients_of, stacked
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +23,9 @@ REFUSED = {*COUPLINGS, "functional linear, checkpointed"}
 """Samples meet, or a checkpoint would have to be recomputed for each pass."""
 
 
-def dense_jacobian(outputs: Tensor, parameters: list[Tensor]) -> Tensor:
+def dense_jacobian(outputs: Tensor, parameters: dict[str, Tensor]) -> Tensor:
     """``[O, D]``, by one backward pass for each output."""
-    rows = (gradients_of(output, parameters) for output in outputs.flatten())
-    return torch.stack([torch.cat([each.flatten() for each in row]) for row in rows])
+    return flat(stacked(gradients_of(output, parameters) for output in outputs.flatten()))
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -35,7 +35,7 @@ def test_products_of_jacobians(name: str) -> None:
     batch = draw_batch(network, 0)
     outputs = network(*network.inputs(batch))
     parameters = dict(network.named_parameters())
-    dense = dense_jacobian(outputs, list(parameters.values()))
+    dense = dense_jacobian(outputs, parameters)
     rows = len(outputs)
     units = torch.eye(outputs[0].numel(), dtype=outputs.dtype)
     starts = [unit.expand(rows, -1).reshape(outputs.shape).contiguous() for unit in units]

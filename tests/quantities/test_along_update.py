@@ -26,6 +26,7 @@ from gradlens.quantities.along_update import RESOLUTION, TRIES, search
 from tests.cases.curvature_cases import SquareOnce
 from tests.cases.processes import in_process_group
 from tests.cases.records import assert_identical, assert_same_records
+from tests.cases.references import gradients_of
 from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
 from tests.quantities.networks import Attention, Recurrent, Residual, mlp
@@ -67,11 +68,10 @@ def slow_ratio(loss: Callable[[Values], Tensor], start: Values, end: Values) -> 
 def slow_ledger(loss: Callable[[Values], Tensor], start: Values, end: Values) -> dict[str, Any]:
     moved = {n: end[n] - p for n, p in start.items()}
     leaves = {n: p.clone().requires_grad_() for n, p in start.items()}
-    found = torch.autograd.grad(loss(leaves), [*leaves.values()], create_graph=True)
-    gradient = dict(zip(leaves, (each.detach() for each in found), strict=True))
-    slope = torch.stack([(g * moved[n]).sum() for n, g in zip(leaves, found, strict=True)]).sum()
-    curved = dict(zip(leaves, torch.autograd.grad(slope, [*leaves.values()]), strict=True))
-    first = {n: float((gradient[n] * d).sum()) for n, d in moved.items()}
+    gradient = gradients_of(loss(leaves), leaves, create_graph=True)
+    slope = torch.stack([(g * moved[n]).sum() for n, g in gradient.items()]).sum()
+    curved = gradients_of(slope, leaves)
+    first = {n: float((gradient[n].detach() * d).sum()) for n, d in moved.items()}
     second = {n: float((curved[n] * d).sum()) / 2 for n, d in moved.items()}
     layers: dict[str, dict[str, float]] = {}
     for name in moved:

@@ -263,26 +263,36 @@ def test_networks_without_such_layers_are_refused() -> None:
 # Other norms ----------------------------------------------------------------------------------
 
 
-def bounds(rows: np.ndarray, norm: DualNorm) -> tuple[float, float, float, float]:
-    """Those of ‖G‖ and of the noise, for gₙ ``[N, R, K]``."""
+def bounds(g: np.ndarray, norm: DualNorm) -> np.ndarray:
+    """Those of ‖G‖ and of the noise, for gₙ ``[N, R, K]``; their means over samples ``[4, N]``."""
 
     def direction(matrix: np.ndarray) -> np.ndarray:
         if norm == "l1":
             return np.sign(matrix)
-        left, _, right = np.linalg.svd(matrix, full_matrices=False)
-        return np.asarray(left @ right)
+        left, values, right = np.linalg.svd(matrix, full_matrices=False)
+        return np.asarray((left * (values > 1e-12 * values[0])) @ right)
 
-    n, mean = len(rows), rows.mean(0)
-    one, other = rows[: n // 2], rows[n // 2 :]
-    halves = (direction(other.mean(0)) * one, direction(one.mean(0)) * other)
-    least, most = sum(each.sum() for each in halves) / n, float((direction(mean) * mean).sum())
-    if norm == "nuclear":
-        covariance = sum((g - mean) @ (g - mean).T for g in rows) / (n - 1)
-        values = np.linalg.eigvalsh(covariance).clip(min=0)
-        return least, most, float(np.sqrt(values).sum()), math.sqrt(len(values) * values.sum())
-    without = [np.delete(rows, i, 0).std(0, ddof=1).sum() for i in range(n)]
-    noise = n * rows.std(0, ddof=1).sum() - (n - 1) * float(np.mean(without))
-    return least, most, noise, noise
+    n, mean = len(g), g.mean(0)
+    axes = tuple(range(1, g.ndim))
+    halves = g[: n // 2], g[n // 2 :]
+    ways = [direction(half.mean(0)) for half in halves]
+    least = np.concatenate([(halves[0] * ways[1]).sum(axes), (halves[1] * ways[0]).sum(axes)])
+    most = (g * direction(mean)).sum(axes)
+    if norm == "l1":
+        without = [np.delete(g, i, 0).std(0, ddof=1).sum() for i in range(n)]
+        noise = n * g.std(0, ddof=1).sum() - (n - 1) * np.array(without)
+        return np.stack([least, most, noise, noise])
+    apart = g - mean
+    if apart.shape[1] > apart.shape[2]:
+        apart = apart.swapaxes(1, 2)
+    own = apart @ apart.swapaxes(1, 2) * n / (n - 1)  # the covariance is their mean
+    values, vectors = np.linalg.eigh(own.mean(0))
+    roots = np.sqrt(values.clip(0))
+    inverse = np.where(values > 1e-13 * values[-1], 1 / np.where(roots > 0, roots, 1), 0)
+    turned = np.einsum("ik,nij,jk->nk", vectors, own, vectors)
+    less = roots.sum() / 2 + turned @ inverse / 2
+    more = np.sqrt(len(values) * values.sum()) / 2 * (1 + turned.sum(1) / (values.sum() or 1))
+    return np.stack([least, most, less, more])
 
 
 @pytest.mark.parametrize("shift", [0.0, 3.0])
@@ -291,7 +301,7 @@ def test_bounds_in_other_norms(norm: DualNorm, shift: float) -> None:
     rows = np.random.default_rng(0).normal(size=(8, 3, 4)) + shift * np.eye(3, 4) + shift / 3
     sums = dual_sums(Dense(torch.from_numpy(rows)), norm)
     means = (sums.least_gradient, sums.most_gradient, sums.least_noise, sums.most_noise)
-    least, most, less_noise, more_noise = bounds(rows, norm)
+    least, most, less_noise, more_noise = bounds(rows, norm).mean(1)
     assert tuple(float(each.mean()) for each in means) == pytest.approx(
         (least, most, less_noise, more_noise)
     )
@@ -315,7 +325,7 @@ def test_other_norms_of_a_network_add_up(norm: Any) -> None:
     each = [gradient(model, sample[None]) for sample in x]
     names = [n for n, p in model.named_parameters() if norm == "l1" or p.dim() > 1]
     rows = [np.stack([g[name].numpy() for g in each]) for name in names]
-    of_all = [bounds(each.reshape(*each.shape[:2], -1), norm) for each in rows]
+    of_all = [bounds(each.reshape(*each.shape[:2], -1), norm).mean(1) for each in rows]
     least, most, less_noise, more_noise = np.sum(of_all, 0)
     assert found["trace"] == pytest.approx(less_noise * more_noise)
     assert found["squared_norm"] == pytest.approx(least * most)
