@@ -44,7 +44,7 @@ def floors(name: str, runs: int) -> dict[str, float]:
     hessian.multiply(direction), ggn.multiply(direction)  # which build their graphs
     work: dict[str, Callable[[], object]] = {
         "plain step": plain,
-        "draw of a trace": lambda: ggn.pulled_back(start),
+        "draw of a trace": lambda: ggn.jacobian.transposed_product(start),
         "graph of a gradient": lambda: HessianOperator(loss, parameters),
         "Hessian product": lambda: hessian.multiply(direction),
         "Gauss-Newton product": lambda: ggn.multiply(direction),
@@ -64,105 +64,82 @@ def least(work: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
     return {what: seconds / unit for what, seconds in best.items()}
 
 
-Factors = tuple[Tensor, Tensor]
-"""Gradients at a linear layer's output ``[N, S, R]``, and its inputs ``[N, S, K]``."""
+Captured = list[tuple[nn.Module, Tensor, Tensor]]
+"""Modules, their inputs, and the gradients at their outputs."""
+PIECE = 2**22
+"""Elements that are computed at once: 16 MiB."""
+AT_ONCE = 8
+"""Samples whose windows are copied at once: of all, this takes twice to six times as long."""
 
 
 def gradient_floors(name: str, runs: int) -> dict[str, float]:
     """CPU time in plain steps of what economy needs of linear layers' weights."""
     problem = problem_of(name)
     plain = peer("plain")(Setting(problem, problem.batch_size, torch.device("cpu")))
-    factors, layers = factors_of(name), convolutions(name)
+    dense, windows = captured(name, multiplies), captured(name, has_views)
     work: dict[str, Callable[[], object]] = {
         "plain step": plain,
-        "elements": partial(over_pieces, factors, lambda piece: None),
-        "elements and a pass": partial(over_pieces, factors, torch.aminmax),
-        "projection": partial(project, factors),
+        "elements": partial(over, of_dense, dense, lambda piece: None),
+        "elements and a pass": partial(over, of_dense, dense, torch.aminmax),
+        "projection": partial(project, dense),
     }
-    if layers:
+    if windows:
         of_convolutions = "elements of convolutions"
-        work[of_convolutions] = partial(over_layers, layers, lambda elements: None)
-        work[f"{of_convolutions} and a pass"] = partial(over_layers, layers, torch.aminmax)
+        work[of_convolutions] = partial(over, of_windows, windows, lambda piece: None)
+        work[f"{of_convolutions} and a pass"] = partial(over, of_windows, windows, torch.aminmax)
     return least(work, runs)
 
 
-def factors_of(name: str) -> list[Factors]:
-    """Those of all modules with a matrix as weight that real numbers are multiplied with."""
-    problem = problem_of(name)
-    torch.manual_seed(0)
-    model, found = problem.build(), list[Factors]()
-    inputs, labels = problem.batch(problem.batch_size)
-
-    def keep(module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
-        x = arguments[0].detach().reshape(problem.batch_size, -1, arguments[0].shape[-1])
-        output.register_hook(lambda g: found.append((g.reshape(len(x), x.shape[1], -1), x)))
-
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if (
-            isinstance(weight, Tensor)
-            and weight.dim() == 2
-            and not isinstance(module, nn.Embedding)
-        ):
-            module.register_forward_hook(keep)
-    nn.functional.cross_entropy(model(inputs), labels).backward()
-    return found
+def multiplies(module: nn.Module) -> bool:
+    """Whether its weight is a matrix that real numbers are multiplied with."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
-PIECE = 2**22
-"""Elements that are computed at once: 16 MiB."""
+def has_views(module: nn.Module) -> bool:
+    """Whether it is a convolution whose windows are views."""
+    return isinstance(module, nn.Conv2d) and module.groups == 1 and module.stride == (1, 1)
 
 
-def over_pieces(factors: list[Factors], use: Callable[[Tensor], object]) -> None:
-    """Compute all elements of all gradients, and pass pieces of them on."""
-    for delta, x in factors:
-        at_once = max(PIECE // (len(x) * x.shape[2]), 1)
-        for part in delta.split(at_once, dim=2):
-            use(part.mT @ x)
-
-
-def project(factors: list[Factors]) -> None:
-    """The projection of each sample's gradient on a direction, which is one value repeated."""
-    for delta, x in factors:
-        direction = torch.ones(delta.shape[2], x.shape[2])
-        torch.linalg.vecdot((delta @ direction).flatten(1), x.flatten(1))
-
-
-def convolutions(name: str) -> list[tuple[nn.Conv2d, Tensor, Tensor]]:
-    """Convolutions whose windows are views, their inputs, and the gradients at their outputs."""
-    problem, seen = problem_of(name), dict[nn.Conv2d, tuple[Tensor, Tensor]]()
+def captured(name: str, wanted: Callable[[nn.Module], bool]) -> Captured:
+    """Of a backward pass of the network, in which the wanted modules are called once."""
+    problem, seen = problem_of(name), dict[nn.Module, tuple[Tensor, Tensor]]()
     torch.manual_seed(0)
     model = problem.build()
     inputs, labels = problem.batch(problem.batch_size)
 
-    def keep(module: nn.Conv2d, arguments: tuple[Tensor], output: Tensor) -> None:
-        seen[module] = (arguments[0].detach(), output)
+    def keep(module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
+        n, data = problem.batch_size, arguments[0].detach()
+        seen[module] = data if data.dim() == 4 else data.reshape(n, -1, data.shape[-1]), output
 
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.stride == (1, 1):
-            layer.register_forward_hook(keep)
+    for module in filter(wanted, model.modules()):
+        module.register_forward_hook(keep)
     loss = nn.functional.cross_entropy(model(inputs), labels)
     if not seen:
         return []
     gradients = torch.autograd.grad(loss, [output for _, output in seen.values()])
     pairs = zip(seen.items(), gradients, strict=True)
-    return [(layer, data, gradient) for (layer, (data, _)), gradient in pairs]
+    return [
+        (each, x, g if x.dim() == 4 else g.reshape(*x.shape[:2], -1)) for (each, (x, _)), g in pairs
+    ]
 
 
-AT_ONCE = 8
-"""Samples whose windows are copied at once: of all, this takes twice to six times as long."""
-
-
-def over_layers(
-    layers: list[tuple[nn.Conv2d, Tensor, Tensor]], use: Callable[[Tensor], object]
+def over(
+    elements: Callable[..., Iterator[Tensor]], layers: Captured, use: Callable[[Tensor], object]
 ) -> None:
     """Compute all elements of all gradients, and pass pieces of them on."""
-    for layer, data, gradient in layers:
-        for elements in per_sample_gradients(layer, data, gradient):
-            use(elements)
+    for layer in layers:
+        for piece in elements(*layer):
+            use(piece)
 
 
-def per_sample_gradients(layer: nn.Conv2d, data: Tensor, gradient: Tensor) -> Iterator[Tensor]:
+def of_dense(_: nn.Module, x: Tensor, delta: Tensor) -> Iterator[Tensor]:
+    """``[N, R, K]`` from inputs ``[N, S, K]`` and gradients ``[N, S, R]``, some rows at once."""
+    at_once = max(PIECE // (len(x) * x.shape[2]), 1)
+    yield from (part.mT @ x for part in delta.split(at_once, dim=2))
+
+
+def of_windows(layer: nn.Conv2d, data: Tensor, gradient: Tensor) -> Iterator[Tensor]:
     """``[n, O, K]``, of so many samples at once that all stays in the processor's cache.
 
     Of a convolution with stride and dilation one, whose windows are views.
@@ -174,6 +151,13 @@ def per_sample_gradients(layer: nn.Conv2d, data: Tensor, gradient: Tensor) -> It
     for some, of_output in pairs:
         windows = some.unfold(2, rows, 1).unfold(3, columns, 1).permute(0, 1, 4, 5, 2, 3)
         yield torch.bmm(of_output, windows.reshape(len(some), -1, of_output.shape[2]).mT)
+
+
+def project(layers: Captured) -> None:
+    """The projection of each sample's gradient on a direction, which is one value repeated."""
+    for _, x, delta in layers:
+        direction = torch.ones(delta.shape[2], x.shape[2])
+        torch.linalg.vecdot((delta @ direction).flatten(1), x.flatten(1))
 
 
 def main() -> None:

@@ -90,13 +90,14 @@ SPECTRA: Mapping[str, Array] = {
 }
 
 
-def _of_trace(method: Callable[..., Estimate], matrix: Array, probes: int, seed: int) -> Interval:
+def _of_trace(method: Callable[..., Estimate], spectrum: str, probes: int, seed: int) -> Interval:
+    matrix = SPECTRA[spectrum]
     return Interval(*method(matrix, probes, seed).confidence_interval(), float(np.trace(matrix)))
 
 
-def _of_block(matrix: Array, probes: int, seed: int) -> Interval:
+def _of_block(spectrum: str, probes: int, seed: int) -> Interval:
     """The block of the first third of the rows."""
-    block = slice(0, SIZE // 3)
+    matrix, block = SPECTRA[spectrum], slice(0, SIZE // 3)
     estimate = hutchinson_blocks(matrix, {"": block}, probes, seed)[""]
     return Interval(*estimate.confidence_interval(), float(np.trace(matrix[block, block])))
 
@@ -267,62 +268,47 @@ class Kind:
     draws: Mapping[str, Callable[[int, int], Interval]]
 
 
-def _by_spectrum(draw: Callable[[Array, int, int], Interval]) -> dict[str, Any]:
-    return {name: partial(draw, matrix) for name, matrix in SPECTRA.items()}
+def _over(draw: Callable[..., Interval], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each kind by its name."""
+    return {name: partial(draw, name) for name in kinds}
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("hutchinson", (2, 3, 4, 10), _by_spectrum(partial(_of_trace, hutchinson))),
-    Kind("hutchinson_blocks", (2, 3, 4, 10), _by_spectrum(_of_block)),
+    Kind("hutchinson", (2, 3, 4, 10), _over(partial(_of_trace, hutchinson), SPECTRA)),
+    Kind("hutchinson_blocks", (2, 3, 4, 10), _over(_of_block, SPECTRA)),
     *(
-        Kind(
-            f"spectral_density, {name}",
-            (1, 2, 4),
-            {spectrum: partial(_of_density, place, spectrum) for spectrum in SPECTRA},
-        )
+        Kind(f"spectral_density, {name}", (1, 2, 4), _over(partial(_of_density, place), SPECTRA))
         for place, name in ((1, "largest"), (0, "median"))
     ),
     Kind(
         f"sampled trace, {SAMPLES} samples",
-        (1, 2, 3, 10),
-        {name: partial(_of_sampled_trace, SAMPLES, name) for name in SHARES},
+        *((1, 2, 3, 10), _over(partial(_of_sampled_trace, SAMPLES), SHARES)),
     ),
     Kind(
         f"sampled trace, {SUB_BATCH} of {SAMPLES}",
-        (1, 2, 10),
-        {name: partial(_of_sampled_trace, SUB_BATCH, name) for name in SHARES},
+        *((1, 2, 10), _over(partial(_of_sampled_trace, SUB_BATCH), SHARES)),
     ),
-    Kind(
-        "noise scale",
-        (3, 8, 32, 59, 64, 128, 512),
-        {name: partial(_of_noise_scale, name) for name in NOISE},
-    ),
+    Kind("noise scale", (3, 8, 32, 59, 64, 128, 512), _over(_of_noise_scale, NOISE)),
     *(
         Kind(
             f"{entry} of groups, {cosine}",
             (4, 16, 64),
-            {name: partial(_of_groups, entry, cosine, name) for name in NOISE},
+            _over(partial(_of_groups, entry, cosine), NOISE),
         )
         for entry, cosine in (("cosine", 1.0), ("cosine", 0.5), ("cosine", -0.8), ("norm", 0.5))
     ),
     *(
         Kind(
             f"noise scale, {norm}, {layout}{', together' if together else ''}",
-            (4, 5, 16, 64, 512),
-            {name: partial(_of_dual_norm, norm, shapes, together, name) for name in NOISE},
+            *((4, 5, 16, 64, 512), _over(partial(_of_dual_norm, norm, shapes, together), NOISE)),
         )
         for norm in get_args(DualNorm)
         for layout, shapes in LAYOUTS.items()
         for together in (False, True)
         if norm == "nuclear" or layout == "5 × 6"
     ),
-    *(
-        Kind(
-            f"noise scale, smoothing {beta}",
-            (5, 20, 100, 300),
-            {name: partial(_over_steps, beta, name) for name in NOISE},
-        )
-        for beta in (0.99,)
+    Kind(
+        "noise scale, smoothing 0.99", (5, 20, 100, 300), _over(partial(_over_steps, 0.99), NOISE)
     ),
 )
 

@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from benchmarks.diagnosis.draws import Split
-from benchmarks.diagnosis.faults.fault import with_options
 from benchmarks.diagnosis.faults.of_the_batch import has_real_inputs, mapped
 from benchmarks.diagnosis.faults.of_the_loop import (
     first_gradient_norm,
@@ -31,10 +30,16 @@ LEARNT = 0.9
 
 @dataclass(frozen=True)
 class Control:
-    """A healthy way to train; ``apply(training, seed)`` is ``None`` where that isn't possible."""
+    """A healthy way to train: other entries of a training, where it ``fits`` that and a seed."""
 
     way: str
-    apply: Callable[[Training, int], Training | None]
+    entries: Callable[[Training, int], dict[str, Any]]
+    fits: Callable[[Training, int], object] = lambda training, seed: True
+
+    def apply(self, training: Training, seed: int) -> Training | None:
+        """``None`` where it isn't possible."""
+        fits = self.fits(training, seed)
+        return replace(training, **self.entries(training, seed)) if fits else None
 
 
 def has_learnt(outcome: Outcome) -> bool:
@@ -43,20 +48,19 @@ def has_learnt(outcome: Outcome) -> bool:
     return has_fallen and outcome.valid_end < LEARNT * outcome.valid_start
 
 
-def as_it_is(training: Training, seed: int) -> Training:
-    return training
+def times(entry: str, factor: float) -> Control:
+    """A number of the training times a factor."""
+
+    def entries(training: Training, seed: int) -> dict[str, Any]:
+        number = getattr(training, entry)
+        return {entry: type(number)(factor * number)}
+
+    return Control(f"{entry.replace('_', ' ')} times {factor}", entries)
 
 
-def with_rate(factor: float, training: Training, seed: int) -> Training:
-    return replace(training, rate=factor * training.rate)
-
-
-def with_batch_size(factor: float, training: Training, seed: int) -> Training:
-    return replace(training, batch_size=int(factor * training.batch_size))
-
-
-def longer(factor: float, training: Training, seed: int) -> Training:
-    return replace(training, steps=int(factor * training.steps))
+def fixed(way: str, **entries: Any) -> Control:
+    """Entries that are the same for each training."""
+    return Control(way, lambda training, seed: entries)
 
 
 def warm_up(step: int, steps: int) -> float:
@@ -64,22 +68,9 @@ def warm_up(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / (0.1 * steps))
 
 
-def scheduled(schedule: Callable[[int, int], float], training: Training, seed: int) -> Training:
-    return replace(training, schedule=schedule)
-
-
-def mild_decay(training: Training, seed: int) -> Training:
-    return with_options(training, weight_decay=1e-4 if training.optimizer is SGD else 0.01)
-
-
-def mild_clipping(training: Training, seed: int) -> Training:
-    return replace(training, clip=first_gradient_norm(training, seed))
-
-
-def smoothed(training: Training, seed: int) -> Training | None:
-    if training.loss is not functional.cross_entropy:
-        return None
-    return replace(training, loss=partial(functional.cross_entropy, label_smoothing=0.1))
+def mild_decay(training: Training, seed: int) -> dict[str, Any]:
+    decay = 1e-4 if training.optimizer is SGD else 0.01
+    return {"options": {**training.options, "weight_decay": decay}}
 
 
 def to_unit_interval(inputs: Tensor, all_inputs: Tensor) -> Tensor:
@@ -88,26 +79,18 @@ def to_unit_interval(inputs: Tensor, all_inputs: Tensor) -> Tensor:
     return ((inputs - low) / (high - low)).clamp(0, 1)
 
 
-def in_unit_interval(training: Training, seed: int) -> Training | None:
-    # Tables have columns that this would make nearly constant, and targets of their own inputs.
-    if not has_real_inputs(training.data(seed)) or training.data(seed).inputs.ndim < 4:
-        return None
+def in_unit_interval(training: Training, seed: int) -> dict[str, Any]:
     data = partial(mapped, training.data, to_unit_interval)
-    return replace(training, data=data, steps=2 * training.steps)
+    return {"data": data, "steps": 2 * training.steps}
 
 
-def accumulated(training: Training, seed: int) -> Training:
-    return replace(training, micro_batches=2)
+def has_images(training: Training, seed: int) -> bool:
+    # Tables have columns that become nearly constant in 0 to 1, and targets of their own inputs.
+    return has_numbers(training, seed) and training.data(seed).inputs.ndim > 3
 
 
-def accumulated_by_hand(training: Training, seed: int) -> Training:
-    """Two contexts for each optimizer step, which the cockpit takes for steps of their own."""
-    even, odd = partial(_is_multiple, 0), partial(_is_multiple, 1)
-    return replace(training, zeroed=even, updated=odd)
-
-
-def _is_multiple(remainder: int, step: int) -> bool:
-    return step % 2 == remainder
+def has_numbers(training: Training, seed: int) -> bool:
+    return has_real_inputs(training.data(seed))
 
 
 class WithDropout(nn.Sequential):
@@ -120,24 +103,11 @@ def drop_out(model: nn.Module) -> None:
         exchange(model, name, WithDropout(activation, nn.Dropout(0.1)))
 
 
-def with_dropout(training: Training, seed: int) -> Training | None:
-    model = training.build()
-    return replace(training, prepare=drop_out) if of_type(model, *ACTIVATIONS)[:-1] else None
-
-
-def in_bfloat16(training: Training, seed: int) -> Training | None:
-    if of_type(training.build(), nn.RNNBase):
-        return None
-    return replace(training, precision=torch.bfloat16)
-
-
-def with_features_frozen(training: Training, seed: int) -> Training | None:
+def with_features_frozen(training: Training, seed: int) -> dict[str, Any]:
     """The first layer keeps its first weights, as those of a pretrained network would."""
-    layers = affine(training.build())
-    if len(layers) < 3:
-        return None
-    names = [f"{layers[0][0]}.{key}" for key, _ in layers[0][1].named_parameters()]
-    return replace(training, prepare=partial(freeze, names=names))
+    name, layer = affine(training.build())[0]
+    names = [f"{name}.{key}" for key, _ in layer.named_parameters()]
+    return {"prepare": partial(freeze, names=names)}
 
 
 def without_decay_of_biases(model: nn.Module) -> list[dict[str, Any]]:
@@ -147,18 +117,10 @@ def without_decay_of_biases(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
 
 
-def in_two_groups(training: Training, seed: int) -> Training:
-    return replace(mild_decay(training, seed), trained=without_decay_of_biases)
-
-
 def with_replacement(split: Split, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Each sample is drawn from all of them."""
     while True:
         yield torch.randint(len(split.inputs), (batch_size,), generator=generator)
-
-
-def drawn(training: Training, seed: int) -> Training:
-    return replace(training, order=with_replacement)
 
 
 def jittered(step: int, batch: Batch) -> Batch:
@@ -167,50 +129,67 @@ def jittered(step: int, batch: Batch) -> Batch:
     return replace(batch, inputs=batch.inputs + 0.1 * noise)
 
 
-def augmented(training: Training, seed: int) -> Training | None:
-    if not has_real_inputs(training.data(seed)):
-        return None
-    return replace(training, change=jittered)
-
-
 def optimised(
-    optimizer: type[Optimizer],
-    rate: float,
-    options: dict[str, float],
-    training: Training,
-    seed: int,
-) -> Training | None:
-    if training.optimizer is optimizer and training.options.keys() == options.keys():
-        return None
-    return replace(training, optimizer=optimizer, rate=rate, options=options)
+    way: str, optimizer: type[Optimizer], rate: float, options: dict[str, float] | None = None
+) -> Control:
+    """Another optimizer, or one with options of other names."""
+    given = options or {}
+    entries = {"optimizer": optimizer, "rate": rate, "options": given}
+
+    def fits(training: Training, seed: int) -> bool:
+        return training.optimizer is not optimizer or training.options.keys() != given.keys()
+
+    return Control(way, lambda training, seed: entries, fits)
 
 
 CONTROLS = (
-    Control("as it is", as_it_is),
-    *(Control(f"rate times {x}", partial(with_rate, x)) for x in (0.4, 0.7, 1.4, 2.0)),
-    *(Control(f"batch size times {x}", partial(with_batch_size, x)) for x in (0.5, 2, 3)),
-    Control("1.6 times the steps", partial(longer, 1.6)),
-    Control("cosine", partial(scheduled, cosine)),
-    Control("warm-up", partial(scheduled, warm_up)),
-    Control("stairs", partial(scheduled, in_steps)),
+    fixed("as it is"),
+    *(times("rate", x) for x in (0.4, 0.7, 1.4, 2.0)),
+    *(times("batch_size", x) for x in (0.5, 2, 3)),
+    replace(times("steps", 1.6), way="1.6 times the steps"),
+    fixed("cosine", schedule=cosine),
+    fixed("warm-up", schedule=warm_up),
+    fixed("stairs", schedule=in_steps),
     Control("mild decay", mild_decay),
-    Control("mild clipping", mild_clipping),
-    Control("label smoothing", smoothed),
-    Control("inputs in 0 to 1", in_unit_interval),
-    Control("accumulation", accumulated),
-    Control("accumulation without a word", accumulated_by_hand),
-    Control("dropout", with_dropout),
-    Control("bfloat16", in_bfloat16),
-    Control("first layer frozen", with_features_frozen),
-    Control("two groups", in_two_groups),
-    Control("with replacement", drawn),
-    Control("augmentation", augmented),
-    Control("SGD", partial(optimised, SGD, 0.1, {})),
-    Control("momentum", partial(optimised, SGD, 0.02, {"momentum": 0.9})),
-    Control("Adam", partial(optimised, Adam, 3e-3, {})),
-    Control("AdamW", partial(optimised, AdamW, 3e-3, {"weight_decay": 0.01})),
-    Control("RMSprop", partial(optimised, RMSprop, 1e-3, {})),
-    Control("Adagrad", partial(optimised, Adagrad, 0.03, {})),
+    Control("mild clipping", lambda each, seed: {"clip": first_gradient_norm(each, seed)}),
+    Control(
+        "label smoothing",
+        lambda each, seed: {"loss": partial(functional.cross_entropy, label_smoothing=0.1)},
+        lambda each, seed: each.loss is functional.cross_entropy,
+    ),
+    Control("inputs in 0 to 1", in_unit_interval, has_images),
+    fixed("accumulation", micro_batches=2),
+    # Two contexts for each optimizer step, which the cockpit takes for steps of their own.
+    fixed(
+        "accumulation without a word",
+        zeroed=lambda step: step % 2 == 0,
+        updated=lambda step: step % 2 == 1,
+    ),
+    replace(
+        fixed("dropout", prepare=drop_out),
+        fits=lambda each, seed: of_type(each.build(), *ACTIVATIONS)[:-1],
+    ),
+    replace(
+        fixed("bfloat16", precision=torch.bfloat16),
+        fits=lambda each, seed: not of_type(each.build(), nn.RNNBase),
+    ),
+    Control(
+        "first layer frozen",
+        with_features_frozen,
+        lambda each, seed: len(affine(each.build())) > 2,
+    ),
+    Control(
+        "two groups",
+        lambda each, seed: {**mild_decay(each, seed), "trained": without_decay_of_biases},
+    ),
+    fixed("with replacement", order=with_replacement),
+    replace(fixed("augmentation", change=jittered), fits=has_numbers),
+    optimised("SGD", SGD, 0.1),
+    optimised("momentum", SGD, 0.02, {"momentum": 0.9}),
+    optimised("Adam", Adam, 3e-3),
+    optimised("AdamW", AdamW, 3e-3, {"weight_decay": 0.01}),
+    optimised("RMSprop", RMSprop, 1e-3),
+    optimised("Adagrad", Adagrad, 0.03),
 )
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -93,9 +93,13 @@ def tracked(training: Training, options: Options) -> tuple[Outcome, list[Finding
         return outcome, diagnose(path)
 
 
-def names(findings: Iterable[Finding], are_alarms: bool) -> tuple[str, ...]:
-    """The faults that findings name, as alarms or as notices."""
-    return tuple(finding.fault for finding in findings if finding.is_alarm == are_alarms)
+def said(outcome: Outcome, findings: Iterable[Finding]) -> dict[str, Any]:
+    """What a row has of findings: the faults of alarms and notices, and the first live alarm."""
+    alarms, notices = (
+        tuple(each.fault for each in findings if each.is_alarm == are_alarms)
+        for are_alarms in (True, False)
+    )
+    return {"alarms": alarms, "notices": notices, "alarmed_at": outcome.alarmed}
 
 
 # Faults.
@@ -137,14 +141,8 @@ def _fault_row(fault: Fault, level: int, training: Training, options: Options) -
     if not fault.present(outcome, reference):
         return row(steps, "absent")
     is_harmful = hurts(outcome, reference)
-    return row(
-        steps,
-        is_harmful=is_harmful,
-        score=score(findings, fault.name, injected, is_harmful),
-        alarms=names(findings, True),
-        notices=names(findings, False),
-        alarmed_at=outcome.alarmed,
-    )
+    scored = score(findings, fault.name, injected, is_harmful)
+    return row(steps, is_harmful=is_harmful, score=scored, **said(outcome, findings))
 
 
 def twin_rows(number: int, options: Options) -> list[Row]:
@@ -152,11 +150,8 @@ def twin_rows(number: int, options: Options) -> list[Row]:
     fault = FAULTS[number]
     for training in islice(fitting(fault, options.which, options.seed), 1):
         row = _fault_row(fault, 1, training, options)
-        outcome, findings = tracked(training, options)
-        steps = training.steps
-        twin = Row(fault.name, TWIN, -1, 0.0, training.name, options.seed, steps)
-        alarms, notices = names(findings, True), names(findings, False)
-        return [row, replace(twin, alarms=alarms, notices=notices, alarmed_at=outcome.alarmed)]
+        twin = Row(fault.name, TWIN, -1, 0.0, training.name, options.seed, training.steps)
+        return [row, replace(twin, **said(*tracked(training, options)))]
     return []
 
 
@@ -173,13 +168,7 @@ def control_row(way: str, name: str, options: Options) -> Row | None:
         return None
     row = partial(Row, "", way, -1, 0.0, name, options.seed, training.steps)
     outcome, findings = tracked(training, options)
-    if not has_learnt(outcome):
-        return row("has not learnt")
-    return row(
-        alarms=names(findings, True),
-        notices=names(findings, False),
-        alarmed_at=outcome.alarmed,
-    )
+    return row(**said(outcome, findings)) if has_learnt(outcome) else row("has not learnt")
 
 
 # All of them.

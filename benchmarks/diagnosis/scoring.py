@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from benchmarks.diagnosis.faults.catalogue import LIKES
@@ -64,14 +64,12 @@ def score(findings: Sequence[Finding], fault: str, truth: Injected, is_harmful: 
     )
     if not named:
         return known
-    return Score(
-        known.is_named,
-        known.is_first,
-        known.is_alike,
-        known.is_alarmed,
-        _is_there(named[0].where, truth.layers) if truth.layers else None,
-        None if truth.step is None else abs(named[0].step - truth.step) <= CLOSE,
-        _are_among(named[0].samples, truth.samples) if truth.samples else None,
+    is_close = None if truth.step is None else abs(named[0].step - truth.step) <= CLOSE
+    return replace(
+        known,
+        is_layer_right=_is_there(named[0].where, truth.layers) if truth.layers else None,
+        is_step_right=is_close,
+        is_sample_right=_are_among(named[0].samples, truth.samples) if truth.samples else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from math import cos, log, pi
 
 import torch
@@ -54,6 +55,35 @@ ADAM = adam()
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+def last(model: nn.Module, losses: list[float]) -> float:
+    return mean_of_last(losses)
+
+
+def wrong_digits(model: nn.Module, losses: list[float]) -> float:
+    return errors(model, digits())
+
+
+def loop(
+    limit: float,
+    model: Callable[[], nn.Module],
+    data: Callable[[nn.Module], Iterator[tuple[Tensor, ...]]],
+    optimizer: Recipe = ADAM,
+    measure: Callable[[nn.Module, list[float]], float] = last,
+    name: str = "",
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Adds the plain loop of a function, which is the loss of a model and a batch."""
+
+    def add(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def train(watch: Watch) -> float:
+            net = model()
+            return measure(net, fit(watch, net, optimizer, partial(loss, net), data(net)))
+
+        run(name or loss.__name__, limit, train)
+        return loss
+
+    return add
+
+
 def plain(
     name: str,
     limit: float,
@@ -66,12 +96,11 @@ def plain(
 ) -> None:
     """A loop that differs from others by data, network, loss, optimizer and size of batch alone."""
 
-    def train(watch: Watch) -> float:
-        net, part = model(), data()
-        batch = batches(part.x, part.y, size=size, steps=steps)
-        return mean_of_last(fit(watch, net, optimizer, lambda x, y: loss(net(x), y), batch))
+    def batch(_: nn.Module) -> Iterator[tuple[Tensor, ...]]:
+        part = data()
+        return batches(part.x, part.y, size=size, steps=steps)
 
-    run(name, limit, train)
+    loop(limit, model, batch, optimizer, name=name)(lambda net, x, y: loss(net(x), y))
 
 
 def goal(change: Callable[[Data], Tensor]) -> Callable[[], Data]:
@@ -294,37 +323,29 @@ def episodes(model: nn.Module, steps: int = 120) -> Iterator[tuple[Tensor, ...]]
         yield corridor(lambda x: model(x)[:, :2])
 
 
-def goes_left(model: Callable[[Tensor], Tensor]) -> float:
+def goes_left(model: nn.Module, losses: list[float]) -> float:
     """The share of places where the policy isn't to go right."""
     return 1 - model(torch.eye(8)[:7])[:, :2].argmax(1).float().mean().item()
 
 
-@healthy(0.3)
-def policy_gradient(watch: Watch) -> float:
+@loop(0.3, lambda: mlp(8, 16, 2), episodes, adam(0.01), goes_left)
+def policy_gradient(
+    policy: nn.Module, state: Tensor, action: Tensor, reward: Tensor, value: Tensor
+) -> Tensor:
     """REINFORCE with the mean return as a baseline."""
-    policy = mlp(8, 16, 2)
-
-    def loss(state: Tensor, action: Tensor, reward: Tensor, value: Tensor) -> Tensor:
-        surprise = CE(policy(torch.eye(8)[state]), action, reduction="none")
-        return (surprise * (value - value.mean())).mean()
-
-    fit(watch, policy, adam(0.01), loss, episodes(policy))
-    return goes_left(policy)
+    surprise = CE(policy(torch.eye(8)[state]), action, reduction="none")
+    return (surprise * (value - value.mean())).mean()
 
 
-@healthy(0.3)
-def actor_and_critic(watch: Watch) -> float:
+@loop(0.3, lambda: mlp(8, 16, 3), episodes, adam(0.01), goes_left)
+def actor_and_critic(
+    model: nn.Module, state: Tensor, action: Tensor, reward: Tensor, value: Tensor
+) -> Tensor:
     """One network has the logits of actions and the value of the state."""
-    model = mlp(8, 16, 3)
-
-    def loss(state: Tensor, action: Tensor, reward: Tensor, value: Tensor) -> Tensor:
-        out = model(torch.eye(8)[state])
-        gain = value - out[:, 2]
-        actor = CE(out[:, :2], action, reduction="none") * gain.detach()
-        return actor.mean() + 0.5 * gain.square().mean()
-
-    fit(watch, model, adam(0.01), loss, episodes(model))
-    return goes_left(model)
+    out = model(torch.eye(8)[state])
+    gain = value - out[:, 2]
+    actor = CE(out[:, :2], action, reduction="none") * gain.detach()
+    return actor.mean() + 0.5 * gain.square().mean()
 
 
 @healthy(0.3)
@@ -355,19 +376,14 @@ def q_learning_with_replay(watch: Watch) -> float:
         return functional.smooth_l1_loss(chosen, reward + 0.8 * later)
 
     fit(watch, model, optimizer, loss, replay())
-    return goes_left(model)
+    return goes_left(model, [])
 
 
-@healthy(2.5)
-def contrastive(watch: Watch) -> float:
+@loop(2.5, lambda: mlp(64, 64, 16), lambda _: batches(digits().x, size=64, steps=120))
+def contrastive(model: nn.Module, x: Tensor) -> Tensor:
     """InfoNCE: two views of a sample are closer than those of all others of the batch."""
-    data, model = digits(), mlp(64, 64, 16)
-
-    def loss(x: Tensor) -> Tensor:
-        one, other = (functional.normalize(model(x + torch.randn_like(x) / 2), dim=1) for _ in "12")
-        return CE(one @ other.T / 0.2, torch.arange(len(x)))
-
-    return mean_of_last(fit(watch, model, adam(), loss, batches(data.x, size=64, steps=120)))
+    one, other = (functional.normalize(model(x + torch.randn_like(x) / 2), dim=1) for _ in "12")
+    return CE(one @ other.T / 0.2, torch.arange(len(x)))
 
 
 @healthy(0.25)
@@ -476,65 +492,47 @@ def distillation(watch: Watch) -> float:
     return errors(model, data)
 
 
-@healthy(0.4)
-def two_tasks(watch: Watch) -> float:
+@loop(0.4, lambda: mlp(10, 64, 2), lambda _: batches(*friedman(outputs=2)[:2], steps=200),
+      adam(0.01))  # fmt: skip
+def two_tasks(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Two heads, a regression and a classification, share a body."""
-    data, model = friedman(outputs=2), mlp(10, 64, 2)
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        out = model(x)
-        return mse(out[:, 0], y[:, 0]) + BCE(out[:, 1], (y[:, 1] > 0).float())
-
-    return mean_of_last(fit(watch, model, adam(0.01), loss, batches(data.x, data.y, steps=200)))
+    out = model(x)
+    return mse(out[:, 0], y[:, 0]) + BCE(out[:, 1], (y[:, 1] > 0).float())
 
 
-@healthy(50.0)
-def variational(watch: Watch) -> float:
+@loop(50.0, lambda: nn.ModuleList([mlp(64, 32, 16), mlp(8, 32, 64)]),
+      lambda _: batches(digits().x))  # fmt: skip
+def variational(model: nn.ModuleList, x: Tensor) -> Tensor:
     """A VAE, with the sum over pixels and latents."""
-    data = digits()
-    encoder, decoder = mlp(64, 32, 16), mlp(8, 32, 64)
-    model = nn.ModuleList([encoder, decoder])
-
-    def loss(x: Tensor) -> Tensor:
-        mean, log_variance = encoder(x).chunk(2, 1)
-        out = decoder(mean + (log_variance / 2).exp() * torch.randn_like(mean))
-        divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
-        return ((out - x).square().sum(1) + divergence).mean()
-
-    return mean_of_last(fit(watch, model, adam(), loss, batches(data.x)))
+    mean, log_variance = model[0](x).chunk(2, 1)
+    out = model[1](mean + (log_variance / 2).exp() * torch.randn_like(mean))
+    divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+    return ((out - x).square().sum(1) + divergence).mean()
 
 
-@healthy(0.75)
-def diffusion(watch: Watch) -> float:
+@loop(0.75, lambda: mlp(3, 64, 64, 2, activation=nn.SiLU), lambda _: batches(moons().x, size=64))
+def diffusion(model: nn.Module, x: Tensor) -> Tensor:
     """A network predicts the noise that was added, at a random time."""
-    data, model = moons(), mlp(3, 64, 64, 2, activation=nn.SiLU)
-
-    def loss(x: Tensor) -> Tensor:
-        time, noise = torch.rand(len(x), 1), torch.randn_like(x)
-        mixed = (time * pi / 2).cos() * x + (time * pi / 2).sin() * noise
-        return mse(model(torch.cat([mixed, time], 1)), noise)
-
-    return mean_of_last(fit(watch, model, adam(), loss, batches(data.x, size=64)))
+    time, noise = torch.rand(len(x), 1), torch.randn_like(x)
+    mixed = (time * pi / 2).cos() * x + (time * pi / 2).sin() * noise
+    return mse(model(torch.cat([mixed, time], 1)), noise)
 
 
-@healthy(0.5)
-def meta_learning(watch: Watch) -> float:
+def tasks(_: nn.Module) -> Iterator[tuple[Tensor, ...]]:
+    """Sines, each with a height and a phase of its own."""
+    for _ in range(150):
+        x = torch.rand(40, 1) * 4 - 2
+        yield x, torch.rand(()) * (x + torch.rand(()) * 3).sin()
+
+
+@loop(0.5, lambda: mlp(1, 32, 1, activation=nn.Tanh), tasks, adam(5e-3))
+def meta_learning(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """MAML of first order: gradients are those after one inner step on a task of its own."""
-    model = mlp(1, 32, 1, activation=nn.Tanh)
-
-    def tasks() -> Iterator[tuple[Tensor, ...]]:
-        for _ in range(150):
-            x = torch.rand(40, 1) * 4 - 2
-            yield x, torch.rand(()) * (x + torch.rand(()) * 3).sin()
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        weights = dict(model.named_parameters())
-        inner = mse(model(x[:20]), y[:20])
-        slopes = torch.autograd.grad(inner, list(weights.values()))
-        moved = {k: w - 0.02 * g for (k, w), g in zip(weights.items(), slopes, strict=True)}
-        return mse(torch.func.functional_call(model, moved, (x[20:],)), y[20:])
-
-    return mean_of_last(fit(watch, model, adam(5e-3), loss, tasks()))
+    weights = dict(model.named_parameters())
+    inner = mse(model(x[:20]), y[:20])
+    slopes = torch.autograd.grad(inner, list(weights.values()))
+    moved = {k: w - 0.02 * g for (k, w), g in zip(weights.items(), slopes, strict=True)}
+    return mse(torch.func.functional_call(model, moved, (x[20:],)), y[20:])
 
 
 @healthy(0.12)
@@ -585,21 +583,15 @@ def truncated_backpropagation(watch: Watch) -> float:
     return mean_of_last(fit(watch, model, adam(5e-3), loss, pieces))
 
 
-@healthy(0.1)
-def physics_informed(watch: Watch) -> float:
+@loop(0.1, lambda: mlp(1, 32, 1, activation=nn.Tanh),
+      lambda _: ((torch.rand(32, 1) * pi / 2,) for _ in range(250)), adam(0.01))  # fmt: skip
+def physics_informed(model: nn.Module, x: Tensor) -> Tensor:
     """The loss is the residual of u'' = -u, by derivatives of the network, and boundary values."""
-    model = mlp(1, 32, 1, activation=nn.Tanh)
-    ends = torch.tensor([[0.0], [pi / 2]])
-
-    def loss(x: Tensor) -> Tensor:
-        x = x.requires_grad_()
-        out = model(x)
-        first = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
-        second = torch.autograd.grad(first.sum(), x, create_graph=True)[0]
-        return (second + out).square().mean() + 5 * mse(model(ends), ends.sin())
-
-    points = ((torch.rand(32, 1) * pi / 2,) for _ in range(250))
-    return mean_of_last(fit(watch, model, adam(0.01), loss, points))
+    ends, x = torch.tensor([[0.0], [pi / 2]]), x.requires_grad_()
+    out = model(x)
+    first = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+    second = torch.autograd.grad(first.sum(), x, create_graph=True)[0]
+    return (second + out).square().mean() + 5 * mse(model(ends), ends.sin())
 
 
 @healthy(0.4)
@@ -631,63 +623,45 @@ def graph_convolution(watch: Watch) -> float:
     return (predict(data.x[:400]).argmax(1) != data.y[:400])[150:].float().mean().item()
 
 
-@healthy(0.3)
-def teacher_forcing(watch: Watch) -> float:
+@loop(0.3, lambda: nn.ModuleList([nn.Embedding(9, 16), nn.GRU(16, 48, batch_first=True),
+                                  nn.GRU(16, 48, batch_first=True), nn.Linear(48, 8)]),
+      lambda _: batches(tokens(length=5).x, steps=200), adam(0.01))  # fmt: skip
+def teacher_forcing(model: nn.ModuleList, x: Tensor) -> Tensor:
     """A sequence is reversed: the decoder gets the right tokens before."""
-    data = tokens(length=5)
-    model = nn.ModuleList([nn.Embedding(9, 16), nn.GRU(16, 48, batch_first=True),
-                           nn.GRU(16, 48, batch_first=True), nn.Linear(48, 8)])  # fmt: skip
-
-    def loss(x: Tensor) -> Tensor:
-        goal = x.flip(1)
-        given = torch.cat([torch.full((len(x), 1), 8), goal[:, :-1]], 1)
-        out = model[2](model[0](given), model[1](model[0](x))[1])[0]
-        return CE(model[3](out).flatten(0, 1), goal.flatten())
-
-    return mean_of_last(fit(watch, model, adam(0.01), loss, batches(data.x, steps=200)))
+    goal = x.flip(1)
+    given = torch.cat([torch.full((len(x), 1), 8), goal[:, :-1]], 1)
+    out = model[2](model[0](given), model[1](model[0](x))[1])[0]
+    return CE(model[3](out).flatten(0, 1), goal.flatten())
 
 
-@healthy(0.12)
-def mixed_up(watch: Watch) -> float:
+@loop(0.12, lambda: mlp(64, 32, 10), lambda _: batches(*digits()[:2]), measure=wrong_digits)
+def mixed_up(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Mixup: samples and labels are mixed in pairs."""
-    data, model = digits(), mlp(64, 32, 10)
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        order, share = torch.randperm(len(x)), torch.rand(()) / 2
-        out = model(torch.lerp(x, x[order], share))
-        return (1 - share) * CE(out, y) + share * CE(out, y[order])
-
-    fit(watch, model, adam(), loss, batches(data.x, data.y))
-    return errors(model, data)
+    order, share = torch.randperm(len(x)), torch.rand(()) / 2
+    out = model(torch.lerp(x, x[order], share))
+    return (1 - share) * CE(out, y) + share * CE(out, y[order])
 
 
-@healthy(0.7)
-def language_model(watch: Watch) -> float:
+@loop(0.7, Decoder, lambda _: batches(*tokens()[:2], steps=250), adam(5e-3))
+def language_model(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """A decoder with a causal mask, on sequences that follow a rule."""
-    data, model = tokens(), Decoder()
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return CE(model(x).flatten(0, 1), y.flatten())
-
-    batch = batches(data.x, data.y, steps=250)
-    return mean_of_last(fit(watch, model, adam(5e-3), loss, batch))
+    return CE(model(x).flatten(0, 1), y.flatten())
 
 
-@healthy(0.3)
-def segmentation_with_dice(watch: Watch) -> float:
-    """Noisy images, a coarser view beside the finer one, and Dice loss plus cross-entropy."""
+def with_coarser_view() -> nn.Module:
     view = nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()
     coarse = stack(nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.SiLU(),
                    nn.Upsample(scale_factor=2))  # fmt: skip
-    model = stack(*view, Beside(nn.Identity(), coarse), nn.Conv2d(48, 1, 1))
+    return stack(*view, Beside(nn.Identity(), coarse), nn.Conv2d(48, 1, 1))
 
-    def loss(x: Tensor) -> Tensor:
-        mask = (x > 0.3).float()
-        p = model(x + 0.3 * torch.randn_like(x)).sigmoid()
-        dice = 1 - 2 * (p * mask).sum() / (p.sum() + mask.sum() + 1)
-        return dice + functional.binary_cross_entropy(p, mask)
 
-    return mean_of_last(fit(watch, model, adam(), loss, batches(images().x, steps=200)))
+@loop(0.3, with_coarser_view, lambda _: batches(images().x, steps=200))
+def segmentation_with_dice(model: nn.Module, x: Tensor) -> Tensor:
+    """Noisy images, a coarser view beside the finer one, and Dice loss plus cross-entropy."""
+    mask = (x > 0.3).float()
+    p = model(x + 0.3 * torch.randn_like(x)).sigmoid()
+    dice = 1 - 2 * (p * mask).sum() / (p.sum() + mask.sum() + 1)
+    return dice + functional.binary_cross_entropy(p, mask)
 
 
 @healthy(0.2)
@@ -740,40 +714,33 @@ def sparse_regression(watch: Watch) -> float:
     return learn(watch, model, adam(), friedman(), 400, loss=loss)
 
 
-@healthy(1.2)
-def coupling_flow(watch: Watch) -> float:
+@loop(1.2, lambda: nn.ModuleList([mlp(1, 32, 2, activation=nn.Tanh) for _ in range(4)]),
+      lambda _: batches(moons(0.1).x, steps=400),
+      measure=lambda _, losses: mean_of_last(losses) - 0.9)  # fmt: skip
+def coupling_flow(nets: nn.ModuleList, x: Tensor) -> Tensor:
     """A flow of four couplings, whose targets are its inputs."""
-    nets = nn.ModuleList([mlp(1, 32, 2, activation=nn.Tanh) for _ in range(4)])
-
-    def loss(x: Tensor) -> Tensor:
-        total = x.new_zeros(len(x))
-        for number, net in enumerate(nets):
-            a, b = x[:, number % 2 : number % 2 + 1], x[:, 1 - number % 2 : 2 - number % 2]
-            scale, shift = net(a).chunk(2, 1)
-            scale = scale.tanh()
-            b = b * scale.exp() + shift
-            total = total + scale[:, 0]
-            x = torch.cat([a, b] if number % 2 == 0 else [b, a], 1)
-        return (0.5 * x.square().sum(1) + log(2 * pi) - total).mean()
-
-    return mean_of_last(fit(watch, nets, adam(), loss, batches(moons(0.1).x, steps=400))) - 0.9
+    total = x.new_zeros(len(x))
+    for number, net in enumerate(nets):
+        a, b = x[:, number % 2 : number % 2 + 1], x[:, 1 - number % 2 : 2 - number % 2]
+        scale, shift = net(a).chunk(2, 1)
+        scale = scale.tanh()
+        b = b * scale.exp() + shift
+        total = total + scale[:, 0]
+        x = torch.cat([a, b] if number % 2 == 0 else [b, a], 1)
+    return (0.5 * x.square().sum(1) + log(2 * pi) - total).mean()
 
 
-@healthy(0.15)
-def pseudo_labels(watch: Watch) -> float:
+@loop(0.15, lambda: mlp(64, 64, 10), lambda _: batches(digits().x, steps=300), sgd(0.05),
+      wrong_digits)  # fmt: skip
+def pseudo_labels(model: nn.Module, x: Tensor) -> Tensor:
     """Few labels, and those of predictions that are sure of samples that are less noisy."""
-    data, model = digits(), mlp(64, 64, 10)
-
-    def loss(x: Tensor) -> Tensor:
-        weak = model(x + 0.1 * torch.randn_like(x)).detach()
-        strong = model(x + 0.5 * torch.randn_like(x))
-        sure = weak.softmax(1).amax(1) > 0.95
-        rest = CE(strong, weak.argmax(1), reduction="none")
-        rows = torch.randint(300, (32,))
-        return CE(model(data.x[rows]), data.y[rows]) + (rest * sure).mean()
-
-    fit(watch, model, sgd(0.05), loss, batches(data.x, steps=300))
-    return errors(model, data)
+    data = digits()
+    weak = model(x + 0.1 * torch.randn_like(x)).detach()
+    strong = model(x + 0.5 * torch.randn_like(x))
+    sure = weak.softmax(1).amax(1) > 0.95
+    rest = CE(strong, weak.argmax(1), reduction="none")
+    rows = torch.randint(300, (32,))
+    return CE(model(data.x[rows]), data.y[rows]) + (rest * sure).mean()
 
 
 @healthy(0.1)
