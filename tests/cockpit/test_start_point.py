@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
@@ -22,37 +20,18 @@ def decay(model: nn.Module) -> None:
         parameter.mul_(0.9)
 
 
-def after_the_context(context: Any, loss: torch.Tensor, optimizer: Optimizer, _: nn.Module) -> None:
-    with context:
-        loss.backward()
-    optimizer.step()
+WAYS = [("", "step"), ("step", ""), ("", "decay step"), ("decay", "step")]
+"""What is done in the context, behind the backward pass, and after it."""
 
 
-def inside(context: Any, loss: torch.Tensor, optimizer: Optimizer, _: nn.Module) -> None:
-    with context:
-        loss.backward()
-        optimizer.step()
-
-
-def decayed(context: Any, loss: torch.Tensor, optimizer: Optimizer, model: nn.Module) -> None:
-    with context:
-        loss.backward()
-    decay(model)
-    optimizer.step()
-
-
-def decayed_inside(
-    context: Any, loss: torch.Tensor, optimizer: Optimizer, model: nn.Module
-) -> None:
-    with context:
-        loss.backward()
-        decay(model)
-    optimizer.step()
+def done(names: str, model: nn.Module, optimizer: Optimizer) -> None:
+    for name in names.split():
+        optimizer.step() if name == "step" else decay(model)
 
 
 def train(
-    way: Callable[..., None], kind: type[Optimizer] = SGD
-) -> tuple[Cockpit, list[dict[str, torch.Tensor]], Optimizer]:
+    inside: str, after: str, kind: type[Optimizer]
+) -> tuple[Cockpit, list[dict[str, torch.Tensor]]]:
     """Trains, and returns the parameters before each step and after the last, by name."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
@@ -65,16 +44,19 @@ def train(
         inputs, labels = torch.randn(6, 4).double(), torch.randint(3, (6,))
         optimizer.zero_grad()
         loss = loss_function(model(inputs), labels)
-        way(cockpit(step, loss=loss, optimizer=optimizer), loss, optimizer, model)
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+            done(inside, model, optimizer)
+        done(after, model, optimizer)
     states.append(deepcopy(dict(model.named_parameters())))
     cockpit.close()
-    return cockpit, states, optimizer
+    return cockpit, states
 
 
 @pytest.mark.parametrize("kind", [SGD, Adam])
-@pytest.mark.parametrize("way", [after_the_context, inside, decayed, decayed_inside])
-def test_updates(way: Callable[..., None], kind: type[Optimizer]) -> None:
-    cockpit, states, _ = train(way, kind)
+@pytest.mark.parametrize(("inside", "after"), WAYS)
+def test_updates(inside: str, after: str, kind: type[Optimizer]) -> None:
+    cockpit, states = train(inside, after, kind)
     for step in range(STEPS):
         for name, before in states[step].items():
             size = (states[step + 1][name] - before).norm().item()
