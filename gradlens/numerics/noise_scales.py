@@ -72,14 +72,14 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     the one-sided bound of 95 %.
     """
     n, squares, dots = found.samples, found.squared_norms.numpy(), found.dots.numpy()
-    if n < 3:
-        return _undefined(f"N = {n}: an interval takes three samples")
+    if n < 2:
+        return _undefined(f"N = {n}: a variance over samples needs two of them")
     if found.vanish:
         return _undefined(EQUAL, squared_norm=found.squared_norm_of_mean)
     trace = found.spread / (n - 1)
     squared_norm = found.squared_norm_of_mean - trace / n
-    if found.unknown:
-        return _without_interval(trace, squared_norm, found.unknown)
+    if found.unknown or n < 3:
+        return _without_interval(trace, squared_norm, found.unknown or TWO_SAMPLES)
     # Without sample n, the mean is ḡ − (gₙ − ḡ)/(N − 1), and deviations from it are smaller.
     traces = (found.spread - squares * n / (n - 1)) / (n - 2)
     without = squares / (n - 1) ** 2 - 2 * dots / (n - 1)
@@ -93,6 +93,7 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     return _with_interval(trace, squared_norm, covariance, n - 1, bounded)
 
 
+TWO_SAMPLES = "N = 2: an interval takes three samples"
 NO_SQUARED_NORM = "the gradient's squared norm can't be distinguished from zero"
 
 

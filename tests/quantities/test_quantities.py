@@ -389,6 +389,14 @@ def test_time_is_between_before_and_after() -> None:
     assert before <= found <= time.time()
 
 
+def test_two_samples_have_a_noise_scale_without_an_interval() -> None:
+    found, truth = track(quantities.GradNoiseScale(), "mlp", "mean", batch_size=2)
+    for name, value in grad_noise_scale(truth).items():
+        assert found[name] == pytest.approx(value, rel=1e-8)
+    for end in ("low", "high"):
+        assert "three samples" in found[end].reason
+
+
 NEED_TWO = ("NormTest", "InnerTest", "OrthoTest", "MeanGSNR", "EarlyStopping", "CABS", "Alpha",
             "GradCovariance", "GradNoiseScale")  # fmt: skip
 """Quantities of how samples differ."""

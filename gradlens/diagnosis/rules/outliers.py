@@ -149,7 +149,7 @@ OF_LOSS = "The loss of one batch is far above that of all others"
 
 
 RULES = (
-    Rule("outlier_sample", "The input of one sample is far larger than that of all others",
+    Rule("outlier_sample", "The input of one sample is far larger than that of the median one",
          needs=(INPUTS,), find=outlier, others=("corrupt_batch", "lr_edge"),
          explains=("corrupt_batch", "dead_units", "lr_too_high", "lr_edge"),
          advice="Look at this sample of the batch, and correct it or leave it out."),
