@@ -706,6 +706,23 @@ def test_values_of_networks_that_change_are_those_of_a_new_cockpit(seed: int, ki
 # Takeuchi's criterion ---------------------------------------------------------------------------
 
 
+def second_moments(case: Problem) -> Tensor:
+    """Σₙgₙⱼ²/N ``[D]``."""
+    z = case.outputs()
+    (slopes,) = torch.autograd.grad(case.loss(z), z, retain_graph=True)
+    rows = case.rows((z * slopes).sum(1)) * (N if case.reduction == "mean" else 1)
+    return rows.square().mean(0)
+
+
+@pytest.mark.slow
+def test_takeuchis_criterion_of_many_draws() -> None:
+    case = problem("linear", "squared error")
+    options: Any = {"curvature": "diag_ggn_mc", "samples": 500, "epsilon": 1e-3}
+    found = case.track(quantities.TICDiag(**options))["TICDiag"][0]
+    expected = second_moments(case) / (case.diagonal("diag_ggn_mc") + 1e-3)
+    assert found == pytest.approx(float(expected.sum()), rel=0.05)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(
     ("network", "kind"),
@@ -719,10 +736,7 @@ def test_takeuchis_criterion(network: str, kind: Any, reduction: Any, is_extende
     """Also of parameters without their model, and a loss function that was never extended."""
     loss = partial(F.cross_entropy, reduction=reduction)
     case = problem(network, "cross-entropy" if is_extended else loss, reduction, passed=True)
-    z, diagonal = case.outputs(), case.diagonal(kind)
-    (slopes,) = torch.autograd.grad(case.loss(z), z, retain_graph=True)
-    rows = case.rows((z * slopes).sum(1)) * (N if reduction == "mean" else 1)
-    moments = rows.square().mean(0)
+    moments, diagonal = second_moments(case), case.diagonal(kind)
     kinds = quantities.TICDiag, quantities.TICTrace, quantities.HessTrace
     for epsilon in (1e-3, 1e-7):
         options: Any = {"curvature": kind}
