@@ -89,6 +89,7 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
         raise UnavailableError(NO_CALLS)
     if several:
         found = [Reading(calls, sum(rows), TOGETHER, in_turn=True)]
+        found = [] if _have_same_inputs(calls) else found
         for axis in axes:
             of_calls = [lengths_of([call], axis)[:1] for call in calls]
             if of_calls[0] and all(each == of_calls[0] for each in of_calls):
@@ -107,6 +108,12 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
     if not found:
         raise UnavailableError(NO_ROWS)
     return found
+
+
+def _have_same_inputs(calls: Sequence[ModelCall]) -> bool:
+    """Whether all calls are of the same tensors, and so of the same samples, as of experts."""
+    first, *others = ([given.reference() for given in call.inputs] for call in calls)
+    return None not in first and all([*map(id, each)] == [*map(id, first)] for each in others)
 
 
 def may_be_parts(given: Given) -> bool:

@@ -606,7 +606,7 @@ COUNTED = {
         lambda: (randn(N, D), randn(N, 2, C)),
         of_matched,
         refused=("",),
-        reason="can't be followed which sample",
+        reason="can't be followed among these",
     ),
     "as many numbers as samples": RowCase(
         parabola,

@@ -444,3 +444,27 @@ def test_parameters_without_elements() -> None:
         layer(torch.randn(2, 3, dtype=torch.float64)).sum().backward()
     assert gradients["weight"].squared_norms().tolist() == [0, 0]
     assert next(gradients["weight"].pieces()).values.shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize("samples", [3, 4, 6])
+def test_calls_of_the_same_tensor_are_of_the_same_samples(samples: int) -> None:
+    """Of experts in a list, whose router has a term that balances their load over the batch."""
+    torch.manual_seed(0)
+    experts = nn.ModuleList([nn.Linear(5, 3) for _ in range(4)])
+    model = nn.ModuleDict({"experts": experts, "router": nn.Linear(5, 4)}).double()
+    inputs, labels = torch.randn(samples, 5).double(), torch.randint(3, (samples,))
+
+    def shares_and_losses() -> tuple[Tensor, Tensor]:
+        shares = model["router"](inputs).softmax(1)
+        outputs = torch.stack([expert(inputs) for expert in experts], 1)
+        weighted = (shares[..., None] * outputs).sum(1)
+        return shares, F.cross_entropy(weighted, labels, reduction="none")
+
+    expected = per_sample_gradients_of_losses(shares_and_losses()[1], model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        shares, losses = shares_and_losses()
+        (losses.mean() + shares.mean(0).square().sum()).backward()
+    for name, _ in experts.named_parameters(prefix="experts"):
+        assert_close(gradients[name].dense(), expected[name])
+    with pytest.raises(KeyError, match="a term of the loss is computed from"):
+        gradients["router.weight"]
