@@ -512,8 +512,9 @@ class TrackedStep:
                 notes.append(DIVIDED)
             if not self._is_part and step.gradient_scale.of_backward > ONE > gradients.batch.factor:
                 notes.append(NOT_SCALED)
-            if gradients.beside and not self._is_part:
-                notes.append(BESIDE.format(names=few(gradients.beside)))
+            beside = [name for name in gradients.beside if name not in whole.part.missing]
+            if beside and not self._is_part:
+                notes.append(BESIDE.format(names=few(beside)))
         for note in notes:
             tracking.run.note(step.global_step, note)
 
