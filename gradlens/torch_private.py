@@ -1,7 +1,7 @@
 """Every private name of torch that gradlens uses, and what it is used for.
 
-Torch promises nothing about these names. ``tests/test_torch_private.py`` checks what some of them
-mean and that no other module uses any; the others are known by the values that need them.
+Torch promises nothing about these names: ``tests/test_torch_private.py`` checks what each of
+them means, so that a new version of torch which changes one fails there first.
 """
 
 from __future__ import annotations

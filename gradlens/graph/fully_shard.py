@@ -3,7 +3,7 @@
 ``fully_shard`` splits each parameter among processes. The optimizer has the shards, as a
 ``DTensor``; a loss's graph has the unsharded parameters, which exist as objects from the first
 forward pass on and whose memory is allocated and filled where a layer needs it. Torch promises
-nothing about these names: ``tests/cockpit/test_distributed.py`` fails where one changes.
+nothing about these names: ``tests/graph/test_fully_shard.py`` checks what each of them means.
 """
 
 from __future__ import annotations
