@@ -104,10 +104,18 @@ class RecordedCall:
 def counted(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     """The calls that belong to a step.
 
-    Those that its backward pass has reached, those of the same forward passes, and those alone.
+    Those that its backward pass has reached, those of the same forward passes, and those alone of
+    layers without any of these.
     """
     reached = {call.forward_pass for call in calls if call.reached}
-    return [c for c in calls if c.reached or c.standalone or c.forward_pass in reached]
+    inside = {c.layer for c in calls if c.reached or c.forward_pass in reached}
+    return [
+        call
+        for call in calls
+        if call.reached
+        or call.forward_pass in reached
+        or (call.standalone and call.layer not in inside)
+    ]
 
 
 def signals_of(

@@ -351,6 +351,15 @@ def layers_called_by_themselves(
     return [batch]
 
 
+def a_layer_beside_the_model(cockpit: Cockpit, model: Any, number: int, draw: Draw) -> list[Tensor]:
+    model[0](draw(50))
+    loss = loss_on(model, batch := draw(5))
+    with cockpit(number, loss=loss):
+        loss.backward()
+        model[0](draw(50))
+    return [batch]
+
+
 def evaluated_before_backward(
     cockpit: Cockpit, model: Any, number: int, draw: Draw
 ) -> list[Tensor]:
@@ -391,6 +400,7 @@ COUNTED: dict[str, tuple[Counted, tuple[int, ...]]] = {
     "two passes": (two_passes, (0, 1, 2)),
     "without a backward pass": (passes_without_backward, (0, 1, 2)),
     "layers by themselves": (layers_called_by_themselves, (0,)),
+    "a layer beside the model": (a_layer_beside_the_model, (0, 1)),
     "an evaluation": (evaluated_before_backward, (0, 1)),
     "in the context": (announced(False), (0,)),
     "in the context, announced": (announced(True), (0,)),
