@@ -226,7 +226,7 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "of all samples": (
         lambda o, y: o.logsumexp(0).sum(),
-        "tensors of shape [3], and it can't be followed which sample",
+        "tensors of shape [3], whose rows can't be followed",
     ),
     "centred": (
         lambda o, y: (functional.cross_entropy(o, y, reduction="none") - WEIGHTS.mean()).mean(),
