@@ -222,20 +222,23 @@ def assert_law(
         np.testing.assert_allclose(one, expected, rtol=rtol, atol=noise * unit**exponent)
 
 
-@pytest.mark.parametrize(
-    ("exponent", "dtype", "network"),
-    [
-        (-7, torch.float64, "mlp"),
-        (-200, torch.float64, "sequence"),
-        (200, torch.float64, "convolution"),
-        # Those of float16 vanish or overflow with less than 2^±10, and small elements before.
-        (-60, torch.float32, "convolution"),
-        (60, torch.float32, "sequence"),
-        (-60, torch.bfloat16, "mlp"),
-        (60, torch.bfloat16, "convolution"),
-    ],
+UNITS = (
+    (-200, torch.float64, "sequence"),
+    (60, torch.float32, "sequence"),
+    (-60, torch.bfloat16, "mlp"),
+    (200, torch.float64, "convolution"),
+    # Those of float16 vanish or overflow with less than 2^±10, and small elements before.
+    (-60, torch.float32, "convolution"),
+    (60, torch.bfloat16, "convolution"),
+    (-7, torch.float64, "mlp"),
 )
-@pytest.mark.parametrize("name", LAWS)
+"""Exponents of the loss's unit, with a precision and a network; each law is shown in three."""
+
+
+@pytest.mark.parametrize(
+    ("name", "exponent", "dtype", "network"),
+    [(name, *UNITS[(n + k) % len(UNITS)]) for n, name in enumerate(LAWS) for k in (0, 3, 5)],
+)
 @pytest.mark.filterwarnings("ignore:.*normalisation over the batch")
 def test_a_multiple_of_the_loss(name: str, exponent: int, dtype: torch.dtype, network: str) -> None:
     """A loss times a power of two has the same gradients, times the same power, exactly."""
