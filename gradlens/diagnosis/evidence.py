@@ -161,6 +161,15 @@ class Evidence:
         """The median of a column."""
         return median(self.column(name))
 
+    @cached_property
+    def rows_are_samples(self) -> bool:
+        """Whether nothing says that the rows that the model was called with are something else.
+
+        They may be steps where layers count samples along the second axis, and N isn't as large.
+        """
+        known = {each.samples for each in self.history.coverages.values()}
+        return not self.setup.positions_first or self.typical("samples") in known
+
     def step(self, holds: NDArray[np.bool_]) -> int:
         """The first one with facts at which something holds ``[K]``; 0 if there is none."""
         return int(self.steps[holds][:1].sum())

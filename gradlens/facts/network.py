@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gradlens.facts.parameters import ByKind, groups, rms
 from gradlens.facts.rows import Rows
-from gradlens.gradients.gradients import Setting, layer_of
+from gradlens.gradients.gradients import Setting, has_positions_first, layer_of
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, Node, called, kind_of, plain_name
 from gradlens.graph.loss import Loss
@@ -55,7 +55,7 @@ class Network:
     """The layers and activations behind a loss; ``names`` are those of parameters by ``id``."""
 
     def __init__(self, graph: Graph, names: Mapping[int, str]) -> None:
-        self._graph = graph
+        self.graph = graph
         self._kinds = [kind_of(each) for each in graph.kinds]
         self._names = names
 
@@ -63,7 +63,7 @@ class Network:
     def _weights(self) -> dict[int, list[str]]:
         """The parameters that nodes compute with directly, by their numbers."""
         found: dict[int, list[str]] = {}
-        for leaf, number in self._graph.leaves.items():
+        for leaf, number in self.graph.leaves.items():
             name = self._names.get(leaf)
             if name is None:
                 continue
@@ -75,7 +75,7 @@ class Network:
         """The nodes that compute with data and what views and ``passed`` nodes make of a tensor."""
         waiting, seen = [number], {number}
         while waiting:
-            for consumer, _, _ in self._graph.consumers[waiting.pop()]:
+            for consumer, _, _ in self.graph.consumers[waiting.pop()]:
                 if not (self._kinds[consumer].is_view or passed[consumer]):
                     yield consumer
                 elif consumer not in seen:
@@ -91,7 +91,7 @@ class Network:
     @property
     def transformed(self) -> tuple[str, ...]:
         """The names of weights that are changed before they multiply data, as by a softplus."""
-        leaves = {self._names[n]: at for n, at in self._graph.leaves.items() if n in self._names}
+        leaves = {self._names[n]: at for n, at in self.graph.leaves.items() if n in self._names}
         views_alone = [False] * len(self._kinds)
         return tuple(
             name
@@ -119,20 +119,20 @@ class Network:
             if child in self._weights:
                 layer = layer_of(self._weights[child][0])
                 axis = 1 if units and self._kinds[child].rows > 0 else None
-                return Activation(node, called(self._graph.kinds[node]), layer, axis)
+                return Activation(node, called(self.graph.kinds[node]), layer, axis)
             number, units = child, units and not self._kinds[child].is_view
         return None
 
     def _data_of(self, number: int) -> Iterator[int]:
         """The nodes that made a node's inputs, without those that make its weights."""
-        for edge in self._graph.children[number]:
+        for edge in self.graph.children[number]:
             if edge is not None and not self._alone[edge[0]]:
                 yield edge[0]
 
     @cached_property
     def _alone(self) -> list[bool]:
         """Whether nodes compute with parameters, and constants of their shape, alone."""
-        return self._graph.of_parameters_alone(self._is_masking)
+        return self.graph.of_parameters_alone(self._is_masking)
 
     def _is_masking(self, number: int, weight: Edge) -> bool:
         """Whether a node multiplies a weight by constants, such as a mask of its shape.
@@ -141,14 +141,14 @@ class Network:
         """
         if self._kinds[number].of_vectors:
             return True
-        shape = self._graph.shape(weight)
-        same = self._graph.shape((number, 0)) == shape
+        shape = self.graph.shape(weight)
+        same = self.graph.shape((number, 0)) == shape
         return self._kinds[number].is_product and len(shape) > 1 and same
 
     @property
     def strangers(self) -> list[nn.Parameter]:
         """The weights that multiply data and aren't among the parameters whose names are known."""
-        leaves = [(self._graph.nodes[n].variable, n) for n in self._graph.leaves.values()]
+        leaves = [(self.graph.nodes[n].variable, n) for n in self.graph.leaves.values()]
         return [
             leaf
             for leaf, number in leaves
@@ -171,11 +171,11 @@ class Network:
         data = [*self._data_of(number)]
         while len(data) == 1:
             kind = self._kinds[data[0]]
-            if len(self._graph.consumers[data[0]]) > 1:
+            if len(self.graph.consumers[data[0]]) > 1:
                 return None  # what others get as well, as a residual branch's input, is of use
             if kind.is_affine:
                 return data[0] if data[0] in self._weights else None
-            if not kind.is_linear or None in self._graph.children[data[0]]:
+            if not kind.is_linear or None in self.graph.children[data[0]]:
                 return None  # what is added to constants is not one linear layer with what follows
             data = [*self._data_of(data[0])]
         return None
@@ -188,8 +188,8 @@ class Network:
         if loss.function is None:
             return False
         number = self._number(loss.function)
-        below = self._graph.below([number]) - {number}
-        kinds = (self._kinds[n] for n in below if self._graph.kinds[n] != LEAF)
+        below = self.graph.below([number]) - {number}
+        kinds = (self._kinds[n] for n in below if self.graph.kinds[n] != LEAF)
         others = (kind for kind in kinds if not (kind.is_affine or kind.is_linear))
         return all(kind.takes_scores and kind.makes_probabilities for kind in others)
 
@@ -202,7 +202,7 @@ class Network:
         for number in self._of_loss():
             scores = self._scores(number)
             if scores is not None and self._kinds[scores].makes_probabilities:
-                return called(self._graph.kinds[scores])
+                return called(self.graph.kinds[scores])
         return ""
 
     def broadcast(self, samples: int) -> str:
@@ -213,10 +213,10 @@ class Network:
         and more than one number for each sample may be compared with as many prototypes.
         """
         for number in self._of_loss() if samples > 1 else ():
-            known = [edge for edge in self._graph.children[number] if edge is not None]
+            known = [edge for edge in self.graph.children[number] if edge is not None]
             if len(known) != 1:
                 continue
-            shape, given = self._graph.shape((number, 0)), self._graph.shape(known[0])
+            shape, given = self.graph.shape((number, 0)), self.graph.shape(known[0])
             column, row = (samples, 1), (samples,)
             is_all_pairs = shape == (samples, samples) and given in (column, row)
             if is_all_pairs and self._compares_vectors(number, samples):
@@ -230,13 +230,13 @@ class Network:
         risk at whose time, is no mistake.
         """
         kind = self._kinds[number]
-        if kind.repeats and len(self._graph.children[number]) == 1:
-            consumers = {consumer for consumer, _, _ in self._graph.consumers[number]}
+        if kind.repeats and len(self.graph.children[number]) == 1:
+            consumers = {consumer for consumer, _, _ in self.graph.consumers[number]}
             return any(self._kinds[each].is_difference for each in consumers)
         if not kind.is_product:
             return kind.is_difference
-        is_first = self._graph.children[number][0] is not None
-        tensors = dict(saved_by_name(self._graph.nodes[number]))
+        is_first = self.graph.children[number][0] is not None
+        tensors = dict(saved_by_name(self.graph.nodes[number]))
         other = tensors.get("other" if is_first else "self")
         return other is not None and other.numel() == samples
 
@@ -258,18 +258,18 @@ class Network:
 
         As of attention whose weights add up to 1 over the queries, rather than over the keys.
         """
-        for number, kind in enumerate(self._graph.kinds):
+        for number, kind in enumerate(self.graph.kinds):
             if called(kind) != "softmax":
                 continue
-            shape, axis = self._graph.shape((number, 0)), saved(self._graph.nodes[number], "dim")
+            shape, axis = self.graph.shape((number, 0)), saved(self.graph.nodes[number], "dim")
             is_over_rows = len(shape) > 2 and signed(axis) in (-2, len(shape) - 2)
             waiting = [number] if is_over_rows else []
             while waiting:
-                for consumer, place, _ in self._graph.consumers[waiting.pop()]:
-                    name = plain_name(self._graph.kinds[consumer])
+                for consumer, place, _ in self.graph.consumers[waiting.pop()]:
+                    name = plain_name(self.graph.kinds[consumer])
                     if name == "Bmm" and place == 0:
                         return True
-                    if name in KEEPING and self._graph.shape((consumer, 0))[-1:] == shape[-1:]:
+                    if name in KEEPING and self.graph.shape((consumer, 0))[-1:] == shape[-1:]:
                         waiting.append(consumer)
         return False
 
@@ -290,9 +290,7 @@ class Network:
 
         ``None`` without such attention. A causal mask hides what comes later.
         """
-        seen = (
-            _next_seen(*each) for each in zip(self._graph.nodes, self._graph.kinds, strict=True)
-        )
+        seen = (_next_seen(*each) for each in zip(self.graph.nodes, self.graph.kinds, strict=True))
         known = [each for each in seen if each is not None]
         return torch.stack(known).amax() if known else None
 
@@ -306,23 +304,23 @@ class Network:
         """
         found = [
             (mean, spread)
-            for number, kind in enumerate(self._graph.kinds)
-            if kind.startswith("Add") and len(self._graph.children[number]) == 2
-            for mean, spread in self._code(*self._graph.children[number])
+            for number, kind in enumerate(self.graph.kinds)
+            if kind.startswith("Add") and len(self.graph.children[number]) == 2
+            for mean, spread in self._code(*self.graph.children[number])
         ]
         return _nats(*found[0]) if len(found) == 1 else None
 
     def _code(self, one: Edge | None, other: Edge | None) -> Iterator[tuple[Tensor, Tensor]]:
         """The mean and the spread of a code that is the sum of two inputs."""
         for mean, noise in ((one, other), (other, one)):
-            if mean is None or noise is None or self._graph.kinds[noise[0]] != "MulBackward0":
+            if mean is None or noise is None or self.graph.kinds[noise[0]] != "MulBackward0":
                 continue
-            factors = [edge for edge in self._graph.children[noise[0]] if edge is not None]
+            factors = [edge for edge in self.graph.children[noise[0]] if edge is not None]
             if len(factors) != 1 or self._alone[factors[0][0]]:
                 continue
             spreads = self._kept(factors[0][0], ("Exp", "Sqrt"), "result")
             squared = [
-                user for user, _, output in self._graph.consumers[mean[0]] if output == mean[1]
+                user for user, _, output in self.graph.consumers[mean[0]] if output == mean[1]
             ]
             means = [t for user in squared for t in self._kept(user, ("Pow", "Mul"), "self")]
             if spreads and means and means[0].shape == spreads[0].shape:
@@ -330,9 +328,9 @@ class Network:
 
     def _kept(self, number: int, kinds: tuple[str, ...], name: str) -> list[Tensor]:
         """What a node of one of some kinds has kept under a name, where it is."""
-        if plain_name(self._graph.kinds[number]) not in kinds:
+        if plain_name(self.graph.kinds[number]) not in kinds:
             return []
-        tensors = dict(saved_by_name(self._graph.nodes[number]))
+        tensors = dict(saved_by_name(self.graph.nodes[number]))
         return [tensors[name].detach()] if name in tensors else []
 
     @property
@@ -344,7 +342,7 @@ class Network:
         divides nothing by the norms of vectors.
         """
         for number in self._of_loss():
-            same = len({*self._graph.children[number]}) == 1
+            same = len({*self.graph.children[number]}) == 1
             kinds = ("LinalgVectorNorm", *(("Mul",) if same else ()))
             for rows in self._kept(number, kinds, "self"):
                 if rows.dim() == 2 and len(rows) > 1 and rows.shape[1] > 1:
@@ -359,19 +357,19 @@ class Network:
         It is the sum or mean of ``t log t − t x`` with constants ``t``; ``x`` is a softmax here.
         """
         for number in self._of_loss():
-            users = {self._graph.kinds[user] for user, _, _ in self._graph.consumers[number]}
+            users = {self.graph.kinds[user] for user, _, _ in self.graph.consumers[number]}
             if not all(each.startswith(("Sum", "Mean")) for each in users):
                 continue
             subtracted = self._behind_constant(number, "Sub")
             given = None if subtracted is None else self._behind_constant(subtracted, "Mul")
-            if given is not None and called(self._graph.kinds[given]) == "softmax":
+            if given is not None and called(self.graph.kinds[given]) == "softmax":
                 return True
         return False
 
     def _behind_constant(self, number: int, kind: str) -> int | None:
         """What the second operand of a node of this kind comes from, if the first is constant."""
-        edges = self._graph.children[number]
-        is_so = self._graph.kinds[number].startswith(kind) and len(edges) == 2
+        edges = self.graph.children[number]
+        is_so = self.graph.kinds[number].startswith(kind) and len(edges) == 2
         return edges[1][0] if is_so and edges[0] is None and edges[1] is not None else None
 
     @property
@@ -385,7 +383,7 @@ class Network:
             its = self._kinds[number]
             is_chance = its.takes_scores and its.targets == "probabilities"
             of = self._behind_views(number) if its.is_difference or is_chance else None
-            limits = None if of is None else RANGES.get(called(self._graph.kinds[of]))
+            limits = None if of is None else RANGES.get(called(self.graph.kinds[of]))
             if of is not None and limits is not None:
                 if is_chance:
                     if self._kinds[of].makes_probabilities:
@@ -402,14 +400,14 @@ class Network:
 
         A difference by hand is kept by what makes it an error, such as a square.
         """
-        node = self._graph.nodes[number]
+        node = self.graph.nodes[number]
         targets = None if is_saved_elsewhere(node) else saved(node, "target", None)
-        edges = self._graph.children[number]
+        edges = self.graph.children[number]
         if targets is not None or len(edges) != 2 or edges[0] is None or edges[1] is not None:
             return None if targets is None else targets.detach()
-        users = [self._graph.nodes[user] for user, _, _ in self._graph.consumers[number]]
+        users = [self.graph.nodes[user] for user, _, _ in self.graph.consumers[number]]
         errors = [t for user in users for t in saved_where_they_are(user)]
-        outputs = saved_where_they_are(self._graph.nodes[of])
+        outputs = saved_where_they_are(self.graph.nodes[of])
         if not errors or len(outputs) != 1 or errors[0].numel() != outputs[0].numel():
             return None
         return outputs[0].detach().reshape(errors[0].shape) - errors[0].detach()
@@ -419,9 +417,9 @@ class Network:
         """What has one element alone to make probabilities of, or to normalise; usually empty."""
         for number, axis, shape in self._softmaxes_of_loss():
             if shape and shape[axis] == 1:
-                return called(self._graph.kinds[number])
-        for number, kind in enumerate(self._graph.kinds):
-            node, size = self._graph.nodes[number], 0
+                return called(self.graph.kinds[number])
+        for number, kind in enumerate(self.graph.kinds):
+            node, size = self.graph.nodes[number], 0
             if kind.startswith("NativeLayerNorm"):
                 size = math.prod(saved(node, "normalized_shape", ()) or (0,))
             elif kind.startswith("NativeGroupNorm"):
@@ -437,10 +435,10 @@ class Network:
         Each row then has scores of several places, and of some classes only.
         """
         for number in self._of_loss():
-            edge = self._graph.children[number][0] if self._kinds[number].is_view else None
-            if edge is None or plain_name(self._graph.kinds[number]) not in ("View", "UnsafeView"):
+            edge = self.graph.children[number][0] if self._kinds[number].is_view else None
+            if edge is None or plain_name(self.graph.kinds[number]) not in ("View", "UnsafeView"):
                 continue
-            before, after = self._graph.shape(edge), self._graph.shape((number, 0))
+            before, after = self.graph.shape(edge), self.graph.shape((number, 0))
             is_cut = len(before) > 2 and len(after) == 2 and before[1] == after[1] > 1
             of_place = math.prod(before[2:])
             if is_cut and before[-1] != after[1] != of_place and self._has_units_at_1(edge[0]):
@@ -452,21 +450,21 @@ class Network:
 
         A view of what isn't contiguous copies it first.
         """
-        children = self._graph.children[number]
-        if plain_name(self._graph.kinds[number]) == "Clone" and children[0] is not None:
+        children = self.graph.children[number]
+        if plain_name(self.graph.kinds[number]) == "Clone" and children[0] is not None:
             return self._has_units_at_1(children[0][0])
-        is_moved = plain_name(self._graph.kinds[number]) in ("Permute", "Transpose")
+        is_moved = plain_name(self.graph.kinds[number]) in ("Permute", "Transpose")
         if not is_moved or children[0] is None:
             return self._kinds[number].rows == 1
-        units = self._graph.shape(children[0])[-1]
-        return self._graph.shape((number, 0))[1] == units
+        units = self.graph.shape(children[0])[-1]
+        return self.graph.shape((number, 0))[1] == units
 
     def _softmaxes_of_loss(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """Nodes of a softmax between the loss and the last layers, each with its axis and shape."""
         for number in self._of_loss():
-            if called(self._graph.kinds[number]) in ("softmax", "log_softmax"):
-                shape = self._graph.shape((number, 0))
-                axis = signed(saved(self._graph.nodes[number], "dim"))
+            if called(self.graph.kinds[number]) in ("softmax", "log_softmax"):
+                shape = self.graph.shape((number, 0))
+                axis = signed(saved(self.graph.nodes[number], "dim"))
                 yield number, axis % max(len(shape), 1), shape
 
     def is_bootstrapped(self, loss: Loss) -> bool:
@@ -476,20 +474,20 @@ class Network:
         """
         if loss.function is None or not self._kinds[self._number(loss.function)].is_difference:
             return False
-        edges = self._graph.children[self._number(loss.function)]
+        edges = self.graph.children[self._number(loss.function)]
         if len(edges) < 2 or edges[1] is None:
             return False
         number: int | None = edges[1][0]
         for _ in range(NEARBY):
             if number is None or self._kinds[number].is_affine:
                 return False
-            if self._graph.kinds[number].startswith("Add") and None in self._graph.children[number]:
+            if self.graph.kinds[number].startswith("Add") and None in self.graph.children[number]:
                 return True
             number = next(self._data_of(number), None)
         return False
 
     def _number(self, node: Node) -> int:
-        return self._graph.nodes.index(node)
+        return self.graph.nodes.index(node)
 
     def _of_loss(self) -> Iterator[int]:
         """The nodes between the loss and the network's last layers."""
@@ -528,13 +526,13 @@ class Network:
     @property
     def has_half(self) -> bool:
         """Whether a node's output is in float16."""
-        pairs = zip(self._graph.nodes, self._graph.kinds, strict=True)
+        pairs = zip(self.graph.nodes, self.graph.kinds, strict=True)
         nodes = (node for node, kind in pairs if kind != LEAF)
         return any(out.dtype == torch.float16 for node in nodes for out in output_metadata(node))
 
     def output_of(self, activation: Activation) -> Tensor | None:
         """What an activation has returned, where its node has saved it without hooks."""
-        saved = saved_where_they_are(self._graph.nodes[activation.node])
+        saved = saved_where_they_are(self.graph.nodes[activation.node])
         return saved[0] if len(saved) == 1 else None
 
 
@@ -692,6 +690,7 @@ def setup_of(
         linear_pairs=network.linear_pairs,
         is_linear=network.is_linear(loss),
         half=network.has_half,
+        positions_first=has_positions_first(network.graph, model, setting.unsharded),
     )
 
 

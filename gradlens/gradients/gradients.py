@@ -344,7 +344,7 @@ def evidence_of(
         count,
         graph.edge_of(losses) if losses is not None and is_vector else None,
         calls_behind(graph, model),
-        _has_positions_first(graph, model, unsharded),
+        has_positions_first(graph, model, unsharded),
     )
 
 
@@ -372,7 +372,7 @@ def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> lis
     return [names[id(variable)] for variable in variables if id(variable) in names]
 
 
-def _has_positions_first(
+def has_positions_first(
     graph: Graph, model: nn.Module | None, unsharded: Mapping[int, nn.Parameter]
 ) -> bool:
     """Whether layers that the loss may depend on count samples along their second axis."""

@@ -55,6 +55,7 @@ class Setup:
     scores out of several places, and ``bootstrapped`` says that the loss's target adds a
     constant to the network's own prediction, through which a gradient flows.
     ``half`` says that there are nodes in float16, and ``scaler`` that a gradient scaler was passed.
+    ``positions_first`` says that layers count samples along their second axis.
     """
 
     optimizer: str = ""
@@ -85,6 +86,7 @@ class Setup:
     dtypes: tuple[str, ...] = ()
     input_kind: str = ""
     input_normalised: bool = False
+    positions_first: bool = False
 
 
 # The curvature above which the optimizer diverges on a quadratic -----------------------------

@@ -272,6 +272,37 @@ def test_small_batches_of_a_healthy_regression(samples: int, seeds: int) -> None
         assert not [each.fault for each in found if each.is_alarm]
 
 
+class LastState(nn.Module):
+    """A recurrent layer, and a linear one on its last state."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(5, 8, batch_first=batch_first), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.layer(x)[1][0])
+        return found
+
+
+@pytest.mark.parametrize("tracked", [[], ["NormTest"]], ids=str)
+@pytest.mark.parametrize(("batch_first", "samples"), [(False, 32), (True, 32), (True, 4)])
+def test_steps_in_the_first_axis_are_no_small_batch(
+    batch_first: bool, samples: int, tracked: list[str]
+) -> None:
+    torch.manual_seed(0)
+    model = LastState(batch_first)
+    cockpit = Cockpit(model, tracked)
+    for step in range(9):
+        inputs = torch.randn((samples, 4, 5) if batch_first else (4, samples, 5))
+        inputs[(0, 0) if batch_first else (0,)] *= 1000.0 if step == 4 else 1.0
+        loss = functional.cross_entropy(model(inputs), torch.randint(3, (samples,)))
+        tracked_backward(cockpit, step, loss)
+    cockpit.close()
+    faults = {each.fault for each in diagnose(cockpit)}
+    assert ("batch_too_small" in faults) == (samples == 4)
+    assert batch_first or "outlier_sample" not in faults
+
+
 # What a loss can't be learnt from.
 
 

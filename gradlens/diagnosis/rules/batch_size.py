@@ -59,7 +59,8 @@ def too_small(evidence: Evidence) -> Iterator[Sign]:
     if coverage is not None and coverage.samples is None:
         return  # what the model was called with has rows, which may be parts of a sample
     is_text = evidence.setup.input_kind == "integers" and evidence.typical("labels") >= LABELS
-    if (samples > 0).sum() >= FEWEST and not is_text and typical <= SMALL:
+    is_small = typical <= SMALL and evidence.rows_are_samples
+    if (samples > 0).sum() >= FEWEST and not is_text and is_small:
         number = below("samples in a batch", typical, SMALL + 1)
         yield Sign(evidence.step(samples <= SMALL), (number,), is_alarm=is_stuck(evidence))
 

@@ -36,7 +36,7 @@ MOST_STEPS = 0.25
 
 
 def outlier(evidence: Evidence) -> Iterator[Sign]:
-    if evidence.setup.input_kind != "integers":
+    if evidence.setup.input_kind != "integers" and evidence.rows_are_samples:
         yield from _of_inputs(evidence)
     high = [jump for jump in jumps(evidence) if jump.share > MOST]
     of_batches = evidence.steps[np.isfinite(batches_out_of_scale(evidence))]
