@@ -435,9 +435,10 @@ def _not_followed(
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     # Along the wrong axis of the inputs, samples may seem to meet.
     is_either = not reading.is_one_axis or (square and not meeting)
-    has_as_many = any(graph.shape(edge)[:1] == (reading.samples,) for edge in edges)
-    followed = NOT_FOLLOWED if reading.is_given or has_as_many else OTHER_ROWS
-    reason = EITHER_AXIS if is_either else MEET if meeting else followed
+    as_many = (graph.shape(edge)[:1] == (reading.samples,) for edge in meeting or edges)
+    are_other = not (reading.is_given or any(as_many))
+    met, followed = (MEET_IN_ROWS, OTHER_ROWS) if are_other else (MEET, NOT_FOLLOWED)
+    reason = EITHER_AXIS if is_either else met if meeting else followed
     reason = ONE_ROW if is_single else reason
     every = dict.fromkeys(str([*graph.shape(edge)]) for edge in meeting or square or edges)
     shapes = " and ".join([*every][:2])
@@ -486,6 +487,12 @@ NOT_FOLLOWED = (
 MEET = (
     "samples meet in the loss, which is computed from a tensor of shape {shapes} with entries of "
     "several of the {samples} samples, as a loss of pairs is"
+)
+MEET_IN_ROWS = (
+    "several of the {samples} rows that the model was called with meet in one row of a tensor of "
+    "shape {shapes}, from which the loss is computed: pass batch_size=... to the context if a "
+    "sample has several rows, as a graph or a sequence has; a loss of pairs has no per-sample "
+    "gradients"
 )
 OTHER_ROWS = (
     "the model was called with {samples} rows, but the loss is computed from tensors of shape "

@@ -581,7 +581,7 @@ COUNTED = {
         lambda: (randn(N, T, D), randn(N, T)),
         of_tags,
         refused=("",),
-        reason="if N = 3 is wrong, pass batch_size=",
+        reason="pass batch_size=",
     ),
     "own recurrence, positions first, batch size passed": RowCase(
         own_tagger, lambda: (randn(N, T, D), randn(N, T)), of_tags, batch_size=N
