@@ -507,7 +507,7 @@ ONE_ROW = (
 )
 ONE_SAMPLE = (
     "the model was called with {samples} rows, which meet on the way to the loss: "
-    f"{PARTS_OF_ONE}and batch_size={{samples}} if each is a sample"
+    f"{PARTS_OF_ONE}else the number of samples"
 )
 OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
 AMBIGUOUS = (
