@@ -140,8 +140,9 @@ class CockpitWatch(Watch):
         if found is not None:
             given["closure"] = partial(loop.loss_of, found.inputs, found.targets)
         info = {}
-        if found is not None and found.samples is not None:
-            info = {"groups": [n % 2 for n in range(found.samples)]}
+        if found is not None:
+            samples = 1 if found.samples is None else found.samples  # a single vector
+            info = {"groups": [n % 2 for n in range(samples)]}
         given = {"info": {**given, **info}} if "by info" in options else {**given, "info": info}
         return self.cockpit(step, accumulating=accumulating, **given)
 
