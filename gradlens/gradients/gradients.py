@@ -17,7 +17,7 @@ from gradlens.gradients.loss_factor import TIMES_ZERO, LossFactor, loss_scale
 from gradlens.gradients.reduce import Reducer
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF, SYNCHRONISED
+from gradlens.graph.kinds import LEAF, SYNCHRONISED, plain_name
 from gradlens.graph.loss import Batch, Loss, LossReduction, is_divided, read_loss
 from gradlens.graph.model_calls import calls_behind
 from gradlens.numerics.host import on_device
@@ -37,7 +37,9 @@ from gradlens.samples.model_inputs import places_of_inputs
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of, why_failed
 from gradlens.samples.rows import LabelledEdge
-from gradlens.torch_private import BatchNorm, sequence_number
+from gradlens.torch_private import BatchNorm, saved, sequence_number
+
+PACKING = "PackPaddedSequence"
 
 Replica: TypeAlias = nn.parallel.DistributedDataParallel
 """A module by which several processes train one model, each with samples of its own."""
@@ -375,7 +377,13 @@ def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> lis
 def has_positions_first(
     graph: Graph, model: nn.Module | None, unsharded: Mapping[int, nn.Parameter]
 ) -> bool:
-    """Whether layers that the loss may depend on count samples along their second axis."""
+    """Whether layers that the loss may depend on count samples along their second axis.
+
+    Or a sequence was packed that does.
+    """
+    pairs = zip(graph.nodes, graph.kinds, strict=True)
+    if any(plain_name(k) == PACKING and not saved(node, "batch_first") for node, k in pairs):
+        return True
     modules: Iterable[nn.Module] = () if model is None else model.modules()
     kinds = (nn.RNNBase, nn.MultiheadAttention)
     layers = [m for m in modules if isinstance(m, kinds) and not m.batch_first]

@@ -385,6 +385,23 @@ def _take(of: Between) -> Pick:
     return _each(apply, of.below)
 
 
+def _packed(of: Between) -> Pick:
+    """The samples' first steps, then the second ones of those that have more, and so on."""
+    steps, samples = (1, 0) if saved(of.node, "batch_first") else (0, 1)
+
+    def apply(x: Labels) -> Labels:
+        sizes = of.read("result1")  # how many samples have each step
+        places = np.zeros((2, sizes.sum()), dtype=np.int64)
+        if x.shape[steps] > 1:
+            places[steps] = np.repeat(np.arange(len(sizes)), sizes)
+        if x.shape[samples] > 1:
+            places[samples] = np.concatenate([np.arange(size) for size in sizes])
+        return x[tuple(places)]
+
+    kept = {axis: axis - 1 for axis in range(2, len(of.below))}
+    return Pick(apply, (samples, steps), kept, apart=True)
+
+
 # Kinds that put entries of an input into the output: picks of the output ------------------------
 
 
@@ -428,6 +445,7 @@ PICKING: dict[str, Callable[[Between], Pick | None]] = {
     "Stack": lambda of: _along(of, slice(None), of.place),
     "Index": lambda of: _index(of, of.below, of.above, apart=True),
     "MaskedSelect": _masked_select,
+    "PackPaddedSequence": _packed,
     "Take": _take,
 }
 """Kinds whose output has entries of their inputs, picked by what they have saved."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -442,6 +442,34 @@ def own_recurrence(net: Any, x: Tensor) -> Tensor:
     return net.head(torch.stack(found))[..., 0]
 
 
+def of_packed(axis: int, layer: Callable[[], nn.Module] | None = None) -> RowCase:
+    """Losses of words one below the other, of texts that are as long as drawn."""
+
+    def pack(tensor: Tensor, lengths: Tensor) -> Any:
+        options = {"batch_first": axis == 0, "enforce_sorted": False}
+        return nn.utils.rnn.pack_padded_sequence(tensor, lengths, **options)
+
+    def compute(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
+        words = pack(net.embed(x), lengths)
+        return net.head((words if layer is None else net.layer(words)[0]).data.tanh())
+
+    def losses(model: Any, batch: Batch) -> Tensor:
+        x, y, lengths = batch
+        targets = pack(y.movedim(0, axis), lengths).data
+        return F.cross_entropy(model(x.movedim(0, axis), lengths), targets, reduction="sum")
+
+    def build() -> nn.Module:
+        parts = {} if layer is None else {"layer": layer()}
+        return Net(compute, embed=nn.Embedding(7, H), head=nn.Linear(H, C), **parts)
+
+    return RowCase(
+        build,
+        lambda: (tokens(N, T), classes(N, T), torch.randint(1, T + 1, (N,))),
+        lambda model, batch: losses(model, batch) / batch[2].sum(),
+        lambda model, batch, n: losses(model, one(batch, n)) * N / batch[2].sum(),
+    )
+
+
 def own_tagger() -> nn.Module:
     layers = {"inner": nn.Linear(D, H), "again": nn.Linear(H, H), "head": nn.Linear(H, 1)}
     return Net(own_recurrence, **layers)
@@ -575,6 +603,12 @@ COUNTED = {
         lambda model, batch, n: F.cross_entropy(
             model(batch[0][n : n + 1], batch[1][:, n : n + 1]), batch[2][n : n + 1]
         ),
+    ),
+    "packed texts": of_packed(0, lambda: nn.GRU(H, H, batch_first=True)),
+    "packed texts, without a layer": of_packed(0),
+    "packed texts, positions first": of_packed(1, lambda: nn.GRU(H, H)),
+    "packed texts, positions first, without a layer": replace(
+        of_packed(1), refused=("",), reason="more than one agrees with the network"
     ),
     "own recurrence, positions first": RowCase(
         own_tagger,
