@@ -86,8 +86,7 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     left_out = np.stack([traces, without - traces / (n - 1)])
     covariance = (n - 1) ** 2 / n * np.cov(left_out)
     if not np.isfinite(covariance).all():
-        both = {"trace": trace, "squared_norm": squared_norm}
-        return _undefined(NOT_FINITE, **{k: x for k, x in both.items() if math.isfinite(x)})
+        return _undefined(NOT_FINITE, **_finite(trace, squared_norm))
     influences = left_out[0] - trace / (squared_norm or math.nan) * left_out[1]
     bounded = n >= BOUNDED_FROM and _largest_share(influences) < DOMINATING
     return _with_interval(trace, squared_norm, covariance, n - 1, bounded)
@@ -98,8 +97,17 @@ NO_SQUARED_NORM = "the gradient's squared norm can't be distinguished from zero"
 
 
 def _without_interval(trace: float, squared_norm: float, reason: str) -> NoiseScale:
+    known = _finite(trace, squared_norm)
+    if len(known) < 2:
+        return _undefined(NOT_FINITE, **known)
     value = trace / squared_norm if squared_norm > 0 else Undefined(NO_SQUARED_NORM)
-    return _undefined(reason, value=value, trace=trace, squared_norm=squared_norm)
+    return _undefined(reason, value=value, **known)
+
+
+def _finite(trace: float, squared_norm: float) -> dict[str, float]:
+    """Those of the two estimates that are numbers."""
+    both = {"trace": trace, "squared_norm": squared_norm}
+    return {name: number for name, number in both.items() if math.isfinite(number)}
 
 
 def _with_interval(

@@ -33,6 +33,7 @@ from gradlens.samples.labels import (
     moved,
     only,
     replaced,
+    without_gaps,
 )
 from gradlens.samples.model_inputs import Named, counting_axes
 from gradlens.samples.passages import Passages
@@ -290,7 +291,10 @@ class Names:
             named_by = [each for each in named if not are_none(named[each])]
             if not any(self._covers(number, output, each, place) for each in named_by):
                 every.append(names)
-        return reduce(combined, every) if every else only(NO_SAMPLE, len(shape))
+        found = reduce(combined, every) if every else only(NO_SAMPLE, len(shape))
+        # Data that stands beside rows of samples is of these, such as an image before its caption.
+        has_data = kind_of(self.graph.kinds[number]).joins and None in edges
+        return without_gaps(found, self._passages.samples) if has_data else found
 
     def _covers(self, number: int, output: int, place: int, other: int) -> bool:
         """Whether an input has the rows of another one itself, and isn't repeated for them."""

@@ -397,6 +397,16 @@ def test_two_samples_have_a_noise_scale_without_an_interval() -> None:
         assert "three samples" in found[end].reason
 
 
+@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_noise_scale_of_what_is_not_finite_has_a_reason(samples: int, bad: float) -> None:
+    g = torch.randn(samples, 20, dtype=torch.float64)
+    g[1, 3] = bad
+    found = noise_scale(Dense(g).deviations())
+    for number in (found.value, found.low, found.high, found.trace, found.squared_norm):
+        assert not math.isnan(number) or number.reason
+
+
 NEED_TWO = ("NormTest", "InnerTest", "OrthoTest", "MeanGSNR", "EarlyStopping", "CABS", "Alpha",
             "GradCovariance", "GradNoiseScale")  # fmt: skip
 """Quantities of how samples differ."""
