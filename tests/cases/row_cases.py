@@ -442,15 +442,23 @@ def own_recurrence(net: Any, x: Tensor) -> Tensor:
     return net.head(torch.stack(found))[..., 0]
 
 
-def of_packed(axis: int, layer: Callable[[], nn.Module] | None = None) -> RowCase:
-    """Losses of words one below the other, of texts that are as long as drawn."""
+def of_packed(
+    axis: int, layer: Callable[[], nn.Module] | None = None, image: bool = False
+) -> RowCase:
+    """Losses of words one below the other, of texts that are as long as drawn.
+
+    Instead of the first word, there may be an ``image``, which needs no gradient.
+    """
 
     def pack(tensor: Tensor, lengths: Tensor) -> Any:
         options = {"batch_first": axis == 0, "enforce_sorted": False}
         return nn.utils.rnn.pack_padded_sequence(tensor, lengths, **options)
 
     def compute(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
-        words = pack(net.embed(x), lengths)
+        embedded = net.embed(x)
+        if image:
+            embedded = torch.cat([F.one_hot(x[:, :1], H + 1)[..., 1:] * 0.3, embedded[:, 1:]], 1)
+        words = pack(embedded, lengths)
         return net.head((words if layer is None else net.layer(words)[0]).data.tanh())
 
     def losses(model: Any, batch: Batch) -> Tensor:
@@ -605,6 +613,7 @@ COUNTED = {
         ),
     ),
     "packed texts": of_packed(0, lambda: nn.GRU(H, H, batch_first=True)),
+    "packed texts behind images": of_packed(0, lambda: nn.GRU(H, H, batch_first=True), image=True),
     "packed texts, without a layer": of_packed(0),
     "packed texts, positions first": of_packed(1, lambda: nn.GRU(H, H)),
     "packed texts, positions first, without a layer": replace(
