@@ -17,7 +17,7 @@ from gradlens.gradients.loss_factor import TIMES_ZERO, LossFactor, loss_scale
 from gradlens.gradients.reduce import Reducer
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF, SYNCHRONISED, plain_name
+from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, Loss, LossReduction, is_divided, read_loss
 from gradlens.graph.model_calls import calls_behind
 from gradlens.numerics.host import on_device
@@ -39,7 +39,7 @@ from gradlens.samples.planner import plan_of, why_failed
 from gradlens.samples.rows import LabelledEdge
 from gradlens.torch_private import BatchNorm, saved, sequence_number
 
-PACKING = "PackPaddedSequence"
+PACKING = "PackPaddedSequenceBackward0"
 
 Replica: TypeAlias = nn.parallel.DistributedDataParallel
 """A module by which several processes train one model, each with samples of its own."""
@@ -382,7 +382,7 @@ def has_positions_first(
     Or a sequence was packed that does.
     """
     pairs = zip(graph.nodes, graph.kinds, strict=True)
-    if any(plain_name(k) == PACKING and not saved(node, "batch_first") for node, k in pairs):
+    if any(k == PACKING and not saved(node, "batch_first") for node, k in pairs):
         return True
     modules: Iterable[nn.Module] = () if model is None else model.modules()
     kinds = (nn.RNNBase, nn.MultiheadAttention)
