@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.unavailable import FREED, FREED_GRAPH, UnavailableError, first_line
+from gradlens.numerics.unavailable import FREED, UnavailableError, first_line, has_freed
 from gradlens.observers.observer import Observer
 from gradlens.torch_private import unseen
 
@@ -79,7 +79,7 @@ class Boundary:
 
     def end(self, work: str, refuse: Refuse | None, error: Exception) -> None:
         """An exception has ended a piece of work."""
-        is_freed = FREED_GRAPH in str(error)
+        is_freed = has_freed(error)
         if not (is_freed or isinstance(error, UnavailableError)):
             self.report(work, error, refuse)
         elif refuse is not None:

@@ -118,7 +118,8 @@ class Run:
     def note(self, global_step: int, text: str) -> None:
         """Note a text once, whatever its numbers: as a warning, in the history and in the file."""
         text = self._said(text)
-        if any(without_numbers(note.text) == without_numbers(text) for note in self.history.notes):
+        words = without_numbers(text)
+        if any(without_numbers(note.text) == words for note in self.history.notes):
             return
         self.take_in(global_step, "note", text)
 

@@ -22,7 +22,7 @@ from gradlens.graph.checkpoints import read_again
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import Node
 from gradlens.graph.passes import Gradients, Instead, call, derivatives
-from gradlens.numerics.unavailable import FREED, FREED_GRAPH, UnavailableError
+from gradlens.numerics.unavailable import FREED, UnavailableError, has_freed
 from gradlens.torch_private import saved
 
 _REMEDY = (
@@ -109,7 +109,7 @@ def explained() -> Iterator[None]:
         missing = isinstance(error, NotImplementedError)
         if missing or any(words in str(error) for words in _TORCH_SAYS):
             raise _not_twice_differentiable(str(error)) from error
-        if FREED_GRAPH in str(error):
+        if has_freed(error):
             raise UnavailableError(FREED) from error
         raise
 

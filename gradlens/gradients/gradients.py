@@ -381,7 +381,7 @@ def has_positions_first(
 
     Or a sequence was packed that does.
     """
-    pairs = zip(graph.nodes, graph.kinds, strict=True)
+    pairs = zip(graph.nodes, graph.kinds, strict=True) if PACKING in graph.kinds else ()
     if any(k == PACKING and not saved(node, "batch_first") for node, k in pairs):
         return True
     modules: Iterable[nn.Module] = () if model is None else model.modules()

@@ -19,9 +19,12 @@ class UnavailableError(RuntimeError):
     """A result can't be had for these inputs; the message is the reason and, if any, the remedy."""
 
 
-FREED_GRAPH = "backward through the graph a second time"
-"""Part of torch's message where a backward pass has freed the graph already."""
 FREED = "backward has run already when the context was entered: call it inside the context"
+
+
+def has_freed(error: Exception) -> bool:
+    """Whether it is torch's error where a backward pass has freed the graph already."""
+    return "backward through the graph a second time" in str(error)
 
 
 def first_line(error: Exception) -> str:

@@ -88,13 +88,14 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
     if not calls:
         raise UnavailableError(NO_CALLS)
     if several:
-        found = [Reading(calls, sum(rows), TOGETHER, in_turn=True)]
-        found = [] if _have_same_inputs(calls) else found
+        of_each: list[Reading] = []
         for axis in axes:
             of_calls = [lengths_of([call], axis)[:1] for call in calls]
             if of_calls[0] and all(each == of_calls[0] for each in of_calls):
-                found.append(Reading(calls, of_calls[0][0], OF_EACH_CALL, axis))
-        return found
+                of_each.append(Reading(calls, of_calls[0][0], OF_EACH_CALL, axis))
+        if of_each and _have_same_inputs(calls):
+            return of_each
+        return [Reading(calls, sum(rows), TOGETHER, in_turn=True), *of_each]
     found, shapes = [], shapes_of(calls)
     has_tensors = any(len(shape) > 1 for shape in shapes)
     for axis in axes:
@@ -113,7 +114,8 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
 def _have_same_inputs(calls: Sequence[ModelCall]) -> bool:
     """Whether all calls are of the same tensors, and so of the same samples, as of experts."""
     first, *others = ([given.reference() for given in call.inputs] for call in calls)
-    return None not in first and all([*map(id, each)] == [*map(id, first)] for each in others)
+    are_alive = all(each is not None for each in first)
+    return are_alive and all([*map(id, each)] == [*map(id, first)] for each in others)
 
 
 def may_be_parts(given: Given) -> bool:

@@ -31,7 +31,7 @@ from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
 from gradlens.history.html import count
 from gradlens.numerics.shards import any_distributed
-from gradlens.numerics.unavailable import FREED, FREED_GRAPH, UnavailableError, first_line
+from gradlens.numerics.unavailable import FREED, UnavailableError, first_line, has_freed
 from gradlens.samples.batchnorm import in_front_of, normalising
 from gradlens.samples.count import (
     AMBIGUOUS,
@@ -109,7 +109,7 @@ class _LossGraph:
         """Where the loss is computed from rows, whatever these are."""
         return loss_edges(self.graph, shapes_of(self.evidence.calls))
 
-    def have_all_rows(self, samples: int) -> bool:
+    def has_all_rows(self, samples: int) -> bool:
         """Whether the loss is computed from N rows each time, and N is more than one."""
         shapes = [self.graph.shape(edge)[:1] for edge in self.loss_edges]
         return {*shapes} == {(samples,)} != {(1,)}
@@ -276,7 +276,7 @@ def _attempts(
 
 def why_failed(error: Exception) -> str:
     """The reason that an exception is."""
-    return FREED if FREED_GRAPH in str(error) else FAILED.format(first_line(error))
+    return FREED if has_freed(error) else FAILED.format(first_line(error))
 
 
 def _uncertain(every: Sequence[Reading]) -> str:
@@ -361,10 +361,11 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     if by_order and (reading.needs_names or (is_second and names.selects)):
         raise UnavailableError(UNSURE.format(samples=reading.samples))
     shapes = [loss.graph.shape(edge) for edge in rows.sources]
-    have_all = loss.have_all_rows(reading.samples) and loss.evidence.losses_at is None
-    of_one = all(len(distinct(names.at(edge))) == 1 for edge in loss.loss_edges)
-    if have_all and reading.in_turn and of_one:  # calls may be on all samples, folded into rows
-        raise EitherAxisError(EITHER_AXIS.format(samples=reading.samples))
+    has_all = loss.has_all_rows(reading.samples) and loss.evidence.losses_at is None
+    if has_all and reading.in_turn:
+        labels = map(names.at, loss.loss_edges)
+        if all(len(distinct(each)) == 1 for each in labels):  # or all samples, folded into rows
+            raise EitherAxisError(EITHER_AXIS.format(samples=reading.samples))
     if rows.by_place and any(shape[:-1].count(reading.samples) > 1 for shape in shapes):
         raise UnavailableError(EITHER_AXIS.format(samples=reading.samples))
     planner = _Planner(loss, passages, reading, rows.sources)
@@ -383,7 +384,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         planner = _Planner(loss, passages, reading, rows.sources)
     plan = planner.plan()
     as_many = len(loss.loss_edges) == reading.samples and len(loss.evidence.calls) > 1
-    if plan.mixed and have_all and as_many:  # each may be of one sample, such as a task
+    if plan.mixed and has_all and as_many:  # each may be of one sample, such as a task
         raise EitherAxisError(EITHER_AXIS.format(samples=reading.samples))
     by_second = reading.axis == 1 and reading.samples in lengths_of(loss.evidence.calls, 1)
     is_open = not loss.evidence.positions_first and loss.evidence.losses_at is None

@@ -468,3 +468,20 @@ def test_calls_of_the_same_tensor_are_of_the_same_samples(samples: int) -> None:
         assert_close(gradients[name].dense(), expected[name])
     with pytest.raises(KeyError, match="a term of the loss is computed from"):
         gradients["router.weight"]
+
+
+@pytest.mark.parametrize("inputs", [(), (torch.randn(4),)], ids=["nothing", "a vector"])
+def test_two_calls_without_rows_say_what_to_pass(inputs: tuple[Tensor, ...]) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, *given: Tensor) -> Tensor:
+            return self.weight * (given[0] if given else 2)
+
+    model = Scaled()
+    with gradlens.per_sample_gradients(model) as gradients:
+        (model(*inputs).square().sum() + model(*inputs).abs().sum()).backward()
+    with pytest.raises(KeyError, match="pass the number of samples as batch_size="):
+        gradients["weight"]
