@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -116,13 +115,19 @@ def saved_where_they_are(node: Any) -> list[Tensor]:
 
     Reading the latter by ``saved`` would run these hooks, such as those of a checkpoint.
     """
+    return saved_tensors(node)[0]
+
+
+def saved_tensors(node: Any) -> tuple[list[Tensor], bool]:
+    """``saved_where_they_are``, and whether there are others."""
     slots = _saved_tensors(node)
-    return [one.data for one in slots if one.unpack_hook is None and one.data is not None]
+    here = [one for one in slots if one.unpack_hook is None]
+    return [one.data for one in here if one.data is not None], len(here) < len(slots)
 
 
 def is_saved_elsewhere(node: Any) -> bool:
     """Whether hooks store tensors that a node has saved elsewhere, or recompute them."""
-    return any(map(attrgetter("unpack_hook"), _saved_tensors(node)))
+    return saved_tensors(node)[1]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph, Link, is_python_function
 from gradlens.graph.kinds import CASTS, TRANSPOSE, from_the_right, kind_of, plain_name, positive
 from gradlens.graph.layer_rules import layer_call
-from gradlens.graph.passes import call, call_node, outputs_of
+from gradlens.graph.passes import call, call_node
 from gradlens.numerics.host import on_device
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
@@ -436,7 +436,7 @@ def _handed_on_by(found: NodeGradient, link: Link, gradients: Tensor) -> Sequenc
         return [gradients.mT if len(shapes[0]) == 2 else gradients]
     if kind_of(name).in_order:
         return [gradients.reshape(found.samples, *shapes[0])]
-    given: list[Tensor | None] = [None] * outputs_of(graph, number)
+    given: list[Tensor | None] = [None] * len(graph.outputs(number))
     parts: list[list[Tensor]] = [[] for _ in shapes]
     for gradient in gradients:
         given[link.output] = gradient

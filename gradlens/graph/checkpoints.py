@@ -21,25 +21,29 @@ from gradlens.torch_private import (
     is_saved_elsewhere,
     recomputation_key,
     saved,
-    saved_where_they_are,
+    saved_tensors,
     stored_tensors,
 )
 
 
 def why_not_to_read(node: Node) -> str:
     """Why what a node has saved can't be read now; empty if it can."""
-    for each in saved_where_they_are(node):
+    return reading(node)[0]
+
+
+def reading(node: Node) -> tuple[str, bool]:
+    """Why what a node has saved can't be read now, if so, and whether hooks store some of it."""
+    tensors, is_stored_by_hooks = saved_tensors(node)
+    for each in tensors:
         if each.layout == torch.strided and each.numel() and not each.untyped_storage().size():
-            return SHARDED
-    if not is_saved_elsewhere(node):
-        return ""
-    key = recomputation_key()
-    for one in stored_tensors(node):
+            return SHARDED, is_stored_by_hooks
+    key = recomputation_key() if is_stored_by_hooks else None
+    for one in stored_tensors(node) if is_stored_by_hooks else ():
         if one.frame is None:
-            return STORED_BY_HOOKS
+            return STORED_BY_HOOKS, True
         if key is None or (one.is_recomputed_once and not in_backward_pass()):
-            return CHECKPOINTED
-    return ""
+            return CHECKPOINTED, True
+    return "", is_stored_by_hooks
 
 
 def read_saved(node: Node, name: str) -> Tensor | None:

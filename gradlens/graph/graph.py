@@ -80,6 +80,7 @@ class Graph:
         self.children: list[tuple[Edge | None, ...]] = []
         self.leaves: dict[int, int] = {}
         self._shapes: dict[Edge, tuple[int, ...]] = {}
+        self._outputs: dict[int, Sequence[Any]] = {}
         self._numbers: dict[Node, int] = {}
         if tensor.grad_fn is None and tensor.requires_grad:
             raise ValueError("the loss is a leaf of the graph: it doesn't depend on any layer")
@@ -148,8 +149,15 @@ class Graph:
 
     def like(self, edge: Edge) -> Any:
         """What has the dtype and the device of the tensor along an edge."""
-        node = self.nodes[edge[0]]
-        return node.variable if self.kinds[edge[0]] == LEAF else output_metadata(node)[edge[1]]
+        return self.outputs(edge[0])[edge[1]]
+
+    def outputs(self, number: int) -> Sequence[Any]:
+        """What has the shape, the dtype and the device of each output of a node."""
+        found = self._outputs.get(number)
+        if found is None:
+            node, is_leaf = self.nodes[number], self.kinds[number] == LEAF
+            found = self._outputs[number] = (node.variable,) if is_leaf else output_metadata(node)
+        return found
 
     @cached_property
     def python_functions(self) -> frozenset[int]:

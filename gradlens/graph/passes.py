@@ -16,17 +16,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gradlens.graph.checkpoints import read_again, why_not_to_read
+from gradlens.graph.checkpoints import read_again, reading, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, is_python_function
-from gradlens.graph.kinds import COMPILED, LEAF, REENTRANT_CHECKPOINT, Node, kind
+from gradlens.graph.kinds import COMPILED, REENTRANT_CHECKPOINT, Node, kind
 from gradlens.graph.python_functions import Watched, why_not_to_run
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.torch_private import (
     hands_gradients_on,
     in_backward_pass,
-    is_saved_elsewhere,
-    output_metadata,
     recomputing,
 )
 
@@ -66,7 +64,9 @@ def run_backward(
 
     def add(edge: Edge, gradient: Tensor) -> None:
         number, output = edge
-        slots = arrived.setdefault(number, [None] * outputs_of(graph, number))
+        slots = arrived.get(number)
+        if slots is None:
+            slots = arrived[number] = [None] * len(graph.outputs(number))
         known = slots[output]
         slots[output] = gradient if known is None else known + gradient
 
@@ -133,11 +133,6 @@ RUNS_CODE = (
 )
 
 
-def outputs_of(graph: Graph, number: int) -> int:
-    """How many outputs a node has."""
-    return 1 if graph.kinds[number] == LEAF else len(output_metadata(graph.nodes[number]))
-
-
 def derivatives(
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor],
@@ -176,12 +171,14 @@ def call(
     ``RefusedNodeError`` if the node can't be run without a trace.
     """
     node = graph.nodes[number]
+    if not is_python_function(node):
+        return _by_edge(graph, number, call_node(graph, number, gradients, create_graph))
     if hands_gradients_on(node):
         return _handed_on(graph, number, gradients)
-    if is_python_function(node):
-        given = _given(graph, number, gradients)
-        return _call_function(graph, number, given, create_graph)[0]
-    return _by_edge(graph, number, call_node(graph, number, gradients, create_graph))
+    reason = reason_not_to_run(node)
+    if reason:
+        raise RefusedNodeError(number, reason)
+    return _call_function(graph, number, _given(graph, number, gradients), create_graph)[0]
 
 
 def _handed_on(graph: Graph, number: int, gradients: Sequence[Tensor | None]) -> Gradients:
@@ -189,7 +186,7 @@ def _handed_on(graph: Graph, number: int, gradients: Sequence[Tensor | None]) ->
 
     Torch knows these as tensors without axes, so that only the shapes of the others can tell.
     """
-    outputs = [tuple(each.shape) for each in output_metadata(graph.nodes[number])]
+    outputs = [tuple(each.shape) for each in graph.outputs(number)]
     edges = graph.children[number]
     if len(outputs) == len(edges):
         return tuple(gradients)
@@ -221,8 +218,8 @@ def call_node(
 
     ``RefusedNodeError`` if the node can't be run without a trace.
     """
-    node, given = graph.nodes[number], _given(graph, number, gradients)
-    found = _call_node(node, given, create_graph)
+    given = _given(graph, number, gradients)
+    found = _call_node(graph, number, given, create_graph)
     if in_backward_pass() and any(
         each is None and edge is not None
         for each, edge in zip(found, graph.children[number], strict=True)
@@ -232,21 +229,17 @@ def call_node(
         device = next(each.device for each in given if each is not None)
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(_call_node, node, given, create_graph, stream).result()
+            found = thread.submit(_call_node, graph, number, given, create_graph, stream).result()
     return found
 
 
 def _given(
     graph: Graph, number: int, gradients: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """Gradients in the precision that a node takes; ``RefusedNodeError`` if it can't be run."""
-    node = graph.nodes[number]
-    reason = reason_not_to_run(node)
-    if reason:
-        raise RefusedNodeError(number, reason)
+    """Gradients in the precision that a node takes."""
     return [
-        gradient if gradient is None else _where_numbers_begin(gradient.to(metadata.dtype))
-        for gradient, metadata in zip(gradients, output_metadata(node), strict=True)
+        gradient if gradient is None else _where_numbers_begin(gradient.to(output.dtype))
+        for gradient, output in zip(gradients, graph.outputs(number), strict=True)
     ]
 
 
@@ -257,18 +250,23 @@ def _where_numbers_begin(gradient: Tensor) -> Tensor:
 
 
 def _call_node(
-    node: Node,
+    graph: Graph,
+    number: int,
     given: Sequence[Tensor | None],
     create_graph: bool,
     stream: torch.cuda.Stream | None = None,
 ) -> Gradients:
+    node = graph.nodes[number]
+    reason, is_stored_by_hooks = reading(node)
+    if reason:
+        raise RefusedNodeError(number, reason)
     # Contexts that change nothing would take as long as most nodes.
     with ExitStack() as stack:
         if torch.is_grad_enabled() != create_graph:
             stack.enter_context(torch.set_grad_enabled(create_graph))
         if stream is not None:
             stack.enter_context(torch.cuda.stream(stream))
-        if is_saved_elsewhere(node):
+        if is_stored_by_hooks:
             stack.enter_context(read_again(node))
         found = node(*given)
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
@@ -282,11 +280,10 @@ def _call_function(
     Also returned is whether it has computed each element from elements at the same place.
     """
     node = graph.nodes[number]
-    metadata = output_metadata(node)
     # Copies, since functions that save memory write into the gradients that they get.
     own = [
-        torch.zeros(tuple(m.shape), dtype=m.dtype, device=m.device) if g is None else g.clone()
-        for g, m in zip(given, metadata, strict=True)
+        torch.zeros(tuple(o.shape), dtype=o.dtype, device=o.device) if g is None else g.clone()
+        for g, o in zip(given, graph.outputs(number), strict=True)
     ]
     try:
         with (
@@ -315,7 +312,7 @@ def is_elementwise(graph: Graph, number: int) -> bool:
     results change by the powers of two that the gradients are multiplied by.
     """
     node = graph.nodes[number]
-    first, *others = output_metadata(node)
+    first, *others = graph.outputs(number)
     shape, where = tuple(first.shape), {"device": first.device, "dtype": first.dtype}
     alike = all((tuple(each.shape), each.dtype) == (shape, first.dtype) for each in others)
     if not alike or not first.dtype.is_floating_point or reason_not_to_run(node):
@@ -352,5 +349,5 @@ def as_engine(graph: Graph, edge: Edge, gradient: Tensor) -> Tensor:
     dense, like = gradient.to_dense() if is_sparse else gradient, graph.like(edge)
     if dense.is_complex() and not like.dtype.is_complex:
         dense = dense.real
-    fits = dense.is_nested or dense.shape == like.shape
+    fits = dense.is_nested or dense.shape == graph.shape(edge)
     return dense if fits else dense.sum_to_size(like.shape)

@@ -89,7 +89,7 @@ def _one_after_another(operators: Sequence[OuterProducts], axis: int) -> OuterPr
     """Outer products of all, with factors that are joined along an axis."""
     sides = zip(*(each.factors() for each in operators), strict=True)
     delta, inputs = (torch.cat(side, dim=axis) for side in sides)
-    return OuterProducts(delta, inputs)
+    return OuterProducts(delta, inputs, eps=max(each.eps for each in operators))
 
 
 class Grouped(Composed):

@@ -65,13 +65,23 @@ class OuterProducts(OfFactors):
     few = CHUNK
     """Elements up to which a histogram of all is cheaper than one of large elements and signs."""
 
-    def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
+    def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0, eps: float = 0.0) -> None:
         if delta.dim() == 3 and delta.shape[1] == 1:
             delta, inputs = delta[:, 0], inputs[:, 0]
-        self._delta, self._inputs, eps = factors_of(delta, inputs, scale)
+        self._delta, self._inputs, own_eps = factors_of(delta, inputs, scale)
         self._positions = 1 if delta.dim() == 2 else delta.shape[1]
         shape = (delta.shape[-1], inputs.shape[-1])
+        eps = max(eps, own_eps)
         super().__init__(len(delta), shape, self._delta.dtype, delta.device, eps)
+
+    def positions(self) -> OuterProducts:
+        """δₙₛ xₙₛᵀ of each position s, of which gₙ is the sum, as gradients ``[N·S, *P]``.
+
+        Those of the first sample come first. S is that of the longest sample; the last positions of
+        shorter ones are zero.
+        """
+        delta, inputs = self.factors()
+        return OuterProducts(delta.flatten(0, 1), inputs.flatten(0, 1), eps=self.eps)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """δ and x with an axis of positions, ``[N, S, R]`` and ``[N, S, K]``."""

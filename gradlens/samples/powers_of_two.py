@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Graph
-from gradlens.graph.passes import call, outputs_of
+from gradlens.graph.passes import call
 from gradlens.numerics.host import on_device
 from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE
 from gradlens.torch_private import output_metadata
@@ -101,7 +101,7 @@ def labels_below(
 
 
 def _handed_on(graph: Graph, number: int, output: int, gradient: Tensor) -> list[Tensor | None]:
-    gradients: list[Tensor | None] = [None] * outputs_of(graph, number)
+    gradients: list[Tensor | None] = [None] * len(graph.outputs(number))
     gradients[output] = gradient
     return [None if each is None else _real(each) for each in call(graph, number, gradients)]
 

@@ -122,6 +122,36 @@ def test_layer(
         assert_equals_dense_twin(gradients[name])
 
 
+def test_single_positions() -> None:
+    """Of the last layer, they are the gradients of the positions' own losses."""
+    torch.manual_seed(0)
+    model, (samples, length) = nn.Linear(5, 4).double(), (3, 6)
+    inputs, targets = torch.randn(samples, length, 5).double(), torch.randn(samples, length, 4)
+    with gradlens.per_sample_gradients(model, loss_reduction="sum") as gradients:
+        (model(inputs) - targets).square().sum().backward()
+    operator = gradients["weight"]
+    assert isinstance(operator, OuterProducts)
+
+    expected = [
+        torch.autograd.grad((model(x) - target).square().sum(), model.weight)[0]
+        for x, target in zip(inputs.flatten(0, 1), targets.flatten(0, 1), strict=True)
+    ]
+    by_position = operator.positions()
+    assert_close(by_position.dense(), torch.stack(expected))
+    assert_equals_dense_twin(by_position)
+    assert_close(by_position.dense().unflatten(0, (samples, length)).sum(1), operator.dense())
+
+
+def test_positions_keep_their_precision() -> None:
+    cell, x = nn.Linear(4, 4).bfloat16(), torch.randn(3, 4).bfloat16()
+    with gradlens.per_sample_gradients(cell) as gradients:
+        cell(cell(x).tanh()).square().sum(1).mean().backward()
+    eps = torch.finfo(torch.bfloat16).eps
+    operator = gradients["weight"]
+    assert isinstance(operator, OuterProducts)
+    assert operator.eps == operator.positions().eps == eps
+
+
 def classifier() -> nn.Module:
     return gradlens.extend(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)).double())
 
