@@ -136,7 +136,7 @@ def _diagnose(options: argparse.Namespace) -> int:
             lacking = {rule.fault: rule.lacks(evidence) for rule in RULES}
             diagnosis = Diagnosis(
                 str(run),
-                evidence.length,
+                evidence.seen,
                 findings(evidence),
                 [fault for fault, needs in lacking.items() if not needs],
                 {fault: needs for fault, needs in lacking.items() if needs},

@@ -182,8 +182,17 @@ class Evidence:
     @cached_property
     def length(self) -> int:
         """The number of steps from the first to the last that was recorded."""
-        steps = self.loss.steps if self.loss.steps.size else self.steps
+        steps = self._recorded
         return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
+
+    @property
+    def seen(self) -> int:
+        """How many of these were recorded: under a budget, few of them are."""
+        return len(self._recorded)
+
+    @property
+    def _recorded(self) -> Floats | Steps:
+        return self.loss.steps if self.loss.steps.size else self.steps
 
     # The loss ----------------------------------------------------------------------------------
 

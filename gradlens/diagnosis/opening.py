@@ -87,7 +87,7 @@ def _found(evidence: Evidence, findings: Sequence[Finding]) -> str:
     main = [each for each in findings if not each.explained_by]
     if not main:
         asked = sum(not rule.lacks(evidence) for rule in RULES)
-        steps = count(evidence.length, "step")
+        steps = count(evidence.seen, "step")
         return f"nothing wrong in {steps}, of {asked} faults that were looked for"
     first = main[0]
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""

@@ -88,3 +88,13 @@ def test_a_run_without_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     history.append(0, {"Loss": 1.0})
     assert main(["diagnose", written(history, tmp_path / "run.jsonl")]) == 0
     assert "nothing wrong was found in 1 step" in capsys.readouterr().out
+
+
+def test_steps_that_were_not_recorded_are_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History({"Loss": Source(("Loss",))})
+    for step in (10, 95, 344):
+        history.append(step, {"Loss": 1.0})
+    assert main(["diagnose", written(history, tmp_path / "run.jsonl")]) == 0
+    assert "nothing wrong was found in 3 steps" in capsys.readouterr().out
