@@ -78,9 +78,16 @@ class Spending:
 
     def lines(self) -> Iterator[str]:
         """The share in words, then the cost of a look, and the turns of all quantities."""
-        taken = "an unknown part" if math.isnan(self.taken) else percent(round(self.taken, 4))
         if not math.isnan(self.share):
-            yield f"tracking took {taken} of the time, of a budget of {percent(self.share)}"
+            if math.isnan(self.taken):
+                taken = "an unknown part"
+            elif self.taken > 0:
+                taken = percent(round(self.taken, 4))
+            else:  # turns were no slower than other steps, whose times vary
+                taken = "no measurable part"
+            words = f"tracking took {taken} of the time, of a budget of {percent(self.share)}"
+            later = ": the first turn is paid for by the steps after it"
+            yield words + later * (self.taken > self.share)
         elif self.at_most is None:
             yield f"tracking took {percent(round(self.taken, 2))} of the time of the first steps"
         else:

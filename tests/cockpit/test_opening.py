@@ -17,6 +17,7 @@ from gradlens import Cockpit, History, quantities
 from gradlens.cli.summary_text import render
 from gradlens.diagnosis.opening import SHOWN_BY, SINGLE, opening
 from gradlens.diagnosis.rules import RULES
+from gradlens.history.records import Spending
 from gradlens.observers.opening import AFTER, _Times, spending
 from gradlens.plotting.summary import summarize
 from gradlens.quantities import Quantity
@@ -170,6 +171,15 @@ def test_without_plain_steps_there_are_bounds() -> None:
     found = spending([_Times(3.0, 0.5, 2.0, True)] * 5)
     assert (found.taken, found.at_most) == (pytest.approx(0.5 / 3), pytest.approx(2.5 / 3))
     assert math.isnan(found.step_seconds)
+
+
+def test_turns_that_were_faster_than_other_steps_have_no_negative_share() -> None:
+    assert "-" not in next(Spending(0.05, -0.03).lines())
+
+
+@pytest.mark.parametrize(("taken", "is_said"), [(0.0747, True), (0.041, False)])
+def test_a_share_above_the_budget_has_its_reason(taken: float, is_said: bool) -> None:
+    assert ("first turn" in next(Spending(0.05, taken).lines())) == is_said
 
 
 @pytest.mark.parametrize("every", [1, 5])
