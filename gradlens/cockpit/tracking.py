@@ -83,7 +83,8 @@ class Tracking:
             with self.boundary.contain(f"starting {quantity.name}"):
                 quantity.begin(self.setting.parameters)
         late = [quantity.name for quantity in new if type(quantity).start is not Quantity.start]
-        if late and self.run.is_continued and is_first:
+        is_late = bool(late) and is_first and self.run.is_continued
+        if is_late and self.run.history.steps[0] < global_step:  # else all values are replaced
             self.run.note_now(LATE_START.format(names=", ".join(late), step=global_step))
         apart = processes_apart(self.setting) if is_first else 0
         if apart:

@@ -509,6 +509,15 @@ def test_a_run_that_is_continued_without_a_state(tmp_path: Path) -> None:
         written("economy", tmp_path / "run.jsonl", 3, 4)
 
 
+def test_a_run_that_begins_anew_in_its_file(tmp_path: Path) -> None:
+    written("economy", tmp_path / "run.jsonl", 0, 3).cockpit.close()  # killed before it saved
+    loop = Loop(CASES["economy"], run=tmp_path / "run.jsonl", resume=True)
+    loop.train(0, 4)
+    whole = written("economy", tmp_path / "whole.jsonl", 0, 4)
+    assert loop.cockpit.history["Distance"] == whole.cockpit.history["Distance"]
+    assert loop.cockpit.history.notes == whole.cockpit.history.notes
+
+
 # Budgets, whose decisions depend on measured times.
 
 
