@@ -84,9 +84,10 @@ class GradNorm(SingleStepQuantity):
 class ClippedGradNorm(Quantity):
     """‖p.grad‖₂ of each parameter by name, as the optimizer takes it: after clipping.
 
-    Where the norms are those at the end of the backward pass, which are the values of ``GradNorm``,
-    it is a NaN with this reason. What the optimizer itself makes of ``p.grad`` doesn't count, such
-    as NovoGrad, which normalises it in place.
+    At steps that aren't clipped between the end of the context and the optimizer's step, norms are
+    those of ``GradNorm``, and it is a NaN with this reason. So steps with a value were clipped.
+    What the optimizer itself makes of ``p.grad`` doesn't count, such as NovoGrad, which normalises
+    it in place.
     """
 
     phases = (Phase.AFTER_BACKWARD, Phase.BEFORE_OPTIMIZER)
@@ -102,7 +103,9 @@ class ClippedGradNorm(Quantity):
         names, sizes = step.measured(gradient_norms)
         found = dict(zip(names, sizes.tolist(), strict=True))
         if found.keys() == earlier.keys() and all(map(_equal, found.values(), earlier.values())):
-            return Undefined("not clipped: the optimizer takes the gradient of the backward pass")
+            return Undefined(
+                "not clipped after the context: the optimizer takes the gradient as it was there"
+            )
         return all_explained(found, "the gradient of")
 
 
