@@ -119,7 +119,7 @@ def in_terminal(commands: str) -> Output:
     # Of an encoding with blocks and arrows, which tables of runs have.
     printed = TextIOWrapper(BytesIO(), "utf-8", write_through=True)
     with redirect_stdout(printed):
-        for command in commands.splitlines():
+        for command in commands.replace("\\\n", " ").splitlines():
             _, program, *arguments = shlex.split(command)
             if program != "gradlens" or main(arguments):
                 raise ValueError(f"{command!r} failed")
