@@ -352,8 +352,9 @@ RULES = (
          needs=(LOSS,), find=random, others=("lr_too_low", "vanishing_gradients", "input_constant"),
          explains=("dead_units",),
          sources=("Zhang et al. (2017), arXiv:1611.03530: networks fit random labels",),
-         advice="Look at pairs of inputs and labels. Train on ten samples: if the network can't "
-                "learn them by heart, the fault is in the network, the loss or the learning "
-                "rate; if it can, labels and inputs have nothing to do with each other, or the "
-                "task has a plateau at its start."),
+         advice="Look at pairs of inputs and labels. Train with ten times the learning rate: if "
+                "the loss falls, it was too low. Else train on ten samples: if the network can't "
+                "learn them by heart, the fault is in the network or the loss; if it can, labels "
+                "and inputs have nothing to do with each other, or the task has a plateau at its "
+                "start."),
 )  # fmt: skip
