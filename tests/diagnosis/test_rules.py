@@ -166,6 +166,7 @@ ADVERSARY = {
 AMBIGUOUS = (
     "the number of samples isn't certain, since more than one agrees with the network",
     "N = 32 by the rows, and it can't be followed which sample each of their rows belongs to",
+    "the loss may have the samples in another order than the batch, and it isn't known of all",
 )
 
 

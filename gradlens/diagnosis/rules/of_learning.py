@@ -28,9 +28,13 @@ MEETING = "samples meet"
 """How a reason begins for which parameters have no per-sample gradients: it is in the network, and
 not in the loss, if it says between which layers."""
 BETWEEN = "between it and"
-UNCERTAIN = "more than one agrees", "it can't be followed which sample"
+UNCERTAIN = (
+    "more than one agrees",
+    "it can't be followed which sample",
+    "in another order than the batch",
+)
 """Parts of reasons where it isn't certain which axis counts the samples, or which rows are whose: a
-view that mixes them hides even how many there are."""
+view that mixes them hides even how many there are, or in which order."""
 
 
 def mixed(evidence: Evidence) -> Iterator[Sign]:
@@ -320,10 +324,10 @@ def _by_chance(evidence: Evidence) -> Iterator[Sign]:
 RULES = (
     Rule("samples_mixed", "Samples of the batch meet on their way to the loss",
          needs=(COVERAGE,), find=mixed, others=("labels_random",), explains=NO_PROGRESS,
-         advice="Look at permute, view, reshape and transpose: reshape(n, -1) after a permute "
-                "mixes samples, and recurrent layers take [steps, samples, features] unless "
-                "batch_first=True. Layers that compare samples on purpose, as in contrastive "
-                "learning, are right."),
+         advice="Look at permute, view, reshape and transpose behind the layers that are named, "
+                "or anywhere if these are all: reshape(n, -1) after a permute mixes samples, and "
+                "recurrent layers take [steps, samples, features] unless batch_first=True. Layers "
+                "that compare samples on purpose, as in contrastive learning, are right."),
     Rule("posterior_collapse", "The code of the variational autoencoder says nothing of its sample",
          needs=(CODES,), find=collapsed,
          explains=("constant_output", "no_gradient", "vanishing_gradients", "labels_random"),
