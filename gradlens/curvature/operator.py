@@ -223,8 +223,10 @@ def consecutive_slices(sizes: Sequence[int]) -> list[slice]:
 
 def _check(parameters: Mapping[str, Tensor]) -> None:
     """Raises ``ValueError`` or ``UnavailableError`` for what isn't a curvature matrix's."""
-    if not parameters:
-        raise ValueError("there are no parameters: pass a dict of names and parameters")
+    if not (isinstance(parameters, Mapping) and parameters):
+        raise ValueError(
+            "there are no parameters by name: pass a dict, such as dict(model.named_parameters())"
+        )
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
     if frozen:
         raise ValueError(f"{frozen} don't require a gradient: pass only parameters that do")

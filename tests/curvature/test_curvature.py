@@ -267,6 +267,11 @@ def test_other_errors_of_torch_are_not_reinterpreted() -> None:
 PERCEPTRON = build("perceptron", "mse-mean")
 BAD: dict[str, tuple[Callable[[Tensor, Tensor, Any], object], type[Exception], str]] = {
     "no parameters": (lambda loss, z, p: HessianOperator(loss, {}), ValueError, "no parameters"),
+    "no names": (
+        lambda loss, z, p: HessianOperator(loss, p.values()),
+        ValueError,
+        "no parameters by name",
+    ),
     "no scalar": (lambda loss, z, p: HessianOperator(z, p), ValueError, "scalar"),
     "no graph": (lambda loss, z, p: HessianOperator(loss.detach(), p), ValueError, "no graph"),
     "frozen": (
