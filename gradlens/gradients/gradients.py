@@ -425,7 +425,7 @@ def layer_of(parameter_name: str) -> str:
 ACROSS_PROCESSES = "they are those of all processes"
 BESIDE_LOSS = (
     "backward was called on something that depends on it in other ways than by the loss that was "
-    "passed: pass what backward is called on as loss=..."
+    "passed: call backward once, on what you pass as loss=..."
 )
 NO_GRAPH = (
     "the loss needs no gradient: it was detached, computed under no_grad, or of frozen parameters. "

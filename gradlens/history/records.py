@@ -97,12 +97,12 @@ class Spending:
                 "other one says how long the backward pass takes without it"
             )
         if not math.isnan(self.look_seconds):
-            yield f"a turn takes {plain_steps(self.look_seconds / self.step_seconds)}"
+            yield f"tracking a step takes {plain_steps(self.look_seconds / self.step_seconds)}"
         groups: dict[int, list[str]] = {}
         for name, count in self.turns.items():
             groups.setdefault(count, []).append(name)
         for count, names in groups.items():
-            yield f"{few(names)}: {count or 'no'} turn{'' if count == 1 else 's'}"
+            yield f"{few(names)}: {count or 'no'} step{'' if count == 1 else 's'}"
 
 
 def plain_steps(times: float) -> str:

@@ -276,8 +276,8 @@ def test_several_tables(
     printed = capsys.readouterr().out
     assert f"\n\n{peculiar}: 4 steps" in printed
     assert "tracking took 4 % of the time, of a budget of 5 %" in printed
-    assert "a turn takes 500 plain steps\n  HessTrace: 2 turns" in printed
-    assert "Alpha: no turns" in printed
+    assert "tracking a step takes 500 plain steps\n  HessTrace: 2 steps" in printed
+    assert "Alpha: no steps" in printed
 
 
 # Completion ---------------------------------------------------------------------------------
