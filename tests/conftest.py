@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import atexit
 import gc
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -69,9 +70,8 @@ def no_other_objects() -> None:
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
-    """Let the interpreter free them when it ends, as libraries that look for leaks expect."""
-    gc.unfreeze()
+# The interpreter frees them when it ends, as libraries that look for leaks expect.
+atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,8 @@ from gradlens.quantities import (
     Stability,
 )
 from gradlens.schedules import linear
-from tests.cases import data_cases
-from tests.cases.data_cases import DataProblem, Reduction, build
+from tests.cases import curvature_cases
+from tests.cases.curvature_cases import Problem, Reduction, build
 from tests.cases.steps import tracked_backward
 
 ON_PROBES: dict[str, Callable[[Probe], Quantity]] = {
@@ -64,7 +64,7 @@ class Diagonal(CurvatureQuantity):
         return {"diagonal": values, "trace": found.trace.value, "method": found.method}
 
 
-def probe_of(problem: DataProblem, reduction: Reduction, batches: int) -> Probe:
+def probe_of(problem: Problem, reduction: Reduction, batches: int) -> Probe:
     data = problem.batches if batches > 1 else [(problem.inputs, problem.targets)]
     return Probe(data, problem.loss_of(reduction), loss_reduction=reduction)
 
@@ -97,8 +97,8 @@ def step_on(cockpit: Cockpit, model: nn.Module, global_step: int) -> None:
 )
 def test_matrices_are_those_of_all_data(network: str, reduction: Reduction, batches: int) -> None:
     problem = build(network, "cross-entropy")
-    hessian = data_cases.dense_hessian(problem, "mean").numpy()
-    ggn = data_cases.dense_ggn(problem, "mean").numpy()
+    hessian = curvature_cases.dense_hessian(problem, "mean").numpy()
+    ggn = curvature_cases.dense_ggn(problem, "mean").numpy()
     modes = [module.training for module in problem.model.modules()]
     cockpit = step_of(problem.model, [Matrices(on=probe_of(problem, reduction, batches))])
     found = cockpit.history["Matrices"][0]
@@ -112,7 +112,7 @@ def test_matrices_are_those_of_all_data(network: str, reduction: Reduction, batc
 @pytest.mark.parametrize("batches", [1, 3])
 def test_diagonals_are_those_of_all_data(batches: int) -> None:
     problem = build("piecewise linear", "cross-entropy")
-    expected = data_cases.dense_hessian(problem, "mean").numpy().diagonal()
+    expected = curvature_cases.dense_hessian(problem, "mean").numpy().diagonal()
     cockpit = step_of(problem.model, [Diagonal(on=probe_of(problem, "sum", batches))])
     found = cockpit.history["Diagonal"][0]
     np.testing.assert_allclose(found["diagonal"], expected, rtol=1e-9, atol=1e-12)
@@ -123,7 +123,7 @@ def test_diagonals_are_those_of_all_data(batches: int) -> None:
 @pytest.mark.parametrize("batches", [1, 3])
 def test_estimated_traces_are_within_their_intervals(batches: int) -> None:
     problem = build("tied", "mse")
-    expected = float(data_cases.dense_hessian(problem, "mean").trace())
+    expected = float(curvature_cases.dense_hessian(problem, "mean").trace())
     quantity = HessTrace(on=probe_of(problem, "mean", batches), samples=50)
     with pytest.warns(gradlens.GradlensWarning, match="diag_h is estimated"):
         found = step_of(problem.model, [quantity]).history["HessTrace"][0]
@@ -248,7 +248,7 @@ def test_values_under_accumulation_are_those_of_the_probe_once_a_step(reduction:
     on = Probe(problem.batches, function, loss_reduction=reduction)
     own, plain = HessMaxEV(on=on, tolerance=1e-8), Stability(on=on, tolerance=1e-8)
     cockpit = Cockpit(problem.model, [own, plain], loss_reduction=reduction)
-    largest = np.linalg.eigvalsh(data_cases.dense_hessian(problem, "mean").numpy())[-1]
+    largest = np.linalg.eigvalsh(curvature_cases.dense_hessian(problem, "mean").numpy())[-1]
     optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.1)
     loss_function = problem.loss_of(reduction)
     for part, (inputs, targets) in enumerate(problem.batches):
@@ -277,7 +277,7 @@ def test_a_step_on_a_sum_loss_has_a_threshold_where_its_size_is_known(
         [Stability(on=probe_of(problem, "mean", 1), tolerance=1e-8)],
         loss_reduction="sum",
     )
-    largest = np.linalg.eigvalsh(data_cases.dense_hessian(problem, "mean").numpy())[-1]
+    largest = np.linalg.eigvalsh(curvature_cases.dense_hessian(problem, "mean").numpy())[-1]
     optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.1)
     loss = problem.model(problem.inputs[:6]).square().sum()
     info = {} if batch_size is None else {"batch_size": batch_size}
@@ -296,7 +296,7 @@ def test_parameters_may_be_frozen_and_unfrozen_between_steps() -> None:
     for step, trained in enumerate([(True, True), (False, True), (True, False)]):
         for layer, needed in zip((problem.model[0], problem.model[2]), trained, strict=True):
             layer.requires_grad_(needed)
-        hessian = data_cases.dense_hessian(problem, "mean").numpy()
+        hessian = curvature_cases.dense_hessian(problem, "mean").numpy()
         step_on(cockpit, problem.model, step)
         value = cockpit.history["HessMaxEV"][step]
         assert value == pytest.approx(np.linalg.eigvalsh(hessian)[-1], rel=1e-6)

@@ -23,9 +23,9 @@ from gradlens.curvature.hessian import GGNOperator, HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.curvature_cases import (
-    CRITERIA,
-    MODELS,
+    OF_ONE_BATCH,
     Problem,
+    Reduction,
     SquareOnce,
     build,
     dense_ggn,
@@ -55,13 +55,18 @@ DENSE = {"hessian": dense_hessian, "ggn": dense_ggn}
 ORACLES = {"hessian": curvlinops.HessianLinearOperator, "ggn": curvlinops.GGNLinearOperator}
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=OF_ONE_BATCH)
 def model(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=CRITERIA)
-def criterion(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["mse", "cross-entropy"])
+def loss(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=["mean", "sum"])
+def reduction(request: pytest.FixtureRequest) -> Reduction:
     return request.param
 
 
@@ -71,9 +76,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def test_products_equal_dense_ones_and_those_of_curvlinops(
-    kind: str, model: str, criterion: str
+    kind: str, model: str, loss: str, reduction: Reduction
 ) -> None:
-    problem = build(model, criterion)
+    problem = build(model, loss, reduction)
     dense = DENSE[kind](problem).numpy()
     operator = operator_of_problem(kind, problem)
     found = operator @ np.eye(len(dense))
@@ -94,7 +99,7 @@ def test_products_equal_dense_ones_and_those_of_curvlinops(
 
 
 def test_torch_products_equal_scipy_products(kind: str) -> None:
-    problem = build("perceptron", "mse-mean")
+    problem = build("perceptron", "mse")
     operator = operator_of_problem(kind, problem)
     parts = [torch.randn_like(p) for p in problem.parameters.values()]
     flat = torch.cat([part.flatten() for part in parts])
@@ -108,14 +113,10 @@ def test_torch_products_equal_scipy_products(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lower_precisions_come_out_in_float32(kind: str, dtype: torch.dtype) -> None:
-    problem = build("perceptron", "mse-mean")
+    problem = build("perceptron", "mse")
     expected = operator_of_problem(kind, problem) @ np.ones(_size(problem))
-    low = Problem(
-        copy.deepcopy(problem.model).to(dtype),
-        problem.inputs.to(dtype),
-        problem.targets.to(dtype),
-        problem.criterion,
-    )
+    data = [(problem.inputs.to(dtype), problem.targets.to(dtype))]
+    low = Problem(copy.deepcopy(problem.model).to(dtype), data, problem.loss_of)
     operator = operator_of_problem(kind, low)
     found = operator @ np.ones(_size(problem))
     assert operator.dtype == found.dtype == np.float32
@@ -159,9 +160,9 @@ def test_a_linear_loss_has_no_curvature() -> None:
 
 
 def test_nothing_is_left_behind(kind: str) -> None:
-    problem = build("perceptron", "cross-entropy-mean")
+    problem = build("perceptron", "cross-entropy")
     problem.model.insert(1, nn.Dropout(0.5))
-    problem.model.insert(2, nn.BatchNorm1d(5).double())
+    problem.model.insert(2, nn.BatchNorm1d(4).double())
     parameters = problem.parameters
     calls: list[str] = []
     loss, outputs = problem.forward()
@@ -192,7 +193,7 @@ def test_nothing_is_left_behind(kind: str) -> None:
 
 
 def test_the_users_backward_still_works_afterwards(kind: str) -> None:
-    problem = build("tied", "mse-mean")
+    problem = build("tied", "mse")
     loss, outputs = problem.forward()
     operator = operator_of(kind, loss, outputs, problem.parameters)
     eigenpairs(operator)
@@ -204,7 +205,7 @@ def test_the_users_backward_still_works_afterwards(kind: str) -> None:
 
 
 def test_no_reference_cycle_keeps_the_graph(kind: str) -> None:
-    problem = build("perceptron", "mse-mean")
+    problem = build("perceptron", "mse")
     gc.collect()
     gc.disable()
     try:
@@ -254,7 +255,7 @@ def test_a_nested_tensor_is_refused_with_a_remedy(kind: str) -> None:
 
 
 def test_other_errors_of_torch_are_not_reinterpreted() -> None:
-    problem = build("perceptron", "mse-mean")
+    problem = build("perceptron", "mse")
     loss, _ = problem.forward()
     with torch.no_grad():
         for parameter in problem.parameters.values():
@@ -264,7 +265,7 @@ def test_other_errors_of_torch_are_not_reinterpreted() -> None:
     assert not isinstance(caught.value, UnavailableError)
 
 
-PERCEPTRON = build("perceptron", "mse-mean")
+PERCEPTRON = build("perceptron", "mse")
 BAD: dict[str, tuple[Callable[[Tensor, Tensor, Any], object], type[Exception], str]] = {
     "no parameters": (lambda loss, z, p: HessianOperator(loss, {}), ValueError, "no parameters"),
     "no names": (
@@ -382,9 +383,12 @@ def test_float32_networks_converge(kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 3))
     inputs, targets = 3 * torch.randn(32, 10), torch.randint(3, (32,))
-    problem = Problem(model, inputs, targets, nn.CrossEntropyLoss())
+    problem = Problem(
+        model, [(inputs, targets)], lambda reduction: nn.CrossEntropyLoss(reduction=reduction)
+    )
     found = eigenpairs(operator_of_problem(kind, problem), 2)
-    double = Problem(copy.deepcopy(model).double(), inputs.double(), targets, problem.criterion)
+    in_double = [(inputs.double(), targets)]
+    double = Problem(copy.deepcopy(model).double(), in_double, problem.loss_of)
     spectrum = np.linalg.eigvalsh(DENSE[kind](double).numpy())[::-1]
     assert found.converged, found.reason
     np.testing.assert_allclose(found.values, spectrum[:2], rtol=1e-5)

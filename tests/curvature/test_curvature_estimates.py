@@ -92,7 +92,7 @@ def exact_density(found: SpectralDensity, eigenvalues: np.ndarray) -> np.ndarray
 
 @pytest.mark.slow
 def test_estimates_of_networks() -> None:
-    problem = build("convolutional", "cross-entropy-mean")
+    problem = build("convolutional", "cross-entropy")
     loss, outputs = problem.forward()
     for operator, dense in (
         (HessianOperator(loss, problem.parameters), dense_hessian(problem)),

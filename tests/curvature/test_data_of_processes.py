@@ -29,7 +29,7 @@ from gradlens.curvature import (
 from gradlens.graph.fully_shard import IS_KNOWN
 from gradlens.numerics.shards import own_parts
 from gradlens.quantities import HessMaxEV, HessTrace, Stability
-from tests.cases.data_cases import MODELS, DataProblem, build
+from tests.cases.curvature_cases import MODELS, Problem, build
 from tests.cases.processes import free_port, join_group, run_processes
 from tests.cases.records import assert_same_records
 from tests.curvature.test_over_data import CLOSE, DENSE, OPERATORS, matrix_of
@@ -57,7 +57,7 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-def share(problem: DataProblem, rank: int) -> list[tuple[Tensor, Tensor]]:
+def share(problem: Problem, rank: int) -> list[tuple[Tensor, Tensor]]:
     """Two batches of the three, or the last one."""
     return problem.batches[:2] if rank == 0 else problem.batches[2:]
 
@@ -89,7 +89,7 @@ def worker(rank: int, port: int) -> None:
         distributed.destroy_process_group()
 
 
-def over_share(rank: int, wrap: Any, problem: DataProblem, kind: Any, **options: Any) -> Any:
+def over_share(rank: int, wrap: Any, problem: Problem, kind: Any, **options: Any) -> Any:
     loss = problem.loss_of(options.get("loss_reduction", "mean"))
     return kind.over_data(wrap(problem.model), loss, share(problem, rank), **options)
 

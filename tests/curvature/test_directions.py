@@ -25,7 +25,7 @@ from gradlens.curvature import (
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators import composed
-from tests.cases.curvature_cases import build
+from tests.cases.curvature_cases import Reduction, build
 from tests.cases.networks import NETWORKS
 from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
@@ -116,17 +116,17 @@ Made = tuple[nn.Module, Tensor, Tensor, float]
 """The model, its outputs, the loss and what makes it a mean."""
 
 
-def of_problem(model: str, criterion: str) -> Made:
-    problem = build(model, criterion)
+def of_problem(model: str, criterion: str, reduction: Reduction = "mean") -> Made:
+    problem = build(model, criterion, reduction)
     loss, outputs = problem.forward()
     return problem.model, outputs, loss, problem.mean_scale
 
 
 def of_loss(criterion: nn.Module) -> Made:
     """Whose samples differ in weight."""
-    problem = build("perceptron", "cross-entropy-mean")
+    problem = build("perceptron", "cross-entropy")
     outputs = problem.model(problem.inputs)
-    return problem.model, outputs, criterion(outputs, torch.tensor([0, 1, 2, 0, 1, 2])), 1.0
+    return problem.model, outputs, criterion(outputs, torch.arange(8) % 3), 1.0
 
 
 LAYERS = (
@@ -135,11 +135,11 @@ LAYERS = (
     "tied weights",
 )
 MADE: dict[str, Callable[[], Made]] = {
-    "linear": lambda: of_problem("linear", "mse-sum"),
-    "perceptron": lambda: of_problem("perceptron", "mse-mean"),
-    "convolutional": lambda: of_problem("convolutional", "cross-entropy-sum"),
-    "unused": lambda: of_problem("unused", "cross-entropy-mean"),
-    "tied": lambda: of_problem("tied", "mse-sum"),
+    "linear": lambda: of_problem("linear", "mse", "sum"),
+    "perceptron": lambda: of_problem("perceptron", "mse"),
+    "convolutional": lambda: of_problem("convolutional", "cross-entropy", "sum"),
+    "unused": lambda: of_problem("unused", "cross-entropy"),
+    "tied": lambda: of_problem("tied", "mse", "sum"),
     **{name: lambda name=name: (*of_network(name), 1.0) for name in LAYERS},
     "weighted": lambda: of_loss(nn.CrossEntropyLoss(torch.tensor([1.0, 0.2, 3.0]).double())),
     "ignored targets": lambda: of_loss(nn.CrossEntropyLoss(ignore_index=1)),
@@ -236,7 +236,7 @@ def track(
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_quantity(reduction: Any) -> None:
-    problem = build("perceptron", f"cross-entropy-{reduction}")
+    problem = build("perceptron", "cross-entropy", reduction)
 
     def loss_of(outputs: Tensor) -> Tensor:
         return problem.criterion(outputs, problem.targets)

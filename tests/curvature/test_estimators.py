@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradlens.curvature import GGNOperator, InverseOperator, frobenius_norm, log_determinant
 from gradlens.curvature.operator import signs_like
 from gradlens.numerics.unavailable import UnavailableError
-from tests.cases.data_cases import build, dense_ggn
+from tests.cases.curvature_cases import build, dense_ggn
 
 SIZE = 40
 

@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import gradlens
 from gradlens.curvature import GGNOperator, InverseOperator
 from gradlens.numerics.unavailable import UnavailableError
-from tests.cases.data_cases import DataProblem, Reduction, build, dense_ggn, sample_gradients
+from tests.cases.curvature_cases import Problem, Reduction, build, dense_ggn, sample_gradients
 from tests.cases.row_cases import Net
 
 DAMPING = 0.5
 
 
-def dense(problem: DataProblem, test: list[Any], reduction: Reduction) -> NDArray[Any]:
+def dense(problem: Problem, test: list[Any], reduction: Reduction) -> NDArray[Any]:
     """``[N, M]``, by torch.func and a solver for dense matrices."""
     rows = sample_gradients(problem, reduction)
     others = sample_gradients(replace(problem, batches=test), reduction)

@@ -12,7 +12,7 @@ from torch.func import jacrev
 
 from gradlens.curvature import factors, ntk, tangent_kernel
 from gradlens.numerics.unavailable import UnavailableError
-from tests.cases.data_cases import MODELS, frozen, perceptron
+from tests.cases.curvature_cases import MODELS, frozen, perceptron
 from tests.cases.networks import NETWORKS
 from tests.cases.references import as_function
 from tests.cases.row_cases import Net

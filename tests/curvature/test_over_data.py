@@ -31,8 +31,8 @@ from gradlens.curvature import (
 from gradlens.curvature import operator as matrices
 from gradlens.curvature.operator import VECTOR_BYTES, ParameterOperator
 from gradlens.numerics.unavailable import UnavailableError
-from tests.cases import data_cases
-from tests.cases.data_cases import LOSSES, MODELS, DataProblem, Reduction, build
+from tests.cases import curvature_cases
+from tests.cases.curvature_cases import LOSSES, MODELS, Problem, Reduction, build
 from tests.cases.row_cases import Net
 
 with warnings.catch_warnings():
@@ -56,16 +56,16 @@ OPERATORS: dict[str, Any] = {
     "covariance": GradCovarianceOperator,
 }
 
-DENSE: dict[str, Callable[[DataProblem, Reduction], Tensor]] = {
-    "hessian": data_cases.dense_hessian,
-    "ggn": data_cases.dense_ggn,
-    "empirical-fisher": data_cases.dense_empirical_fisher,
-    "covariance": data_cases.dense_covariance,
+DENSE: dict[str, Callable[[Problem, Reduction], Tensor]] = {
+    "hessian": curvature_cases.dense_hessian,
+    "ggn": curvature_cases.dense_ggn,
+    "empirical-fisher": curvature_cases.dense_empirical_fisher,
+    "covariance": curvature_cases.dense_covariance,
 }
 
 
 def over_data(
-    kind: str, problem: DataProblem, reduction: Reduction = "mean", **options: Any
+    kind: str, problem: Problem, reduction: Reduction = "mean", **options: Any
 ) -> CurvatureOperator:
     loss = problem.loss_of(reduction)
     return OPERATORS[kind].over_data(
@@ -109,7 +109,7 @@ def test_matrices_of_one_loss_equal_dense(kind: str, reduction: Reduction) -> No
 @pytest.mark.slow
 def test_jacobian_equals_dense(model: str) -> None:
     problem = build(model, "mse")
-    dense = data_cases.dense_jacobian(problem).flatten(0, 1).numpy()
+    dense = curvature_cases.dense_jacobian(problem).flatten(0, 1).numpy()
     outputs = problem.model(problem.inputs)
     for operator in (
         JacobianOperator(outputs, problem.parameters),
@@ -125,7 +125,7 @@ def test_jacobian_equals_dense(model: str) -> None:
 def test_the_mean_of_many_draws_is_the_fisher_matrix(loss: str, reduction: Reduction) -> None:
     """Of these likelihoods, that is the generalised Gauss-Newton matrix."""
     problem = build("perceptron", loss)
-    dense = data_cases.dense_ggn(problem, reduction).numpy()
+    dense = curvature_cases.dense_ggn(problem, reduction).numpy()
     found = matrix_of(over_data("fisher", problem, reduction, draws=500))
     assert np.linalg.norm(found - dense) < 0.15 * np.linalg.norm(dense)
     few = matrix_of(over_data("fisher", problem, reduction, draws=2))
@@ -285,7 +285,7 @@ def test_compiled_models_run_uncompiled() -> None:
 
 def test_eigenpairs_over_data() -> None:
     problem = build("perceptron", "cross-entropy")
-    values = np.linalg.eigvalsh(data_cases.dense_hessian(problem, "mean"))
+    values = np.linalg.eigvalsh(curvature_cases.dense_hessian(problem, "mean"))
     operator = over_data("hessian", problem)
     largest, smallest = eigenpairs(operator, 2), eigenpairs(operator, 2, "smallest")
     np.testing.assert_allclose(largest.values, values[:-3:-1], rtol=1e-8)

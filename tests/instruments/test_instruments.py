@@ -13,7 +13,6 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -319,11 +318,6 @@ def shown_texts(artist: Artist) -> set[str]:
     return {text.get_text() for text in artist.findobj(Text)} - {""}
 
 
-def data_axes(drawing: instruments.Drawing) -> Axes:
-    """The axis that has the steps across, which may be one inside."""
-    return drawing.axes[-1]
-
-
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -344,8 +338,8 @@ def settings_of_matplotlib() -> object:
 
 @every_case
 def test_draws_on_the_axis_of_the_caller(case: str) -> None:
-    """And nowhere else; the same each time, whatever matplotlib's settings are, which stay."""
-    history, before = realistic(20, CASES[case]), settings_of_matplotlib()
+    """And nowhere else, be it one step; the same each time; matplotlib's settings stay."""
+    history, before = realistic(1, CASES[case]), settings_of_matplotlib()
     found = []
     for _ in range(2):
         figure = Figure()
@@ -363,19 +357,17 @@ def test_draws_on_the_axis_of_the_caller(case: str) -> None:
     assert settings_of_matplotlib() == before
 
 
-@every_case
 @pytest.mark.parametrize("history", [History(), realistic(0)], ids=["no names", "no steps"])
-def test_says_that_nothing_was_recorded(case: str, history: History) -> None:
-    one = instrument(case)
-    assert not one.series(history)
-    assert one.panels(history) == ()
+def test_says_that_nothing_was_recorded(history: History) -> None:
+    for one in map(instrument, CASES):
+        assert not one.series(history)
+        assert one.panels(history) == ()
     drawing = one.plot(history)
     assert "nothing recorded yet" in shown_texts(drawing.ax)
     drawing.figure.draw_without_rendering()
 
 
 HISTORIES: dict[str, Callable[[tuple[str, ...]], History]] = {
-    "one step": lambda kinds: realistic(1, kinds),
     "gaps": lambda kinds: same(
         realistic(80, kinds), lambda step, old: NONE if step % 20 == 0 and step else old
     ),
@@ -387,11 +379,15 @@ HISTORIES: dict[str, Callable[[tuple[str, ...]], History]] = {
 @every_case
 @pytest.mark.parametrize("history", HISTORIES)
 def test_histories_of_any_kind_are_drawn(history: str, case: str) -> None:
-    """On a linear and a logarithmic axis in turn."""
-    recorded, log_step = HISTORIES[history](CASES[case]), bool([*CASES].index(case) % 2)
+    """Many steps on a logarithmic axis, the others on a linear one."""
+    recorded, log_step = HISTORIES[history](CASES[case]), history == "many steps"
     assert instrument(case).series(recorded)
     drawing = instrument(case).plot(recorded, log_step=log_step)
     assert all(np.size(line.get_xdata()) < 2500 for line in drawing.figure.findobj(Line2D))
+    if case not in NOT_OVER_STEPS:
+        over_steps = drawing.axes[-1]  # which may be one inside
+        assert over_steps.get_xscale() == ("symlog" if log_step else "linear")
+        assert not log_step or over_steps.get_xlim()[0] == 0
     drawing.figure.draw_without_rendering()
 
 
@@ -412,17 +408,6 @@ def test_has_no_data_without_layers(case: str) -> None:
         lambda step, old: {k: v for k, v in old.items() if k != one.part and not one.by_layer},
     )
     assert not one.series(whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_OVER_STEPS])
-def test_logarithmic_step_axis(case: str) -> None:
-    history = realistic(300, CASES[case])
-    assert data_axes(instrument(case).plot(history)).get_xscale() == "linear"
-    drawing = instrument(case).plot(history, log_step=True)
-    assert data_axes(drawing).get_xscale() == "symlog"
-    assert data_axes(drawing).get_xlim()[0] == 0
-    drawing.figure.draw_without_rendering()
 
 
 @pytest.mark.slow

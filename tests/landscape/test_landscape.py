@@ -25,7 +25,7 @@ from gradlens.landscape import (
     random_direction,
 )
 from gradlens.numerics.unavailable import UnavailableError
-from tests.cases.data_cases import DataProblem, Reduction, build
+from tests.cases.curvature_cases import Problem, Reduction, build
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-14}
 AT = np.array([-1.0, -0.3, 0.0, 0.5])
@@ -45,17 +45,17 @@ class Dropped(nn.Module):
         return self.last(nn.functional.dropout(hidden, training=self.training))
 
 
-def dropped() -> DataProblem:
+def dropped() -> Problem:
     """A problem whose model is in train mode, with statistics that aren't the initial ones."""
     problem = build("perceptron", "cross-entropy")
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = Dropped().double()
         model(problem.inputs)
-    return DataProblem(model, problem.batches, problem.loss_of)
+    return Problem(model, problem.batches, problem.loss_of)
 
 
-PROBLEMS: dict[str, Callable[[], DataProblem]] = {
+PROBLEMS: dict[str, Callable[[], Problem]] = {
     "perceptron": lambda: build("perceptron", "mse"),
     "convolutional": lambda: build("convolutional", "bce"),
     "recurrent": lambda: build("recurrent", "cross-entropy"),
@@ -66,7 +66,7 @@ PROBLEMS: dict[str, Callable[[], DataProblem]] = {
 }
 
 
-def probe_of(problem: DataProblem, reduction: Reduction = "mean") -> Probe:
+def probe_of(problem: Problem, reduction: Reduction = "mean") -> Probe:
     return Probe(problem.batches, problem.loss_of(reduction), loss_reduction=reduction)
 
 
@@ -76,7 +76,7 @@ def everywhere(model: nn.Module, seed: int = 0) -> Direction:
 
 
 def loss_at(
-    problem: DataProblem, *moves: tuple[float, Direction], reduction: Reduction = "mean"
+    problem: Problem, *moves: tuple[float, Direction], reduction: Reduction = "mean"
 ) -> float:
     """The mean over samples of the loss, of a copy of the model in eval mode that has moved."""
     model = copy.deepcopy(problem.model).eval()
@@ -192,7 +192,7 @@ def test_losses_without_a_finite_number_are_kept() -> None:
 # Between states and along runs ------------------------------------------------------------------
 
 
-def trained(problem: DataProblem, steps: int = 4) -> list[dict[str, Tensor]]:
+def trained(problem: Problem, steps: int = 4) -> list[dict[str, Tensor]]:
     """The states of a short training."""
     optimizer = torch.optim.SGD([p for p in problem.model.parameters() if p.requires_grad], lr=0.5)
     states = [copy.deepcopy(problem.model.state_dict())]
@@ -240,7 +240,7 @@ def test_a_trajectory_is_projected_on_the_plane() -> None:
     assert plane.first[0] < 0 < 1 < plane.first[-1]
 
 
-def flat_of(problem: DataProblem, state: dict[str, Tensor]) -> Any:
+def flat_of(problem: Problem, state: dict[str, Tensor]) -> Any:
     return np.concatenate([state[name].numpy().ravel() for name in problem.parameters])
 
 

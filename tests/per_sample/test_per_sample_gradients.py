@@ -28,7 +28,12 @@ from gradlens.samples.labels import NO_SAMPLE
 from gradlens.samples.plan import Plan, RowIndex
 from gradlens.samples.planner import plan_of_rows
 from tests.cases.networks import NETWORKS, Network
-from tests.cases.references import Contribution, per_sample_gradients_by_loop, squared_error
+from tests.cases.references import (
+    Contribution,
+    flat,
+    per_sample_gradients_by_loop,
+    squared_error,
+)
 
 RELATIVE = 1e-10
 
@@ -163,7 +168,7 @@ def test_all_parameters_together(extend: Callable[[nn.Module], nn.Module]) -> No
     inputs, labels = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 2, 0])
     with gradlens.per_sample_gradients(model) as gradients:
         nn.functional.cross_entropy(model(inputs), labels).backward()
-    rows = torch.cat([each.dense().flatten(1) for each in gradients.values()], 1)
+    rows = rows_of_all(gradients)
     assert_close(gradients.norms(), rows.norm(dim=1))
     assert_close(gradients.squared_norms(), rows.square().sum(1))
     assert_close(gradients.gram(), rows @ rows.T)
@@ -180,12 +185,13 @@ def gradients_of(model: nn.Module, inputs: Tensor) -> gradlens.per_sample_gradie
 
 
 def rows_of_all(gradients: gradlens.per_sample_gradients) -> Tensor:
-    return torch.cat([each.dense().flatten(1) for each in gradients.values()], 1)
+    return flat({name: each.dense() for name, each in gradients.items()})
 
 
 ACROSS = ["mlp", "linear, sequence", "linear, long sequence", "conv2d", "conv2d, depthwise"]
 ACROSS += ["embedding", "layer norm, sequence", "prelu", "lstm", "module used twice"]
-ACROSS += ["tied weights", "data-dependent branch"]
+ACROSS += ["tied weights", "data-dependent branch", "scalar parameter"]
+"""All kinds of operators."""
 
 
 @pytest.mark.parametrize("name", ACROSS)
@@ -341,35 +347,28 @@ def test_sum_of_outer_products_of_any_size(n: int, s: int, r: int, k: int) -> No
     assert_equals_dense_twin(operator)
 
 
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_joined(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ACROSS)
+def test_joined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches as one, each times its factor."""
     monkeypatch.setattr("gradlens.operators.operator.PIECE_BYTES", 1)
     torch.manual_seed(0)
-    model = gradlens.extend(network.build().double())
-    parts = []
-    for samples in (2, 1):
-        with gradlens.per_sample_gradients(model) as gradients:
-            model(network.inputs(samples)).square().sum().backward()
-        parts.append(dict(gradients))
-    for name in parts[0]:
-        operators = [part[name] for part in parts]
+    model, inputs = NETWORKS[name].build().double(), NETWORKS[name].inputs
+    parts = [dict(gradients_of(model, inputs(samples))) for samples in (2, 1)]
+    for parameter in parts[0]:
+        operators = [part[parameter] for part in parts]
         joined = Joined(operators, [0.5, 3.0])
         expected = [f * o.dense() for f, o in zip((0.5, 3.0), operators, strict=True)]
         assert_close(joined.dense(), torch.cat(expected))
         assert_equals_dense_twin(joined)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_grouped(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ACROSS)
+def test_grouped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of six as two samples of three rows each."""
     monkeypatch.setattr("gradlens.operators.operator.PIECE_BYTES", 1)
     torch.manual_seed(0)
-    model = gradlens.extend(network.build().double())
-    with gradlens.per_sample_gradients(model) as gradients:
-        model(network.inputs(6)).square().sum().backward()
-    for operator in gradients.values():
+    model, inputs = NETWORKS[name].build().double(), NETWORKS[name].inputs
+    for operator in gradients_of(model, inputs(6)).values():
         grouped = Grouped(operator, 3)
         rows = operator.dense()
         assert_close(grouped.dense(), torch.stack([rows[:3].sum(0), rows[3:].sum(0)]))

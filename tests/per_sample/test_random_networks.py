@@ -151,7 +151,10 @@ def test_rows_that_are_put_in_order_or_selected(recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_each_layer_way_entry_and_loss(name: str) -> None:
-    """All parameters are covered, but for those behind which samples meet."""
-    findings = examine(EACH[name])
+    """All parameters are covered, but for those behind which samples meet.
+
+    At a step whose plan is new, and at one that has it from before.
+    """
+    findings = examine(EACH[name], steps=2)
     assert not findings.problems
     assert (findings.covered < findings.elements) == (name in REFUSED), findings.reasons
