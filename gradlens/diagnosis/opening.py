@@ -75,8 +75,9 @@ def _covered(history: History) -> str:
     if coverage is None:
         return "the facts of each step, and no per-sample gradients, since nothing needs them"
     parts = [CoverageTable(coverage, history.parameters).short()[0]]
-    if coverage.samples is not None:
-        parts.append(f"N = {coverage.samples}")
+    known = sorted(each.samples for each in history.coverages.values() if each.samples is not None)
+    if known:
+        parts.append(f"N = {known[0]}{f' to {known[-1]}' if known[-1] > known[0] else ''}")
     if coverage.coupled:
         parts.append(f"samples are coupled in {layers(coverage.coupled)}")
     parts += [f"none of {few(names)}: {why}" for why, names in coverage.by_reason().items()]

@@ -113,6 +113,17 @@ def test_the_summary_and_the_notebook_say_the_same(
         assert line.split(": ")[0] in cockpit._repr_html_()
 
 
+def test_a_smaller_last_batch_is_not_taken_for_all() -> None:
+    cockpit = Cockpit(model := net(), [quantities.NormTest()])
+    for step, samples in enumerate((8, 8, 3)):
+        with cockpit(step):
+            nn.functional.cross_entropy(
+                model(torch.randn(samples, 4)), torch.zeros(samples).long()
+            ).backward()
+    cockpit.close()
+    assert "N = 3 to 8" in opening(cockpit.history)[1]
+
+
 def test_what_is_missing_is_recommended_until_it_is_there() -> None:
     def advice(chosen: list[Quantity], valid: bool = False, **given: Any) -> str:
         train(model := net(), cockpit := Cockpit(model, chosen), 12, **given)
