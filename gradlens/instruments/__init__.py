@@ -26,9 +26,9 @@ from gradlens.instruments.curves import (
     beyond,
     curve,
     explain_empty,
+    level_line,
     missing,
     thread,
-    zero_line,
 )
 from gradlens.instruments.histograms import (
     Histogram1dInstrument,
@@ -167,7 +167,7 @@ __all__ += ["Line", "Series", "field_line", "in_force", "input_to_output", "line
 __all__ += ["quantile_lines", "rms_lines", "thin", "trend"]
 # What draws lines, words and axes.
 __all__ += ["Artists", "Drawing", "any_finite", "band", "beyond", "curve", "explain_empty"]
-__all__ += ["missing", "readout", "thread", "zero_line"]
+__all__ += ["level_line", "missing", "readout", "thread"]
 __all__ += ["TEXT_SIZE", "TICK_SIZE", "key", "message", "number_label", "step_label", "subtitle"]
 __all__ += ["title"]
 __all__ += ["NumberLabels", "Scale", "StepAxis", "fit", "inside", "log_if_far", "log_if_wide"]

@@ -101,13 +101,12 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
     dashed = {name for name, front in fronts.items() if front.is_dashed()}
     artists |= explained(head, _entries(shown, dashed, bool(named)), shown.words, width)
     artists |= _zero_floor(ax, list(zeros.values())) if zeros else {}
-    for level in shown.levels:
+    for level in shown.dashed:
         artists[f"level {level:g}"] = level_line(ax, level)
     if shown.danger is not None and shown.danger.finite.any():
         top = np.full_like(shown.danger.values, ax.get_ylim()[1])
         above = Line(shown.danger.steps, top)
         artists["danger"] = band(ax, axis, shown.danger, above, ALARM, 0.09, 0.5)
-    artists |= zero_line(ax)
     artists |= _hollow(ax, axis, layers, shown.uncertain) if shown.uncertain is not None else {}
     if shown.spiky:
         # Where values, or trends of the ends of intervals, are out of range.
@@ -371,14 +370,6 @@ def beyond(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
             look = {"marker": marker, "markersize": 3.5, "linestyle": "none"}
             artists[name] = at_height(ax, axis.unwarp(places[first]), height, MUTED, **look)
     return artists
-
-
-def zero_line(ax: Axes) -> Artists:
-    """A dashed line at zero if the value axis extends to both sides of it."""
-    low, high = ax.get_ylim()
-    if not low < 0 < high:
-        return {}
-    return {"zero": level_line(ax, 0.0)}
 
 
 def level_line(ax: Axes, level: float) -> Artist:

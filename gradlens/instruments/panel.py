@@ -166,6 +166,14 @@ class Lines:
         return [*self.layers.values(), *(curve.line for curve in self.curves)]
 
     @property
+    def dashed(self) -> tuple[float, ...]:
+        """The heights of dashed lines: the levels, and zero between values below and above it."""
+        ends = [end for one in self.curves for spread in one.spreads for end in spread]
+        known = np.concatenate([np.array([])] + [one.values for one in (*self.lines, *ends)])
+        is_between = bool((known < 0).any() and (known > 0).any())
+        return (*self.levels, 0.0) if is_between and 0 not in self.levels else self.levels
+
+    @property
     def why(self) -> str:
         """Why there is nothing to draw, if there is nothing."""
         return self.message or why_empty(self.lines)

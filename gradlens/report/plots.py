@@ -153,9 +153,8 @@ def _of_lines(shown: Lines, gaps: Sequence[Gaps], marks: Sequence[Layer]) -> Plo
     for place, (curve, missing) in enumerate(zip(shown.all_curves, gaps, strict=True)):
         layers += _of_curve(curve, place, place >= len(shown.curves), up)
         layers.append(_of_gaps(missing))
-    levels = {*shown.levels, *([0.0] if up.limits[0] < 0 < up.limits[1] else [])}
     fits = not shown.spiky and shown.limits is None
-    return Plot((*layers, *marks), up, levels=tuple(levels), fits=fits)
+    return Plot((*layers, *marks), up, levels=shown.dashed, fits=fits)
 
 
 def _of_curve(curve: Curve, place: int, is_layer: bool, up: Ruler) -> list[Layer]:
