@@ -499,7 +499,9 @@ class _Planner:
         ways = finder.all_ways(inside)
         coupling = [number for number in normalising_ if self._couples(number)]
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
-        apart = {each.use.node: name for name, way in unmixed for each in way.uses}
+        # Elements of a row may be apart where those that share the row have met.
+        rows = ((name, each) for name, way in unmixed for each in way.uses if not each.fine)
+        apart = {each.use.node: name for name, each in rows}
         unreadable = labels.unreadable
         behind = self._names_behind(apart) if len(unmixed) < len(ways) else []
         unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *labels.refused.values())

@@ -603,6 +603,12 @@ def centred(net: Any, x: Tensor) -> Tensor:
     return net.head(hidden - hidden.mean(0))
 
 
+def reshaped_in_another_order(net: Any, x: Tensor) -> Tensor:
+    """Positions mix, and come before samples where rows of both are joined."""
+    hidden = net.mix(net.inner(x).tanh().mT).permute(2, 0, 1)
+    return net.head(hidden.reshape(len(x), -1))
+
+
 COUNTED = {
     "recurrent, with a state": RowCase(
         lambda: Net(recurrent, layer=nn.GRU(D, H, batch_first=True), head=nn.Linear(H, C)),
@@ -743,6 +749,18 @@ COUNTED = {
         linears(centred),
         alone=of_all,
         refused=("inner",),
+        reason=r"samples meet between it and head\.\w+",
+    ),
+    "reshaped in another order behind a layer whose elements are apart": RowCase(
+        lambda: Net(
+            reshaped_in_another_order,
+            inner=nn.Linear(D, H),
+            mix=nn.Linear(T, T),
+            head=nn.Linear(T * H, C),
+        ),
+        lambda: (randn(N, T, D), classes(N)),
+        alone=of_all,
+        refused=("inner", "mix.weight"),
         reason=r"samples meet between it and head\.\w+",
     ),
 }
