@@ -27,7 +27,7 @@ PAGES = {
 }
 CELL = re.compile(r"^\.\. cell::(.*)\n((?:   :.*\n)*)\n((?:   .*\n|\n)+)", re.MULTILINE)
 PICTURE = re.compile(r"^\.\. picture:: (\w+)/(.+)\n((?:   :.*\n)+)\n(.*)", re.MULTILINE)
-COMMAND = re.compile(r"^   \$ gradlens (.+)$", re.MULTILINE)
+COMMAND = re.compile(r"^   \$ gradlens ((?:.+\\\n)*.+)$", re.MULTILINE)
 NAME = re.compile(r"\bgradlens((?:\.\w+)+)")
 ANSWER = re.compile(r"^(.+)\n~+\n\n((?:.*\n)+?)(?=.+\n[~-]{3}|\Z|\.\. _)", re.MULTILINE)
 
@@ -64,7 +64,7 @@ def test_pictures(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_commands(page: str) -> None:
     for command in COMMAND.findall(PAGES[page]):
-        _parser().parse_args(shlex.split(command))
+        _parser().parse_args(shlex.split(command.replace("\\\n", "")))
 
 
 @pytest.mark.parametrize("page", [*PAGES, "faq"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -80,22 +81,13 @@ def clashes(figure: Figure, monkeypatch: pytest.MonkeyPatch, cut: float = 0.0) -
     figure.draw_without_rendering()
     monkeypatch.undo()
     shown = [text for text in dict.fromkeys(seen) if text.get_visible() and text.get_text().strip()]
-    found = {text: text.get_window_extent(canvas.get_renderer()).extents for text in shown}
-    width, height = figure.bbox.size
-
-    def overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-        across, up = (min(a[n + 2], b[n + 2]) - max(a[n], b[n]) for n in (0, 1))
-        return across > 1 and up > 1
-
-    pairs = itertools.combinations(found.items(), 2)
-    return [
-        *((a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)),
-        *(
-            text.get_text()
-            for text, (left, low, right, high) in found.items()
-            if min(left, low, width - right, height - high) < -cut
-        ),
-    ]
+    words = [text.get_text() for text in shown]
+    boxes = np.array([text.get_window_extent(canvas.get_renderer()).extents for text in shown])
+    low, high = boxes[:, :2], boxes[:, 2:]
+    common = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
+    overlap = np.argwhere(np.triu((common > 1).all(-1), 1))
+    outside = (np.minimum(low, figure.bbox.size - high) < -cut).any(-1)
+    return [*((words[a], words[b]) for a, b in overlap), *itertools.compress(words, outside)]
 
 
 def troubled() -> History:
@@ -334,9 +326,9 @@ def test_pages_of_layers_are_not_too_large(count: int, layers: int) -> None:
     panels = layer_panels(history)
     found = pages(panels)
     assert [panel for page in found for panel in page] == [*panels]
-    for page in found:
-        rows = arrange(page, WIDEST)
-        assert all(sum(panel.width for panel in row) <= WIDEST for row in rows)
+    rows = (row for page in found for row in arrange(page, WIDEST))
+    assert all(sum(panel.width for panel in row) <= WIDEST for row in rows)
+    for page in found[:: max(len(found) - 1, 1)]:  # the first and the last one
         figure = Figure()
         draw(figure, page, words_of(history, "A run"), step_axis(history), widest=WIDEST)
         width, height = figure.get_size_inches()
