@@ -163,10 +163,14 @@ class Reading:
         return [*(each for each in found if each[0].address not in in_lists), *items]
 
     def _has_one_for_each(self, items: Sequence[Given]) -> bool:
-        """Whether a list has the rows of one sample in each item, not a row of each sample."""
+        """Whether a list has the rows of one sample in each item, not a row of each sample.
+
+        The latter may be along the second axis, as in the two states of an LSTM.
+        """
         alike = {(given.shape[1:], given.is_real) for given in items}
-        lengths = {given.shape[0] for given in items}
-        return len(items) == self.samples and len(alike) == 1 and lengths != {self.samples}
+        along = zip(*(counting_axes(each.shape, each.is_real) for each in items), strict=False)
+        is_other = {self.samples} in map(set, along)
+        return len(items) == self.samples and len(alike) == 1 and not is_other
 
     @cached_property
     def _samples_of_calls(self) -> list[range]:

@@ -292,9 +292,10 @@ class Names:
             if not any(self._covers(number, output, each, place) for each in named_by):
                 every.append(names)
         found = reduce(combined, every) if every else only(NO_SAMPLE, len(shape))
-        # Data that stands beside rows of samples is of these, such as an image before its caption.
-        has_data = kind_of(self.graph.kinds[number]).joins and None in edges
-        return without_gaps(found, self._passages.samples) if has_data else found
+        # What stands beside rows of samples is of these, such as an image before its caption, or a
+        # first step that begins with zeros.
+        joins = kind_of(self.graph.kinds[number]).joins
+        return without_gaps(found, self._passages.samples) if joins else found
 
     def _covers(self, number: int, output: int, place: int, other: int) -> bool:
         """Whether an input has the rows of another one itself, and isn't repeated for them."""

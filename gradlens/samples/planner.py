@@ -578,7 +578,8 @@ class _Planner:
             same = all(np.array_equal(each, known[0]) for each in known)
             if same and known[0].min() >= NO_SAMPLE:
                 return LossTerm(node, first, self._labels.index(first))
-        raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
+        reason = UNKNOWN_IN_LOSS if known[0].min() == UNREADABLE else MEETING_IN_LOSS
+        raise UnavailableError(reason.format(kind=self._graph.kinds[node]))
 
     def _reason(
         self,
@@ -690,6 +691,10 @@ WHERE = (
 MEETING_IN_LOSS = (
     "samples meet in the loss, whose values are computed by {kind}, so that single samples have no "
     "losses of their own"
+)
+UNKNOWN_IN_LOSS = (
+    "it can't be followed which samples the values belong to that {kind} computes in the loss, as "
+    "those of a penalty on parameters belong to none"
 )
 UNKNOWN_TERM = (
     "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be followed "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -593,9 +594,19 @@ def step_by_step(net: Any, x: Tensor) -> Tensor:
     return torch.stack(found, 1)
 
 
-def own_steps() -> nn.Module:
+def own_steps(compute: Callable[..., Any] = step_by_step) -> nn.Module:
     layers = {"inner": nn.Linear(D, H), "again": nn.Linear(H, H), "head": nn.Linear(H, C)}
-    return Net(step_by_step, **layers)
+    return Net(compute, **layers)
+
+
+def taught(net: Any, x: Tensor) -> Tensor:
+    """Each step gets what the one before it should have been, and the first one zeros."""
+    return step_by_step(net, F.pad(x, (0, 0, 1, -1)))
+
+
+def of_some_steps(model: Any, batch: Batch) -> Tensor:
+    inputs, are_some = batch
+    return model(inputs)[are_some].sin().square().sum() / len(inputs)
 
 
 def centred(net: Any, x: Tensor) -> Tensor:
@@ -617,6 +628,22 @@ COUNTED = {
         lambda model, batch, n: F.cross_entropy(
             model(batch[0][n : n + 1], batch[1][:, n : n + 1]), batch[2][n : n + 1]
         ),
+    ),
+    "recurrent, with two states of two samples": RowCase(
+        lambda: Net(recurrent, layer=nn.LSTM(D, H, batch_first=True), head=nn.Linear(H, C)),
+        lambda: (randn(2, T, D), (randn(1, 2, H), randn(1, 2, H)), classes(2)),
+        cross_entropy,
+        lambda model, batch, n: F.cross_entropy(
+            model(batch[0][n : n + 1], tuple(each[:, n : n + 1] for each in batch[1])),
+            batch[2][n : n + 1],
+        ),
+        samples=2,
+    ),
+    "taught steps of two samples": RowCase(
+        partial(own_steps, taught),
+        lambda: (randn(2, T, D), randn(2, T) > -1),
+        of_some_steps,
+        samples=2,
     ),
     "packed texts": of_packed(0, lambda: nn.GRU(H, H, batch_first=True)),
     "packed texts behind images": of_packed(0, lambda: nn.GRU(H, H, batch_first=True), image=True),
