@@ -23,9 +23,13 @@ measured 0.93 to 0.99 where inputs are nearly constant. It is a sign with such i
 some healthy runs begin late, too (up to 0.94)."""
 LONG_ENOUGH = 50
 """Steps after which a network should have learnt something."""
+PAST_PLATEAU = 100
+"""Steps of a run; a shorter one may be before the end of a plateau."""
 RISE, SMALL_RISE = 1.5, 1.3
 """The loss over that at the start: measured 1 to 1.8 for single steps of healthy runs. The small
 one counts with large updates besides."""
+WARM_UP = 1.5
+"""The latest learning rates over the earlier ones."""
 LARGE_UPDATE = 0.03
 """‖update‖/‖θ‖: about 1e-3 is usual, and 1e-2 is common early in training."""
 
@@ -40,6 +44,12 @@ def rise(evidence: Evidence, losses: Floats | None = None) -> float:
 def is_stuck(evidence: Evidence) -> bool:
     """Whether a run that is long enough has learnt nothing."""
     return evidence.ends_badly or (evidence.length >= LONG_ENOUGH and evidence.progress > STUCK)
+
+
+def warms_up(evidence: Evidence) -> bool:
+    """Whether the learning rate still grows, so that what isn't learnt yet is no sign."""
+    rates, half = evidence.column("lr"), len(evidence.steps) // 2
+    return largest(rates[half:]) > WARM_UP * median(rates[: half + 1])
 
 
 def starts_late(evidence: Evidence) -> bool:
@@ -213,7 +223,7 @@ def largest_share(evidence: Evidence, place: int) -> float:
     Some losses have gradients that large errors don't make larger. It is NaN if neither is known,
     or if the batch is small.
     """
-    if evidence.typical("samples") < SMALLEST:
+    if evidence.batch_size < SMALLEST:
         return math.nan
     suspects = evidence.suspects(int(evidence.loss.steps[place]))
     of_gradients = suspects[0].share if suspects else math.nan

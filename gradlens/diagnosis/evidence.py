@@ -277,6 +277,11 @@ class Evidence:
         return uniform if math.isnan(entropy) else max(entropy, uniform / 2)
 
     @cached_property
+    def target_square(self) -> float:
+        """The mean square of the targets, which outputs of zero have as their squared error."""
+        return self.typical("target_variance") + self.typical("target_mean") ** 2
+
+    @cached_property
     def start(self) -> float:
         """The loss that rises are compared with: the first one, or chance if that is more.
 
@@ -389,9 +394,14 @@ class Evidence:
         return found
 
     @cached_property
+    def batch_size(self) -> float:
+        """How many samples a batch has; of a bag of rows with one label, or a few, its labels."""
+        return smallest([self.typical("samples"), self.typical("labels") or math.nan])
+
+    @cached_property
     def width(self) -> int:
         """How many steps have enough samples for a mean loss."""
-        samples = self.typical("samples")
+        samples = self.batch_size
         width = math.ceil(ENOUGH_SAMPLES / samples) if 1 <= samples < FEW_SAMPLES else 1
         return max(1, min(width, len(self.loss.values) // FEWEST_LEVELS))
 

@@ -132,8 +132,7 @@ class FactRecorder(Observer):
         facts.loss_rows.append(found)
         facts.numbers["labels"] = found.count + float(facts.numbers.get("labels", 0.0))
         facts.numbers["classes"] = float(found.classes)
-        if found.variance is not None:
-            facts.numbers["target_variance"] = found.variance
+        facts.numbers |= found.of_targets
 
     def _read_network(
         self, facts: StepFacts, graph: Graph | None, loss: Loss | None, info: Mapping[str, Any]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -155,8 +155,8 @@ class LossRows:
     """What a loss function was called with, and its values, for each row of the targets ``[M]``.
 
     Weights of classes and samples don't count. ``labels`` and ``classes`` are those of a
-    classification, in which rows whose label is ``ignored`` have no loss; ``variance`` is that of
-    the targets of a regression.
+    classification, in which rows whose label is ``ignored`` have no loss; ``of_targets`` are the
+    facts of the targets of a regression.
     """
 
     losses: Tensor | None = None
@@ -164,7 +164,7 @@ class LossRows:
     ignored: int | None = None
     classes: int = 0
     count: int = 0
-    variance: Tensor | None = None
+    of_targets: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -194,7 +194,7 @@ def loss_rows(loss: Loss) -> LossRows:
         signed(saved(loss.function, "ignore_index")) if of == "classes" else None,
         classes,
         count,
-        accumulable(targets).var(correction=0) if of == "numbers" else None,
+        target_columns(targets) if of == "numbers" else {},
     )
 
 
@@ -274,7 +274,7 @@ def output_columns(loss: Loss) -> dict[str, Tensor]:
     """Facts of steps, of what a loss function has compared with its targets.
 
     ``output_std`` is the standard deviation of the outputs over the rows. Of errors that are
-    squared by hand, the variance of the targets is among them, too.
+    squared by hand, the facts of the targets are among them, too.
     """
     outputs = loss.outputs if loss.squared is None else predictions(loss.squared)
     if outputs is None or not outputs.dim() or len(outputs) < 2 or outputs.is_complex():
@@ -284,8 +284,14 @@ def output_columns(loss: Loss) -> dict[str, Tensor]:
         is_first = loss.squared.next_functions[0][0].next_functions[0][0] is not None
         errors = saved(loss.squared, "self").detach()
         targets = outputs - errors if is_first else outputs + errors
-        found["target_variance"] = accumulable(targets).var(correction=0)
+        found |= target_columns(targets)
     return found
+
+
+def target_columns(targets: Tensor) -> dict[str, Tensor]:
+    """Facts of steps, of the targets of a regression."""
+    numbers = accumulable(targets)
+    return {"target_variance": numbers.var(correction=0), "target_mean": numbers.mean()}
 
 
 def predictions(squared: Node) -> Tensor | None:

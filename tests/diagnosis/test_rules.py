@@ -143,10 +143,13 @@ def strangers(new: float = 0.0, same: float = 0.0) -> dict[str, np.ndarray]:
     return {**L, **{f"strangers/{name}": each for name, each in found.items()}}
 
 
-def regression(size: float = 1.0, variance: float = 1.0) -> dict[str, np.ndarray]:
+def regression(
+    size: float = 1.0, variance: float = 1.0, mean: float = math.nan
+) -> dict[str, np.ndarray]:
     """The losses are those of a healthy run times a size."""
     losses = {name: size * S[name] for name in ("loss", "loss_max", "loss_median")}
-    table = {**S, **losses, "target_variance": np.full(STEPS, variance)}
+    of_targets = {"target_variance": variance, "target_mean": mean}
+    table = {**S, **losses, **{n: np.full(STEPS, each) for n, each in of_targets.items()}}
     return changed(table, classes=np.nan, label_entropy=np.nan)
 
 
@@ -368,12 +371,17 @@ FAULTY: dict[str, list[History]] = {
     "input_constant": [
         *(run(changed(S, input_rms=0.01, loss=loss)) for loss in (STUCK, EARLY_PLATEAU)),
         *(run(changed(S, input_spread=spread)) for spread in (4e-4, 0.0)),
+        run(changed(S, input_rms=128.0, input_spread=4e-4, distinct_rows=1.0)),
     ],
     "input_scale": [
         *(run(changed(S, input_rms=s, loss=S["loss"] + 0.5)) for s in (30.0, 128.0)),
         run(changed(S, input_rms=10.0, loss=S["loss"] + 0.5), TANH),
     ],
-    "input_offset": [run(changed(S, input_mean=m, loss=S["loss"] + 0.5)) for m in (10.0, -30.0)],
+    "input_offset": [
+        *(run(changed(S, input_mean=m, loss=S["loss"] + 0.5)) for m in (10.0, -30.0)),
+        run(changed(S, input_rms=600.0, input_spread=5e-3, loss=S["loss"] + 0.5)),
+        run(changed(S, input_rms=5e8, input_spread=0.0, distinct_rows=25.0, loss=S["loss"] + 0.5)),
+    ],
     "batch_repeated": [
         validated(1.0, changed(S, checksum=np.arange(STEPS) // 10)),
         validated(1.0, changed(S, checksum=0.25)),
@@ -425,6 +433,7 @@ FAULTY: dict[str, list[History]] = {
         for gain in (6.5, 30.0)
     ]
     + [
+        run(regression(1e4, 1.0, mean=0.5), by_weight("weight_rms", *[2 / 8] * 3), setup=SQUARED),
         run(layers=by_weight("weight_rms", 0.07, 10 / 8, 0.07)),
         run(layers={**by_weight("weight_rms", 3 / 4.5, 0.07, 0.07), **TANH_ALONE}),
     ],
@@ -530,6 +539,7 @@ FAULTY: dict[str, list[History]] = {
             run(regression(size, variance), setup=SQUARED)
             for size, variance in ((1e4, 100.0), (1e9, 1e6))
         ),
+        run(regression(1e4, 100.0, mean=100.0), setup=SQUARED),
         run(S | {"targets_beyond": np.full(STEPS, 0.4)}),
         run(changed(S, loss=1e3 * RISE, grad_norm=1e6), setup=SQUARED),
     ],
@@ -617,6 +627,7 @@ NOTICED: dict[str, list[History]] = {
         run(layers=labels(900.0)),
         run(layers=labels(900.0), setup=replace(SETUP, loss="BinaryCrossEntropyBackward")),
     ],
+    "corrupt_batch": [run(changed(spikes(share=0.2), labels=1.0))],
     "loss_sum": [run(changed(S, loss=32 * S["loss"]), setup=SUM)],
     "momentum_high": [run(setup=with_options(momentum=0.99))],
     "label_noise": [
@@ -723,6 +734,14 @@ HEALTHY: dict[str, History] = {
         changed(S, loss=32 * S["loss"]), setup=replace(adam(), loss_reduction="sum")
     ),
     "decay": run(setup=with_options(momentum=0.9, weight_decay=5e-4)),
+    "warm-up from nothing": run(changed(S, loss=STUCK, lr=1e-5 * 1.03 ** np.arange(STEPS))),
+    "adapters": run(
+        changed(S, loss=at(2, 6.0)), first_updates(growth=3.0), replace(SETUP, frozen=("1.w",))
+    ),
+    "a plateau at the start": run(
+        {name: each[:60] for name, each in changed(S, loss=STUCK).items()},
+        by_weight("update_rms", *[0.005] * 3),
+    ),
     "fine-tuning": run(
         changed(S, loss=0.4 + 0 * S["loss"]), by_weight("update_rms", *[1e-6] * 3)
     ),
@@ -788,6 +807,14 @@ def test_a_notice_is_no_alarm(fault: str, place: int) -> None:
     found = diagnose(NOTICED[fault][place])
     assert fault in [each.fault for each in found]
     assert not any(each.is_alarm for each in found)
+
+
+def test_large_inputs_outputs_and_targets_are_told_apart() -> None:
+    for fault, place, other in (
+        ("input_offset", 2, "input_constant"),
+        ("exploding_gradients", 2, "target_scale"),
+    ):
+        assert other not in [each.fault for each in diagnose(FAULTY[fault][place])]
 
 
 @pytest.mark.slow

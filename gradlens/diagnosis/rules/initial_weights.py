@@ -104,11 +104,14 @@ GOOD_INPUTS = 5.0
 def explodes(evidence: Evidence) -> Iterator[Sign]:
     found = gains(evidence)
     where = tuple(name for name, gain in found.items() if gain > GAIN)
-    loss, most = evidence.first_loss / evidence.chance, largest([*found.values()])
+    start, most = evidence.first_loss, largest([*found.values()])
+    loss = start / evidence.chance
     saturated = largest([s[0] for s in evidence.by_name("saturated").values.values()])
     is_good = not evidence.typical("input_rms") > GOOD_INPUTS
-    is_classified = evidence.typical("classes") > 1 and most > USUAL
-    if loss < PRETRAINED or not (where or (is_good and is_classified and loss > LOSS)):
+    # A first error may also be large since the targets are.
+    is_of_outputs = evidence.typical("classes") > 1 or start > LOSS * evidence.target_square
+    is_large = is_good and most > USUAL and is_of_outputs and loss > LOSS
+    if loss < PRETRAINED or not (where or is_large):
         return
     numbers = beyond(
         above("rms(W) x root of fan-in", most, GAIN),

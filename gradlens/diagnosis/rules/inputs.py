@@ -12,7 +12,7 @@ from scipy.stats import binom, rankdata
 from gradlens.diagnosis.course import is_high, is_stuck, starts_late
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import INPUTS, SAMPLES
-from gradlens.diagnosis.numbers import finite, largest, mean, median, ratio, share
+from gradlens.diagnosis.numbers import Truths, finite, largest, mean, median, ratio, share
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below, shown
 from gradlens.diagnosis.rules.of_layers import saturated
 from gradlens.history.lines import Floats
@@ -32,13 +32,27 @@ def constant(evidence: Evidence) -> Iterator[Sign]:
     known = np.isfinite(spread) & (evidence.column("samples") > 1)
     size = spread * evidence.column("input_rms")
     is_real = evidence.setup.input_kind != "integers" and not evidence.setup.input_normalised
-    if share(spread < SPREAD, known) > SHARE:
+    if share((spread < SPREAD) & ~_differ(evidence), known) > SHARE:
         number = below("spread of the samples, over their size", median(spread[known]), SPREAD)
         yield Sign(evidence.step(known), (number,))
     elif is_real and share(size < SMALL, known) > SHARE:
         number = below("spread of the samples", median(size[known]), SMALL)
         does_harm = is_stuck(evidence) or starts_late(evidence)
         yield Sign(evidence.step(known), (number,), "very likely", does_harm, title=SIMILAR)
+
+
+def _differ(evidence: Evidence) -> Truths:
+    """At which steps samples differ, however small that is beside what they have in common.
+
+    A year or a time among the features has a large mean, beside which all the rest is small.
+    """
+    size = _spread(evidence) * evidence.column("input_rms")
+    return (size > SMALL) & (evidence.column("distinct_rows") > 1)
+
+
+def _spread(evidence: Evidence) -> Floats:
+    """That of the samples, as far as single precision tells it."""
+    return np.fmax(evidence.column("input_spread"), ROUNDED)
 
 
 SIMILAR = "Inputs hardly differ between samples"
@@ -50,6 +64,8 @@ HARMLESS = "This is harmless, since the model begins with a normalisation."
 FAR = 3.5, 6.0
 """The mean over the standard deviation: measured at most 3.1 in healthy runs (inputs in 0 to 1),
 and 30 in faulty ones. In between, it is a notice unless training is unstable or learns nothing."""
+ROUNDED = 1e-4
+"""What is left of the spread of equal samples in single precision."""
 LARGE = 5.0, 20.0
 """The rms of the inputs: measured 0.3 to 1 in healthy runs, and 110 to 140 in faulty ones. In
 between, it is a notice unless training is unstable or learns nothing."""
@@ -57,6 +73,9 @@ between, it is a notice unless training is unstable or learns nothing."""
 
 def offset(evidence: Evidence) -> Iterator[Sign]:
     offsets = ratio(np.abs(evidence.column("input_mean")), evidence.column("input_std"))
+    spread = _spread(evidence)
+    of_features = np.where((spread < SPREAD) & _differ(evidence), 1 / spread, np.nan)
+    offsets = np.fmax(offsets, of_features)
     return _beyond(evidence, "mean of the inputs over their standard deviation", offsets, FAR)
 
 

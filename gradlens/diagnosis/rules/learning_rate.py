@@ -10,6 +10,7 @@ import numpy as np
 from gradlens.diagnosis.course import (
     LARGE_UPDATE,
     LONG_ENOUGH,
+    PAST_PLATEAU,
     PERSISTENT,
     SMALL_RISE,
     STUCK,
@@ -19,6 +20,7 @@ from gradlens.diagnosis.course import (
     rise,
     spread,
     update_ratio,
+    warms_up,
 )
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, UPDATE_SIZES
@@ -136,7 +138,9 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     early = evidence.level[evidence.loss.steps <= evidence.loss.steps[:1].sum() + FIRST_STEPS]
     is_sharp, most = any(_sharp(evidence)), largest(evidence.update_ratio.values)
     early_peak = np.fmax(peak, largest(early) / evidence.start)
-    is_lost = is_stuck(evidence) or _growth(evidence, FIRST_STEPS) > OUTGROWN
+    # Adapters of frozen weights begin near zero, and these stay what they were.
+    has_outgrown = not evidence.setup.frozen and _growth(evidence, FIRST_STEPS) > OUTGROWN
+    is_lost = is_stuck(evidence) or has_outgrown
     if highest > SMALL_RISE and (update > LARGE_UPDATE or is_sharp):
         yield above("loss over that at the start, at three steps", highest, SMALL_RISE)
     elif peak > PEAK and moves_far(evidence) and (
@@ -146,7 +150,7 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     elif _validation_rise(evidence) > PERSISTS and update > LARGE_UPDATE:
         name = "validation loss over the first one, at three validations"
         yield above(name, _validation_rise(evidence), PERSISTS)
-    elif is_stuck(evidence) and evidence.progress > STUCK and update > LARGE_UPDATE:
+    elif evidence.length >= PAST_PLATEAU and evidence.progress > STUCK and update > LARGE_UPDATE:
         yield above("late loss, over that without learning", evidence.progress, STUCK)
     elif most > ANY_UPDATE and early_peak > PERSISTS and is_lost:
         yield above("loss at its peak, over that at the start", early_peak, PERSISTS)
@@ -198,8 +202,6 @@ def _sharp(evidence: Evidence) -> Iterator[Measured]:
 
 TINY = 5e-4
 """‖update‖/‖θ‖: measured 1e-3 and more in healthy runs, and at most 3e-4 in faulty ones."""
-WARM_UP = 1.5
-"""The latest learning rates over the earlier ones: a rate that still grows isn't judged."""
 DEAD, RECORDS = 0.5, 3
 """Share of a ReLU's units that are dead at the last records, so that gradients vanish."""
 ENOUGH, LOWERED = 5e-3, 0.1
@@ -230,12 +232,11 @@ def _has_another_cause(evidence: Evidence) -> bool:
     rate that grows isn't judged, nor one with which a trained network is tuned.
     """
     dead = [median(shares[-RECORDS:]) for shares in evidence.by_name("dead").values.values()]
-    every, updates = evidence.column("lr"), finite(evidence.update_ratio.values)
-    rates, half = finite(every), len(every) // 2
+    rates, updates = finite(evidence.column("lr")), finite(evidence.update_ratio.values)
     return (
         bool(signs_of_divergence(evidence))
         or evidence.first_loss < PRETRAINED * evidence.chance
-        or largest(every[half:]) > WARM_UP * median(every[: half + 1])
+        or warms_up(evidence)
         or largest(dead) > DEAD
         or bool(rates.size and rates[-1] < LOWERED * rates.max())
         or largest(updates[:RECORDS]) > ENOUGH

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck
+from gradlens.diagnosis.course import LONG_ENOUGH, PAST_PLATEAU, is_stuck, warms_up
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import (
     CHANCE,
@@ -263,8 +263,6 @@ LATE, EVER = 0.97, 0.95
 0.98 to 1.01 in faulty ones."""
 HIGHEST = 1.3
 """Above this, it isn't the labels that keep the loss high."""
-STEPS = 100
-"""A run that is shorter may be before the end of a plateau."""
 PARTS = 8
 """The loss is looked at in so many parts of the run, since that of single batches varies."""
 AS_FIRST, AS_EARLY = 0.78, 0.955
@@ -278,7 +276,8 @@ a network that began far above chance, is no sign."""
 
 
 def random(evidence: Evidence) -> Iterator[Sign]:
-    if evidence.length < STEPS or evidence.ends_badly or largest(evidence.column("lr")) == 0:
+    is_late = evidence.length >= PAST_PLATEAU and not warms_up(evidence)
+    if not is_late or evidence.ends_badly or largest(evidence.column("lr")) == 0:
         return
     is_known = np.isfinite(evidence.chance)
     yield from _by_chance(evidence) if is_known else _by_the_first_loss(evidence)
@@ -297,7 +296,7 @@ def _by_the_first_loss(evidence: Evidence) -> Iterator[Sign]:
             above("late loss, over that of the second eighth of the run", early, AS_EARLY),
             above("the same of the validation loss", validated, AS_EARLY),
         )
-        step, is_known = evidence.start_step + STEPS - 1, math.isfinite(validated)
+        step, is_known = evidence.start_step + PAST_PLATEAU - 1, math.isfinite(validated)
         yield Sign(step, numbers, "consistent with", is_known, title=HARDLY)
 
 
@@ -318,7 +317,7 @@ def _by_chance(evidence: Evidence) -> Iterator[Sign]:
             above("late loss, over that by chance", late, LATE),
             above("lowest loss in any eighth of the run, over that by chance", course.min(), EVER),
         )
-        yield Sign(evidence.start_step + STEPS - 1, numbers, "consistent with")
+        yield Sign(evidence.start_step + PAST_PLATEAU - 1, numbers, "consistent with")
 
 
 RULES = (

@@ -140,8 +140,10 @@ def far_targets(evidence: Evidence) -> Iterator[Sign]:
     yield from shown(Sign(step, (share,), title=BEYOND, advice=END))
     late, variance, start = evidence.late_loss, evidence.chance, evidence.first_loss
     is_squared = evidence.setup.loss.startswith("Mse")
+    # Far outputs have a larger error than those of zero.
+    of_outputs = OVER_VARIANCE * evidence.target_square
     is_far = OVER_VARIANCE * variance < late < RISE * start and late > LARGE**2
-    if is_squared and is_far and evidence.length >= LONG_ENOUGH:
+    if is_squared and is_far and not late > of_outputs and evidence.length >= LONG_ENOUGH:
         numbers = (
             above("late error, over the variance of the targets", late / variance, OVER_VARIANCE),
             above("root of the late error", math.sqrt(late), LARGE),
@@ -149,7 +151,8 @@ def far_targets(evidence: Evidence) -> Iterator[Sign]:
         yield Sign(evidence.start_step + LONG_ENOUGH - 1, numbers, "very likely")
     elif start > HUGE and (is_stuck(evidence) or diverges(evidence)):
         is_mean_of_errors = (is_squared or not evidence.setup.loss) and not evidence.is_sum
-        if is_mean_of_errors and not evidence.typical("input_rms") > USUAL:
+        is_of_outputs = start > of_outputs or evidence.typical("input_rms") > USUAL
+        if is_mean_of_errors and not is_of_outputs:
             number = above("first loss", start, HUGE)
             yield Sign(evidence.start_step, (number,), "very likely", title=FIRST)
 

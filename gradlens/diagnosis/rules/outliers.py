@@ -137,7 +137,7 @@ def _losses_of_batch(evidence: Evidence) -> Iterator[Sign]:
     after = evidence.loss.values[highest.place + 1 : highest.place + 2].sum()
     is_over = after < BACK * evidence.loss.values[highest.place]
     # Losses of few samples differ by as much where nothing is wrong.
-    is_small = evidence.typical("samples") < SMALLEST
+    is_small = evidence.batch_size < SMALLEST
     is_alarm = bool(is_over and not is_small)
     yield Sign(highest.step, numbers, "consistent with", is_alarm, title=OF_LOSS)
 
