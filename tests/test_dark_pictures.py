@@ -22,13 +22,18 @@ from matplotlib.figure import Figure
 
 from gradlens.plotting.output import write_figure
 
-def main(folder):
-    figure = Figure(facecolor={color!r})
+def drawn(color):
+    figure = Figure(facecolor=color)
     figure.subplots().plot([1, 2])
+    return figure
+
+def main(folder):
+    figure = drawn({paper!r})
     figure.savefig(folder / "one.png")
     figure.savefig(folder / "one.pdf")
     figure.savefig(folder / "again.png")
     write_figure(figure, folder / "whole.png")
+    drawn("#123456").savefig(folder / "own.png")
 """
 
 
@@ -49,17 +54,15 @@ def test_a_picture_that_is_displayed_has_a_dark_one() -> None:
     assert [*dark] == [shown.getvalue()]
 
 
-@pytest.mark.parametrize("color", [PAPER, "#123456"])
 @pytest.mark.slow
-def test_a_white_picture_has_a_dark_one_beside_it(color: str, tmp_path: Path) -> None:
+def test_a_white_picture_has_a_dark_one_beside_it(tmp_path: Path) -> None:
     script, folder = tmp_path / "script.py", tmp_path / "pictures"
-    script.write_text(SCRIPT.format(color=color))
+    script.write_text(SCRIPT.format(paper=PAPER))
     folder.mkdir()
     subprocess.run([sys.executable, "-W", "error", PROGRAM, script, folder], check=True)
-    assert corner(folder / "one.png") == corner(folder / "again.png") == color
+    assert corner(folder / "one.png") == corner(folder / "again.png") == PAPER
+    assert corner(folder / "own.png") == "#123456"
+    dark = {f"{name}-dark.png" for name in ("one", "again", "whole")}
+    assert {corner(folder / name) for name in dark} == {DARK[PAPER]}
     found = {path.name for path in folder.iterdir()}
-    if color == PAPER:
-        dark = {f"{name}-dark.png" for name in ("one", "again", "whole")}
-        assert {corner(folder / name) for name in dark} == {DARK[PAPER]}
-        found -= dark
-    assert found == {"one.png", "one.pdf", "again.png", "whole.png"}
+    assert found == {"one.png", "one.pdf", "again.png", "whole.png", "own.png", *dark}
