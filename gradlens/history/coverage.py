@@ -66,7 +66,8 @@ class Coverage:
             )
         if self.missing:
             details = "; ".join(
-                f"{few(names)}: {reason}" for reason, names in self.by_reason().items()
+                f"{few(names)}{', each for this reason' * (len(names) > 1)}: {reason}"
+                for reason, names in self.by_reason().items()
             )
             yield (
                 f"per-sample gradients cover {percent(self.share(shapes))} of the trainable "
