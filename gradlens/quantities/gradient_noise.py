@@ -41,6 +41,11 @@ from gradlens.signals.selection import Selection, Selectors, selection
 Between: TypeAlias = Literal["samples", "parts"]
 Norm: TypeAlias = Literal["l2", "l1", "nuclear"]
 
+EQUAL_IN_PART = (
+    "the per-sample gradients differ, but not by more than the rounding errors of their precision "
+    "in what this test is of, the direction of the mean gradient or those across it: use a higher "
+    "precision, unless this is zero, as it is across the mean for gradients that are all parallel"
+)
 UNTRACKED = f"{{name}} is trained and not tracked: {NEW_COCKPIT}"
 
 
@@ -378,5 +383,5 @@ def _relative_error(spread: float, found: SampleDeviations, rounding: float) -> 
     if not math.isfinite(spread):
         return Undefined(NOT_FINITE)
     if spread <= rounding:
-        return Undefined(EQUAL)
+        return Undefined(EQUAL if found.vanish else EQUAL_IN_PART)
     return math.sqrt(spread / ((n - 1) * n * found.squared_norm_of_mean))

@@ -456,6 +456,22 @@ def test_zero_gradient_is_undefined_with_a_reason(name: str) -> None:
     assert found.reason == "the mean gradient is zero"
 
 
+@pytest.mark.parametrize("factors", [(1.0, 1.0, 1.0), (3.0, 0.0, 0.0)])
+def test_parallel_gradients_are_said_to_be_equal_only_if_they_are(
+    factors: tuple[float, ...],
+) -> None:
+    """As of the largest loss alone, in which the gradients of all others are zero."""
+    model = nn.Linear(3, 2).double()
+    cockpit = gradlens.Cockpit(model, [quantities.NormTest(), quantities.OrthoTest()])
+    inputs = torch.tensor(factors, dtype=torch.float64)[:, None] * torch.ones(3, 3).double()
+    losses = (model(inputs).sum(1) * torch.tensor(factors, dtype=torch.float64)).flatten()
+    tracked_backward(cockpit, 0, losses.mean())
+    along, across = (cockpit.history[name][0] for name in ("NormTest", "OrthoTest"))
+    assert math.isnan(across)
+    assert math.isnan(along) == (factors[0] == factors[1])
+    assert ("differ by no more" in across.reason) == math.isnan(along)
+
+
 def test_covariance_of_equal_gradients_is_zero_and_has_no_rank() -> None:
     found = zero_gradient_run(quantities.GradCovariance(k=2))
     assert found["eigenvalues"] == [0, 0]
