@@ -29,7 +29,7 @@ from gradlens.plotting.comparison import (
 )
 from gradlens.plotting.plotter import CockpitPlotter
 from tests.instruments.test_instruments import VIEWS, realistic, recorded, same
-from tests.plotting.test_plotter import clashes, titles, words
+from tests.plotting.test_plotter import OVER_STEPS, clashes, titles, words
 
 KINDS = ("Loss", "GradNorm", "NormTest", "GradHist1d", "SpectralDensity", "train_loss")
 
@@ -220,7 +220,7 @@ def test_what_is_left_out() -> None:
 
 SCENES = {
     "two": lambda: {name: realistic(60) for name in ("lr0.1", "lr0.01")},
-    "long": lambda: {"a": realistic(300), "b": realistic(200)},
+    "long": lambda: {"a": realistic(300, OVER_STEPS), "b": realistic(200, OVER_STEPS)},
     "one panel": lambda: {name: losses(1.0, 2.0) for name in "ab"},
     "many": lambda: {
         f"a folder with a long name/seed {n}/and more of it": losses(n, 2.0) for n in range(16)
