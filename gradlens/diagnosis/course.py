@@ -30,6 +30,9 @@ RISE, SMALL_RISE = 1.5, 1.3
 one counts with large updates besides."""
 WARM_UP = 1.5
 """The latest learning rates over the earlier ones."""
+SHRUNK = 0.7
+"""The weights' sizes over those at the start: measured 1 and more in healthy runs, and at most 0.56
+where decay is too strong."""
 LARGE_UPDATE = 0.03
 """‖update‖/‖θ‖: about 1e-3 is usual, and 1e-2 is common early in training."""
 
@@ -60,8 +63,20 @@ def starts_late(evidence: Evidence) -> bool:
     )
 
 
+def growth(evidence: Evidence, steps: float = math.inf) -> float:
+    """The size of the weights after so many steps over that before; NaN if it isn't known."""
+    sizes = evidence.by_name("weight_rms")
+    table = sizes.matrix(evidence.trained)[:, sizes.steps <= sizes.steps[:1].sum() + steps]
+    return median(ratio(table[:, -1:], table[:, :1]))
+
+
 def update_ratio(evidence: Evidence) -> float:
-    """‖update‖/‖θ‖ of weights: the median after the first steps; NaN if it isn't known."""
+    """‖update‖/‖θ‖ of weights: the median after the first steps; NaN if it isn't known.
+
+    Of weights that have shrunk, as by a penalty, it says nothing about the rate.
+    """
+    if growth(evidence) < SHRUNK:
+        return math.nan
     found = evidence.update_ratio
     return median(found.values[found.steps > (found.steps[:1].sum() + SETTLING - 1)])
 

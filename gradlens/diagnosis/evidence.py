@@ -255,25 +255,32 @@ class Evidence:
     def chance(self) -> float:
         """The loss without any information about the sample; NaN if it isn't known.
 
-        It is the entropy of the labels, but no less than half of log C, so that it isn't zero where
-        one class alone was seen; and the variance of the targets, of squared errors. It isn't known
-        where the loss is negative, or no mean of the single losses, as where these are weighted by
-        rewards, or where they aren't known and it stays far above, as a sum over the pixels of an
-        image does.
+        It is that of samples alone, but isn't known where the loss is negative, or no mean of the
+        single losses, as where these are weighted by rewards, or where they aren't known and it
+        stays far above, as a sum over the pixels of an image does.
         """
         if not self.is_of_samples or self.is_signed:
             return math.nan
+        has_single_losses = bool(np.isfinite(self.column("loss_median")).any())
+        uniform = math.log(max(self.typical("classes"), 1)) or math.inf
+        if not has_single_losses and smallest(self.loss.values) > SUMMED * uniform:
+            return math.nan
+        return self.chance_of_samples
+
+    @cached_property
+    def chance_of_samples(self) -> float:
+        """The mean of single losses without any information about the sample, or NaN.
+
+        It is the entropy of the labels, but no less than half of log C, so that it isn't zero where
+        one class alone was seen; and the variance of the targets, of squared errors.
+        """
         if self.setup.loss.startswith("Mse"):
             variance = self.typical("target_variance")
             return variance if variance > 0 else math.nan
         classes = self.typical("classes")
         if not classes > 1:
             return math.nan
-        uniform = math.log(classes)
-        has_single_losses = bool(np.isfinite(self.column("loss_median")).any())
-        if not has_single_losses and smallest(self.loss.values) > SUMMED * uniform:
-            return math.nan
-        entropy = self.label_entropy
+        uniform, entropy = math.log(classes), self.label_entropy
         return uniform if math.isnan(entropy) else max(entropy, uniform / 2)
 
     @cached_property

@@ -309,6 +309,10 @@ FAULTY: dict[str, list[History]] = {
     "constant_output": [
         run(changed(S, loss=STUCK) | {"output_std": 1e-9 * np.ones(STEPS)}),
         run(S | {"direction_spread": np.full(STEPS, 0.01)}),
+        run(
+            changed(S, loss=3 * S["loss"] + 2)
+            | {"loss_mean": STUCK, "output_std": 1e-9 * np.ones(STEPS)}
+        ),
     ],
     "loss_broadcast": [run(setup=replace(SETUP, broadcast="[20, 1] and [20]"))],
     "softmax_twice": [
@@ -735,6 +739,13 @@ HEALTHY: dict[str, History] = {
     ),
     "decay": run(setup=with_options(momentum=0.9, weight_decay=5e-4)),
     "warm-up from nothing": run(changed(S, loss=STUCK, lr=1e-5 * 1.03 ** np.arange(STEPS))),
+    "weights that a penalty has shrunk": run(
+        {name: each[:90] for name, each in changed(S, loss=STUCK).items()},
+        by_weight("weight_rms", *[0.07 * np.linspace(1, 0.1, ROWS)] * 3) | by_weight_update(0.05),
+    ),
+    "adapters behind a frozen network": run(
+        setup=replace(SETUP, linear_pairs=(("0", "2"),), is_linear=True, frozen=("1.w",))
+    ),
     "adapters": run(
         changed(S, loss=at(2, 6.0)), first_updates(growth=3.0), replace(SETUP, frozen=("1.w",))
     ),

@@ -15,6 +15,7 @@ from gradlens.diagnosis.course import (
     SMALL_RISE,
     STUCK,
     calm,
+    growth,
     is_stuck,
     moves_far,
     rise,
@@ -24,7 +25,7 @@ from gradlens.diagnosis.course import (
 )
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, UPDATE_SIZES
-from gradlens.diagnosis.numbers import finite, first, largest, median, ratio, share, smallest
+from gradlens.diagnosis.numbers import finite, first, largest, median, share, smallest
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below, beyond
 from gradlens.diagnosis.rules.of_gradients import begins_small
 from gradlens.history.finding import Measured
@@ -66,7 +67,7 @@ def signs_of_divergence(evidence: Evidence) -> tuple[Measured, ...]:
         lost = (~evidence.loss.finite).sum() if evidence.ends_badly else 0
         found += [
             above("steps at which the loss is not finite", lost, 0),
-            above("size of the weights, over that at the start", _growth(evidence), GROWTH),
+            above("size of the weights, over that at the start", growth(evidence), GROWTH),
             above("size of updates, over that of weights", update_ratio(evidence), UPDATE),
         ]
     return beyond(*found)
@@ -139,7 +140,7 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     is_sharp, most = any(_sharp(evidence)), largest(evidence.update_ratio.values)
     early_peak = np.fmax(peak, largest(early) / evidence.start)
     # Adapters of frozen weights begin near zero, and these stay what they were.
-    has_outgrown = not evidence.setup.frozen and _growth(evidence, FIRST_STEPS) > OUTGROWN
+    has_outgrown = not evidence.setup.frozen and growth(evidence, FIRST_STEPS) > OUTGROWN
     is_lost = is_stuck(evidence) or has_outgrown
     if highest > SMALL_RISE and (update > LARGE_UPDATE or is_sharp):
         yield above("loss over that at the start, at three steps", highest, SMALL_RISE)
@@ -172,13 +173,6 @@ def _validation_rise(evidence: Evidence) -> float:
     """
     losses = finite(evidence.valid_loss.values)
     return float(np.sort(losses)[-PERSISTENT] / losses[0]) if len(losses) > PERSISTENT else math.nan
-
-
-def _growth(evidence: Evidence, steps: float = math.inf) -> float:
-    """The size of the weights after so many steps over that before; NaN if it isn't known."""
-    sizes = evidence.by_name("weight_rms")
-    table = sizes.matrix(evidence.trained)[:, sizes.steps <= sizes.steps[:1].sum() + steps]
-    return median(ratio(table[:, -1:], table[:, :1]))
 
 
 def _collapse(evidence: Evidence) -> float:

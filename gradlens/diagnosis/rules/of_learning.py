@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradlens.diagnosis.course import LONG_ENOUGH, PAST_PLATEAU, is_stuck, warms_up
+from gradlens.diagnosis.course import LONG_ENOUGH, PAST_PLATEAU, STUCK, is_stuck, warms_up
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import (
     CHANCE,
@@ -68,13 +68,19 @@ SMALLEST = 4
 
 
 def constant(evidence: Evidence) -> Iterator[Sign]:
-    """The same output for every input, at the end of a run that learns nothing."""
+    """The same output for every input, at the end of a run that learns nothing.
+
+    Nor do samples where their own losses stay at chance while the rest of the loss, such as a
+    penalty, falls.
+    """
     words = "spread of the directions of the vectors"
     for sign in ends_below(evidence, evidence.column("direction_spread"), ONE_DIRECTION, words):
         yield replace(sign, title=DIRECTION, advice=APART)
     variance = evidence.typical("target_variance")
     spreads = evidence.column("output_std") / (math.sqrt(variance) if 0 < variance < 1 else 1)
-    if evidence.typical("samples") >= SMALLEST and is_stuck(evidence):
+    late = median(evidence.at_loss("loss_mean")[evidence.is_late(evidence.loss.steps)])
+    learns_nothing = is_stuck(evidence) or late > STUCK * evidence.chance_of_samples
+    if evidence.typical("samples") >= SMALLEST and learns_nothing:
         words = "spread of the outputs over the samples"
         for sign in ends_below(evidence, spreads, SAME, words):
             yield replace(sign, certainty="very likely")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import LONG_ENOUGH, is_stuck, rise, spread, update_ratio
+from gradlens.diagnosis.course import LONG_ENOUGH, SHRUNK, is_stuck, rise, spread, update_ratio
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, OPTIMIZER, RATES, STALE, UPDATES, WEIGHTS
 from gradlens.diagnosis.numbers import Truths, first, largest, median, medians, ratio, share, since
@@ -160,9 +160,6 @@ def epsilon_is_large(evidence: Evidence) -> Iterator[Sign]:
             yield Sign(int(moments.steps[known][0]), (number,))
 
 
-SHRUNK = 0.7
-"""The geometric mean of the weights' sizes over those at the start: measured 1 and more in healthy
-runs, and at most 0.56 in faulty ones."""
 MEMORY = 1.0
 """Steps in which decay shrinks weights to a third, over those of the run: measured 40 and more in
 healthy runs, and at most 0.33 in faulty ones."""

@@ -69,7 +69,8 @@ def broadcast(evidence: Evidence, step: int) -> Sign:
 def linear(evidence: Evidence, step: int) -> Sign | None:
     """Linear layers in a row; a projection in front of attention is one on purpose."""
     layers = evidence.setup.layers
-    is_linear = evidence.setup.is_linear
+    # The graph of a loss doesn't show what is in front of the first trained layer.
+    is_linear = evidence.setup.is_linear and not evidence.setup.frozen
     pairs = [
         pair
         for pair in evidence.setup.linear_pairs
