@@ -45,36 +45,39 @@ class Law:
     of_sum: Exponents = field(default_factory=lambda: {"": 0})
 
 
-def invariant(build: Callable[[], Quantity]) -> Law:
-    return Law(lambda unit: build())
-
-
-def of_own_gradient(build: Callable[[float], Quantity], exponents: Exponents) -> Law:
-    return Law(build, exponents, exponents)
-
-
-ONCE = {"": 1}
+ONCE, NEVER = {"": 1}, {"": 0}
 NORM = {"": 0, "norm": 1}
 SPECTRUM = {"": 0, "eigenvalues": 2, "trace": 2}
+OF_OWN_GRADIENT: dict[str, Exponents] = {
+    **dict.fromkeys(("Loss", "GradNorm", "StepLedger"), ONCE),
+    **dict.fromkeys(("GradientGeometry", "OutputGradientGeometry", "InputGradientGeometry"), NORM),
+    "OutputGradientCovariance": SPECTRUM,
+}
+OF_MEAN: dict[str, Exponents] = {
+    "GradCovariance": SPECTRUM,
+    "GroupGradients": {"": 0, "groups": 1, "samples": 0},
+    "GradNoiseScale": {"": 0, "trace": 2, "squared_norm": 2},
+    "HessMaxEV": ONCE,
+    "Stability": {"": 1, "ratio": 0},
+} | dict.fromkeys((
+    "ActivationOutliers", "Alpha", "CABS", "ConditionNumber", "DeadNeurons", "Distance",
+    "InnerTest", "InputCovariance", "InputMean", "InputNorm", "InputStd", "MeanTID", "NormTest",
+    "OrthoTest", "OutputActivation", "OutputEntropy", "OutputNorm", "ParameterNorm",
+    "Parameters", "RankMe", "RelativeUpdate", "UpdateGeometry", "UpdateSize", "UpdateSpectrum",
+    "VarTID", "WeightSignFlips", "WeightSpectrum",
+), NEVER)  # fmt: skip
+"""Quantities that need no options, with their exponents."""
+
+
+def plain(name: str) -> Callable[[float], Quantity]:
+    return lambda unit: getattr(quantities, name)()
+
 
 LAWS: dict[str, Law] = {
-    "Loss": of_own_gradient(lambda c: quantities.Loss(), ONCE),
-    "GradNorm": of_own_gradient(lambda c: quantities.GradNorm(), ONCE),
-    "GradientGeometry": of_own_gradient(lambda c: quantities.GradientGeometry(), NORM),
-    "OutputGradientGeometry": of_own_gradient(lambda c: quantities.OutputGradientGeometry(), NORM),
-    "InputGradientGeometry": of_own_gradient(lambda c: quantities.InputGradientGeometry(), NORM),
-    "OutputGradientCovariance": of_own_gradient(
-        lambda c: quantities.OutputGradientCovariance(), SPECTRUM
-    ),
-    "GradientActivation": of_own_gradient(
-        lambda c: quantities.GradientActivation(threshold=1e-3 * c), {"": 0}
-    ),
-    "GradCovariance": Law(lambda c: quantities.GradCovariance(), SPECTRUM),
-    "GroupGradients": Law(
-        lambda c: quantities.GroupGradients(), {"": 0, "groups": 1, "samples": 0}
-    ),
-    "GradNoiseScale": Law(
-        lambda c: quantities.GradNoiseScale(), {"": 0, "trace": 2, "squared_norm": 2}
+    **{name: Law(plain(name), each, each) for name, each in OF_OWN_GRADIENT.items()},
+    **{name: Law(plain(name), each) for name, each in OF_MEAN.items()},
+    "GradientActivation": Law(
+        lambda c: quantities.GradientActivation(threshold=1e-3 * c), NEVER, NEVER
     ),
     "GradHist1d": Law(
         lambda c: quantities.GradHist1d(range=(-0.1 * c, 0.2 * c)), {"": 0, "edges": 1}
@@ -84,7 +87,6 @@ LAWS: dict[str, Law] = {
     ),
     "MeanGSNR": Law(lambda c: quantities.MeanGSNR(epsilon=1e-5 * c**2)),
     "EarlyStopping": Law(lambda c: quantities.EarlyStopping(epsilon=1e-5 * c**2)),
-    "HessMaxEV": Law(lambda c: quantities.HessMaxEV(), ONCE),
     "HessEigenvalues": Law(
         lambda c: quantities.HessEigenvalues(k=2, max_products=60),
         {"": 0, "eigenvalues": 1, "residuals": 1},
@@ -102,20 +104,7 @@ LAWS: dict[str, Law] = {
     "TICTrace": Law(
         lambda c: quantities.TICTrace(curvature="diag_ggn_exact", epsilon=1e-7 * c), ONCE
     ),
-    "Stability": Law(lambda c: quantities.Stability(), {"": 1, "ratio": 0}),
-    "StepLedger": of_own_gradient(lambda c: quantities.StepLedger(), ONCE),
-    "MeanTID": invariant(quantities.MeanTID),
-    "VarTID": invariant(quantities.VarTID),
-} | {
-    name: invariant(getattr(quantities, name))
-    for name in (
-        "ActivationOutliers", "Alpha", "CABS", "ConditionNumber", "DeadNeurons", "Distance",
-        "InnerTest", "InputCovariance", "InputMean", "InputNorm", "InputStd", "NormTest",
-        "OrthoTest", "OutputActivation", "OutputEntropy", "OutputNorm", "ParameterNorm",
-        "Parameters", "RankMe", "RelativeUpdate", "UpdateGeometry", "UpdateSize", "UpdateSpectrum",
-        "WeightSignFlips", "WeightSpectrum",
-    )
-}  # fmt: skip
+}
 WITHOUT_LAW = {"Time", "Phase", "AttentionEntropy", "AttentionLogits"}
 """Time has no units of the loss, and the network has no attention."""
 WITHOUT_LAW |= {"ClippedGradNorm", "OptimizerState"}  # of other optimizers: test_optimizer_state.py
