@@ -395,6 +395,12 @@ class UnknownOrderError(UnavailableError):
     """The loss's rows may be in another order than the batch; their axis may be right."""
 
 
+def unknown_order(reading: Reading) -> UnknownOrderError:
+    """With what to pass: another number of samples, unless it was given."""
+    remedy = PASS_LOSSES if reading.is_given else PASS_OTHER
+    return UnknownOrderError(UNKNOWN_ORDER.format(remedy=remedy))
+
+
 def _selected_from(graph: Graph, edges: Sequence[Edge]) -> list[Shape]:
     """The shapes of what rows were selected from, on the way to some edges."""
     found: list[Shape] = []
@@ -433,7 +439,7 @@ def _not_followed(
     # One row may be of one sample, whose parts the model was called with.
     is_single = not reading.is_given and all(graph.shape(e)[:1] == (1,) for e in meeting or edges)
     if names.are_shuffled and not (meeting or is_single):
-        return UnknownOrderError(UNKNOWN_ORDER)
+        return unknown_order(reading)
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     # Along the wrong axis of the inputs, samples may seem to meet.
     is_either = not reading.is_one_axis or (square and not meeting)
@@ -475,7 +481,7 @@ NO_ROWS = (
 )
 UNKNOWN_ORDER = (
     "the loss may have the samples in another order than the batch, and it isn't known of all of "
-    "its rows which samples these are: " + PASS_LOSSES
+    "its rows which samples these are: {remedy}"
 )
 OTHER_ORDER = (
     "a loss that was passed in individual_losses=... depends on the row of another sample in what "

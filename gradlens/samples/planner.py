@@ -45,7 +45,6 @@ from gradlens.samples.count import (
     PASS_OTHER,
     SEVERAL,
     TOGETHER,
-    UNKNOWN_ORDER,
     UNSURE,
     BatchEvidence,
     EitherAxisError,
@@ -56,6 +55,7 @@ from gradlens.samples.count import (
     loss_rows,
     may_be_parts,
     readings,
+    unknown_order,
 )
 from gradlens.samples.labels import (
     MIXED,
@@ -378,7 +378,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         reading.returns_an_order or reading.compares_in_another_order(loss.graph)
     )
     if may_be_moved or not is_certain or (names.are_guessed and names.are_reordered):
-        raise UnknownOrderError(UNKNOWN_ORDER)
+        raise unknown_order(reading)
     if not is_same:
         rows = rows.in_order(order)
         planner = _Planner(loss, passages, reading, rows.sources)
@@ -469,14 +469,16 @@ class _Planner:
                 found[labels] = np.where(found[labels] < 0, own, found[labels])
                 if (found[labels] != own).any():
                     is_passed = self._loss.evidence.losses_at is not None
-                    raise UnknownOrderError(OTHER_ORDER if is_passed else UNKNOWN_ORDER)
+                    if is_passed:
+                        raise UnknownOrderError(OTHER_ORDER)
+                    raise unknown_order(self._reading)
         if names.by_order and self._labels.refused:
             raise UnavailableError(next(iter(self._labels.refused.values())))
         rows = np.flatnonzero(found >= 0)
         is_other = (found[rows] != rows).any()
         is_one_to_one = len(np.unique(found[rows])) == len(rows)
         if is_other and (names.are_guessed or not is_one_to_one):
-            raise UnknownOrderError(UNKNOWN_ORDER)
+            raise unknown_order(self._reading)
         return found
 
     def _with_labels(self, edge: Edge, names: Labels) -> Sequence[Labels]:
