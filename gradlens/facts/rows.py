@@ -63,13 +63,33 @@ def row_numbers(rows: Tensor) -> Rows:
     flat = flat if flat.dtype == torch.float64 else flat.float()
     # Squares of numbers such as 1e20, which data sets are filled with, overflow in float32.
     dtype = None if flat.device.type == "mps" else torch.float64
+    norms = torch.linalg.vector_norm(flat, dim=1, dtype=dtype)
+    weights = _weights(flat.shape[1], flat.device).to(flat.dtype)
+    if rows.is_floating_point() and flat.numel():
+        weights = _fitting(weights, flat, norms)
     return Rows(
-        torch.linalg.vector_norm(flat, dim=1, dtype=dtype),
-        flat @ _weights(flat.shape[1], flat.device).to(flat.dtype).T,
+        norms,
+        flat @ weights.T,
         torch.linalg.vector_norm(flat.mean(0), dtype=dtype),
         flat.shape[1],
         rows.is_floating_point(),
     )
+
+
+USUAL = 256
+"""A size of numbers, such as pixels, beside which others of about one have some digits left."""
+
+
+def _fitting(weights: Tensor, rows: Tensor, norms: Tensor) -> Tensor:
+    """The weights, the second ones smaller by a power of two for columns of large numbers.
+
+    Beside a time in seconds, single precision has no digits for the others.
+    """
+    if rows.device.type == "cpu" and float(norms.amax()) <= USUAL:  # cheap to read there
+        return weights
+    largest = torch.maximum(rows.amax(0), -rows.amin(0)).nan_to_num_(1.0, 1.0)
+    powers = (largest.clamp_min_(USUAL) / USUAL).log2_().floor_()
+    return torch.stack([weights[0], weights[1] * torch.exp2(-powers)])
 
 
 @cache

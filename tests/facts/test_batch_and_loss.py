@@ -81,7 +81,7 @@ def test_rows_that_are_not_finite(row: int, bad: float) -> None:
     assert columns(rows) == {"samples": 5, "bad_rows": 1, "bad_row": row}
 
 
-@pytest.mark.parametrize("kind", ["normal", "one-hot", "words", "images"])
+@pytest.mark.parametrize("kind", ["normal", "one-hot", "words", "images", "a time", "days"])
 @pytest.mark.parametrize("copies", [1, 2, 8])
 def test_rows_that_occur_repeatedly(kind: str, copies: int) -> None:
     torch.manual_seed(0)
@@ -90,6 +90,8 @@ def test_rows_that_occur_repeatedly(kind: str, copies: int) -> None:
         "one-hot": torch.eye(8, 20),
         "words": torch.randint(50, (8, 12)),
         "images": torch.rand(8, 3, 16, 16),
+        "a time": torch.cat([torch.full((8, 1), 1.7e9), torch.randn(8, 5)], 1),
+        "days": torch.cat([1.7e9 + 86400.0 * torch.arange(8)[:, None] // 4, torch.randn(8, 5)], 1),
     }[kind]
     batch = several.repeat(copies, *[1] * (several.dim() - 1))[torch.randperm(8 * copies)]
     assert columns(batch)["distinct_rows"] == 8
