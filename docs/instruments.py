@@ -297,7 +297,7 @@ NARROW = {
     "Early stopping": "overfitting",
     "Gradient covariance": "outlier",
     "Covariance rank": "outlier",
-    "Parameters, RMS": "decayed",
+    "RMS of parameters": "decayed",
     "Active and dead units": "dead",
 }
 WIDE = {

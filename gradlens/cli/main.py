@@ -210,13 +210,13 @@ SCREEN = (
     _without("--no-findings", "findings", "don't mark what is wrong with the run"),
     STYLE,
 )
-PANEL = "draw only the panel with this title; may be given several times"
+PANEL = "draw only the panels with these titles, which are separated by commas"
 WIDTH = (
     "width of the figure, or column (3.25 inches) or page (6.75 inches) for those of a paper "
     "(default: depends on the panels)"
 )
 PANELS = (
-    _argument("--panel", action="append", default=[], metavar="TITLE", help=PANEL),
+    _argument("--panel", action="extend", default=[], metavar="TITLES", help=PANEL, type=_names),
     _value("--width", "INCHES", WIDTH, _width),
 )
 SEED = "seed of the network and the batches (default: %(default)s)"
@@ -318,7 +318,9 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
             *(RUNS, _out("image to write (default: comparison.png)"), LOG_STEPS, UNTIL),
             *(*PANELS, STYLE),
             _value("--labels", "A,B", "names of the runs, in their order", _names, ()),
-            _value("--colours", "C,D", COLOURS, _names, ()),
+            _argument(
+                *("--colours", "--colors"), metavar="C,D", help=COLOURS, type=_names, default=()
+            ),
             _value("--title", "T", "heading", default="Comparison"),
         ],
     ),

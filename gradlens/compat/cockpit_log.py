@@ -157,7 +157,7 @@ VIEWS = {
     "MeanGSNR": View("Mean GSNR", group="noise", yscale="log", label="mean GSNR"),
     "NormTest": View("Norm test", group="gradients", yscale="log", label="θ"),
     "OrthoTest": View("Orthogonality test", group="gradients", yscale="log", label="ν"),
-    "Parameters": View("Parameters, RMS", group="layers"),
+    "Parameters": View("RMS of parameters", group="layers"),
     "TICDiag": View("TIC (diagonal)", group="curvature", yscale="log", label="TIC"),
     "TICTrace": View("TIC (trace)", group="curvature", yscale="log", label="TIC"),
     "Time": View("Time per step", group="performance", label="seconds"),

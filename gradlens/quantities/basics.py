@@ -55,7 +55,7 @@ class Time(SingleStepQuantity):
 class Parameters(SingleStepQuantity):
     """All trainable parameters by name, before the update; meant for small networks."""
 
-    view = View("Parameters, RMS", group="layers")
+    view = View("RMS of parameters", group="layers")
 
     def compute(self, step: Step) -> dict[str, Tensor]:
         return {name: whole(parameter.detach()) for name, parameter in step.parameters.items()}

@@ -130,7 +130,7 @@ def test_plot_until_a_step_with_a_title(run: Path, tmp_path: Path) -> None:
 
 def test_plot_panels_for_a_paper(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.svg"
-    wanted = ("--panel", "Gradient norm", "--panel", "Loss", "--width", 3.3, "--style", "paper")
+    wanted = ("--panel", "Gradient norm,Loss", "--width", 3.3, "--style", "paper")
     assert called("plot", run, "-o", out, *wanted, "--single-lines") == 0
     assert {"Gradient norm", "Loss"} <= {*words(out)}
     assert "STEP SIZE" not in words(out)
