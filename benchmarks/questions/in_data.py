@@ -75,10 +75,10 @@ ask("one_label_for_all", github("lyhue1991/eat_tensorflow2_in_30_days#23"), 0.12
     lambda fixed, watch: learn(
         watch, mlp(30, 16, 1), adam(),
         tabular() if fixed else tabular()._replace(y=torch.zeros_like(tabular().y))))
-ask("labels_not_shifted", github("KempnerInstitute/KempnerForge#154"), 0.4, "", "",
+ask("labels_not_shifted", github("KempnerInstitute/KempnerForge#154"), 0.4, "target_seen", "",
     "A language model's labels are its inputs, not shifted: it copies, and the loss goes to 0.",
     lambda fixed, watch: continue_sequences(watch, Decoder(), tokens().y if fixed else tokens().x))
-ask("future_is_seen", github("huggingface/transformers#48745"), 0.2, "", "",
+ask("future_is_seen", github("huggingface/transformers#48745"), 0.2, "target_seen", "",
     "The decoder has no causal mask: each position sees the token that it has to predict.",
     lambda fixed, watch: continue_sequences(watch, Decoder(causal=fixed), tokens().y))
 ask("attention_over_queries", github("karpathy/minGPT#132"), 0.2, "softmax_axis", "",

@@ -207,7 +207,7 @@ def rare_pixels(fixed: bool, watch: Watch) -> float:
     return (model(x) < 0)[marks > 0].float().mean().item()
 
 
-@question(github("AppliedDataSciencePartners/WorldModels#12"), 0.6, "", FLAT)
+@question(github("AppliedDataSciencePartners/WorldModels#12"), 0.6, "posterior_collapse", FLAT)
 def divergence_outweighs(fixed: bool, watch: Watch) -> float:
     """A VAE's reconstruction is averaged over pixels and its divergence isn't: it collapses."""
     data = digits()

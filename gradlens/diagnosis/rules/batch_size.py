@@ -10,6 +10,7 @@ from gradlens.diagnosis.needs import SAMPLES, SETUP
 from gradlens.diagnosis.numbers import share
 from gradlens.diagnosis.rule import Rule, Sign, above, below, shown
 from gradlens.diagnosis.rules.of_setup import since
+from gradlens.history.coverage import Coverage
 from gradlens.history.setup import Setup
 
 BASE = "_BatchNorm"
@@ -55,9 +56,9 @@ FEWEST = 4
 def too_small(evidence: Evidence) -> Iterator[Sign]:
     samples = evidence.column("samples")
     typical = evidence.typical("samples")
-    coverage = evidence.history.latest("coverage")
-    if coverage is not None and coverage.samples is None:
-        return  # what the model was called with has rows, which may be parts of a sample
+    coverage: Coverage | None = evidence.history.latest("coverage")
+    if coverage is not None and not coverage.share(evidence.history.parameters):
+        return  # what the model was called with has rows, which may be something else
     is_text = evidence.setup.input_kind == "integers" and evidence.typical("labels") >= LABELS
     is_small = typical <= SMALL and evidence.rows_are_samples
     if (samples > 0).sum() >= FEWEST and not is_text and is_small:
