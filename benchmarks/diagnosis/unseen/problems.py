@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import SGD, Adam, AdamW, NAdam, RMSprop
 
 from benchmarks.diagnosis.development.losses import by_sample, of_errors
+from benchmarks.diagnosis.development.problems import OF_INPUTS
 from benchmarks.diagnosis.layers import Attention, Residual, SelfAttention
 from benchmarks.diagnosis.schedules import (
     cosine,
@@ -353,7 +354,8 @@ TRAININGS: tuple[Training, ...] = (
             data.power_traces, 5000, ce, Adam, 2e-3, 32, 160),
     trained("connections", lambda: stack(Modulated((3, 10), 7, 48), nn.ReLU(),
                                          mlp(48, 48, 5, dropout=0.1)),
-            data.connections, 8000, generalised_cross_entropy, Adam, 3e-3, 64, 160),
+            data.connections, 8000, generalised_cross_entropy, Adam, 3e-3, 64, 160,
+            unfit=OF_INPUTS),
     trained("experts for packets",
             lambda: stack(Mixture(28, 4, lambda: nn.Sequential(nn.Linear(28, 48), nn.LayerNorm(48),
                                                                nn.ReLU())), mlp(48, 32, 6)),
