@@ -127,6 +127,10 @@ def draw_part(source: random.Random) -> Part:
     return Part(kind, tuple(ways), source.randrange(1000))
 
 
+CENTRED = {"layer norm", "norm by hand", "encoder layer", "decoder layer",
+           "encoder layer, positions first"}  # fmt: skip
+
+
 def sensible(recipe: Recipe) -> Recipe:
     """The recipe without options that contradict each other or leave open what a sample is."""
     loss = LOSSES[recipe.loss]
@@ -146,8 +150,11 @@ def sensible(recipe: Recipe) -> Recipe:
     if calls == "losses of halves" and loss.tokens:  # of which a half may have no labels
         calls = "in halves"
     told = told or calls == "on other data"  # else these may be parts of the batch
+    # Two numbers that are normalised are 1 and -1, whose derivatives are rounding alone.
+    is_pair = recipe.width == 2 and any(part.kind in CENTRED for part in recipe.parts)
     return replace(
         recipe,
+        width=3 if is_pair else recipe.width,
         samples=samples,
         last_samples=last,
         inside=inside,
