@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -127,7 +128,7 @@ def saved_tensors(node: Any) -> tuple[list[Tensor], bool]:
 
 def is_saved_elsewhere(node: Any) -> bool:
     """Whether hooks store tensors that a node has saved elsewhere, or recompute them."""
-    return saved_tensors(node)[1]
+    return any(map(attrgetter("unpack_hook"), _saved_tensors(node)))
 
 
 @dataclass(frozen=True)

@@ -349,5 +349,5 @@ def as_engine(graph: Graph, edge: Edge, gradient: Tensor) -> Tensor:
     dense, like = gradient.to_dense() if is_sparse else gradient, graph.like(edge)
     if dense.is_complex() and not like.dtype.is_complex:
         dense = dense.real
-    fits = dense.is_nested or dense.shape == graph.shape(edge)
+    fits = dense.is_nested or tuple(dense.shape) == tuple(like.shape)
     return dense if fits else dense.sum_to_size(like.shape)
