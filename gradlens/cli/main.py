@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import os
 import sys
@@ -143,7 +144,12 @@ def _width(text: str) -> Any:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
+    """Names with commas between them; one that has a comma itself stands in quotes."""
+    try:
+        names = next(csv.reader([text], skipinitialspace=True)) or [""]
+    except csv.Error as error:  # as of a line break
+        raise argparse.ArgumentTypeError(f"{text!r}: put each name in quotes") from error
+    return tuple(name.strip() for name in names)
 
 
 # Commands -----------------------------------------------------------------------------------

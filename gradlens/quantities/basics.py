@@ -85,7 +85,8 @@ class ClippedGradNorm(Quantity):
     """‖p.grad‖₂ of each parameter by name, as the optimizer takes it: after clipping.
 
     At steps that aren't clipped between the end of the context and the optimizer's step, norms are
-    those of ``GradNorm``, and it is a NaN with this reason. So steps with a value were clipped.
+    those of ``GradNorm``, and it is a NaN with this reason. At steps with a value, gradients were
+    changed there.
     What the optimizer itself makes of ``p.grad`` doesn't count, such as NovoGrad, which normalises
     it in place.
     """

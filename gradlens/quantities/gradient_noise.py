@@ -42,9 +42,9 @@ Between: TypeAlias = Literal["samples", "parts"]
 Norm: TypeAlias = Literal["l2", "l1", "nuclear"]
 
 EQUAL_IN_PART = (
-    "the per-sample gradients differ, but not by more than the rounding errors of their precision "
-    "in what this test is of, the direction of the mean gradient or those across it: use a higher "
-    "precision, unless this is zero, as it is across the mean for gradients that are all parallel"
+    "the per-sample gradients differ, but the part that this test compares, along the mean "
+    "gradient or across it, differs by no more than the rounding errors of their precision: use a "
+    "higher precision, if the gradients aren't all parallel"
 )
 UNTRACKED = f"{{name}} is trained and not tracked: {NEW_COCKPIT}"
 

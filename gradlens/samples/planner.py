@@ -468,8 +468,7 @@ class _Planner:
                 labels, own = labels[is_open[labels]], own[is_open[labels]]
                 found[labels] = np.where(found[labels] < 0, own, found[labels])
                 if (found[labels] != own).any():
-                    is_passed = self._loss.evidence.losses_at is not None
-                    if is_passed:
+                    if self._loss.evidence.losses_at is not None:
                         raise UnknownOrderError(OTHER_ORDER)
                     raise unknown_order(self._reading)
         if names.by_order and self._labels.refused:
@@ -695,8 +694,8 @@ MEETING_IN_LOSS = (
     "losses of their own"
 )
 UNKNOWN_IN_LOSS = (
-    "it can't be followed which samples the values belong to that {kind} computes in the loss, as "
-    "those of a penalty on parameters belong to none"
+    "it can't be followed which samples the values of {kind} in the loss belong to; those of a "
+    "penalty on parameters belong to none"
 )
 UNKNOWN_TERM = (
     "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be followed "

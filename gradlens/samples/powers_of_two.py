@@ -21,7 +21,6 @@ from gradlens.graph.graph import Graph
 from gradlens.graph.passes import call
 from gradlens.numerics.host import on_device
 from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE
-from gradlens.torch_private import output_metadata
 
 POISON = 1.375
 """A factor that is no power of two: what it reaches belongs to no sample."""
@@ -65,7 +64,7 @@ def labels_below(
     dtypes = [graph.like(e).dtype for e in ((number, output), *edges) if e is not None]
     is_half = torch.float16 in dtypes
     base = 2 * (HALF_EXPONENTS if is_half else EXPONENTS)
-    is_exact = not is_half and output_metadata(graph.nodes[number])[output].device.type == "cpu"
+    is_exact = not is_half and graph.like((number, output)).device.type == "cpu"
     tolerance = 0.0 if is_exact else NOT_EXACT
     coarsest = max(tolerance, *(torch.finfo(dtype).eps for dtype in dtypes))
     generator = torch.Generator().manual_seed(0)
@@ -126,11 +125,11 @@ def _agreed(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _random(graph: Graph, number: int, output: int, generator: torch.Generator) -> Tensor:
-    metadata, shape = output_metadata(graph.nodes[number])[output], graph.shape((number, output))
-    found = signed(shape, generator) * (HALF_SCALE if metadata.dtype == torch.float16 else 1)
-    if metadata.dtype.is_complex:
+    like, shape = graph.like((number, output)), graph.shape((number, output))
+    found = signed(shape, generator) * (HALF_SCALE if like.dtype == torch.float16 else 1)
+    if like.dtype.is_complex:
         found = torch.complex(found, signed(shape, generator))
-    return on_device(found, metadata.device, metadata.dtype)
+    return on_device(found, like.device, like.dtype)
 
 
 def _real(gradient: Tensor) -> Tensor:

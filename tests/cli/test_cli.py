@@ -136,6 +136,15 @@ def test_plot_panels_for_a_paper(run: Path, tmp_path: Path) -> None:
     assert "STEP SIZE" not in words(out)
     assert f'width="{3.3 * 72:g}pt"' in out.read_text()
     assert called("plot", run, "-o", out, "--panel", "Lost") == 1
+    assert called("plot", run, "-o", out, "--panel", '"Gradient norm", Loss') == 0
+
+
+def test_a_name_with_a_comma_stands_in_quotes(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(run.read_bytes())
+    out = tmp_path / "a.svg"
+    assert called("compare", run, other, "-o", out, "--labels", '"Adam, warm",SGD') == 0
+    assert {"Adam, warm", "SGD"} <= {each.split(" (")[0] for each in words(out)}
 
 
 @pytest.mark.slow

@@ -70,8 +70,8 @@ SMALLEST = 4
 def constant(evidence: Evidence) -> Iterator[Sign]:
     """The same output for every input, at the end of a run that learns nothing.
 
-    Nor do samples where their own losses stay at chance while the rest of the loss, such as a
-    penalty, falls.
+    Or of one in which the samples' own losses stay at chance, while the rest of the loss falls,
+    such as a penalty.
     """
     words = "spread of the directions of the vectors"
     for sign in ends_below(evidence, evidence.column("direction_spread"), ONE_DIRECTION, words):
