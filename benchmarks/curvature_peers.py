@@ -32,7 +32,7 @@ from torch.func import functional_call, grad, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.diagnosis.development.networks import Biased, Placed, stack, transformer
+from benchmarks.diagnosis.networks import Causal, Placed, stack, transformer
 from benchmarks.memory import status
 
 SAMPLES, BATCH, COLUMNS, REPETITIONS = 300, 64, 8, 3
@@ -151,7 +151,7 @@ CONTENDERS: dict[str, Callable[[str, nn.Module, DataLoader[Any]], Multiply]] = {
 
 def gpt(words: int = 1000, width: int = 64, length: int = 32) -> nn.Module:
     """Two blocks of causal attention, and logits ``[N * T, words]`` of texts ``[N, T]``."""
-    blocks = transformer(width, lambda width: Biased(width, 4, "causal"))
+    blocks = transformer(width, partial(Causal, heads=4))
     return stack(nn.Embedding(words, width), Placed(length, width, size=0.02), blocks,
                  nn.Linear(width, words), nn.Flatten(0, 1))  # fmt: skip
 

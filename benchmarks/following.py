@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.diagnosis.development.networks import conv, mlp, stack
+from benchmarks.diagnosis.networks import conv, mlp, stack
 from gradlens.curvature import HessianOperator, eigenpairs
 from gradlens.curvature.eigenpairs import WarmStartedEigenpairs, ritz_pairs
 

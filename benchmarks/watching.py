@@ -38,9 +38,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlens
-from benchmarks.diagnosis.development.networks import Memory, around, conv, groups, stack
-from benchmarks.diagnosis.layers import Residual as Added
-from benchmarks.diagnosis.layers import SelfAttention
+from benchmarks.diagnosis.networks import Memory, SelfAttention, conv, groups, stack
+from benchmarks.diagnosis.networks import Residual as Added
 from benchmarks.problems import Residual
 from benchmarks.zoo.losses import classify, drawn, integers, normal, numbers
 from benchmarks.zoo.network import Batch, Network
@@ -125,8 +124,8 @@ def resnet() -> nn.Module:
 def unet() -> nn.Module:
     """With attention of pixels to each other at the coarser view."""
     layers = partial(conv, norm=groups, activation=nn.SiLU)
-    coarse = around(stack(layers(4, WIDTH), Pixels(WIDTH, 2)), WIDTH, 4)
-    return stack(layers(2, 4), Added(*coarse), nn.Conv2d(4, 2, 3, padding=1))
+    coarse = *layers(4, WIDTH), Pixels(WIDTH, 2), nn.ConvTranspose2d(WIDTH, 4, 2, 2)
+    return stack(layers(2, 4), Added(nn.MaxPool2d(2), *coarse), nn.Conv2d(4, 2, 3, padding=1))
 
 
 def lstm() -> nn.Module:

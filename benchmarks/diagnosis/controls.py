@@ -21,8 +21,7 @@ from benchmarks.diagnosis.faults.of_the_loop import (
 )
 from benchmarks.diagnosis.faults.structure import ACTIVATIONS, affine, exchange, of_type
 from benchmarks.diagnosis.loop import Outcome
-from benchmarks.diagnosis.schedules import cosine, in_steps
-from benchmarks.diagnosis.training import Batch, Training
+from benchmarks.diagnosis.training import Batch, Training, cosine, in_steps
 
 LEARNT = 0.9
 """A run has learnt if its loss ends below this share of its start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -157,3 +157,69 @@ def batches(training: Training, split: Split, seed: int) -> Iterator[tuple[int, 
     for step, ids in zip(range(training.steps), order, strict=False):
         batch = Batch(ids, split.inputs[ids], split.targets[ids])
         yield step, training.change(step, batch)
+
+
+# Factors of the learning rate, by step and number of steps.
+
+
+def cosine(step: int, steps: int) -> float:
+    """Half a cosine from 1 to 0 (Loshchilov and Hutter, 2017)."""
+    return 0.5 + 0.5 * math.cos(math.pi * step / steps)
+
+
+WARM_UP = 0.15
+"""Share of the steps in which the rate rises."""
+SHORT_WARM_UP = 0.1
+"""The same of ``warmed_up_linear`` (Devlin et al., 2019)."""
+
+
+def warmed_up_cosine(step: int, steps: int) -> float:
+    """A straight line up to 1, then half a cosine."""
+    first = WARM_UP * steps
+    return (step + 1) / (first + 1) if step < first else cosine(int(step - first), steps)
+
+
+def exponential(step: int, steps: int) -> float:
+    """The same factor at each step, down to a tenth."""
+    return 0.1 ** (step / steps)
+
+
+def linear(step: int, steps: int) -> float:
+    """A straight line from 1 to 0."""
+    return 1 - step / steps
+
+
+def warmed_up_linear(step: int, steps: int) -> float:
+    """A straight line up to 1, then one down to 0 (Devlin et al., 2019)."""
+    first = SHORT_WARM_UP * steps
+    return (step + 1) / (first + 1) if step < first else (steps - step) / (steps - first)
+
+
+def in_steps(step: int, steps: int) -> float:
+    """A tenth of the rate in the last third of the steps."""
+    return 1.0 if 3 * step < 2 * steps else 0.1
+
+
+def polynomial(step: int, steps: int) -> float:
+    """The power 0.9 of the share of steps that are left (Chen et al., 2018)."""
+    return (1 - step / steps) ** 0.9
+
+
+# Losses, made of functions of outputs and targets that give the losses of samples.
+
+
+def by_sample(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A loss with the reductions of PyTorch's, of ``losses`` ``[N, ...]`` whose means count."""
+
+    @wraps(losses)
+    def loss(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        found = losses(outputs, targets)
+        of_samples = found.flatten(1).mean(1) if found.ndim > 1 else found
+        return of_samples.mean() if reduction == "mean" else of_samples.sum()
+
+    return loss
+
+
+def of_errors(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The mean of a function of each error, ``outputs - targets``."""
+    return by_sample(lambda outputs, targets: function(outputs - targets))

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR
 
-from benchmarks.diagnosis.development.networks import Beside, Memory
+from benchmarks.diagnosis.networks import Beside, Memory
 
 from .in_data import Decoder
 from .question import healthy, run

@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from benchmarks.diagnosis.development.networks import mlp as mlp  # for all modules
-from benchmarks.diagnosis.development.networks import stack as stack
+from benchmarks.diagnosis.networks import mlp as mlp  # for all modules
+from benchmarks.diagnosis.networks import stack as stack
 
 
 class Watch:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.diagnosis.development.problems import BASICS, IMAGES
+from benchmarks.diagnosis.development import BASICS, TRAININGS
 from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
 from benchmarks.diagnosis.faults.fault import Fault, Injected
 from benchmarks.diagnosis.faults.presence import diverges
@@ -15,7 +15,7 @@ from benchmarks.diagnosis.loop import Outcome
 from benchmarks.diagnosis.training import batches, model_of
 from gradlens.diagnosis.rules import RULES
 
-CODES = tuple(each for each in IMAGES if each.name == "variational autoencoder")
+CODES = tuple(each for each in TRAININGS if each.name == "variational autoencoder")
 PROBLEMS = (*BASICS, *CODES)
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 WAYS = {(fault.name, fault.way): fault for fault in FAULTS}

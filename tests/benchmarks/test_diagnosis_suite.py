@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 
 from benchmarks.diagnosis import controls
 from benchmarks.diagnosis.controls import CONTROLS, has_learnt
-from benchmarks.diagnosis.development.problems import BASICS
+from benchmarks.diagnosis.development import BASICS
 from benchmarks.diagnosis.faults.fault import Injected
 from benchmarks.diagnosis.loop import train
 from benchmarks.diagnosis.measure import Row

@@ -28,7 +28,7 @@ from benchmarks.diagnosis.faults.structure import (
     of_type,
     scale,
 )
-from benchmarks.diagnosis.layers import Attention
+from benchmarks.diagnosis.networks import Attention
 from benchmarks.diagnosis.training import Training, batches, model_of, trainable
 
 EQUAL = 0.5

@@ -18,8 +18,8 @@ from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options
 from benchmarks.diagnosis.faults.of_the_batch import in_one_batch
 from benchmarks.diagnosis.faults.presence import hurts, stalls
 from benchmarks.diagnosis.faults.structure import affine, chain, exchange, of_type
-from benchmarks.diagnosis.layers import Attention, SelfAttention
 from benchmarks.diagnosis.loop import Outcome
+from benchmarks.diagnosis.networks import Attention, Causal, SelfAttention
 from benchmarks.diagnosis.training import Batch, Training, model_of, trainable
 
 # Losses of outputs: each is a function of the strength, the loss, the outputs and the targets.
@@ -115,16 +115,16 @@ def labels_in_place(training: Training, strength: float, seed: int) -> Injected 
 
 def without_mask(model: nn.Module, share: float) -> None:
     """Attention of the last layers sees all places."""
-    biased = [(n, m) for n, m in model.named_modules() if getattr(m, "kind", "") == "causal"]
-    for name, layer in biased[-math.ceil(share * len(biased)) :]:
+    masked = of_type(model, Causal)
+    for name, layer in masked[-math.ceil(share * len(masked)) :]:
+        assert isinstance(layer, Causal)
         seeing = SelfAttention(1, layer.heads)
         seeing.attention = layer.attention
         exchange(model, name, seeing)
 
 
 def future_seen(training: Training, strength: float, seed: int) -> Injected | None:
-    model = model_of(training, seed)
-    if not any(getattr(each, "kind", "") == "causal" for each in model.modules()):
+    if not of_type(model_of(training, seed), Causal):
         return None
     return Injected(replace(training, prepare=partial(without_mask, share=strength)))
 

@@ -10,26 +10,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import SGD, Adam, AdamW, NAdam, RMSprop
 
-from benchmarks.diagnosis.development.losses import by_sample, of_errors
-from benchmarks.diagnosis.development.problems import OF_INPUTS
-from benchmarks.diagnosis.layers import Attention, Residual, SelfAttention
-from benchmarks.diagnosis.schedules import (
+from benchmarks.diagnosis.training import (
+    Training,
+    by_sample,
     cosine,
     exponential,
     linear,
+    of_errors,
     polynomial,
+    trained,
     warmed_up_cosine,
     warmed_up_linear,
 )
-from benchmarks.diagnosis.training import Training, trained
 from benchmarks.diagnosis.unseen import data
 
 # fmt: off
-from benchmarks.diagnosis.development.networks import (  # isort: skip
-    Added, Apply, Beside, Codes, Each, Gated, Memory, Mixture, bn1, bn2, columns, conv, largest,
-    last, leaky, mean, mlp, pooled, repeat, stack, turned,
+from benchmarks.diagnosis.networks import (  # isort: skip
+    Added, Apply, Attention, Beside, Codes, Each, Gated, Memory, Mixture, Residual, SelfAttention,
+    bn1, bn2, columns, conv, largest, last, leaky, mean, mlp, pooled, repeat, stack, turned,
 )
 # fmt: on
+
+OF_INPUTS = frozenset({"input_scale", "input_offset", "input_constant",
+                       "outlier_sample", "corrupt_batch", "nonfinite_input"})  # fmt: skip
+"""Faults that change numbers, where some of the inputs are codes."""
 
 # Losses.
 

@@ -1,4 +1,4 @@
-"""Networks of the development problems: a few families with options, and what joins layers.
+"""Networks of the problems: a few families with options, and what joins layers.
 
 A network is an expression of these, such as ``stack(conv(1, 8, 16), nn.Flatten(), mlp(64, 10))``.
 Samples are along the first axis, channels along the second, and features of places along the last.
@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
-
-from benchmarks.diagnosis.layers import Attention, Residual, SelfAttention
 
 Build: TypeAlias = Callable[..., nn.Module]
 
@@ -114,18 +112,15 @@ class Each(nn.Module):
         return self.network(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
-class Again(nn.Module):
-    """The same network several times, in turn or, if ``path``, with all that comes out."""
+class Residual(nn.Module):
+    """The inputs plus what layers compute of them (He et al., 2016)."""
 
-    def __init__(self, network: nn.Module, times: int, path: bool = False) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.network, self.times, self.path = network, times, path
+        self.branch = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        states = [x]
-        for _ in range(self.times):
-            states.append(self.network(states[-1]))
-        return torch.stack(states[1:], 1) if self.path else states[-1]
+        return x + self.branch(x)
 
 
 # Rows.
@@ -138,28 +133,15 @@ def mlp(
     dropout: float = 0.0,
     bias: bool = True,
     wrap: Callable[[nn.Module], nn.Module] = lambda layer: layer,
-    after: bool = False,
 ) -> nn.Sequential:
-    """Linear layers, with normalisation, activation and dropout between them.
-
-    Normalisation comes before the activation, or ``after`` it.
-    """
+    """Linear layers, with normalisation, activation and dropout between them."""
     layers: list[nn.Module] = []
     for inner, outer in pairwise(widths):
-        between = [*([norm(outer)] if norm else []), activation()]
-        layers += [wrap(nn.Linear(inner, outer, bias)), *(between[::-1] if after else between)]
+        layers += [wrap(nn.Linear(inner, outer, bias)), *([norm(outer)] if norm else [])]
+        layers += [activation()]
         layers += [nn.Dropout(dropout)] if dropout else []
     linear = max(number for number, layer in enumerate(layers) if isinstance(layer, nn.Linear))
     return nn.Sequential(*layers[: linear + 1])
-
-
-def self_normalising(*widths: int) -> nn.Module:
-    """Klambauer et al., 2017."""
-    network = mlp(*widths, activation=lambda: nn.Sequential(nn.SELU(), nn.AlphaDropout(0.02)))
-    for layer in network:
-        if isinstance(layer, nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
-    return stack(*network)
 
 
 class Convex(nn.Module):
@@ -221,6 +203,7 @@ class Codes(nn.Module):
 
 # Convolutions.
 
+
 CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d}
 POOLS: dict[int, Any] = {1: nn.MaxPool1d, 2: nn.MaxPool2d}
 bn1, bn2 = nn.BatchNorm1d, nn.BatchNorm2d
@@ -240,17 +223,13 @@ def conv(
     activation: Build = nn.ReLU,
     norm: Build | None = None,
     pool: int = 0,
-    dilations: Iterable[int] = (),
     wrap: Callable[[nn.Module], nn.Module] = lambda layer: layer,
-    **options: Any,
 ) -> nn.Sequential:
     """Convolutions of a side, with normalisation, activation and pooling behind each."""
     layers: list[nn.Module] = []
-    wide = [*dilations] or [1] * (len(channels) - 1)
-    for (inside, outside), dilation in zip(pairwise(channels), wide, strict=True):
-        padding = dilation * (size // 2)
+    for inside, outside in pairwise(channels):
         convolution = CONVOLUTIONS[dims](
-            inside, outside, size, stride, padding, dilation, bias=norm is None, **options
+            inside, outside, size, stride, size // 2, bias=norm is None
         )
         layers += [wrap(convolution), *([norm(outside)] if norm else []), activation()]
         layers += [POOLS[dims](pool)] if pool else []
@@ -276,89 +255,6 @@ class Block(nn.Module):
         return self.activation(x + self.inner(x))
 
 
-def first_normalised(width: int, dims: int = 2, norm: Build = groups, act: Build = nn.SiLU) -> Any:
-    """Normalisation and activation in front of each of two convolutions (He et al., 2016b)."""
-    return [
-        layer
-        for _ in range(2)
-        for layer in (norm(width), act(), CONVOLUTIONS[dims](width, width, 3, padding=1))
-    ]
-
-
-def bottleneck(width: int, inner: int, groups: int, act: Build = nn.ReLU, dims: int = 2) -> Any:
-    """Expands or shrinks, filters channels in groups, and goes back (Xie et al., Sandler et al.)"""
-    norm: Any = {1: bn1, 2: bn2}[dims]
-    options: Any = {"dims": dims, "norm": norm, "activation": act}
-    return [
-        *conv(width, inner, size=1, **options),
-        *conv(inner, inner, groups=groups, **options),
-        *conv(inner, width, size=1, **options)[:-1],
-    ]
-
-
-class ChannelNorm(nn.LayerNorm):
-    """Layer normalisation over the channels of images ``[N, C, H, W]``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class Scaled(nn.Module):
-    """Multiplies each channel by a weight that starts at a small value."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.full((width, 1, 1), 0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * x
-
-
-def modern(width: int) -> nn.Module:
-    """A block of Liu et al., 2022."""
-    wide = nn.Conv2d(width, width, 5, padding=2, groups=width)
-    inner = (nn.Conv2d(width, 3 * width, 1), nn.GELU(), nn.Conv2d(3 * width, width, 1))
-    return Residual(wide, ChannelNorm(width), *inner, Scaled(width))
-
-
-def excited(width: int, dims: int = 2) -> nn.Module:
-    """Multiplies each channel by a number that depends on all of them (Hu et al., 2018)."""
-    weights = mlp(width, width // 2, width, activation=nn.SiLU)
-    shape = nn.Unflatten(1, (width, *[1] * dims))
-    return Gated(stack(pooled(dims), weights, nn.Sigmoid(), shape), nn.Identity())
-
-
-def inception(
-    inside: int, each: int, sizes: Iterable[int] = (1, 3, 5), **options: Any
-) -> nn.Module:
-    """Convolutions of several sizes beside each other (Szegedy et al., 2015)."""
-    return Beside(*(conv(inside, each, size=size, **options) for size in sizes))
-
-
-def dense(inside: int, growth: int) -> nn.Module:
-    """Appends new channels to those that it is given (Huang et al., 2017)."""
-    inner = nn.Conv2d(inside, growth, 3, padding=1, bias=False)
-    return Beside(nn.Identity(), nn.Sequential(bn2(inside), nn.ReLU(), inner))
-
-
-def around(inner: nn.Module, inside: int, outside: int, dims: int = 2, down: Any = None) -> Any:
-    """What a coarser view gives, from ``inside`` to ``outside`` channels at the finer one."""
-    up: Any = nn.ConvTranspose1d if dims == 1 else nn.ConvTranspose2d
-    return stack(down or POOLS[dims](2), inner, up(inside, outside, 2, 2))
-
-
-def unet(width: int = 8, outputs: int = 3, dims: int = 2, inputs: int = 1, **options: Any) -> Any:
-    """Ronneberger et al., 2015: two coarser views, with the finer ones beside them."""
-    layers = partial(conv, dims=dims, **options)
-    coarse = around(layers(2 * width, 4 * width), 4 * width, 2 * width, dims)
-    middle = stack(layers(width, 2 * width), Beside(nn.Identity(), coarse))
-    back = layers(4 * width, 2 * width)
-    fine = around(stack(middle, back), 2 * width, width, dims)
-    both = Beside(nn.Identity(), fine)
-    final = CONVOLUTIONS[dims](width, outputs, 1)
-    return stack(layers(inputs, width), both, layers(2 * width, width), final)
-
-
 class Variational(nn.Module):
     """Kingma and Welling, 2014: logits of pixels, and means and variances of codes behind them."""
 
@@ -370,31 +266,6 @@ class Variational(nn.Module):
         mean, variance = self.encode(x).chunk(2, 1)
         codes = mean + (variance / 2).exp() * torch.randn_like(mean)
         return torch.cat([self.decode(codes), mean, variance], 1)
-
-
-class CosineHead(nn.Module):
-    """Cosines of what is seen and of each class (Wang et al., 2018)."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.classes = nn.Parameter(torch.randn(classes, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.normalize(x, dim=1) @ F.normalize(self.classes, dim=1).T
-
-
-def causal(inside: int, outside: int, size: int, dilation: int = 1, wrap: Any = None) -> nn.Module:
-    """A convolution along the time that sees the past alone."""
-    layer: Any = nn.Conv1d(inside, outside, size, dilation=dilation)
-    pad = nn.ConstantPad1d(((size - 1) * dilation, 0), 0.0)
-    return nn.Sequential(pad, wrap(layer) if wrap else layer)
-
-
-def gated(width: int, dilation: int) -> nn.Module:
-    """A dilated causal convolution with gated tanh units (van den Oord et al., 2016)."""
-    value = stack(causal(width, width, 2, dilation), nn.Tanh())
-    gate = stack(causal(width, width, 2, dilation), nn.Sigmoid())
-    return Residual(Gated(gate, value), nn.Conv1d(width, width, 1))
 
 
 # Recurrent networks.
@@ -415,6 +286,37 @@ class Memory(nn.Module):
 # Attention.
 
 
+class Attention(nn.Module):
+    """Queries ``[N, Q, D]`` attend to a context ``[N, K, D]`` (Vaswani et al., 2017)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries = nn.Linear(width, width)
+        self.keys_and_values = nn.Linear(width, 2 * width)
+        self.merge = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``bias`` is added to the scores ``[N, heads, Q, K]``."""
+        queries = self.queries(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        pairs = self.keys_and_values(context).unflatten(2, (2, self.heads, -1))
+        keys, values = pairs.permute(2, 0, 3, 1, 4)
+        typed = None if bias is None else bias.to(queries.dtype)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, typed)
+        return self.merge(mixed.transpose(1, 2).flatten(2))
+
+
+class SelfAttention(nn.Module):
+    """Each place ``[N, T, D]`` attends to all of them."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x)
+
+
 class Placed(nn.Module):
     """Adds learnt vectors of the places, behind ``tokens`` more that are learnt."""
 
@@ -428,40 +330,15 @@ class Placed(nn.Module):
         return x if self.tokens is None else torch.cat([self.tokens.expand(len(x), -1, -1), x], 1)
 
 
-class Biased(nn.Module):
-    """Attention with a bias of each head by distance: ``causal``, ``alibi`` or ``relative``.
+class Causal(nn.Module):
+    """Attention of each place to itself and those before it."""
 
-    Press et al., 2022, and Raffel et al., 2020, the first two of which see the past alone.
-    """
-
-    def __init__(self, width: int, heads: int, kind: str, length: int = 24) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.kind = heads, kind
-        self.attention = Attention(width, heads)
-        self.table = nn.Embedding(2 * length + 1, heads) if kind == "relative" else None
-        self.length = length
+        self.heads, self.attention = heads, Attention(width, heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        place = torch.arange(x.shape[1])
-        distance = place - place[:, None]
-        if self.table is not None:
-            return self.attention(x, x, self.table(distance + self.length).permute(2, 0, 1))
-        slopes = 2.0 ** -torch.arange(1, self.heads + 1) if self.kind == "alibi" else torch.zeros(1)
-        bias = slopes[:, None, None] * distance
-        return self.attention(x, x, bias.masked_fill(distance > 0, -torch.inf))
-
-
-class Induced(nn.Module):
-    """A few learnt vectors attend to what is there (Lee et al., 2019; Jaegle et al., 2021)."""
-
-    def __init__(self, width: int, vectors: int, heads: int = 4) -> None:
-        super().__init__()
-        self.vectors = nn.Parameter(torch.randn(vectors, width) / width**0.5)
-        self.attention = Attention(width, heads)
-
-    def forward(self, x: Tensor) -> Tensor:
-        vectors = self.vectors.expand(len(x), -1, -1)
-        return vectors + self.attention(vectors, x)
+        return self.attention(x, x, torch.full((x.shape[1],) * 2, -torch.inf).triu(1))
 
 
 def swish_gated(width: int) -> nn.Module:
@@ -495,11 +372,6 @@ def transformer(
     return nn.Sequential(*found, *([norm(width)] if first else []))
 
 
-def attention(heads: int = 4) -> Callable[[int], nn.Module]:
-    """Attention of each place to all of them."""
-    return lambda width: SelfAttention(width, heads)
-
-
 class Tied(nn.Module):
     """A language model whose head has the weight of the embedding."""
 
@@ -524,27 +396,3 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
-
-
-# Sets and graphs.
-
-
-class Graph(nn.Module):
-    """Layers that see a node and the mean of those around it (Kipf and Welling, 2017).
-
-    Graphs are ``[nodes, nodes + features]``. Gives the nodes after each layer.
-    """
-
-    def __init__(self, *widths: int) -> None:
-        super().__init__()
-        self.own = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-        self.other = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
-        self.activation = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        edges, nodes = x.tensor_split([x.shape[1]], 2)
-        shares, seen = edges / edges.sum(2, keepdim=True).clamp(min=1), []
-        for own, other in zip(self.own, self.other, strict=True):
-            nodes = self.activation(own(nodes) + other(shares.to(nodes.dtype) @ nodes))
-            seen.append(nodes)
-        return torch.cat(seen, 2)
