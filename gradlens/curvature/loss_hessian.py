@@ -22,6 +22,10 @@ from gradlens.graph.passes import Gradients, run_backward
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import recomputing, saved, signed
 
+AT_ONCE = 2**18
+"""Elements of which probabilities are computed at once: 1 MiB in single precision, which a core's
+cache holds."""
+
 Product: TypeAlias = Callable[[Tensor], Tensor]
 """The product of the Hessian of a loss with a tensor of the outputs' shape."""
 
@@ -64,11 +68,17 @@ def _cross_entropy(node: Node, gradient: Tensor) -> Product:
     s is the sum of its derivatives with respect to them.
     """
     axis = signed(saved(node, "dim"))
-    p, factor = _read(node, "result").exp(), -gradient.sum(axis, keepdim=True)
+    logs, factor = _read(node, "result"), -gradient.sum(axis, keepdim=True)
 
     def product(u: Tensor) -> Tensor:
-        found = p * u.reshape(p.shape)
-        return found.addcmul_(p, found.sum(axis, keepdim=True), value=-1).mul_(factor)
+        found = torch.empty_like(logs, dtype=torch.promote_types(logs.dtype, u.dtype))
+        every = (logs, factor, u.reshape(logs.shape), found)
+        at_once = AT_ONCE * len(logs) // max(logs.numel(), 1) if axis else len(logs)
+        for log, s, along, out in zip(*(each.split(max(at_once, 1)) for each in every), strict=True):
+            p = log.exp()
+            torch.mul(p, along, out=out)
+            out.addcmul_(p, out.sum(axis, keepdim=True), value=-1).mul_(s)
+        return found
 
     return product
 

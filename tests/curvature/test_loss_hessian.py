@@ -39,6 +39,8 @@ KNOWN: dict[str, tuple[Loss, tuple[int, ...]]] = {
     "ignored targets": (cross_entropy(IGNORED), (7, 5)),
     "smoothed labels": (cross_entropy(LABELS, label_smoothing=0.1, weight=CLASS_WEIGHTS), (7, 5)),
     "targets that are probabilities": (cross_entropy(NUMBERS), (7, 5)),
+    "many classes": (cross_entropy(torch.arange(400)), (400, 1000)),
+    "a single sample": (cross_entropy(LABELS[0]), (5,)),
     "images": (cross_entropy(PIXELS), (7, 5, 3, 4)),
     "words": (lambda z, how: cross_entropy(LABELS.repeat(2))(z.view(-1, 5), how), (2, 7, 5)),
     "weights of rows": (lambda z, _: (cross_entropy(LABELS)(z, "none") * ROWS).sum(), (7, 5)),
