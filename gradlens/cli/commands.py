@@ -29,7 +29,6 @@ from gradlens.cli.watch import (
     FileDisplay,
     TextDisplay,
     WindowDisplay,
-    encodable,
     panels_format,
     summary_format,
     watch,
@@ -142,7 +141,7 @@ def _diagnose(options: argparse.Namespace) -> int:
                 {fault: needs for fault, needs in lacking.items() if needs},
             )
             text = as_json(diagnosis) if options.json else as_text(diagnosis, width(), options.all)
-        _print("\n" * bool(number and not options.json) + text)
+        print("\n" * bool(number and not options.json) + text)
     return 0
 
 
@@ -158,7 +157,7 @@ def _autopsy(options: argparse.Namespace) -> int:
             text = spikes_json(chosen, name)
         else:
             text = spikes_text(spikes, name) if step is None else spike_text(spikes, step, name)
-        _print(text)
+        print(text)
     return 0
 
 
@@ -168,13 +167,8 @@ def _samples(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.run} {NO_SAMPLES}")
     with _about(options.run):
         text_of = samples_json if options.json else samples_text
-        text = text_of(samples, rank(samples, options.top), str(options.run))
-        _print(text)
+        print(text_of(samples, rank(samples, options.top), str(options.run)))
     return 0
-
-
-def _print(text: str) -> None:
-    print(encodable(text, sys.stdout))
 
 
 NO_SAMPLES = (
@@ -272,7 +266,7 @@ def _verify(options: argparse.Namespace) -> int:
     from gradlens.cli.verify import as_text, verify
 
     verdict = verify(options.script, options.arguments, options.steps or 0)
-    _print(as_line(verdict) if options.json else as_text(verdict, width()))
+    print(as_line(verdict) if options.json else as_text(verdict, width()))
     return int(bool(verdict.difference))
 
 

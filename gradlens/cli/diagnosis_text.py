@@ -13,7 +13,7 @@ from gradlens.diagnosis.autopsy import autopsy
 from gradlens.diagnosis.samples import Ranked, have_losses
 from gradlens.history.finding import Finding
 from gradlens.history.records import Samples
-from gradlens.history.spikes import NEVER, SampleId, Spike, Suspect
+from gradlens.history.spikes import NEVER, Spike, Suspect
 from gradlens.instruments.scales import number_label
 
 INDENT = "    "
@@ -166,12 +166,13 @@ def spikes_text(spikes: Mapping[int, Spike], name: str) -> str:
     rows += [_row(step, spikes[step]) for step in sorted(spikes)[-LISTED:]]
     numbers = aligned([row[:-1] for row in rows])
     lines += [f"{each}  {row[-1]}" for each, row in zip(numbers, rows, strict=True)]
-    return _joined([*lines, "", *_whole(largest(spikes), spikes)])
+    most = largest(spikes)
+    return _joined([*lines, "", *_whole(most, spikes[most])])
 
 
 def spike_text(spikes: Mapping[int, Spike], step: int, name: str) -> str:
     """One spike in full."""
-    return _joined([f"{name}:", *_whole(step, spikes)])
+    return _joined([f"{name}:", *_whole(step, spikes[step])])
 
 
 def _joined(lines: Iterable[str]) -> str:
@@ -207,12 +208,10 @@ def _back(spike: Spike, never: str, unknown: str) -> str:
     return never if spike.back == NEVER else f"after {spike.back}"
 
 
-def _whole(step: int, spikes: Mapping[int, Spike]) -> Iterator[str]:
-    spike = spikes[step]
+def _whole(step: int, spike: Spike) -> Iterator[str]:
     found = autopsy(spike)
     yield f"Step {step}{f', micro-batch {spike.part}' if spike.part else ''}: {_height(spike)}"
     yield f"{found.certainty.capitalize()}: {found.text}"
-    yield from _again(step, spikes)
     if spike.suspects:
         yield ""
         yield from _table(spike)
@@ -252,18 +251,6 @@ def _height(spike: Spike) -> str:
     if spike.back == 0:
         return f"{loss}. It was back in the next micro-batch."
     return f"{loss}. It was back after {spike.back} step{'' if spike.back == 1 else 's'}."
-
-
-def _again(step: int, spikes: Mapping[int, Spike]) -> Iterator[str]:
-    """Samples that have ids and are suspects of other spikes, too."""
-    own = {each.id for each in spikes[step].suspects if each.id is not None}
-    others: dict[SampleId, list[int]] = {}
-    for other in sorted(spikes):
-        for each in spikes[other].suspects if other != step else ():
-            if each.id is not None and each.id in own:
-                others.setdefault(each.id, []).append(other)
-    for name, steps in others.items():
-        yield f"Sample {name} is among those of step {', '.join(map(str, steps[:5]))}, too."
 
 
 def _table(spike: Spike) -> Iterator[str]:

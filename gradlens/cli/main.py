@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
 import os
 import sys
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from gradlens.cli import commands
     from gradlens.history.records import LeftOutWarning
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal has all characters
     try:
         with warnings.catch_warnings(record=True) as caught:
             # Of other warnings, such as those of numpy about overflows, a user of the command line
@@ -254,8 +257,8 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
     ),
     "plot": (
         "draw a run as a figure or an animation",
-        "Draw a run as an image (.png, .pdf, .svg), or as an animation over its steps (.gif, or "
-        ".mp4 with ffmpeg). The axes of an animation are those of the whole run.",
+        "Draw a run as an image (.png, .pdf, .svg), or as an animation over its steps (.gif). "
+        "The axes of an animation are those of the whole run.",
         [
             *(RUN, _out("file to write (default: a .png beside RUN)"), *SCREEN, UNTIL, TITLE),
             *PANELS,

@@ -171,12 +171,6 @@ def panels_format(screen: Screen) -> Format:
     return text
 
 
-def encodable(text: str, stream: TextIO) -> str:
-    """A text with ``\\u`` escapes for the characters that a stream can't encode."""
-    encoding = stream.encoding or "ascii"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
 @final
 class TextDisplay(Display):
     """Prints a run each time it has changed.
@@ -200,14 +194,7 @@ class TextDisplay(Display):
         if self._redraws:
             self._draw()
         else:
-            text = encodable(self._text_of(history, str(path)), self._stream)
-            print(text, file=self._stream, flush=True)
-
-    def wait(self, seconds: float) -> bool:
-        is_open = super().wait(seconds)
-        if self._redraws and self._runs and shutil.get_terminal_size() != self._size:
-            self._draw()
-        return is_open
+            print(self._text_of(history, str(path)), file=self._stream, flush=True)
 
     def _draw(self) -> None:
         size = shutil.get_terminal_size()
@@ -216,7 +203,7 @@ class TextDisplay(Display):
         lines = cut("\n\n".join(texts).splitlines(), size.lines - 1)
         start = TOP if size == self._size else CLEAR + TOP
         drawn = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
-        self._stream.write(encodable(f"{start}{drawn}{CLEAR_BELOW}", self._stream))
+        self._stream.write(f"{start}{drawn}{CLEAR_BELOW}")
         self._stream.flush()
         self._size = size
 

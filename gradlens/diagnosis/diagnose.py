@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
-from typing import Protocol, TypeAlias
+from typing import get_args
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.rule import Rule
 from gradlens.diagnosis.rules import RULES
 from gradlens.history.finding import Certainty, Finding
-from gradlens.history.history import History
-from gradlens.plotting.loading import load_run
+from gradlens.plotting.loading import Run, history_of
 
-
-class HasHistory(Protocol):
-    """Has the history of a run, as a cockpit does."""
-
-    @property
-    def history(self) -> History:
-        """What was recorded."""
-
-
-Run: TypeAlias = "History | HasHistory | str | PathLike[str]"
-"""A run, the cockpit that tracks it, or the path of its file."""
-
-CERTAINTIES: tuple[Certainty, ...] = ("fact", "very likely", "consistent with")
+CERTAINTIES: tuple[Certainty, ...] = get_args(Certainty)
 
 
 def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Finding]:
@@ -44,13 +30,6 @@ def unasked(run: Run, rules: Sequence[Rule] = RULES) -> dict[str, tuple[str, ...
     evidence = Evidence(history_of(run))
     lacking = {rule.fault: rule.lacks(evidence) for rule in rules}
     return {fault: words for fault, words in lacking.items() if words}
-
-
-def history_of(run: Run) -> History:
-    """The history of a run."""
-    if isinstance(run, (str, PathLike)):
-        return load_run(str(run))
-    return run if isinstance(run, History) else run.history
 
 
 def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:

@@ -109,7 +109,7 @@ class CriticalSharpnessInstrument(StabilityInstrument):
 
 
 class HessEigenvaluesInstrument(Instrument):
-    """Eigenvalues of the curvature; those that have not converged are hollow points."""
+    """Eigenvalues of the curvature, and at which share of the steps they have not converged."""
 
     kinds = ("HessEigenvalues",)
 
@@ -121,12 +121,7 @@ class HessEigenvaluesInstrument(Instrument):
         failed = [step for step, good in records.having("converged").items() if not good]
         first, alarm = readout(layers["λ1"], "λ1")
         share = f"{percent(len(failed) / len(records))} unconverged"
-        return Lines(
-            layers=layers,
-            scale="log",
-            latest=(share if failed else first, alarm),
-            uncertain=np.array(failed, dtype=np.float64),
-        )
+        return Lines(layers=layers, scale="log", latest=(share if failed else first, alarm))
 
 
 def eigenvalue_lines(

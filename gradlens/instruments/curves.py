@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,6 @@ from gradlens.instruments.style import (
     AMBER,
     BLUE,
     MUTED,
-    PAPER,
     TICK_SIZE,
     Color,
     Entry,
@@ -53,8 +52,6 @@ from gradlens.instruments.style import (
     written,
 )
 
-HOLLOW = 15
-"""Columns for hollow points; more of them would cover the lines."""
 ROOM_OF_NAME = 8.5
 """Points that the name of a curve takes, at least."""
 BESIDE = 34.0
@@ -107,7 +104,6 @@ def draw_lines(ax: Axes, axis: StepAxis, shown: Lines) -> Artists:
         top = np.full_like(shown.danger.values, ax.get_ylim()[1])
         above = Line(shown.danger.steps, top)
         artists["danger"] = band(ax, axis, shown.danger, above, ALARM, 0.09, 0.5)
-    artists |= _hollow(ax, axis, layers, shown.uncertain) if shown.uncertain is not None else {}
     if shown.spiky:
         # Where values, or trends of the ends of intervals, are out of range.
         spreads = [end for one in shown.curves for spread in one.spreads for end in spread]
@@ -146,19 +142,6 @@ def _entries(shown: Lines, dashed: Set[str], named: bool) -> list[Entry]:
         ends = [shown.layer_curves[0], shown.layer_curves[-1]][: len(layers)]
         entries += [Entry(one.name, one.color) for one in ends]
     return entries
-
-
-def _hollow(ax: Axes, axis: StepAxis, lines: Mapping[str, Line], steps: Floats) -> Artists:
-    """Hollow points on lines, at a few of some steps."""
-    artists: Artists = {}
-    for name, one in lines.items():
-        chosen = np.isin(one.steps, steps)
-        shown = thin(one.steps[chosen], one.values[chosen], columns=HOLLOW, warp=axis.warp)
-        (artists[f"{name} uncertain"],) = ax.plot(
-            *shown, linestyle="none", marker="o", markersize=2.8, markerfacecolor=PAPER,
-            markeredgecolor=MUTED, markeredgewidth=0.8, zorder=4,
-        )  # fmt: skip
-    return artists
 
 
 def _names_at_ends(ax: Axes, shown: Lines) -> Artists:

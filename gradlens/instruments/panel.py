@@ -135,9 +135,9 @@ class Lines:
     default that of the quantity's view. The axis has room for
     all values and for those of ``room``, or has the ``limits``; if ``spiky``, single values are out
     of its range. It is ``axis`` if that is given. ``levels`` are dashed lines, and what is above
-    ``danger`` is tinted. ``shares`` are labelled as percents. Values of layers at the steps
-    ``uncertain`` are hollow points. If ``named_at_ends``, curves have their names on the right
-    where there is room, instead of in a key. Shapes are ``beside`` the lines where there is room.
+    ``danger`` is tinted. ``shares`` are labelled as percents. If ``named_at_ends``, curves
+    have their names on the right where there is room, instead of in a key. Shapes are ``beside``
+    the lines where there is room.
     ``message`` says why there is nothing to draw, where the lines don't; with ``single_lines``,
     each of many layers has a line.
     """
@@ -153,7 +153,6 @@ class Lines:
     levels: tuple[float, ...] = ()
     danger: Line | None = None
     shares: bool = False
-    uncertain: Floats | None = None
     named_at_ends: bool = False
     beside: Shapes | None = None
     message: str = ""

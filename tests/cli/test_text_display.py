@@ -102,20 +102,6 @@ def test_a_terminal_never_scrolls(terminal: Terminal, size: tuple[int, int]) -> 
         assert "more lines" in [line for line in shown if line][-1]
 
 
-def test_a_terminal_of_another_size_is_drawn_again(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
-    display = TextDisplay(terminal, summary_format(), redraws=True)
-    display.show(Path("a.jsonl"), realistic(30, ("Loss",)))
-    before = terminal.getvalue()
-    assert display.wait(1)
-    assert terminal.getvalue() == before
-    terminal.size = os.terminal_size((40, 24))
-    assert display.wait(1)
-    assert all(len(line) <= 40 for line in screen_of(terminal.getvalue(), 24))
-
-
 @pytest.mark.parametrize(("stream", "term"), [(Terminal(), "dumb"), (io.StringIO(), "xterm")])
 def test_what_is_no_terminal_gets_no_control_sequences(
     stream: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch
