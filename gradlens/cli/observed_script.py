@@ -67,7 +67,7 @@ class Untracked(Cockpit):
             super().__init__(
                 params if isinstance(params, nn.Module) else given, [], facts=False, autopsy=False
             )
-        self._tracking.forward_passes.close()
+        self._tracking.remove_hooks()
         self.made.append(self)
 
     def __call__(self, *_: Any, **__: Any) -> Any:

@@ -33,7 +33,7 @@ def state_of_tracking(tracking: Tracking) -> State:
         "unfinished": dict(tracking.updates.unfinished),
         "observers": {type(each).__name__: each.state_dict() for each in tracking.observers},
         "run": tracking.run.state_dict(),
-        "forward_passes": tracking.forward_passes.state_dict(),
+        "past": tracking.past,
         "budget": state_of(tracking.budget),
     }
 
@@ -66,8 +66,7 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
     load_state(tracking.budget, state["budget"])
     for observer in tracking.observers:
         load_state(observer, state["observers"].get(type(observer).__name__, {}))
-    tracking.forward_passes.load_state_dict(state["forward_passes"])
-    tracking.expect(tracking.forward_passes.next_steps)
+    tracking.continue_from(state["past"])
     new = [name for name in own if name not in saved]
     for names, text in ((new, NEW), (unknown, LEFT_OUT)):
         if names:

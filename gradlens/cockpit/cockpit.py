@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,6 @@ from gradlens.cockpit.arguments import (
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
-from gradlens.cockpit.forward_passes import ForwardPasses
-from gradlens.cockpit.optimizer_steps import OptimizerSteps
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
@@ -184,15 +182,6 @@ class Cockpit:
         boundary = Boundary(self._run.note_now, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (bool(rules) or device.type == "cpu") if autopsy is None else autopsy
-        forward_passes = ForwardPasses(
-            model=self.model,
-            wrapped=wrapped,
-            loss_function=loss_function,
-            quantities=self.quantities,
-            budget=self.budget,
-            boundary=boundary,
-            run=self._run,
-        )
         own = (lambda: boundary.seconds) if budget is None else None
         updates = Updates(self._run.record, boundary, processes.of_all)
         recorders = [FactRecorder(setting, self._run)] if facts else []
@@ -206,20 +195,20 @@ class Cockpit:
             *([Opening(self._run, own)] if facts and writes else []),
         ]
         self._tracking = Tracking(
-            quantities=self.quantities,
             setting=setting,
+            wrapped=wrapped,
+            loss_function=loss_function,
+            quantities=self.quantities,
             run=self._run,
             boundary=boundary,
             updates=updates,
-            optimizer_steps=OptimizerSteps(of_optimizer, boundary, self.budget),
             assembly=BatchAssembly(setting, processes, max_bytes),
-            forward_passes=forward_passes,
             observers=observers,
+            of_optimizer=of_optimizer,
             budget=self.budget,
         )
         for quantity in self.quantities:
             quantity.join_cockpit()
-        self._tracking.expect(())
 
     @property
     def history(self) -> History:
@@ -316,18 +305,14 @@ class Cockpit:
             known = checked_info({} if info is None else info, given)
         return TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
 
-    @contextmanager
-    def forward(self, global_step: int) -> Iterator[None]:
+    def forward(self, global_step: int) -> AbstractContextManager[None]:
         """A context for a step's forward pass, which says the number of the step.
 
         Hooks on layers depend on the step. Without this context, the next step is assumed to come
         at the distance of the last ones, if that was the same. A step may have several forward
         contexts. The backward pass needs its own context in any case.
         """
-        step = step_number(global_step)
-        self._tracking.expect([step])
-        with self._tracking.forward_passes.of(step):
-            yield
+        return self._tracking.forward(step_number(global_step))
 
     def evaluation(
         self, global_step: int, name: str = "evaluation"
@@ -345,7 +330,7 @@ class Cockpit:
                 f"evaluation(name={name!r}): series of aggregates are called so: give another name"
             )
         step = Step(step_number(global_step), self.parameters, self.loss_reduction)
-        return self._tracking.forward_passes.evaluation(step, name)
+        return self._tracking.evaluation(step, name)
 
     def create_graph(self, global_step: int) -> bool:
         """Whether backward needs ``create_graph=True`` at this step: never."""

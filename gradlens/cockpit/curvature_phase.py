@@ -75,7 +75,7 @@ def _curvature(
             parameters=setting.leaves,
             model=setting.model,
             outputs=info.get("outputs"),
-            returned=tracking.forward_passes.take_outputs(),
+            returned=tracking.take_outputs(),
             optimizer=info.get("optimizer"),
             held=setting.parameters,
             loss_reduction=setting.loss_reduction,

@@ -107,7 +107,7 @@ class TrackedStep:
         try:
             with boundary.contain("the beginning of a step", self._refuse_all):
                 tracking.begin_step(step)
-                active = tracking.forward_passes.active_at(step, boundary)
+                active = tracking.active_at(step)
                 if active:
                     self._values = StepValues(step, boundary, active)
                 waits = updates.interval is not None
@@ -115,7 +115,7 @@ class TrackedStep:
                 if self._is_tracked and tracking.may_end_alone:
                     assembly.leave_out()
                     self._refuse_all(MAY_END_ALONE)
-                if tracking.budget is None or tracking.forward_passes.is_look(step):
+                if tracking.budget is None or tracking.is_look(step):
                     tracking.optimizer_steps.follow(info.get("optimizer"))
                     has_ids = "ids" in info
                     self._observers = [o for o in tracking.observers if has_ids or not o.of_ids]
@@ -144,8 +144,7 @@ class TrackedStep:
         if self._debug:
             names = ", ".join(quantity.name for quantity in self._values.active) or "nothing"
             log(f"[Step {context.global_step}] active: {names}")
-        extending = tracking.forward_passes.of_backpack
-        if self._by_user or not extending.isdisjoint(self._values.active):
+        if self._by_user or not tracking.of_backpack.isdisjoint(self._values.active):
             step, setting = context.global_step, tracking.setting
             self._backpack = BackpackStep(
                 step, self._by_user, self._values, setting, tracking.boundary
@@ -164,7 +163,7 @@ class TrackedStep:
             self._enter_contexts(stack)
             self._contexts = stack.pop_all()
         scale = context.scale.of_backward
-        tracking.forward_passes.begin_signals(context.global_step, scale, self._sample_axes)
+        tracking.begin_backward(context.global_step, scale, self._sample_axes)
 
     def _run_uncompiled(self, stack: ExitStack) -> None:
         """Run forward passes in this context uncompiled, such as that of a whole training step.
@@ -451,7 +450,7 @@ class TrackedStep:
     def _step_of(self, whole: Whole) -> Step:
         tracking, context, part = self._tracking, self._context, whole.part
         parameters, interval = tracking.setting.parameters, tracking.updates.interval
-        signals = tracking.forward_passes.signals(context.global_step, tracking.assembly)
+        signals = tracking.signals_of(context.global_step)
         untracked, removed = tracking.changed_parameters()
         present = [(name, parameters[name].grad) for name in part.missing]
         return Step(

@@ -37,9 +37,8 @@ from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.plan import Plan, Plans
+from gradlens.samples.plan import LabelledEdge, Plan, Plans
 from gradlens.samples.planner import EMPTY, plan_of
-from gradlens.samples.rows import LabelledEdge
 from gradlens.torch_private import LossModule
 
 # The network's outputs, at which the generalised Gauss-Newton matrix splits the loss -----------

@@ -19,7 +19,7 @@ from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, Loss, LossReduction, is_divided, read_loss
-from gradlens.graph.model_calls import calls_behind
+from gradlens.graph.model_calls import calls_behind, places_of_inputs
 from gradlens.numerics.host import on_device
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
@@ -33,10 +33,8 @@ from gradlens.samples.batchnorm import (
     in_front_of,
 )
 from gradlens.samples.count import BatchEvidence
-from gradlens.samples.model_inputs import places_of_inputs
-from gradlens.samples.plan import Plan, Plans
+from gradlens.samples.plan import LabelledEdge, Plan, Plans
 from gradlens.samples.planner import plan_of, why_failed
-from gradlens.samples.rows import LabelledEdge
 from gradlens.torch_private import BatchNorm, saved, sequence_number
 
 PACKING = "PackPaddedSequenceBackward0"

@@ -31,9 +31,8 @@ from gradlens.operators.operator import GradientOperator
 from gradlens.operators.outer_products import OuterProducts
 from gradlens.operators.table_rows import IndexedRows
 from gradlens.samples.labels import NO_SAMPLE
-from gradlens.samples.plan import LabelledUse
+from gradlens.samples.plan import LabelledUse, RowIndex
 from gradlens.samples.powers_of_two import NOT_LINEAR
-from gradlens.samples.rows import RowIndex
 from gradlens.torch_private import saved, storage_number
 
 MAX_BYTES = 2**31

@@ -13,8 +13,9 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from gradlens.graph.kinds import Node
+from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
     in_backward_pass,
@@ -76,6 +77,16 @@ def read_again(node: Node, *names: str) -> Iterator[None]:
     finally:
         for one, tensor in zip(held, tensors, strict=True):
             one.hand_back(key, tensor)
+
+
+def data_of(node: Node) -> Tensor | None:
+    """The data that a node has saved, where its kind has some that can be read."""
+    name = kind_of(kind(node)).data
+    if not name or why_not_to_read(node):
+        return None
+    read = read_saved(node, name)
+    is_plain = read is not None and read.layout == torch.strided and not isinstance(read, DTensor)
+    return read if is_plain else None
 
 
 def recompute(node: Node) -> None:

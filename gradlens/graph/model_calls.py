@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from gradlens.graph.checkpoints import data_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import (
     NO_MODULE,
@@ -363,6 +364,32 @@ def _behind(graph: Graph, calls: Iterable[ModelCall]) -> list[ModelCall]:
         if not call.outputs.isdisjoint(numbers)
         or (leaves and any(id(given.reference()) in leaves for given in call.inputs))
     ]
+
+
+def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
+    """Where in a graph the model's inputs are, as they are in memory, and its calls' outputs.
+
+    Graphs of the same structure may differ in that, as where rows are shuffled later on, and in the
+    inputs' shapes.
+    """
+    every = enumerate(given for call in calls for given in call.inputs)
+    storages = {given.storage: (n, given.address) for n, given in every}
+
+    def place(read: Tensor | None) -> Hashable:
+        storage = None if read is None else read.untyped_storage().data_ptr()
+        if read is None or storage not in storages:
+            return None
+        n, address = storages[storage]
+        return n, read.data_ptr() - address, read.shape, read.stride()
+
+    reading = (
+        number
+        for number, edges in enumerate(graph.children)
+        if None in edges and kind_of(graph.kinds[number]).data
+    )
+    inputs = tuple((number, place(data_of(graph.nodes[number]))) for number in reading)
+    made = [(graph.by_sequence_number.get(n, -1), o) for call in calls for n, o in call.made]
+    return inputs, tuple(made), tuple([call.shapes for call in calls])
 
 
 def _parts_of(model: nn.Module) -> list[nn.Module]:

@@ -11,7 +11,9 @@ from math import prod
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 NO_SAMPLE = -1
 """Label of a row without gradient, which belongs to no sample."""
@@ -30,6 +32,11 @@ MOST_LABELS = 2**24
 
 Shape: TypeAlias = tuple[int, ...]
 Labels: TypeAlias = NDArray[np.int64]
+
+
+def as_tensor(labels: Labels) -> Tensor:
+    """Labels as a tensor of their own on the host, whatever the default device is."""
+    return torch.tensor(np.ascontiguousarray(labels), device="cpu")
 
 
 def only(label: int, dims: int) -> Labels:

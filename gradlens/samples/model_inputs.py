@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lgamma, log, prod
@@ -12,13 +12,20 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from gradlens.graph.checkpoints import read_saved, why_not_to_read
+from gradlens.graph.checkpoints import data_of, read_saved, why_not_to_read
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import kind_of
 from gradlens.graph.model_calls import MAX_ELEMENTS, Given, ModelCall
-from gradlens.numerics.shards import is_distributed
-from gradlens.samples.labels import NO_SAMPLE, Labels, Shape, counted, labels_of, only, reshaped
-from gradlens.samples.rows import as_tensor
+from gradlens.samples.labels import (
+    NO_SAMPLE,
+    Labels,
+    Shape,
+    as_tensor,
+    counted,
+    labels_of,
+    only,
+    reshaped,
+)
 
 MOST_ORDERED = 2**9
 """Samples among which orders are looked for, which takes a time that grows with their cube."""
@@ -186,7 +193,7 @@ class Reading:
 
     def _read(self, graph: Graph, number: int, rows: int) -> Named | None:
         """The samples of the rows ``[R]`` that a node computes with."""
-        read = _read_by(graph, number)
+        read = data_of(graph.nodes[number])
         if read is None:
             return None
         for given, own in self._of_samples:
@@ -280,32 +287,6 @@ def _are_moved(one: Tensor, other: Tensor, samples: int) -> bool:
     return not torch.equal(before, after) and torch.equal(before.msort(), after.msort())
 
 
-def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
-    """Where in a graph the model's inputs are, as they are in memory, and its calls' outputs.
-
-    Graphs of the same structure may differ in that, as where rows are shuffled later on, and in the
-    inputs' shapes.
-    """
-    every = enumerate(given for call in calls for given in call.inputs)
-    storages = {given.storage: (n, given.address) for n, given in every}
-
-    def place(read: Tensor | None) -> Hashable:
-        storage = None if read is None else read.untyped_storage().data_ptr()
-        if read is None or storage not in storages:
-            return None
-        n, address = storages[storage]
-        return n, read.data_ptr() - address, read.shape, read.stride()
-
-    reading = (
-        number
-        for number, edges in enumerate(graph.children)
-        if None in edges and kind_of(graph.kinds[number]).data
-    )
-    inputs = tuple((number, place(_read_by(graph, number))) for number in reading)
-    made = [(graph.by_sequence_number.get(n, -1), o) for call in calls for n, o in call.made]
-    return inputs, tuple(made), tuple([call.shapes for call in calls])
-
-
 def shapes_of(calls: Iterable[ModelCall]) -> dict[Shape, None]:
     """The shapes of the tensors of calls, each once."""
     return dict.fromkeys(shape for call in calls for shape in call.shapes)
@@ -353,7 +334,7 @@ def nodes_reading_data(graph: Graph) -> set[int]:
         kind = kind_of(graph.kinds[number])
         if None in graph.children[number] or kind.data or kind.selects:
             found.add(number)
-    return {number for number in found if not _are_alike(_read_by(graph, number))}
+    return {number for number in found if not _are_alike(data_of(graph.nodes[number]))}
 
 
 def _are_alike(data: Tensor | None) -> bool:
@@ -366,7 +347,7 @@ def _are_alike(data: Tensor | None) -> bool:
 def takes_channels(graph: Graph, model_inputs: Sequence[Given]) -> bool:
     """Whether a layer counts rows of data by the first axis alone, which has an input's shape."""
     layers = [n for n in first_nodes(graph) if kind_of(graph.kinds[n]).rows == 1]
-    read = [each for each in (_read_by(graph, n) for n in layers) if each is not None]
+    read = [each for each in (data_of(graph.nodes[n]) for n in layers) if each is not None]
     return not {tuple(each.shape) for each in read}.isdisjoint(g.shape for g in model_inputs)
 
 
@@ -377,7 +358,7 @@ def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
     found: list[bool] = []
     for number, edges in enumerate(graph.children):
         below = any(edge is not None and found[edge[0]] for edge in edges)
-        read = None if below or not storages else _read_by(graph, number)
+        read = None if below or not storages else data_of(graph.nodes[number])
         found.append(below or (read is not None and _may_be_of(read, storages, sizes)))
     return found
 
@@ -400,15 +381,6 @@ def _may_be_of(read: Tensor, storages: Set[int], sizes: Set[tuple[int, int]]) ->
         return True
     rows = read.numel() // read.shape[-1] if read.dim() and read.shape[-1] else 0
     return not read.requires_grad and not sizes.isdisjoint({(read.numel(), -1), (-1, rows)})
-
-
-def _read_by(graph: Graph, number: int) -> Tensor | None:
-    name = kind_of(graph.kinds[number]).data
-    if not name or why_not_to_read(graph.nodes[number]):
-        return None
-    read = read_saved(graph.nodes[number], name)
-    is_plain = read is not None and read.layout == torch.strided and not is_distributed(read)
-    return read if is_plain else None
 
 
 def _is_whole(read: Tensor, given: Given) -> bool:

@@ -82,8 +82,7 @@ from gradlens.samples.model_inputs import (
 )
 from gradlens.samples.names import Names
 from gradlens.samples.passages import Passages
-from gradlens.samples.plan import LossTerm, Plan
-from gradlens.samples.rows import LabelledEdge, rows_of_values
+from gradlens.samples.plan import LabelledEdge, LossTerm, Plan, rows_of_values
 from gradlens.samples.rule_checks import disagreements
 from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways

@@ -25,14 +25,15 @@ from gradlens.samples.labels import (
     UNREADABLE,
     Labels,
     Shape,
+    as_tensor,
     combined,
     labels_of,
     only,
     without_gaps,
 )
 from gradlens.samples.passages import Passages
+from gradlens.samples.plan import LabelledEdge, RowIndex
 from gradlens.samples.powers_of_two import labels_below, why_not_linear
-from gradlens.samples.rows import LabelledEdge, RowIndex, as_tensor
 from gradlens.torch_private import saved
 
 

@@ -21,8 +21,7 @@ from gradlens.graph.kinds import HIDING, IN_PLACE, is_linear, kind_of
 from gradlens.graph.passes import nodes_above
 from gradlens.samples.batchnorm import uses_statistics
 from gradlens.samples.labels import axes_of, joined
-from gradlens.samples.plan import LabelledUse
-from gradlens.samples.rows import LabelledEdge, RowIndex
+from gradlens.samples.plan import LabelledEdge, LabelledUse, RowIndex
 from gradlens.samples.structure import Structure
 
 MAX_CHAIN = 32

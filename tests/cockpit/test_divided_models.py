@@ -171,7 +171,7 @@ def failing_layers(rank: int) -> None:
     reduction = OutputNorm().reduction
     model = replicated()
     cockpit = gradlens.Cockpit(model, [OutputNorm(), GradNorm()])
-    capture = cockpit._tracking.forward_passes._capture  # type: ignore[attr-defined]
+    capture = cockpit._tracking.signals._capture  # type: ignore[attr-defined]
     finish = capture.finish
 
     def failing(step: int, wanted: Any) -> Any:

@@ -15,8 +15,8 @@ from gradlens.graph.graph import Graph
 from gradlens.graph.passes import is_elementwise
 from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE, labels_of
 from gradlens.samples.passages import Passages
+from gradlens.samples.plan import LabelledEdge
 from gradlens.samples.powers_of_two import labels_below
-from gradlens.samples.rows import LabelledEdge
 from gradlens.samples.structure import Structure
 
 N, T, D = 4, 3, 5
