@@ -6,6 +6,7 @@ import math
 import operator
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -324,12 +325,6 @@ def _optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def _scaler(scaler: Any) -> GradScaler:
-    instead = "the instance whose scale() is called on the loss"
-    found: GradScaler = _of_kind(scaler, GradScaler, "scaler=", "torch.amp.GradScaler", instead)
-    return found
-
-
 def _closure(closure: Any) -> Callable[[], Any]:
     if callable(closure) and not isinstance(closure, Tensor):
         found: Callable[[], Any] = closure
@@ -340,36 +335,13 @@ def _closure(closure: Any) -> Callable[[], Any]:
     )
 
 
-def _ids(given: Any) -> tuple[SampleId, ...]:
-    return _of_samples(given, IDS)
-
-
-def _groups(given: Any) -> tuple[SampleId, ...]:
-    return _of_samples(given, GROUPS)
-
-
-def _of_samples(given: Any, words: str) -> tuple[SampleId, ...]:
+def _of_samples(words: str, given: Any) -> tuple[SampleId, ...]:
     listed = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
     if isinstance(listed, (list, tuple)):
         found: list[Any] = [e.item() if isinstance(e, (np.generic, Tensor)) else e for e in listed]
         if {*map(type, found)} <= {int, str}:
             return tuple(found)
     raise TypeError(words.format(given=_short(given)))
-
-
-_CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
-    "loss": _loss,
-    "loss_scale": _loss_scale,
-    "optimizer": _optimizer,
-    "batch_size": _samples,
-    "individual_losses": checked_losses,
-    "ids": _ids,
-    "groups": _groups,
-    "scaler": _scaler,
-    "closure": _closure,
-    "outputs": None,
-}
-"""What gradlens itself reads from ``info``, and the function that checks it, if there is one."""
 
 
 def _of_kind(value: object, kind: Any, name: str, noun: str, instead: str) -> Any:
@@ -396,6 +368,7 @@ LOSS_FUNCTION = (
     "be passed to the context, as individual_losses=..."
 )
 SINKS = "a list of instances, such as sinks=[gradlens.sinks.TensorBoard(writer)]"
+SCALER = "the instance whose scale() is called on the loss"
 EXTENSIONS = "BackPACK's extensions, and all else by name, as in cockpit(global_step, loss=loss)"
 
 
@@ -405,3 +378,20 @@ def _short(value: object) -> str:
         return " ".join(reprlib.repr(value).split())
     except ValueError:  # of an int with thousands of digits
         return f"{type(value).__name__} object"
+
+
+_CHECKED: Mapping[str, Callable[[Any], Any] | None] = {
+    "loss": _loss,
+    "loss_scale": _loss_scale,
+    "optimizer": _optimizer,
+    "batch_size": _samples,
+    "individual_losses": checked_losses,
+    "ids": partial(_of_samples, IDS),
+    "groups": partial(_of_samples, GROUPS),
+    "scaler": partial(
+        _of_kind, kind=GradScaler, name="scaler=", noun="torch.amp.GradScaler", instead=SCALER
+    ),
+    "closure": _closure,
+    "outputs": None,
+}
+"""What gradlens itself reads from ``info``, and the function that checks it, if there is one."""

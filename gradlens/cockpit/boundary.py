@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Any, Final
 
@@ -36,22 +35,6 @@ class Boundary:
     def __init__(self, note: Callable[[str], None], strict: bool = False) -> None:
         self.strict = strict
         self._note = note
-        self.seconds = 0.0
-        """The time that pieces of work have taken, of the host."""
-        self._depth = 0
-        self._since = 0.0
-
-    def begin(self) -> None:
-        """A piece of work begins, perhaps inside of another one."""
-        if not self._depth:
-            self._since = perf_counter()
-        self._depth += 1
-
-    def finish(self) -> None:
-        """A piece of work is over."""
-        self._depth -= 1
-        if not self._depth:
-            self.seconds += perf_counter() - self._since
 
     def contain(self, work: str, refuse: Refuse | None = None) -> AbstractContextManager[None]:
         """A context for a piece of ``work``; ``refuse`` is called with the reason if it fails."""
@@ -118,7 +101,6 @@ class _Contained(AbstractContextManager[None]):
     unseen: AbstractContextManager[Any] = field(default_factory=unseen)
 
     def __enter__(self) -> None:
-        self.boundary.begin()
         self.unseen.__enter__()
 
     def __exit__(
@@ -128,7 +110,6 @@ class _Contained(AbstractContextManager[None]):
         traceback: TracebackType | None,
     ) -> bool:
         self.unseen.__exit__(kind, error, traceback)
-        self.boundary.finish()
         if isinstance(error, Exception):
             self.boundary.end(self.work, self.refuse, error)
             return True

@@ -1,10 +1,10 @@
-"""Tracking within a share of the training time: a token bucket."""
+"""What tracking takes of the training time, and tracking within a share of it: a token bucket."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -17,7 +17,13 @@ from gradlens.history.records import Spending, plain_steps
 from gradlens.stateful import State
 
 WARM_UP = 2
-"""First steps that are not measured, since torch sets up kernels and memory in them."""
+"""First steps that are not measured, since torch sets up kernels and memory in them, and gradlens
+finds whose rows are whose."""
+SAID_AFTER = 50
+"""Steps after which it is said what they have shown: most of what a run says at all can be seen by
+then, and a user still watches."""
+FEWEST = 5
+"""Steps without tracking whose median is taken for the time of a plain step."""
 PLAIN = 8
 """Further steps without tracking before the first one with it: their median is the time of a plain
 step, to a few percent."""
@@ -35,10 +41,132 @@ after a long time without a scheduled step."""
 LEARNING_RATE = 0.3
 """Weight of the latest measurement in the running mean of a cost: about the last six measurements
 count, so that the mean follows a training run and one disturbed step does little."""
-SAID_AFTER = 50
-"""Steps after which it is said that a share pays for no look."""
 TOO_RARE = 1000
 """Steps in which a share must pay for one look at least, or it pays for none."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step, and of gradlens's own work and the backward pass in it.
+
+    ``is_look`` says that something was tracked.
+    """
+
+    whole: float = 0.0
+    own: float = 0.0
+    inside: float = 0.0
+    is_look: bool = False
+
+
+def spending(times: Sequence[StepTimes]) -> Spending:
+    """What tracking has taken of the time of some steps.
+
+    Where some of them aren't tracked, they tell that, too; where all are, it is between gradlens's
+    own time and that with the time of the backward pass.
+    """
+    whole = sum(each.whole for each in times)
+    looks = [each for each in times if each.is_look]
+    plain = [each.whole - each.own for each in times if not each.is_look]
+    own = sum(each.own for each in times)
+    if looks and len(plain) < FEWEST:
+        most = min(own + sum(each.inside for each in looks), whole)
+        return Spending(math.nan, own / whole, at_most=most / whole)
+    step = median(plain)
+    extra = [max(each.whole - step, each.own) for each in looks]
+    taken = sum(extra) + sum(each.own for each in times if not each.is_look)
+    return Spending(math.nan, taken / whole, step, median(extra) if extra else math.nan)
+
+
+class Costs:
+    """Measures what the first ``SAID_AFTER`` steps take, and tracking in them.
+
+    The time of a step is that from its first context to that of the next one.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.steps = 0
+        self._latest: int | None = None
+        self._entered = self._own = self._ended = self._left = self._in_step = 0.0
+        self._is_look = False
+        self._of_step = StepTimes()
+        self._times: list[StepTimes] = []
+
+    @property
+    def latest_step(self) -> int:
+        """The step whose context was entered last; 0 before there was one."""
+        return self._latest or 0
+
+    @property
+    def spending(self) -> Spending:
+        """What tracking has taken of the time."""
+        return spending(self._times)
+
+    def has_means(self, global_step: int) -> bool:
+        """Whether anything may be tracked at a step."""
+        return True
+
+    # The times of a step, in their order.
+
+    def begin_step(self, global_step: int) -> bool:
+        """A context is entered; whether more is known of what tracking takes."""
+        now, is_next = self.clock(), global_step != self._latest
+        is_known = self._latest is not None and self._take_in(now, is_next)
+        self._entered = self._ended = self._left = now
+        self._own, self._in_step, self._latest = 0.0, 0.0, global_step
+        self._is_look &= not is_next
+        self.steps += is_next
+        return is_known
+
+    def _take_in(self, now: float, is_over: bool) -> bool:
+        """Take in the times of the last context, with which its step may be over."""
+        if self.steps > SAID_AFTER:
+            return False
+        before, own = self._of_step, self._own
+        self._of_step = StepTimes(
+            before.whole + now - self._entered,
+            before.own + own + self._in_step,
+            before.inside + self._left - self._entered - own,
+            self._is_look,
+        )
+        if is_over:
+            self._times += [self._of_step] if self.steps > WARM_UP else []
+            self._of_step = StepTimes()
+        return is_over and self.steps == SAID_AFTER and bool(self._times)
+
+    def begin_backward(self) -> None:
+        """A context has been entered: the backward pass is about to run."""
+        self._own = self.clock() - self._entered
+
+    def end_backward(self, names: Collection[str]) -> None:
+        """A context is about to be left, in which quantities of these names are computed."""
+        self._is_look |= bool(names)
+        self._ended = self.clock()
+
+    def end_step(self, once: float = 0.0) -> None:
+        """A context has been left.
+
+        It has spent ``once`` seconds on what most steps needn't do.
+        """
+        self._left = self.clock()
+        self._own += self._left - self._ended
+
+    @contextmanager
+    def optimizer_step(self) -> Iterator[None]:
+        """A context for what is computed in the optimizer's step, between two contexts."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self._in_step += self.clock() - began
+
+    def state_dict(self) -> State:
+        """How many steps there were; a program measures its own times."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self.steps = state["steps"]
 
 
 @dataclass
@@ -62,7 +190,6 @@ class _Account:
     settled: int = 0
     spent: float = 0.0
     passed: float = 0.0
-    steps: int = 0
     turns: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -71,7 +198,7 @@ class _Account:
         return median(self.plain) if self.plain else math.nan
 
 
-class Budget:
+class Budget(Costs):
     """Decides at which steps there is a look, so that looks take at most a share of the time.
 
     At a look, all that is scheduled at its step is tracked, and the facts of the step are recorded;
@@ -92,21 +219,14 @@ class Budget:
         """``names`` are those of the quantities; ``ValueError`` unless 0 < ``share`` < 1."""
         if not isinstance(share, (int, float)) or not 0 < share < 1:
             raise ValueError(f"budget={share!r}: give the share of training time, such as 0.05")
+        super().__init__(clock)
         self.share = share
-        self.clock = clock
         self._accelerator = _accelerator(device)
         self._names = tuple(names)
         self._account = _Account()
         self._decided: dict[int, bool] = {}
-        self._is_look = False
         self._measured = 0
-        self._latest: int | None = None
-        self._entered = self._own = self._ended = self._left = self._once = self._in_step = 0.0
-
-    @property
-    def latest_step(self) -> int:
-        """The step whose context was entered last; 0 before there was one."""
-        return self._latest or 0
+        self._once = 0.0
 
     @property
     def spending(self) -> Spending:
@@ -126,26 +246,18 @@ class Budget:
             self._decided[global_step] = is_ready and not self._is_look and has_means
         return self._decided[global_step]
 
-    # The times of a step, in their order.
-
     def begin_step(self, global_step: int) -> bool:
         """A context is entered; whether what was tracked has been paid for by the step before."""
-        now, before = self.clock(), self._latest
-        has_paid = False
-        if self._measured >= WARM_UP:
-            has_paid = self._enter(self._left - self._entered, now - self._left)
-        if global_step != before:
+        is_next = global_step != self._latest
+        has_paid = super().begin_step(global_step)
+        if is_next:
             self._decided = {n: d for n, d in self._decided.items() if n == global_step}
-            self._is_look = False
-        self._entered = self._ended = self._left = now
-        self._own, self._in_step, self._latest = 0.0, 0.0, global_step
-        self._account.steps += 1
         self._measured += 1
         return has_paid
 
-    def begin_backward(self) -> None:
-        """A context has been entered: the backward pass is about to run."""
-        self._own = self.clock() - self._entered
+    def _take_in(self, now: float, is_over: bool) -> bool:
+        is_measured = self._measured >= WARM_UP
+        return is_measured and self._enter(self._left - self._entered, now - self._left)
 
     def end_backward(self, names: Collection[str]) -> None:
         """A context is about to be left, in which quantities of these names are computed."""
@@ -158,22 +270,9 @@ class Budget:
         self._ended = self.clock()
 
     def end_step(self, once: float = 0.0) -> None:
-        """A context has been left.
-
-        It has spent ``once`` seconds on what most steps needn't do: that is paid for, but is no
-        cost of the next ones.
-        """
-        self._left, self._once = self.clock(), once
-        self._own += self._left - self._ended
-
-    @contextmanager
-    def optimizer_step(self) -> Iterator[None]:
-        """A context for what is computed in the optimizer's step, between two contexts."""
-        began = self.clock()
-        try:
-            yield
-        finally:
-            self._in_step += self.clock() - began
+        """As before; ``once`` is paid for, but is no cost of the next steps."""
+        super().end_step(once)
+        self._once = once
 
     def _enter(self, inside: float, outside: float) -> bool:
         """Enter a step's seconds inside its context, and after it; whether a look was paid."""
@@ -216,7 +315,7 @@ class Budget:
         """Why the share pays for no look, after enough steps to know; empty at all other steps."""
         account = self._account
         plain, context, cost = account.plain_time, account.context, account.cost
-        if account.steps != SAID_AFTER or not cost:
+        if self.steps != SAID_AFTER or not cost:
             return ""
         if (self.share * plain - context) * TOO_RARE >= cost:
             return ""
@@ -232,8 +331,7 @@ class Budget:
     @property
     def without_turns(self) -> str:
         """Which quantities had no turn, and why; empty if all had one, or there were no steps."""
-        steps, turns = self._account.steps, self._account.turns
-        names = [name for name in self._names if name not in turns]
+        steps, names = self.steps, [n for n in self._names if n not in self._account.turns]
         if not names or not steps:
             return ""
         first = WARM_UP + PLAIN
@@ -241,15 +339,17 @@ class Budget:
         return NO_TURN.format(share=self.share, names=few(names), steps=steps, why=why)
 
     def state_dict(self) -> State:
-        """The account; the latest step is left out, since its end is that of the program."""
-        return {"names": sorted(self._names), "account": asdict(self._account)}
+        """With the account; the latest step is left out, since its end is that of the program."""
+        account = {"names": sorted(self._names), "account": asdict(self._account)}
+        return {**super().state_dict(), **account}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, if it is of the same quantities; the first steps are a warm-up.
 
         With other quantities, the budget begins anew.
         """
-        if state["names"] == sorted(self._names):
+        super().load_state_dict(state)
+        if state.get("names") == sorted(self._names):
             self._account = _Account(**state["account"])
             self._measured, self._latest = 0, None
             self._decided, self._is_look = {}, False

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from gradlens.cockpit.tracking import Tracking
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.unavailable import first_line
 from gradlens.stateful import State, load_state, state_of
 
@@ -34,7 +35,7 @@ def state_of_tracking(tracking: Tracking) -> State:
         "observers": {type(each).__name__: each.state_dict() for each in tracking.observers},
         "run": tracking.run.state_dict(),
         "past": tracking.past,
-        "budget": state_of(tracking.budget),
+        "costs": tracking.costs.state_dict(),
     }
 
 
@@ -63,7 +64,7 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
     for name, step in state["unfinished"].items():
         if name in own:
             run.record(step, {name: Undefined(CONTINUED)})
-    load_state(tracking.budget, state["budget"])
+    tracking.costs.load_state_dict(state["costs"])
     for observer in tracking.observers:
         load_state(observer, state["observers"].get(type(observer).__name__, {}))
     tracking.continue_from(state["past"])
@@ -93,6 +94,52 @@ def _check(tracking: Tracking, state: Any) -> None:
     reductions = (state["loss_reduction"], tracking.setting.loss_reduction)
     if len({*reductions}) > 1:
         raise ValueError(OTHER_REDUCTION.format(*reductions))
+
+
+# Values of plain classes, which ``torch.load(weights_only=True)`` reads -------------------------
+
+UNDEFINED = "$undefined"
+"""The key of the reason of an ``Undefined``, as in a run's file."""
+
+
+def saveable(value: Any) -> Any:
+    """A value of plain classes; tensors are detached and not copied, all else is copied.
+
+    ``TypeError`` for what ``torch.load(weights_only=True)`` can't read.
+    """
+    if isinstance(value, Undefined):
+        return {UNDEFINED: value.reason}
+    if isinstance(value, Tensor):
+        return value.detach()
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {saveable(key): saveable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return _kind(value)(map(saveable, value))
+    raise TypeError(
+        f"a {type(value).__name__} can't be saved: use numbers, strings and tensors (such as "
+        "torch.from_numpy(array)), and lists, tuples and dicts of these"
+    )
+
+
+def restored(value: Any) -> Any:
+    """What ``saveable`` was given."""
+    if isinstance(value, Mapping):
+        if value.keys() == {UNDEFINED}:
+            return Undefined(value[UNDEFINED])
+        return {key: restored(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return _kind(value)(map(restored, value))
+    return value
+
+
+def _kind(value: list[Any] | tuple[Any, ...]) -> type[list[Any]] | type[tuple[Any, ...]]:
+    """``list`` or ``tuple``, of which a named tuple, say, is a subclass."""
+    return list if isinstance(value, list) else tuple
 
 
 NO_STATE = (

@@ -53,7 +53,6 @@ from gradlens.history.run_file import OwnFiles
 from gradlens.observers.autopsy import Autopsies
 from gradlens.observers.live_diagnosis import LiveDiagnosis
 from gradlens.observers.observer import Observer
-from gradlens.observers.opening import Opening
 from gradlens.observers.sample_log import SampleLog
 from gradlens.parts.assembly import BatchAssembly
 from gradlens.parts.part import MAX_BYTES
@@ -182,7 +181,6 @@ class Cockpit:
         boundary = Boundary(self._run.note_now, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (bool(rules) or device.type == "cpu") if autopsy is None else autopsy
-        own = (lambda: boundary.seconds) if budget is None else None
         updates = Updates(self._run.record, boundary, processes.of_all)
         recorders = [FactRecorder(setting, self._run)] if facts else []
         waits = any(each.phases[-1] in LATER for each in self.quantities)
@@ -192,7 +190,6 @@ class Cockpit:
             *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
             *([LiveDiagnosis(self._run, rules)] if rules else []),
             SampleLog(setting, self._run),
-            *([Opening(self._run, own)] if facts and writes else []),
         ]
         self._tracking = Tracking(
             setting=setting,
@@ -206,6 +203,7 @@ class Cockpit:
             observers=observers,
             of_optimizer=of_optimizer,
             budget=self.budget,
+            says_opening=facts and writes,
         )
         for quantity in self.quantities:
             quantity.join_cockpit()

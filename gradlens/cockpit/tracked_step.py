@@ -133,8 +133,7 @@ class TrackedStep:
                     self._prepare()
             else:
                 tracking.setting.buffer.free()
-            if tracking.budget is not None:
-                tracking.budget.begin_backward()
+            tracking.costs.begin_backward()
         except BaseException:
             self._abandon()
             raise
@@ -249,8 +248,7 @@ class TrackedStep:
     ) -> None:
         tracking, boundary, context = self._tracking, self._tracking.boundary, self._context
         try:
-            if tracking.budget is not None:
-                tracking.budget.end_backward([each.name for each in self._values.active])
+            tracking.costs.end_backward([each.name for each in self._values.active])
             once = 0.0 if self._gradients is None else self._gradients.planning_seconds
             with boundary.contain("the end of a step"):
                 try:
@@ -261,8 +259,7 @@ class TrackedStep:
                         boundary.tell(self._observers, lambda each: each.leave(context, outcome))
                     self._release()
                     tracking.end_step(context.global_step, context.accumulating and error is None)
-            if tracking.budget is not None:
-                tracking.budget.end_step(once)
+            tracking.costs.end_step(once)
         except BaseException:
             self._abandon()
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.cockpit.boundary import Boundary
-from gradlens.cockpit.budget import Budget
+from gradlens.cockpit.budget import SAID_AFTER, Budget, Costs
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.step_signals import NOTHING_TO_RECORD, StepSignals
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probe import Probe, ProbedModel
+from gradlens.diagnosis.opening import opening
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.hooks import HookOwner, OwnedHook, removal
 from gradlens.graph.model_calls import (
@@ -70,6 +71,7 @@ class Tracking:
         observers: Sequence[Observer],
         of_optimizer: Sequence[Observer],
         budget: Budget | None,
+        says_opening: bool,
     ) -> None:
         self.setting = setting
         self.quantities = quantities
@@ -79,7 +81,9 @@ class Tracking:
         self.assembly = assembly
         self.observers = observers
         self.budget = budget
-        self.optimizer_steps = OptimizerSteps(of_optimizer, boundary, budget)
+        self.costs = Costs() if budget is None else budget
+        self._says_opening = says_opening
+        self.optimizer_steps = OptimizerSteps(of_optimizer, boundary, self.costs)
         self.output_plans = Plans()
         self.probed: dict[Probe, ProbedModel] = {}
         self.of_backpack = {each for each in quantities if each.extends_backward}
@@ -109,7 +113,7 @@ class Tracking:
         """
         if global_step not in self._active:
             active = []
-            for quantity in self.quantities if self._has_means(global_step) else ():
+            for quantity in self.quantities if self.costs.has_means(global_step) else ():
                 try:
                     active += [quantity] if quantity.is_active(global_step) else []
                 except Exception as error:
@@ -119,13 +123,9 @@ class Tracking:
             self._active[global_step] = tuple(active)
         return self._active[global_step]
 
-    def _has_means(self, global_step: int) -> bool:
-        """Whether a budget, if there is one, has the means for tracking at a step."""
-        return self.budget is None or self.budget.has_means(global_step)
-
     def is_look(self, global_step: int) -> bool:
         """Whether a budget is spent at a step: something is tracked, or nothing ever is."""
-        has_means = self._has_means(global_step)
+        has_means = self.costs.has_means(global_step)
         return has_means and (not self.quantities or bool(self.active_at(global_step)))
 
     def _possible(self, steps: Sequence[int]) -> Sequence[Quantity]:
@@ -171,13 +171,8 @@ class Tracking:
 
     def begin_step(self, global_step: int) -> None:
         """A step's context is entered: the one before is over, and what waited for the update."""
-        budget, is_first = self.budget, not self.run.has_begun
-        goes_back = self.run.begin_step(global_step)
-        if budget is not None:
-            if budget.begin_step(global_step):  # what was tracked before has been paid for
-                self.run.take_in(global_step, "spending", budget.spending)
-            if budget.pays_for_none:
-                self.run.note_now(budget.pays_for_none)
+        is_first, goes_back = not self.run.has_begun, self.run.begin_step(global_step)
+        self._begin_measured(global_step)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
@@ -204,6 +199,17 @@ class Tracking:
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note_now(left_over)
+
+    def _begin_measured(self, global_step: int) -> None:
+        """Record what tracking costs, and say once what the first steps have shown."""
+        costs, steps = self.costs, self.costs.steps
+        if costs.begin_step(global_step) and (self.budget or self._says_opening):
+            self.run.take_in(global_step, "spending", costs.spending)
+        if self.budget is not None and self.budget.pays_for_none:
+            self.run.note_now(self.budget.pays_for_none)
+        if self._says_opening and steps == SAID_AFTER < costs.steps:
+            for line in opening(self.run.history):
+                self.run.say(line)
 
     def begin_backward(self, global_step: int, scale: float, find_axes: FindAxes) -> None:
         """A step's backward pass begins, as in ``SignalCapture.begin``."""
@@ -274,7 +280,7 @@ class Tracking:
         active = self._possible(steps)
         self._eager_calls.run_if(needs_next_step or not self._of_graphs.isdisjoint(active))
         # Without means, hooks would take a tenth of a plain step of a small network for nothing.
-        may_be_tracked = needs_next_step or not steps or any(map(self._has_means, steps))
+        may_be_tracked = needs_next_step or not steps or any(map(self.costs.has_means, steps))
         needed = may_be_tracked or self._is_compiled
         # From what the model is called with, the number of samples is read.
         if self._model is not None and needed != self._keeps_calls:
@@ -340,12 +346,10 @@ class OptimizerSteps(HookOwner):
     for others.
     """
 
-    def __init__(
-        self, observers: Sequence[Observer], boundary: Boundary, budget: Budget | None
-    ) -> None:
+    def __init__(self, observers: Sequence[Observer], boundary: Boundary, costs: Costs) -> None:
         self._observers = observers
         self._boundary = boundary
-        self._budget = budget
+        self._costs = costs
         self._optimizer: Optimizer | None = None
         self._remove_hooks: Callable[[], object] = lambda: None
         self._depth = 0
@@ -385,7 +389,7 @@ class OptimizerSteps(HookOwner):
             self._tell(lambda each: each.after_optimizer(optimizer))
 
     def _tell(self, what: Callable[[Observer], None]) -> None:
-        with nullcontext() if self._budget is None else self._budget.optimizer_step():
+        with self._costs.optimizer_step():
             self._boundary.tell(self._observers, what)
 
     def close(self) -> None:

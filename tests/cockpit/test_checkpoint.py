@@ -527,13 +527,13 @@ def test_what_a_budget_knows_is_kept() -> None:
     for _ in range(30):
         loop.train()
     state = through_a_file(loop.cockpit.state_dict())
-    assert state["budget"]["account"]["plain"]
-    assert state["budget"]["account"]["cost"]
+    assert state["costs"]["account"]["plain"]
+    assert state["costs"]["account"]["cost"]
     after = Loop(CASES["economy"], budget=0.3)
     after.cockpit.load_state_dict(state)
-    assert_same(after.cockpit.state_dict()["budget"], state["budget"])
+    assert_same(after.cockpit.state_dict()["costs"], state["costs"])
     after.train()
     other = Loop(Case(lambda: [quantities.Loss()]), budget=0.3)
     with pytest.warns(UserWarning, match="not tracked any more"):
         other.cockpit.load_state_dict(state, strict=False)
-    assert not other.cockpit.state_dict()["budget"]["account"]["cost"]
+    assert not other.cockpit.state_dict()["costs"]["account"]["cost"]

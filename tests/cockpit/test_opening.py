@@ -15,10 +15,11 @@ from torch import nn
 
 from gradlens import Cockpit, History, quantities
 from gradlens.cli.summary_text import render
+from gradlens.cockpit.budget import SAID_AFTER as AFTER
+from gradlens.cockpit.budget import StepTimes, spending
 from gradlens.diagnosis.opening import SHOWN_BY, SINGLE, opening
 from gradlens.diagnosis.rules import RULES
 from gradlens.history.records import Spending
-from gradlens.observers.opening import AFTER, _Times, spending
 from gradlens.plotting.summary import summarize
 from gradlens.quantities import Quantity
 from tests.sinks.cases import Kept
@@ -38,7 +39,11 @@ def net() -> nn.Sequential:
 
 
 def train(
-    model: nn.Module, cockpit: Cockpit | None, steps: int = AFTER + 5, parts: int = 1, **given: Any
+    model: nn.Module,
+    cockpit: Cockpit | None,
+    steps: int = AFTER + 5,
+    parts: int = 1,
+    **given: Any,
 ) -> None:
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -102,7 +107,11 @@ def test_it_can_be_silenced(capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_summary_and_the_notebook_say_the_same(
     tmp_path: Path, said: Callable[[], list[str]]
 ) -> None:
-    train(model := net(), cockpit := Cockpit(model, some(), run=tmp_path / "run.jsonl"), AFTER + 1)
+    train(
+        model := net(),
+        cockpit := Cockpit(model, some(), run=tmp_path / "run.jsonl"),
+        AFTER + 1,
+    )
     cockpit.close()
     history = History.load(tmp_path / "run.jsonl")
     cost, covered, *_ = opening(history)
@@ -170,8 +179,8 @@ def test_a_run_without_facts_has_no_opening() -> None:
 
 
 def test_looks_are_compared_with_plain_steps() -> None:
-    plain = [_Times(1.1, 0.1, 0.5, False)] * 8
-    found = spending([*plain, *[_Times(3.0, 0.5, 2.0, True)] * 2])
+    plain = [StepTimes(1.1, 0.1, 0.5, False)] * 8
+    found = spending([*plain, *[StepTimes(3.0, 0.5, 2.0, True)] * 2])
     assert found.step_seconds == pytest.approx(1.0)
     assert found.look_seconds == pytest.approx(2.0)
     assert found.taken == pytest.approx((8 * 0.1 + 2 * 2.0) / (8 * 1.1 + 2 * 3.0))
@@ -179,7 +188,7 @@ def test_looks_are_compared_with_plain_steps() -> None:
 
 
 def test_without_plain_steps_there_are_bounds() -> None:
-    found = spending([_Times(3.0, 0.5, 2.0, True)] * 5)
+    found = spending([StepTimes(3.0, 0.5, 2.0, True)] * 5)
     assert (found.taken, found.at_most) == (pytest.approx(0.5 / 3), pytest.approx(2.5 / 3))
     assert math.isnan(found.step_seconds)
 
