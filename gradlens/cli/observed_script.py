@@ -31,7 +31,7 @@ from gradlens.cockpit import cockpit as cockpits
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.graph.undisturbed import random_states, training_kept
 from gradlens.numerics.checksums import sums_of_bits
-from gradlens.numerics.host import on_host
+from gradlens.numerics.tensors import on_host
 from gradlens.numerics.unavailable import first_line
 from gradlens.torch_private import unseen
 

@@ -17,9 +17,9 @@ from gradlens.graph.scaler import GradientScale
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import are_different, sums_of_bits
-from gradlens.numerics.host import on_host, together
 from gradlens.numerics.norms import norms
 from gradlens.numerics.shards import any_distributed, whole
+from gradlens.numerics.tensors import on_host, together
 from gradlens.observers.observer import Observer
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.assembly import Whole

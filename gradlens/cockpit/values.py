@@ -19,7 +19,7 @@ from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.messages import log
-from gradlens.numerics.host import on_host
+from gradlens.numerics.tensors import on_host
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Reduction

@@ -17,8 +17,8 @@ from gradlens.coordinates.result import CoordinateCheck
 from gradlens.curvature.over_data import LossFunction, Split, as_pair
 from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
 from gradlens.history.lines import Floats
-from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import distances, norm, norms
+from gradlens.numerics.tensors import on_host
 from gradlens.recorders import ForwardOutput
 from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.torch_private import tree_map_only

@@ -35,8 +35,8 @@ from gradlens.curvature.operator import (
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, called, kind_of
 from gradlens.graph.model_calls import Given, calls_behind
-from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
+from gradlens.numerics.tensors import on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
 from gradlens.torch_private import hands_gradients_on, saved

@@ -22,7 +22,7 @@ from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.graph.loss import Batch
 from gradlens.graph.undisturbed import undisturbed
 from gradlens.history.coverage import few
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.tensors import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.composed import gram_of_passes
 from gradlens.operators.operator import GradientOperator

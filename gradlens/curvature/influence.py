@@ -24,7 +24,7 @@ from gradlens.curvature.over_data import (
     as_pair,
 )
 from gradlens.graph.loss import LossReduction
-from gradlens.numerics.precision import double
+from gradlens.numerics.tensors import double
 from gradlens.samples.plan import Plans
 
 RANK = 20

@@ -74,7 +74,9 @@ def _cross_entropy(node: Node, gradient: Tensor) -> Product:
         found = torch.empty_like(logs, dtype=torch.promote_types(logs.dtype, u.dtype))
         every = (logs, factor, u.reshape(logs.shape), found)
         at_once = AT_ONCE * len(logs) // max(logs.numel(), 1) if axis else len(logs)
-        for log, s, along, out in zip(*(each.split(max(at_once, 1)) for each in every), strict=True):
+        for log, s, along, out in zip(
+            *(each.split(max(at_once, 1)) for each in every), strict=True
+        ):
             p = log.exp()
             torch.mul(p, along, out=out)
             out.addcmul_(p, out.sum(axis, keepdim=True), value=-1).mul_(s)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.sparse import linalg
 from torch import Tensor, nn
 
-from gradlens.numerics.host import on_device
 from gradlens.numerics.norms import inner, norm
+from gradlens.numerics.tensors import on_device
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.spelling import near
 

@@ -21,7 +21,7 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, Node, called, kind_of, plain_name
 from gradlens.graph.loss import Loss
 from gradlens.history.setup import Layer, Setup
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.tensors import accumulable
 from gradlens.signals.attention import FUSED, SOFTMAX
 from gradlens.signals.predicates import has_parameters, is_embedding, is_normalization
 from gradlens.torch_private import (

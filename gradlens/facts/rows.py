@@ -15,8 +15,7 @@ from torch import Tensor
 from gradlens.graph.kinds import LEAF, Node, kind, kind_of, plain_name
 from gradlens.graph.loss import Loss
 from gradlens.graph.model_calls import ModelCall
-from gradlens.numerics.host import on_device
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.tensors import accumulable, on_device
 from gradlens.torch_private import saved, saved_where_they_are, signed
 
 Floats = NDArray[np.float64]

@@ -25,7 +25,7 @@ from gradlens.facts.rows import (
 )
 from gradlens.history.records import OF_SAMPLES
 from gradlens.history.series import EXACT
-from gradlens.numerics.host import on_host
+from gradlens.numerics.tensors import on_host
 
 Floats = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.loss import Batch, contributions
 from gradlens.graph.passes import Gradients, Instead, as_engine, nodes_above, run_backward
 from gradlens.numerics.checksums import has_other_bits
-from gradlens.numerics.host import on_host
+from gradlens.numerics.tensors import on_host
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.composed import summed
 from gradlens.operators.operator import GradientOperator

@@ -20,7 +20,7 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, Loss, LossReduction, is_divided, read_loss
 from gradlens.graph.model_calls import calls_behind, places_of_inputs
-from gradlens.numerics.host import on_device
+from gradlens.numerics.tensors import on_device
 from gradlens.numerics.unavailable import Contain, UnavailableError, first_line, uncontained
 from gradlens.operators.dense import Buffer
 from gradlens.operators.operator import GradientOperator

@@ -21,8 +21,7 @@ from gradlens.graph.graph import Graph, Link, is_python_function
 from gradlens.graph.kinds import CASTS, TRANSPOSE, from_the_right, kind_of, plain_name, positive
 from gradlens.graph.layer_rules import layer_call
 from gradlens.graph.passes import call, call_node
-from gradlens.numerics.host import on_device
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.tensors import accumulable, on_device
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.composed import Grouped
 from gradlens.operators.convolution import Convolution, Geometry

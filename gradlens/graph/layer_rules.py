@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import is_traced, without_hooks
 from gradlens.graph.undisturbed import buffers_kept, training_kept
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.tensors import accumulable
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.torch_private import (
     UnscriptedHook,

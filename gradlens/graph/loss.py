@@ -18,7 +18,7 @@ from torch import Tensor
 from gradlens.graph.checkpoints import read_again
 from gradlens.graph.graph import Graph, each_once
 from gradlens.graph.kinds import WEIGHTS, Kind, Node, is_linear, kind, kind_of, plain_name
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.tensors import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.torch_private import (
     hands_gradients_on,

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradlens.numerics.groups import in_groups
-from gradlens.numerics.host import on_device, packed
-from gradlens.numerics.precision import SMALL
 from gradlens.numerics.shards import own_parts
+from gradlens.numerics.tensors import SMALL, in_groups, on_device, packed
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by the bytes that they take."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.norms import dots, norm, row_norms, scale_of
-from gradlens.numerics.precision import double, is_small
+from gradlens.numerics.tensors import double, is_small
 
 ONE_SAMPLE = "N = 1: a variance over samples needs two of them"
 ZERO_MEAN = "the mean gradient is zero"

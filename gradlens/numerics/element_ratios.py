@@ -12,7 +12,7 @@ from torch import Tensor
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ElementDeviations
 from gradlens.numerics.histograms import CHUNK
-from gradlens.numerics.precision import double
+from gradlens.numerics.tensors import double
 
 TOLERATED = 0.1
 """Error of a mean over elements, relative to it, above which it is NaN.

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.host import packed
+from gradlens.numerics.tensors import packed
 
 T = TypeVar("T")
 

@@ -9,9 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gradlens.numerics.groups import in_groups
-from gradlens.numerics.precision import double, is_small
 from gradlens.numerics.shards import over_parts, own_part, own_parts
+from gradlens.numerics.tensors import double, in_groups, is_small
 from gradlens.torch_private import foreach
 
 _FEW = 2**18

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from gradlens.numerics.groups import in_groups
+from gradlens.numerics.tensors import in_groups
 from gradlens.numerics.unavailable import UnavailableError
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradlens.numerics.host import on_device
 from gradlens.numerics.norms import norms
-from gradlens.numerics.precision import accumulable, widest
 from gradlens.numerics.shards import is_distributed, over_parts, own_part
+from gradlens.numerics.tensors import accumulable, on_device, widest
 
 BLOCK = 4
 """Vectors that are multiplied at once.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from gradlens.numerics.norms import scale_of
-from gradlens.numerics.precision import double
+from gradlens.numerics.tensors import double
 from gradlens.operators.operator import slices
 from gradlens.operators.outer_products import OfFactors, factors_of, squared_norms_by_positions
 

@@ -15,7 +15,7 @@ from gradlens.numerics.deviations import (
 )
 from gradlens.numerics.histograms import Companions, Grid, tally
 from gradlens.numerics.norms import row_norms
-from gradlens.numerics.precision import accumulable, double, is_small
+from gradlens.numerics.tensors import accumulable, double, is_small
 from gradlens.operators.operator import GradientOperator, slices
 
 REUSED_BYTES = 2**20

@@ -41,7 +41,7 @@ from gradlens.numerics.norms import (
     scale_of,
     whole_range,
 )
-from gradlens.numerics.precision import double
+from gradlens.numerics.tensors import double
 from gradlens.torch_private import storage_number, versions
 
 PIECE_BYTES = 16 * 2**20

@@ -25,7 +25,7 @@ from gradlens.numerics.histograms import (
     tally,
 )
 from gradlens.numerics.norms import norm, scale_of, whole_range
-from gradlens.numerics.precision import SMALL, accumulable, double, widest
+from gradlens.numerics.tensors import SMALL, accumulable, double, widest
 from gradlens.operators.operator import GradientOperator, centred, slices
 
 MOST = 0.4

@@ -14,7 +14,7 @@ from gradlens.numerics.deviations import (
 )
 from gradlens.numerics.histograms import Companions, Grid, number_of, tally
 from gradlens.numerics.norms import norm, scale_of
-from gradlens.numerics.precision import accumulable, double
+from gradlens.numerics.tensors import accumulable, double
 from gradlens.operators.operator import GradientOperator, centred, slices
 
 

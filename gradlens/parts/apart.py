@@ -16,7 +16,7 @@ from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.noise_scales import PartSums
 from gradlens.numerics.norms import norm, norms
-from gradlens.numerics.precision import double
+from gradlens.numerics.tensors import double
 from gradlens.torch_private import unseen
 
 

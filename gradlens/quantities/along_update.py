@@ -30,9 +30,9 @@ from gradlens.graph.undisturbed import (
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner
 from gradlens.numerics.shards import own_parts, processes_of, whole
+from gradlens.numerics.tensors import on_host
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.quantities.optimizer import NEGATIVE, UNKNOWN_SIZE
 from gradlens.quantities.parameter_quantity import real_parts

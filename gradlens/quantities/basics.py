@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.host import together
 from gradlens.numerics.norms import distances, norms
-from gradlens.numerics.precision import accumulable
 from gradlens.numerics.shards import whole
+from gradlens.numerics.tensors import accumulable, together
 from gradlens.quantities.quantity import (
     Needed,
     Phase,

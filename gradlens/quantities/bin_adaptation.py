@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from gradlens.messages import log
-from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import over_parts, own_part
+from gradlens.numerics.tensors import on_host
 from gradlens.quantities.step import Step
 from gradlens.reductions import AbsMax, Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked

@@ -23,7 +23,7 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import NOT_FINITE
-from gradlens.numerics.host import on_host
+from gradlens.numerics.tensors import on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.parameter_quantity import By, check_layers, groups
 from gradlens.quantities.quantity import (

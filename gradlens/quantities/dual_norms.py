@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.noise_scales import FEW_SAMPLES, FEWEST_SAMPLES, DualNorm, DualSums
-from gradlens.numerics.precision import double
+from gradlens.numerics.tensors import double
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.operator import GradientOperator
 from gradlens.reductions import ParameterGradients, Reduction

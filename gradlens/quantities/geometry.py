@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner, norms
 from gradlens.numerics.shards import over_parts, own_part, whole
+from gradlens.numerics.tensors import on_host
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.parameter_quantity import (
     OfParameters,

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import ROUNDINGS
-from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import whole
+from gradlens.numerics.tensors import on_host
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
 from gradlens.quantities.quantity import OfParts, SingleStepQuantity, Summaries, mean, select_for
 from gradlens.quantities.step import EMPTY, NO_ELEMENTS, NO_FEATURES, Step, all_explained

@@ -13,10 +13,9 @@ from torch.optim import Optimizer
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.host import on_device
 from gradlens.numerics.norms import inner
-from gradlens.numerics.precision import accumulable, double, widest
 from gradlens.numerics.shards import any_distributed, over_parts, own_part
+from gradlens.numerics.tensors import accumulable, double, on_device, widest
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.parameter_quantity import (
     OfParameters,

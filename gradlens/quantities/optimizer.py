@@ -21,9 +21,8 @@ from gradlens.history.setup import passed_by_momentum
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE
-from gradlens.numerics.host import on_host
-from gradlens.numerics.precision import accumulable
 from gradlens.numerics.shards import whole
+from gradlens.numerics.tensors import accumulable, on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.moments import READERS
 from gradlens.quantities.quantity import (

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from gradlens.gradients.gradients import layer_of
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
-from gradlens.numerics.precision import double
 from gradlens.numerics.shards import is_distributed
+from gradlens.numerics.tensors import double, on_host
 from gradlens.quantities.quantity import OfParts, SingleStepQuantity, select_for
 from gradlens.quantities.step import NO_ELEMENTS, NOT_CONVERGED, REMOVED, Step, all_explained
 from gradlens.signals.selection import Selection, Selectors, selection

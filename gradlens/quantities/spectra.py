@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE, ROUNDINGS, SampleDeviations
-from gradlens.numerics.host import on_device, on_host
 from gradlens.numerics.shards import has_whole_rows
 from gradlens.numerics.singular_values import Subspace, largest, subspace
+from gradlens.numerics.tensors import on_device, on_host
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.parameter_quantity import DIVIDED, ZERO, OfParameters
 from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity, check_least

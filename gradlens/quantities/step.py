@@ -15,8 +15,8 @@ from gradlens.gradients.gradients import layer_of
 from gradlens.graph.loss import LossReduction
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.host import are_small, is_on_host, on_host
 from gradlens.numerics.noise_scales import PartSums
+from gradlens.numerics.tensors import are_small, is_on_host, on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.reductions import Reduction
 from gradlens.signals.signal import LayerSignals

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradlens.graph.graph import Edge, Graph, Use
 from gradlens.graph.kinds import kind_of, positive
 from gradlens.graph.model_calls import ModelCall, say_an_order
-from gradlens.numerics.host import on_device
+from gradlens.numerics.tensors import on_device
 from gradlens.samples.labels import MIXED, NO_SAMPLE, Labels, joined, moved
 from gradlens.samples.model_inputs import Named, Reading
 from gradlens.samples.picks import Selection

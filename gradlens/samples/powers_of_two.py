@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import call
-from gradlens.numerics.host import on_device
+from gradlens.numerics.tensors import on_device
 from gradlens.samples.labels import MIXED, NO_SAMPLE, UNREADABLE
 
 POISON = 1.375

@@ -17,7 +17,7 @@ from torch import Tensor
 from gradlens.graph.checkpoints import why_not_to_read
 from gradlens.graph.kinds import kind, plain_name, positive
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.tensors import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.signals.reductions import PIECE, SignalReduction, added
 from gradlens.torch_private import output_metadata, saved, sequence_number, signed

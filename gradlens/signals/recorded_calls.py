@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.host import on_host
+from gradlens.numerics.tensors import on_host
 from gradlens.signals.signal import LayerSignals, Request, Signal, merged
 
 Requests: TypeAlias = Mapping[str, frozenset[Request]]

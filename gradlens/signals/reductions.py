@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.host import on_device
 from gradlens.numerics.norms import norm, row_norms
-from gradlens.numerics.precision import double
+from gradlens.numerics.tensors import double, on_device
 
 Value = TypeVar("Value")
 

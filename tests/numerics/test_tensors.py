@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradlens.numerics.checksums import sums_of_bits
 from gradlens.numerics.exchange import from_bytes, to_bytes
-from gradlens.numerics.host import on_host
+from gradlens.numerics.tensors import on_host
 from tests.cases.simulated_device import SimulatedDevice
 
 

@@ -1,8 +1,11 @@
-"""Moves tensors between the host and a device, which a program waits for as seldom as it can."""
+"""Tensors in the precision that sums take, and on the host or a device.
+
+A program waits for a device as seldom as it can.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from types import NoneType
@@ -11,9 +14,41 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradlens.numerics.groups import in_groups
-
 Nested = TypeVar("Nested")
+Value = TypeVar("Value")
+Result = TypeVar("Result")
+
+SMALL = 2**17
+"""Elements of a tensor that is converted to float64 for sums of squares and products.
+
+Measured on two cores: with so few, calls take most of the time, and float64 needs fewer of them,
+since squares of float32 don't leave its range.
+"""
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether a tensor is small, and its squares are within the range of float64."""
+    narrower = tensor.dtype.itemsize < torch.float64.itemsize
+    return narrower and tensor.numel() <= SMALL and tensor.device.type != "mps"
+
+
+def double(tensor: Tensor) -> Tensor:
+    """In float64 where the device has it, in float32 elsewhere."""
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The precision of ``double``."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def accumulable(tensor: Tensor) -> Tensor:
+    """Detached, and in float32 where sums in the tensor's own precision would lose digits."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+# Between the host and a device ------------------------------------------------------------------
 
 JOINED = 2**16
 """Tensors with more elements are moved one by one, since joining them takes their memory again."""
@@ -132,3 +167,21 @@ def _moved_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
         for place, part in zip(order, parts, strict=True)
     }
     return [moved[place] for place in range(len(tensors))]
+
+
+def in_groups(
+    values: Sequence[Value],
+    keys: Iterable[Hashable | None],
+    compute: Callable[[list[Value]], Iterable[Result]],
+) -> list[Result]:
+    """The values' results in their order; ``compute`` gets those with the same key.
+
+    A value whose key is ``None`` is computed alone.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault((place,) if key is None else key, []).append(place)
+    found: dict[int, Result] = {}
+    for places in groups.values():
+        found |= zip(places, compute([values[place] for place in places]), strict=True)
+    return [found[place] for place in range(len(values))]
