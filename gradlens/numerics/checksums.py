@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.shards import own_parts
-from gradlens.numerics.tensors import SMALL, in_groups, on_device, packed
+from gradlens.numerics.tensors import in_groups, on_device, packed
+
+FEW = {"cpu": 2**12}
+"""Elements up to which tensors are added up together, since a call takes longer: measured on one
+core; elsewhere, calls take longer (``OTHERWISE``)."""
+OTHERWISE = 2**17
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by the bytes that they take."""
@@ -22,7 +27,12 @@ def sums_of_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     their elements are the same in another order.
     """
     flat = [packed(_real(each)) for each in own_parts(tensors.values())]
-    keys = [(each.device, each.dtype) if 0 < each.numel() <= SMALL else None for each in flat]
+    keys = [
+        (each.device, each.dtype)
+        if 0 < each.numel() <= FEW.get(each.device.type, OTHERWISE)
+        else None
+        for each in flat
+    ]
     return dict(zip(tensors, in_groups(flat, keys, _sums_at_once), strict=True))
 
 
