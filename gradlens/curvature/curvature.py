@@ -31,14 +31,14 @@ from gradlens.curvature.directions import Directions, LowRankGGN
 from gradlens.curvature.factors import SamplesJacobians
 from gradlens.curvature.hessian import GGNOperator, HessianOperator, check_loss
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.gradients.gradients import evidence_of
+from gradlens.gradients.gradients import Setting, find_plan
 from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import LabelledEdge, Plan, Plans
-from gradlens.samples.planner import EMPTY, plan_of
+from gradlens.samples.planner import EMPTY
 from gradlens.torch_private import LossModule
 
 # The network's outputs, at which the generalised Gauss-Newton matrix splits the loss -----------
@@ -379,8 +379,8 @@ class LossCurvature(Curvature):
 
     def _plan(self, graph: Graph, *edges: LabelledEdge) -> Plan:
         """The samples of the loss's graph, and of the rows at some edges of it."""
-        evidence = evidence_of(graph, self.model, {"batch_size": self.batch_size})
-        return plan_of(graph, self.parameters, evidence, edges=edges)
+        setting = Setting(self.parameters, self.model, plans=self.plans)
+        return find_plan(setting, graph, {"batch_size": self.batch_size}, False, edges)[0]
 
     def directions(self, k: int) -> Directions:
         ggn = self.ggn
