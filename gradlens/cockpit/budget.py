@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -151,14 +150,9 @@ class Costs:
         self._left = self.clock()
         self._own += self._left - self._ended
 
-    @contextmanager
-    def optimizer_step(self) -> Iterator[None]:
-        """A context for what is computed in the optimizer's step, between two contexts."""
-        began = self.clock()
-        try:
-            yield
-        finally:
-            self._in_step += self.clock() - began
+    def optimizer_step(self, began: float) -> None:
+        """What has begun then was computed in the optimizer's step, between two contexts."""
+        self._in_step += self.clock() - began
 
     def state_dict(self) -> State:
         """How many steps there were; a program measures its own times."""

@@ -382,7 +382,7 @@ class TrackedStep:
             coupling=gradients.coupling,
             groups=self._context.info.get("groups"),
             projections=None if before is None else before.projections,
-            sums=self._sums_of_part(gradients),
+            sums=None if self._apart is None else self._sums_of_part(self._apart, gradients),
         )
         if not self._is_part:
             return Whole(part, values, failed, reducer.kept)
@@ -390,15 +390,14 @@ class TrackedStep:
         assembly.add(part, reducer.kept, self._reductions, accumulating, contain)
         return None if accumulating else assembly.whole(self._reductions, contain)
 
-    def _sums_of_part(self, gradients: Gradients) -> PartSums | None:
+    def _sums_of_part(self, apart: PartGradients, gradients: Gradients) -> PartSums | None:
         """What is known of this part's own gradients; ``None`` without any samples, too."""
         samples = gradients.batch.samples
         if samples is None:  # as of compiled code, whose graph doesn't say
             samples = self._context.info.get("batch_size")
-        if self._apart is None or samples == 0:
+        if samples == 0:
             return None
-        reduction = self._tracking.setting.loss_reduction
-        return self._apart.sums(gradients.called_with, samples, reduction)
+        return apart.sums(gradients.called_with, samples, self._tracking.setting.loss_reduction)
 
     def _missing(self, gradients: Gradients) -> Mapping[str, str]:
         """Why parameters have no per-sample gradients of this backward pass, if some are wanted."""

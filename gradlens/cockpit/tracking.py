@@ -389,8 +389,9 @@ class OptimizerSteps(HookOwner):
             self._tell(lambda each: each.after_optimizer(optimizer))
 
     def _tell(self, what: Callable[[Observer], None]) -> None:
-        with self._costs.optimizer_step():
-            self._boundary.tell(self._observers, what)
+        began = self._costs.clock()
+        self._boundary.tell(self._observers, what)
+        self._costs.optimizer_step(began)
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -46,14 +46,6 @@ def _sums_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
     return total[on_device(ends, total.device)].diff(prepend=total.new_zeros(1))
 
 
-def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
-    """Names of tensors whose sums of bits differ, by a single synchronisation with the device."""
-    if not before:
-        return []
-    flags = are_different(before, now).tolist()
-    return [name for name, flag in zip(before, flags, strict=True) if flag]
-
-
 def are_different(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> Tensor:
     """Whether the sums of bits of each tensor differ, ``[P]``, on their device."""
     device = next(iter(before.values())).device

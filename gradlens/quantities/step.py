@@ -143,7 +143,12 @@ class Step:
             wanted = on_host({**{each: self.by_parameter(each) for each in others}, **wanted})
         for each, value in wanted.items():
             if isinstance(each, Reduction):
-                value = {name: _precise(found) for name, found in value.items()}
+                value = {
+                    name: (one.detach() if one.requires_grad else one).double()
+                    if isinstance(one, Tensor)
+                    else one
+                    for name, one in value.items()
+                }
             self._known.setdefault(each, value)
 
     def total(self, reduction: Reduction) -> Any:
@@ -226,12 +231,6 @@ NO_GRADIENTS = (
     "no parameter has a gradient: no backward pass ran inside the context, the loss doesn't depend "
     "on any of them, all are frozen or were replaced, or a hook has cleared their gradients"
 )
-
-
-def _precise(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().double() if value.requires_grad else value.double()
 
 
 # Reasons why values are NaN ----------------------------------------------------------------

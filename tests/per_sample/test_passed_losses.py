@@ -228,3 +228,27 @@ def test_samples_that_meet_are_refused_with_losses_too() -> None:
         with gradlens.per_sample_gradients(model, individual_losses=each) as g:
             each.mean().backward(retain_graph=True)
         assert bool(g) is is_given
+
+
+COMPARED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean square": nn.functional.mse_loss,
+    "Huber": nn.functional.smooth_l1_loss,
+    "cross-entropy": lambda one, other: nn.functional.binary_cross_entropy_with_logits(
+        one, other.sigmoid()
+    ),
+    "product": lambda one, other: torch.dot(one.flatten(), other.flatten()),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_samples_that_one_function_compares_are_refused(name: str) -> None:
+    """Whose value is a single number, so that no tensor has a row for each pair."""
+    model = gradlens.extend(_mlp())
+    for others in (
+        lambda rows: rows.roll(1, 0),
+        lambda rows: rows[torch.tensor([1, 0, 3, 2, 5, 4])],
+    ):
+        outputs = model(_rows())
+        with gradlens.per_sample_gradients(model) as g:
+            COMPARED[name](outputs, others(outputs)).backward()
+        assert not g
