@@ -17,7 +17,7 @@ from torch import Tensor
 from gradlens.cockpit.backpack_step import BackpackStep
 from gradlens.cockpit.curvature_phase import compute_curvature
 from gradlens.cockpit.tracking import Tracking
-from gradlens.cockpit.values import StepValues
+from gradlens.cockpit.values import OF_OPTIMIZERS, StepValues
 from gradlens.gradients.collect import OTHER_LOSS
 from gradlens.gradients.gradients import Gradients, sample_axes
 from gradlens.gradients.loss_factor import (
@@ -154,9 +154,9 @@ class TrackedStep:
                 self._run_uncompiled(stack)
             if self._values.before_backward:
                 compute_curvature(tracking, context, self._values)
-            waiting = () if context.accumulating else self._values.waiting
+            waiting = {} if context.accumulating else self._values.waiting
             if waiting:
-                copied = any(each.needs_start for each in waiting)
+                copied = any(each.phases[-1] not in OF_OPTIMIZERS for each in waiting)
                 parameters = tracking.setting.parameters if copied else {}
                 self._start = {name: p.detach().clone() for name, p in parameters.items()}
             self._enter_contexts(stack)
@@ -517,7 +517,7 @@ class TrackedStep:
         waiting = self._values.waiting
         if not waiting:
             return
-        of_losses = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
+        of_losses = [each.name for each in waiting if "individual_losses" in each.needs]
         if of_losses and step.individual_losses is None and not step.uncovered:
             text = NO_INDIVIDUAL_LOSSES.format(
                 quantities=", ".join(of_losses), why=step.without_losses

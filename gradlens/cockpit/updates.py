@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradlens.cockpit.boundary import Boundary
-from gradlens.cockpit.values import OF_OPTIMIZERS, WaitingQuantity, recordable
+from gradlens.cockpit.values import OF_OPTIMIZERS, recordable
 from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.graph.scaler import GradientScale
 from gradlens.history.coverage import few
@@ -23,7 +23,7 @@ from gradlens.numerics.tensors import on_host, together
 from gradlens.observers.observer import Observer
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.assembly import Whole
-from gradlens.quantities.quantity import Phase
+from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update, not_held
 from gradlens.reductions import DirectionDots
@@ -58,12 +58,12 @@ class Updates(Observer):
         found = self.interval or self.pending
         if found is None:
             return {}
-        return {each.quantity.name: found.step.global_step for each in found.waiting}
+        return {each.name: found.step.global_step for each in found.waiting}
 
     def wait(
         self,
         step: Step,
-        waiting: Sequence[WaitingQuantity],
+        waiting: Mapping[Quantity, Any],
         batch: Whole,
         start: Mapping[str, Tensor],
     ) -> None:
@@ -117,7 +117,7 @@ class Updates(Observer):
     def refuse_interval(self, reason: str) -> None:
         """Record that what needed this step has no value, and why."""
         if self.interval is not None:
-            values = {each.quantity.name: Undefined(reason) for each in self.interval.waiting}
+            values = {each.name: Undefined(reason) for each in self.interval.waiting}
             self._record(self.interval.step.global_step, values)
         self.interval = None
 
@@ -138,7 +138,7 @@ class PendingUpdate:
     def __init__(
         self,
         step: Step,
-        waiting: Sequence[WaitingQuantity],
+        waiting: Mapping[Quantity, Any],
         batch: Whole,
         start: Mapping[str, Tensor],
         record: Record,
@@ -146,7 +146,7 @@ class PendingUpdate:
         of_all: OfAll,
     ) -> None:
         self.step = step.without_gradients()
-        self.waiting = waiting
+        self.waiting = {**waiting}
         self._record = record
         self._boundary = boundary
         self._of_all = of_all
@@ -155,7 +155,7 @@ class PendingUpdate:
         self._called = set[Phase]()
         self._is_seen = False
         self._batch: Whole | None = None
-        if any(each.quantity.retains_gradients for each in waiting):
+        if any(each.retains_gradients for each in waiting):
             self._batch = batch
         self.update: Update | None = None
         self.overtaken = ""
@@ -170,12 +170,12 @@ class PendingUpdate:
     @property
     def needs_next_step(self) -> bool:
         """Whether a quantity needs the step after the update."""
-        return any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)
+        return any(Phase.AT_NEXT_STEP in each.phases for each in self.waiting)
 
     @property
     def needs_losses(self) -> bool:
         """Whether per-sample losses of the next step are needed."""
-        return any("individual_losses" in each.quantity.needs for each in self.waiting)
+        return any("individual_losses" in each.needs for each in self.waiting)
 
     def before_optimizer(self) -> None:
         """The optimizer begins its step."""
@@ -215,14 +215,14 @@ class PendingUpdate:
                     step = replace(self.step, gradient_scale=scale, overwritten=overwritten)
                     self._call(phase, self._with_measures(called, step))
 
-    def _with_measures(self, called: Sequence[WaitingQuantity], step: Step) -> Step:
+    def _with_measures(self, called: Sequence[Quantity], step: Step) -> Step:
         """The step for these quantities, which are refused if the optimizer leaves it out."""
         _, left_out = self._scale.after_step()
 
         def is_left_out(_: Step) -> Tensor | None:
             return left_out
 
-        measures = [measure for each in called for measure in each.quantity.measures]
+        measures = [measure for each in called for measure in each.measures]
         measures += [] if left_out is None else [is_left_out]
         step = replace(step, measures=measures)
         if left_out is not None and bool(step.measured(is_left_out)):
@@ -239,8 +239,8 @@ class PendingUpdate:
         if not self.waiting:
             self._start = self._batch = None
             return
-        is_relative = any(each.quantity.is_relative for each in self.waiting)
-        keeps_start = any(each.quantity.returns_to_start for each in self.waiting)
+        is_relative = any(each.is_relative for each in self.waiting)
+        keeps_start = any(each.returns_to_start for each in self.waiting)
         parameters, start, batch = self.step.parameters, self._start, self._batch
         # Frees what the update was found from, such as per-sample gradients.
         self._start = self._batch = None
@@ -262,30 +262,29 @@ class PendingUpdate:
                     self.update = replace(found, start={})
                     self.reduction = DirectionDots(found.direction)
 
-    def _of(self, *phases: Phase) -> list[WaitingQuantity]:
-        return [each for each in self.waiting if {*phases} & {*each.quantity.phases}]
+    def _of(self, *phases: Phase) -> list[Quantity]:
+        return [each for each in self.waiting if {*phases} & {*each.phases}]
 
     def _call(self, phase: Phase, *known: Any) -> None:
         """Call the quantities of a phase with what is known, and record what is complete."""
-        values, open_ = dict[str, Any](), []
-        for each in self.waiting:
-            quantity, value = each.quantity, each.earlier
+        values = dict[str, Any]()
+        for quantity, value in [*self.waiting.items()]:
             if phase in quantity.phases:
                 method = getattr(quantity, phase.value)
-                value = self._boundary.value(quantity.name, method, *known, each.earlier)
+                value = self._boundary.value(quantity.name, method, *known, value)
             if quantity.phases[-1] is phase or isinstance(value, Undefined):
                 values[quantity.name] = self._boundary.value(
                     quantity.name, recordable, quantity, self.step.global_step, value
                 )
+                del self.waiting[quantity]
             else:
-                open_.append(WaitingQuantity(quantity, value))
-        self.waiting = open_
+                self.waiting[quantity] = value
         self._take(values)
 
-    def _refuse(self, refused: Sequence[WaitingQuantity], reason: str) -> None:
+    def _refuse(self, refused: Iterable[Quantity], reason: str) -> None:
         """Record that quantities have no value, and why."""
-        values = {each.quantity.name: Undefined(reason) for each in refused}
-        self.waiting = [each for each in self.waiting if each.quantity.name not in values]
+        values = {each.name: Undefined(reason) for each in refused}
+        self.waiting = {q: each for q, each in self.waiting.items() if q.name not in values}
         self._take(values)
 
     def _take(self, values: Mapping[str, Any]) -> None:
@@ -312,20 +311,20 @@ class PendingUpdate:
         if changed and not reason:
             reason = CHANGED.format(names=few(changed))
         if reason or self.update is None:
-            return {each.quantity.name: Undefined(reason) for each in self.waiting}
+            return {each.name: Undefined(reason) for each in self.waiting}
         found = self._boundary.value("the interval between two steps", end.total, self.reduction)
         projections = None if start is None else start.cpu()
         update = replace(self.update, projections=projections, end_projections=found)
         return {
-            each.quantity.name: found
+            quantity.name: found
             if isinstance(found, Undefined)
-            else self._boundary.value(each.quantity.name, self._value, each, update, end)
-            for each in self.waiting
+            else self._boundary.value(quantity.name, self._value, quantity, update, end, earlier)
+            for quantity, earlier in self.waiting.items()
         }
 
-    def _value(self, each: WaitingQuantity, update: Update, end: Step) -> Any:
-        value = each.quantity.at_next_step(self.step, update, end, each.earlier)
-        return recordable(each.quantity, self.step.global_step, value)
+    def _value(self, quantity: Quantity, update: Update, end: Step, earlier: Any) -> Any:
+        value = quantity.at_next_step(self.step, update, end, earlier)
+        return recordable(quantity, self.step.global_step, value)
 
 
 def _update(

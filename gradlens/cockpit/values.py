@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,19 +25,6 @@ from gradlens.reductions import Reduction
 
 OF_OPTIMIZERS = (Phase.BEFORE_OPTIMIZER, Phase.AFTER_OPTIMIZER)
 """Phases around a step of the optimizer."""
-
-
-@dataclass(frozen=True)
-class WaitingQuantity:
-    """A quantity that isn't finished, and what its earlier phases have returned."""
-
-    quantity: Quantity
-    earlier: Any = None
-
-    @property
-    def needs_start(self) -> bool:
-        """Whether the parameters from before the update are needed."""
-        return self.quantity.phases[-1] not in OF_OPTIMIZERS
 
 
 class StepValues:
@@ -138,13 +124,10 @@ class StepValues:
             self._earlier[quantity.name] = found
 
     @property
-    def waiting(self) -> list[WaitingQuantity]:
-        """The quantities that need the update after this step."""
-        return [
-            WaitingQuantity(quantity, self._earlier.get(quantity.name))
-            for quantity in self.computed
-            if quantity.phases[-1] in LATER and quantity.name not in self.recorded
-        ]
+    def waiting(self) -> dict[Quantity, Any]:
+        """The quantities that need the update after this step, with what they have returned."""
+        due = (q for q in self.computed if q.phases[-1] in LATER and q.name not in self.recorded)
+        return {quantity: self._earlier.get(quantity.name) for quantity in due}
 
 
 LATER = (*OF_OPTIMIZERS, Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
