@@ -63,10 +63,11 @@ def _demo(options: argparse.Namespace) -> int:
 
     names = (Path("gradlens-demo" if n == 1 else f"gradlens-demo-{n}") for n in count(1))
     directory = options.out or next(path for path in names if not path.exists())
-    outcome = demo(directory, options.steps, options.seed)
-    print(f"accuracy on unseen digits: {100 * outcome.accuracy:.1f} %")
-    print(f"recorded values: {outcome.run}")
-    print(f"figure: {outcome.figure}")
+    run, figure = directory / "run.jsonl", directory / "cockpit.png"
+    accuracy = demo(run, figure, options.steps, options.seed)
+    print(f"accuracy on unseen digits: {100 * accuracy:.1f} %")
+    print(f"recorded values: {run}")
+    print(f"figure: {figure}")
     return 0
 
 
@@ -99,16 +100,15 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    with suppress(KeyboardInterrupt):
-        watch([options.run], _display(options), options.interval)
-    return 0
-
-
-def _display(options: argparse.Namespace) -> Display:
     screen = _screen(options)
+    display: Display
     if options.text:
-        return TextDisplay(sys.stdout, panels_format(screen), redraws=True, screen=screen)
-    return FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
+        display = TextDisplay(sys.stdout, panels_format(screen), redraws=True, screen=screen)
+    else:
+        display = FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
+    with suppress(KeyboardInterrupt):
+        watch([options.run], display, options.interval)
+    return 0
 
 
 def _summary(options: argparse.Namespace) -> int:

@@ -30,31 +30,18 @@ class Digits:
     test_labels: Tensor
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Where a demo has left its files, and the network's accuracy on unseen digits."""
-
-    run: Path
-    figure: Path
-    accuracy: float
-
-
-def demo(directory: Path, steps: int = 300, seed: int = 0) -> Outcome:
-    """Train with everything tracked, write ``run.jsonl`` and ``cockpit.png``."""
+def demo(run: Path, figure: Path, steps: int = 300, seed: int = 0) -> float:
+    """Train with everything tracked, and write run and figure; the accuracy on unseen digits."""
     digits = load_digits()
-    directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model = network()
     loss_function = nn.CrossEntropyLoss()
-    run = directory / "run.jsonl"
     cockpit = Cockpit(model, tracked(), loss_function=loss_function, run=run)
     train(model, loss_function, cockpit, digits, steps)
     cockpit.close()
     title = "A small convolutional network on handwritten digits"
-    figure = CockpitPlotter().plot(cockpit, show_plot=False, plot_title=title)
-    outcome = Outcome(run, directory / "cockpit.png", accuracy(model.eval(), digits))
-    figure.savefig(outcome.figure, dpi=150)
-    return outcome
+    CockpitPlotter().plot(cockpit, show_plot=False, plot_title=title).savefig(figure, dpi=150)
+    return accuracy(model.eval(), digits)
 
 
 def network() -> nn.Module:

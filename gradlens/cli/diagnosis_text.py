@@ -12,6 +12,7 @@ from gradlens.cli.text import aligned, as_line, in_short, printable, wrapped
 from gradlens.diagnosis.autopsy import autopsy
 from gradlens.diagnosis.samples import Ranked, have_losses
 from gradlens.history.finding import Finding
+from gradlens.history.html import count
 from gradlens.history.records import Samples
 from gradlens.history.spikes import NEVER, Spike, Suspect
 from gradlens.instruments.scales import number_label
@@ -37,7 +38,6 @@ class Diagnosis:
 
 
 def as_json(diagnosis: Diagnosis) -> str:
-    """One line of strict JSON."""
     found = {
         **asdict(diagnosis),
         "findings": [
@@ -65,11 +65,11 @@ def as_text(diagnosis: Diagnosis, width: int = 80, everything: bool = False) -> 
 
 
 def _heading(diagnosis: Diagnosis, alarms: Sequence[Finding], notices: Sequence[Finding]) -> str:
-    steps = "1 step" if diagnosis.steps == 1 else f"{diagnosis.steps} steps"
+    steps = count(diagnosis.steps, "step")
     if not alarms:
         return f"nothing wrong was found in {steps}"
     causes = [each for each in alarms if not each.explained_by]
-    faults = "1 fault" if len(causes) == 1 else f"{len(causes)} faults"
+    faults = count(len(causes), "fault")
     more = len(alarms) - len(causes)
     follows = "follows" if more == 1 else "follow"
     them = "it" if len(causes) == 1 else "them"
@@ -158,8 +158,8 @@ def spikes_text(spikes: Mapping[int, Spike], name: str) -> str:
     """A list of all spikes, and the largest in full."""
     if not spikes:
         return f"{name}: {NONE}"
-    count = "1 step" if len(spikes) == 1 else f"{len(spikes)} steps"
-    lines = [f"{name}: the loss has jumped, or wasn't finite, at {count}", ""]
+    steps = count(len(spikes), "step")
+    lines = [f"{name}: the loss has jumped, or wasn't finite, at {steps}", ""]
     if len(spikes) > LISTED:
         lines.append(f"The latest {LISTED}:")
     rows: list[tuple[str, ...]] = [("step", "loss", "before", "back", "most likely")]
@@ -171,7 +171,6 @@ def spikes_text(spikes: Mapping[int, Spike], name: str) -> str:
 
 
 def spike_text(spikes: Mapping[int, Spike], step: int, name: str) -> str:
-    """One spike in full."""
     return _joined([f"{name}:", *_whole(step, spikes[step])])
 
 
@@ -198,14 +197,8 @@ def _row(step: int, spike: Spike) -> tuple[str, ...]:
     found = autopsy(spike)
     about = ", ".join(map(str, found.samples[:3])) or found.where
     words = f"{CAUSES[found.cause]}{f' ({about})' if about else ''}, {found.certainty}"
-    before = _number(spike.median)
-    return str(step), number_label(spike.loss), before, _back(spike, "not", "?"), words
-
-
-def _back(spike: Spike, never: str, unknown: str) -> str:
-    if spike.back is None:
-        return unknown
-    return never if spike.back == NEVER else f"after {spike.back}"
+    back = "?" if spike.back is None else "not" if spike.back == NEVER else f"after {spike.back}"
+    return str(step), number_label(spike.loss), _number(spike.median), back, words
 
 
 def _whole(step: int, spike: Spike) -> Iterator[str]:
@@ -250,7 +243,7 @@ def _height(spike: Spike) -> str:
         return f"{loss}. It was not back."
     if spike.back == 0:
         return f"{loss}. It was back in the next micro-batch."
-    return f"{loss}. It was back after {spike.back} step{'' if spike.back == 1 else 's'}."
+    return f"{loss}. It was back after {count(spike.back, 'step')}."
 
 
 def _table(spike: Spike) -> Iterator[str]:

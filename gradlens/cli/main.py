@@ -59,8 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python would otherwise report an error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (OSError, ValueError, ImportError) as error:
-        return _failed(_message(error))
+    except OSError as error:
+        is_of_file = error.filename and error.strerror
+        return _failed(f"{error.filename}: {error.strerror}" if is_of_file else str(error))
+    except (ValueError, ImportError) as error:
+        return _failed(str(error))
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return _failed("interrupted; nothing that was recorded is lost")
@@ -73,13 +76,6 @@ def _failed(message: str) -> int:
     text = " ".join(message.split())
     print(f"gradlens: {printable(text[:LONGEST])}", file=sys.stderr)
     return FAILED
-
-
-def _message(error: Exception) -> str:
-    """What went wrong."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -140,10 +136,6 @@ _inches = _number(float, "neither a number of inches nor column or page", -math.
 
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Inches of a column and of both columns of a usual paper."""
-
-
-def _width(text: str) -> Any:
-    return WIDTHS.get(text) or _inches(text)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -226,7 +218,7 @@ WIDTH = (
 )
 PANELS = (
     _argument("--panel", action="extend", default=[], metavar="TITLES", help=PANEL, type=_names),
-    _value("--width", "INCHES", WIDTH, _width),
+    _value("--width", "INCHES", WIDTH, lambda text: WIDTHS.get(text) or _inches(text)),
 )
 SEED = "seed of the network and the batches (default: %(default)s)"
 SINGLE_LINES = "draw a line for each parameter, also if there are many, instead of quantiles"
@@ -257,8 +249,8 @@ COMMANDS: dict[str, tuple[str, str, list[Argument | list[Argument]]]] = {
     ),
     "plot": (
         "draw a run as a figure or an animation",
-        "Draw a run as an image (.png, .pdf, .svg), or as an animation over its steps (.gif). "
-        "The axes of an animation are those of the whole run.",
+        "Draw a run as an image (.png, .pdf, .svg), or as an animation over its steps (.gif, or "
+        ".mp4 with ffmpeg). The axes of an animation are those of the whole run.",
         [
             *(RUN, _out("file to write (default: a .png beside RUN)"), *SCREEN, UNTIL, TITLE),
             *PANELS,

@@ -176,7 +176,6 @@ class _Call:
             raise self.refused(NO_STEPS)
 
     def refused(self, text: str, **known: Any) -> ValueError:
-        """Why nothing is certified."""
         return ValueError(f"{self.script}: {text.format(**known)}")
 
 
@@ -194,7 +193,6 @@ def _compared(one: _Trace, other: _Trace) -> tuple[int, str]:
 
 
 def _recorded(history: History, table: CoverageTable | None) -> Iterator[str]:
-    """What a cockpit has recorded, in lines."""
     yield f"tracked at {count(len(history.steps), 'step')}: {', '.join(history.names)}"
     yield from [NO_COVERAGE] if table is None else map(str.strip, table.short())
     for name in history.names:
@@ -204,7 +202,6 @@ def _recorded(history: History, table: CoverageTable | None) -> Iterator[str]:
 
 
 def as_text(verdict: Verdict, width: int) -> str:
-    """Lines of at most ``width`` characters."""
     same = SAME.format(script=verdict.script, steps=count(verdict.compared, "optimizer step"))
     text = f"{verdict.script} {DIFFERENT} {verdict.difference}" if verdict.difference else same
     lines = [*verdict.tracked]

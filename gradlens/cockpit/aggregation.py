@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gradlens.history.json_lines import encoded, value_of
+from gradlens.history.json_lines import encoded
 from gradlens.history.records import Source
-from gradlens.history.series import Series
+from gradlens.history.series import Series, value_of
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_statistics import STATISTICS, Statistic, summary
 from gradlens.quantities.quantity import Quantity, class_names

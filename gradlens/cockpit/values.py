@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gradlens.cockpit.boundary import Boundary, Refuse
 from gradlens.curvature.curvature import Curvature
-from gradlens.history.json_lines import Encoded, encoded, refused, value_of
+from gradlens.history.json_lines import Encoded, encoded, refused
 from gradlens.history.records import Source
+from gradlens.history.series import value_of
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.messages import log

@@ -64,14 +64,10 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "__ndarray__" in value:
-        return _array(value)
+        # A list: json_tricks has bytes where it is asked for a compact file, as by no cockpit.
+        found = np.asarray(value["__ndarray__"], np.dtype(value["dtype"])).reshape(value["shape"])
+        return found if found.ndim else found.item()
     return {key: _decoded(entry) for key, entry in value.items()}
-
-
-def _array(entry: Mapping[str, Any]) -> Any:
-    # json_tricks has bytes instead of lists where it is asked for a compact file, as by no cockpit.
-    array = np.asarray(entry["__ndarray__"], np.dtype(entry["dtype"])).reshape(entry["shape"])
-    return array if array.ndim else array.item()
 
 
 def _sources(log: _Log) -> dict[str, Source]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -108,7 +107,8 @@ def _by_width(models: Models, seeds: int) -> dict[Any, list[Callable[[], nn.Modu
             raise ValueError(NO_WIDTH.format(width=width))
         if not callable(made):
             raise TypeError(NO_MODEL.format(width=width, kind=type(made).__name__))
-        makers = [partial(_itself, made)] if isinstance(made, nn.Module) else [made] * seeds
+        is_model = isinstance(made, nn.Module)
+        makers = [lambda made=made: made] if is_model else [made] * seeds
         found.setdefault(width, []).extend(makers)
     widths = sorted(found)
     if len(widths) < 2:
@@ -123,10 +123,6 @@ def _by_width(models: Models, seeds: int) -> dict[Any, list[Callable[[], nn.Modu
     if others < 2:
         raise ValueError(ONE_SEED)
     return {width: found[width] for width in widths}
-
-
-def _itself(model: nn.Module) -> nn.Module:
-    return model
 
 
 def _placed_pair(split: Split, batch: Any) -> tuple[Any, Any]:

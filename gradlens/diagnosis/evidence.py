@@ -94,8 +94,7 @@ class Evidence:
     @cached_property
     def setup(self) -> Setup:
         """The latest one; one without anything if none was recorded."""
-        setups = self.history.setups
-        return setups[max(setups)] if setups else Setup()
+        return self.history.latest("setup") or Setup()
 
     def since(self, holds: Callable[[Setup], bool]) -> int | None:
         """The step from which on something has held of all setups; ``None`` if it doesn't now."""

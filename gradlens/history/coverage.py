@@ -99,11 +99,9 @@ class CoverageTable:
         return self.coverage.share(self.shapes)
 
     def __repr__(self) -> str:
-        """What is covered, in one line."""
         return f"CoverageTable({', '.join([self._of_all(), *self._batch()])})"
 
     def _repr_html_(self) -> str:
-        """The table, for notebooks."""
         heading = f"Per-sample gradients of {'; '.join([self._of_all(), *self._batch()])}"
         return table(heading, COLUMNS, self._rows(), self._notes())
 

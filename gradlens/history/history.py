@@ -23,7 +23,6 @@ from gradlens.history.json_lines import (
     stored_record,
     to_line,
     unmarked,
-    value_of,
 )
 from gradlens.history.lines import durations, frame, line, number_lines
 from gradlens.history.records import (
@@ -38,7 +37,7 @@ from gradlens.history.records import (
 )
 from gradlens.history.run_file import check_regular, new_file
 from gradlens.history.scalars import Scalar, scalars_of
-from gradlens.history.series import EXACT, Content, Series, taken_in
+from gradlens.history.series import EXACT, Content, Series, taken_in, value_of
 from gradlens.history.setup import Setup
 from gradlens.history.spikes import Spike
 from gradlens.spelling import near
@@ -49,10 +48,6 @@ if TYPE_CHECKING:
 MOST_FACTS = {"steps": 8192, "layers": 256}
 """Steps whose facts are kept, at most: of each, they take 200 bytes, and 30 kB of the layers of a
 network with 1,000 parameters."""
-
-
-def _no_facts() -> dict[str, Series]:
-    return {name: Series(Content()) for name in MOST_FACTS}
 
 
 @dataclass
@@ -87,7 +82,9 @@ class History:
     broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
     spending: Spending | None = None
-    facts: dict[str, Series] = field(default_factory=_no_facts, repr=False)
+    facts: dict[str, Series] = field(
+        default_factory=lambda: {name: Series(Content()) for name in MOST_FACTS}, repr=False
+    )
     setups: dict[int, Setup] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     spikes: dict[int, Spike] = field(default_factory=dict)
@@ -362,7 +359,6 @@ class History:
             yield {"step": step, "values": self[step]}
 
     def header(self) -> dict[str, Value]:
-        """The record that says what the series come from, as far as it is known by now."""
         return {"gradlens_run": FORMAT, "sources": self.sources, "parameters": self.parameters}
 
     @classmethod

@@ -161,23 +161,9 @@ def _encode_array(array: NDArray[Any]) -> Any:
     return {"$array": [array.dtype.str, list(array.shape), data]}
 
 
-def value_of(value: Any) -> Value:
-    """The value that JSON has in this form; ``ValueError`` or ``TypeError`` if there is none."""
-    kind = type(value)
-    if kind is list:
-        return [value_of(entry) for entry in value]
-    if kind is not dict:
-        return value
-    if len(value) == 1:
-        ((key, entry),) = value.items()
-        if key == "$float":
-            return float(entry)
-        if key == "$undefined":
-            return Undefined(entry)
-        if key == "$array":
-            dtype, shape, text = entry
-            return array_of(dtype, shape, inflated(text, array_bytes(dtype, shape)))
-    return {unmarked(key): value_of(entry) for key, entry in value.items()}
+def marked(mark: str, entry: Any) -> float:
+    """The number that stands behind a mark; ``ValueError`` or ``TypeError`` if there is none."""
+    return Undefined(entry) if mark == "$undefined" else float(entry)
 
 
 def unmarked(key: str) -> str:
@@ -193,7 +179,6 @@ def array_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def array_of(dtype: str, shape: Sequence[int], content: bytes) -> NDArray[Any]:
-    """An array from its bytes."""
     array = np.frombuffer(content, dtype).reshape(shape)
     return array.astype(array.dtype.newbyteorder("="))
 

@@ -158,9 +158,8 @@ def _first_eigenvalue(value: Mapping[str, Any]) -> float:
     return number(next(iter(value.get("eigenvalues", ())), None))
 
 
-def _median_ratio(value: Mapping[str, Any]) -> float:
-    """The median over directions; NaN with its reason if there is none along any of them."""
-    found = value.get("gradient_snr", ())
+def _median(found: Sequence[float]) -> float:
+    """The median of those that are numbers; the first of them, with its reason, if none is."""
     known = [one for one in found if not math.isnan(one)]
     return float(np.median(known)) if known else next(iter(found), math.nan)
 
@@ -171,9 +170,7 @@ def _typical(fields: tuple[str, ...], value: Mapping[str, Any]) -> float:
     Of a dict for each of them, the first of ``fields`` that it has counts.
     """
     by_name = (value[noun] for noun in NOUNS if isinstance(value.get(noun), Mapping))
-    sizes = [_size(_first(part, fields)) for part in [*next(by_name, {}).values()]]
-    known = [size for size in sizes if not math.isnan(size)]
-    return float(np.median(known)) if known else next(iter(sizes), math.nan)
+    return _median([_size(_first(part, fields)) for part in [*next(by_name, {}).values()]])
 
 
 def _first(part: Any, fields: tuple[str, ...]) -> Any:
@@ -223,7 +220,7 @@ KNOWN: Mapping[str, tuple[Part, ...]] = {
     "SpectralDensity": (),
     "DirectionalDerivatives": (
         Part("overlap", "overlap"),
-        Part("median SNR", "gradient_snr", _median_ratio),
+        Part("median SNR", "gradient_snr", lambda value: _median(value["gradient_snr"])),
     ),
     **dict.fromkeys(
         ("Stability", "CriticalSharpness"), (Part("sharpness", "sharpness"), Part("ratio", "ratio"))

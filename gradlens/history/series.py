@@ -25,8 +25,8 @@ from gradlens.history.json_lines import (
     array_of,
     encoded,
     inflated,
+    marked,
     unmarked,
-    value_of,
 )
 from gradlens.history.run_file import RunFile
 from gradlens.history.undefined import Undefined
@@ -131,7 +131,7 @@ def taken_in(stored: Any, content: Content) -> Any:
         content.add(text, array_bytes(dtype, shape))
         return mark, dtype, *shape
     if mark in MARKS:
-        value_of(stored)  # which fails if there is no such value
+        marked(mark, stored[mark])  # which fails if there is no such value
         return mark, stored[mark]
     values = stored if kind is list else stored.values()
     if {*map(type, values)} == {float}:  # as most are
@@ -176,7 +176,7 @@ class Form:
         elif description[0] == "$array":
             self.kind, self.numbers = np.ndarray, 1
         elif description[0] in MARKS:
-            self.constant = value_of({description[0]: description[1]})
+            self.constant = marked(*description)
             self.kind = type(self.constant)
         else:
             self.constant = description[1]
@@ -201,6 +201,12 @@ class Form:
         if self.kind is list:
             return values
         return dict(zip(self.places, values, strict=True)) if self.kind is dict else self.constant
+
+
+def value_of(stored: Any) -> Value:
+    """The value that JSON has in this form; ``ValueError`` or ``TypeError`` if there is none."""
+    content = Content()
+    return Form(taken_in(stored, content)).value(content, 0)
 
 
 FLOAT = Form(float)

@@ -129,7 +129,6 @@ def draw_picture(ax: Axes, shown: Picture) -> Artists:
 
 
 def picture_on(ax: Axes, shown: Picture) -> QuadMesh:
-    """Draw the colours of a picture."""
     sizes = np.ma.masked_less_equal(shown.sizes, 0)
     return ax.pcolormesh(
         shown.columns, shown.rows, sizes, norm=shown.norm, cmap=COLORMAPS["density"],

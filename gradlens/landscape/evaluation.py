@@ -228,7 +228,6 @@ class Neighbourhood:
                 self._places[key] = Place(tensor, kept, starts.get(key, kept), moves)
 
     def start(self, tensor: Tensor) -> Tensor:
-        """A tensor's value at the origin."""
         place = self._places.get(id(tensor))
         return tensor.detach() if place is None else place.start
 
@@ -238,7 +237,6 @@ class Neighbourhood:
         return None if place is None else place.parts[direction]
 
     def moved(self, direction: int) -> list[Tensor]:
-        """The tensors that a direction moves."""
         return [
             place.tensor
             for place in self._places.values()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import TypeVar
 
 import numpy as np
+from matplotlib.animation import FFMpegWriter
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -23,25 +26,32 @@ from gradlens.plotting.output import check_suffix, progress
 from gradlens.plotting.plotter import up_to
 from gradlens.plotting.screen import Screen, panels
 
-ANIMATIONS = (".gif",)
-STAY = 100
-"""Milliseconds for which a frame stays."""
+ANIMATIONS = (".gif", ".mp4")
+FRAMES_PER_SECOND = 10
 LAST = 20
 """Frames for which the last one stays."""
 DPI = 100
 
 
 def animate(history: History, screen: Screen, path: Path, most: int) -> None:
-    """Write a run as a ``.gif`` of at most ``most`` frames; progress on stderr.
+    """Write a run as a ``.gif`` or ``.mp4`` of at most ``most`` frames; progress on stderr.
 
-    ``ValueError`` for another ending or if there is nothing to draw.
+    ``ValueError`` for another ending or if there is nothing to draw, ``OSError`` if there is no
+    ffmpeg for a video.
     """
-    check_suffix(path, ANIMATIONS)
+    suffix = check_suffix(path, ANIMATIONS)
+    if suffix == ".mp4" and not FFMpegWriter.isAvailable():
+        raise OSError(
+            f"{path} needs ffmpeg, which matplotlib doesn't find: install it, or use .gif"
+        )
     if lacks := screen.lacks(history):
         raise ValueError(lacks)
     steps = frame_steps(history, most, screen.log_steps)
     with replacing(path) as partial:
-        _write_gif(history, screen, steps, partial)
+        if suffix == ".gif":
+            _write_gif(history, screen, steps, partial)
+        else:
+            _write_mp4((figure for _, figure in frames(history, screen, steps)), partial)
 
 
 def frames(
@@ -147,7 +157,8 @@ def _write_gif(history: History, screen: Screen, steps: Sequence[int], path: Pat
         for _, figure in frames(history, screen, steps)
     )
     first = next(images)
-    durations = [STAY] * (len(steps) - 1) + [LAST * STAY]
+    stay = 1000 // FRAMES_PER_SECOND
+    durations = [stay] * (len(steps) - 1) + [LAST * stay]
     # Pillow takes one image after the other.
     first.save(path, save_all=True, append_images=images, duration=durations, loop=0)
 
@@ -156,3 +167,16 @@ def _image(figure: Figure) -> Image.Image:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def _write_mp4(figures: Iterator[Figure], path: Path) -> None:
+    stay = f"tpad=stop_mode=clone:stop={LAST - 1}"
+    writer = FFMpegWriter(fps=FRAMES_PER_SECOND, extra_args=["-vf", stay])
+    first = next(figures)
+    try:
+        with writer.saving(first, str(path), DPI):
+            for _ in itertools.chain([first], figures):
+                writer.grab_frame()
+    except CalledProcessError as error:
+        why = (error.stderr or f"exit code {error.returncode}").strip().splitlines()[-1]
+        raise OSError(f"ffmpeg can't write the video ({why}): use .gif") from error

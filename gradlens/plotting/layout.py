@@ -70,7 +70,6 @@ class Page:
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height in inches that the panels need."""
         # A few panels may be larger than many.
         zoom = 1 + 0.5 / sum(panel.width for row in self.rows for panel in row)
         width = max(_row_width(row) for row in self.rows) * CELL[0] * zoom + 2 * EDGE
@@ -209,7 +208,6 @@ def _badness(raggedness: float, rows: Sequence[Row]) -> float:
 
 
 def _size(rows: Sequence[Row]) -> tuple[float, float]:
-    """Width and height in inches."""
     width = max(_row_width(row) for row in rows) * CELL[0]
     return width, HEADER + sum(_row_height(row) * CELL[1] + HEADING for row in rows)
 

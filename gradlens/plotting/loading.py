@@ -77,9 +77,16 @@ class GrowingRun:
                     self._reading = Reading(file, History())
                 self._reading.read_on(stream)
                 return self._reading.history
-        problem = _problem(beginning)
-        if problem:
-            raise ValueError(f"{file} {problem}")
+        if not beginning:
+            raise ValueError(
+                f"{file} is empty: nothing was recorded (cockpit leaves an empty log if one value "
+                "is a NaN)"
+            )
+        if not beginning.lstrip().startswith(b"{"):
+            raise ValueError(
+                f"{file} is not a gradlens run, and no log of cockpit's either: both begin with a "
+                "brace"
+            )
         return read_cockpit_log(file)
 
     def look(self) -> str | None:
@@ -102,12 +109,3 @@ class GrowingRun:
             return None
         self._read_size = size
         return "" if self.history.steps else f"waiting for the first step of {self._path}"
-
-
-def _problem(beginning: bytes) -> str:
-    """Why a file that begins like this is no run; empty if it may be one."""
-    if not beginning:
-        return "is empty: nothing was recorded (cockpit leaves an empty log if one value is a NaN)"
-    if not beginning.lstrip().startswith(b"{"):
-        return "is not a gradlens run, and no log of cockpit's either: both begin with a brace"
-    return ""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -58,10 +58,10 @@ class NotebookFigure(TextFigure):
 WIDTH = 30
 
 
-def progress(steps: Sequence[int], label: str, stream: TextIO | None = None) -> Iterator[int]:
+def progress(steps: Sequence[int], label: str) -> Iterator[int]:
     """The steps, while drawing a bar; without a terminal, a line for each tenth."""
-    stream = sys.stderr if stream is None else stream
-    live, start, total = stream.isatty(), time.monotonic(), len(steps)
+    stream, start, total = sys.stderr, time.monotonic(), len(steps)
+    live = stream.isatty()
     for done, step in enumerate(steps, 1):
         yield step
         filled, left = WIDTH * done // total, (time.monotonic() - start) / done * (total - done)

@@ -233,7 +233,6 @@ def up_to(history: History, last: int | None) -> History:
 
 
 def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:
-    """One line for each panel, and one for each series that is on no panel."""
     panels = [(screen, panel) for screen, found in screens.items() for panel in found]
     shown = [f"{screen}: {p.title} [{p.group}] {', '.join(p.names)}" for screen, p in panels]
     drawn = {name for _, panel in panels for name in panel.names}
@@ -271,7 +270,6 @@ def _has_window(figure: Figure) -> bool:
 
 
 def show(figures: Sequence[Figure], block: bool) -> None:
-    """Show figures in their windows."""
     from matplotlib import pyplot
 
     pyplot.show(block=block)

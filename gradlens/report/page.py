@@ -140,7 +140,6 @@ class Live:
         return document
 
     def update(self, shown: Page) -> None:
-        """Show a later state of the same runs."""
         # Only a new document has other figures. The page is loaded again.
         reload = shown.skeleton != self.page.skeleton
         if not reload:
@@ -262,10 +261,9 @@ def _extent(history: History) -> str:
 
 
 def _coverage(history: History) -> tuple[str, ...]:
-    if not history.coverages:
-        return ()
-    latest = history.coverages[max(history.coverages)]
-    return tuple(" ".join(row.split()) for row in CoverageTable(latest, history.parameters).short())
+    latest = history.latest("coverage")
+    table = None if latest is None else CoverageTable(latest, history.parameters)
+    return () if table is None else tuple(" ".join(row.split()) for row in table.short())
 
 
 def _cells(one: Number, runs: Sequence[str]) -> list[tuple[str, str]]:

@@ -64,7 +64,6 @@ class Publisher:
         self._each(self._outlets, lambda outlet: outlet.record(step, read))
 
     def note(self, step: int, text: str) -> None:
-        """Pass on a note."""
         self._each(self._outlets, lambda outlet: outlet.sink.note(step, text))
 
     def close(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gradlens.diagnosis.autopsy import autopsy
-from gradlens.history.json_lines import encoded, from_plain, value_of
+from gradlens.history.json_lines import encoded, from_plain
+from gradlens.history.series import value_of
 from gradlens.history.spikes import NEVER, Spike, Suspect
 
 SAMPLE = Suspect(3, "img_3", share=0.99, loss=50.0, loss_share=0.9, input_ratio=1.1)

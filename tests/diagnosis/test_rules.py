@@ -13,7 +13,8 @@ from gradlens.diagnosis.rules import RULES
 from gradlens.history.coverage import Coverage
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
-from gradlens.history.json_lines import encoded, from_plain, value_of
+from gradlens.history.json_lines import encoded, from_plain
+from gradlens.history.series import value_of
 from gradlens.history.setup import Layer, ParameterGroup, Setup
 from gradlens.history.spikes import Origin, Spike, Suspect
 from tests.diagnosis.runs import (

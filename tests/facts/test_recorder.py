@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 import gradlens
 from gradlens import Cockpit, History
 from gradlens.facts.parameters import parameter_numbers
-from gradlens.history.json_lines import encoded, to_line, value_of
+from gradlens.history.json_lines import encoded, to_line
 from gradlens.history.records import LeftOutWarning
+from gradlens.history.series import value_of
 from gradlens.quantities import NormTest
 from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward

@@ -20,9 +20,10 @@ from hypothesis.extra import numpy as npst
 
 from gradlens import History, Undefined, View
 from gradlens.history.coverage import Coverage
-from gradlens.history.json_lines import stored_record, to_line, value_of
+from gradlens.history.json_lines import stored_record, to_line
 from gradlens.history.records import LeftOutWarning, Note, Source
 from gradlens.history.run_file import OwnFiles
+from gradlens.history.series import value_of
 from gradlens.messages import GradlensWarning
 from tests.cases.records import assert_identical
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -171,3 +172,29 @@ def test_gif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progress = capsys.readouterr().err
     assert "frames" in progress
     assert "4/4" in progress
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="there is no ffmpeg")
+def test_video(tmp_path: Path) -> None:
+    animate(realistic(5, ("Loss",)), Screen("A run"), tmp_path / "a.mp4", most=3)
+    assert (tmp_path / "a.mp4").read_bytes()[4:8] == b"ftyp"
+
+
+def test_without_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(OSError, match=r"needs ffmpeg.*use \.gif"):
+        animate(realistic(5, ("Loss",)), Screen("A run"), tmp_path / "a.mp4", most=3)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_ffmpeg_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "ffmpeg"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\ncat > /dev/null\necho first >&2\necho no such codec >&2\nexit 3\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    with pytest.raises(OSError, match=r"ffmpeg can't write the video \(no such codec\)"):
+        animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / "a.mp4", most=3)
+    assert not [*tmp_path.glob("*.mp4")]

@@ -46,7 +46,6 @@ class Output:
                 raise TypeError(f"{cls.__name__}.{name} is never called: {OWN_QUANTITY}")
 
     def read_from(self, cockpit: _HasHistory) -> None:
-        """Called by the cockpit that the values are recorded by."""
         self._recorded_by = cockpit
 
     @property

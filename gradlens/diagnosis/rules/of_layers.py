@@ -147,11 +147,6 @@ SCORE = 100.0
 """The largest score of a head, at which QK-clip caps it: measured at most 37 in healthy runs."""
 
 
-def scores_are_large(evidence: Evidence) -> Iterator[Sign]:
-    scores = evidence.of_quantity("AttentionLogits")
-    return lasting(scores, SCORE, "largest score of attention")
-
-
 COLLAPSED = 0.1
 """The entropy of a head of attention over that at the start, or of outputs over log C: measured
 0.25 and more in healthy heads. By itself, it is no fault but a notice of heads, which may look at
@@ -281,7 +276,9 @@ RULES = (
          advice="Lower the learning rate of these weights, or begin with larger ones: see "
                 "whether their parameter group and their initialisation are as intended."),
     Rule("attention_logits", "Scores of attention are very large",
-         needs=(quantity("AttentionLogits"),), find=scores_are_large, others=("lr_too_high",),
+         needs=(quantity("AttentionLogits"),), others=("lr_too_high",),
+         find=lambda evidence: lasting(
+             evidence.of_quantity("AttentionLogits"), SCORE, "largest score of attention"),
          explains=("lr_edge", *(each for each in INSTABILITY if each != "attention_logits")),
          sources=("Dehghani et al. (2023), arXiv:2302.05442: scores grow before training diverges",
                   "Kimi team (2025), arXiv:2507.20534: QK-clip, at 100"),

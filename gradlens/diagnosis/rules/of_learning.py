@@ -310,7 +310,6 @@ HARDLY = "The loss hardly falls after the first steps"
 
 
 def _course(losses: Floats) -> Floats:
-    """Medians of the parts of a run."""
     return smooth(losses, -(-len(losses) // PARTS))
 
 

@@ -51,7 +51,6 @@ def frozen(evidence: Evidence, step: int) -> Sign:
 
 
 def softmax_twice(evidence: Evidence, step: int) -> Sign:
-    """Probabilities that the loss makes probabilities of."""
     kind = evidence.setup.before_loss
     if kind != "log_softmax":
         return Sign(step, title=f"The loss gets the output of a {kind}, and applies another one")
@@ -61,7 +60,6 @@ def softmax_twice(evidence: Evidence, step: int) -> Sign:
 
 
 def broadcast(evidence: Evidence, step: int) -> Sign:
-    """Predictions and targets whose shapes are broadcast to all pairs."""
     title = f"The loss compares each prediction with all targets: {evidence.setup.broadcast}"
     return Sign(step, certainty="very likely", title=title)
 
