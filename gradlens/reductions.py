@@ -68,7 +68,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradlens.numerics import deviations, element_ratios
+from gradlens.numerics import deviations
 from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.shards import any_distributed, is_distributed, whole
 from gradlens.operators.dense import Buffer, is_to_be_stored, stored, stored_rows
@@ -340,7 +340,7 @@ class ElementDeviations(_Squares):
 
 @dataclass(frozen=True)
 class ElementRatios(MergeableReduction):
-    """ḡⱼ²/(vⱼ + ε), summed over the elements j, as ``element_ratios.ElementRatios``.
+    """ḡⱼ²/(vⱼ + ε), summed over the elements j, as ``deviations.RatioSums``.
 
     With vⱼ = Σₙ(gₙⱼ − ḡⱼ)²/(N − ``ddof``). Only sums are kept, which take no memory, except for
     batches in parts: deviations of each element can be merged, and their ratios can't.
@@ -351,7 +351,7 @@ class ElementRatios(MergeableReduction):
     from_rows: ClassVar[bool] = True
     passes: ClassVar[int] = 2
 
-    def reduce(self, gradients: ParameterGradients) -> element_ratios.ElementRatios:
+    def reduce(self, gradients: ParameterGradients) -> deviations.RatioSums:
         elements = gradients.elements
         return self.of_whole(elements.element_deviations(), elements.batch_size)
 
@@ -361,10 +361,10 @@ class ElementRatios(MergeableReduction):
 
     def of_whole(self, merged: deviations.ElementDeviations, samples: int) -> Any:
         # The quantities that use it refuse a batch of one.
-        return element_ratios.element_ratios(merged, max(samples - self.ddof, 1), self.epsilon)
+        return deviations.element_ratios(merged, max(samples - self.ddof, 1), self.epsilon)
 
-    def total(self, values: Sequence[element_ratios.ElementRatios]) -> element_ratios.ElementRatios:
-        return element_ratios.sum_of_ratios(values)
+    def total(self, values: Sequence[deviations.RatioSums]) -> deviations.RatioSums:
+        return deviations.sum_of_ratios(values)
 
     def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
         raise NotImplementedError("the values of of_part are merged")

@@ -15,6 +15,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.histograms import CHUNK
 from gradlens.numerics.norms import dots, norm, row_norms, scale_of
 from gradlens.numerics.tensors import double, is_small
 
@@ -278,3 +280,62 @@ def apart_from(rows: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, length, at_once):
         part = slice(start, min(start + at_once, length))
         yield part, rows[:, part] - centre[part]
+
+
+# Ratios of the squared mean to the variance over samples, element by element --------------------
+
+TOLERATED = 0.1
+"""Error of a mean over elements, relative to it, above which it is NaN.
+
+A trade-off. The bound of a squared error is a hundred times as large as what was found (see
+``ROUNDINGS``), so the error itself is far smaller.
+"""
+
+
+@dataclass(frozen=True)
+class RatioSums:
+    """ḡⱼ²/(vⱼ + ε), summed over the elements j of one parameter or of several.
+
+    ``sums`` ``[3]``, in float64, are those of Σₙ(gₙⱼ − ḡⱼ)², of the ratios, and of their squares.
+    An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it, so that the sum of
+    squares times ``noise`` is a bound for the errors of the ratios.
+    """
+
+    sums: Tensor
+    elements: int
+    noise: float
+
+
+def sum_of_ratios(parts: Sequence[RatioSums]) -> RatioSums:
+    """Of several parameters."""
+    sums = torch.stack([each.sums for each in parts]).sum(0)
+    elements = sum(each.elements for each in parts)
+    return RatioSums(sums, elements, max(each.noise for each in parts))
+
+
+def element_ratios(found: ElementDeviations, divisor: int, eps: float) -> RatioSums:
+    """Of one parameter, with vⱼ = Σₙ(gₙⱼ − ḡⱼ)²/divisor."""
+    # As many at once as stay in a processor's cache.
+    few = found.mean.numel() <= CHUNK
+    pieces = (
+        [each] if few else each.flatten().split(CHUNK) for each in (found.mean, found.squares)
+    )
+    sums = []
+    for mean, squares in zip(*pieces, strict=True):
+        ratios = mean.to(squares.dtype).square().div_((squares / divisor).add_(eps))
+        known = (squares.sum(), ratios.sum(), ratios.square_().sum())
+        sums.append(double(torch.stack(known)))
+    total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+    return RatioSums(total, found.mean.numel(), found.noise)
+
+
+def mean_ratio(found: RatioSums) -> float:
+    """Mean of the ratios over all elements; NaN where rounding errors may make up a tenth of it."""
+    if not found.elements:
+        return Undefined("the parameter has no elements")
+    spread, total, squares = found.sums.tolist()
+    if not math.isfinite(spread):
+        return Undefined(NOT_FINITE)
+    if not found.noise * squares <= TOLERATED * total < math.inf:
+        return Undefined(f"{EQUAL}, or a larger epsilon")
+    return total / found.elements

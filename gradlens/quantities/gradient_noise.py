@@ -12,8 +12,15 @@ from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics import element_ratios
-from gradlens.numerics.deviations import EQUAL, NOT_FINITE, ONE_SAMPLE, ZERO_MEAN, SampleDeviations
+from gradlens.numerics.deviations import (
+    EQUAL,
+    NOT_FINITE,
+    ONE_SAMPLE,
+    ZERO_MEAN,
+    RatioSums,
+    SampleDeviations,
+    mean_ratio,
+)
 from gradlens.numerics.noise_scales import (
     ONE_PART,
     Averages,
@@ -331,13 +338,13 @@ class MeanGSNR(NoiseQuantity):
         super().__post_init__()
         self.reductions = (ElementRatios(self.epsilon),)
 
-    def parts(self, step: Step) -> Mapping[str, element_ratios.ElementRatios]:
+    def parts(self, step: Step) -> Mapping[str, RatioSums]:
         if step.samples < 2:
             raise UnavailableError(ONE_SAMPLE)
         return super().parts(step)
 
-    def value(self, total: element_ratios.ElementRatios) -> float:
-        return element_ratios.mean_ratio(total)
+    def value(self, total: RatioSums) -> float:
+        return mean_ratio(total)
 
 
 @dataclass(eq=False)
@@ -364,7 +371,7 @@ class EarlyStopping(SingleStepQuantity):
         groups = [] if step.optimizer is None else step.optimizer.param_groups
         if any(group.get("weight_decay") for group in groups):
             return Undefined("with weight decay, training doesn't converge to a zero of ∇L")
-        ratio = element_ratios.mean_ratio(step.total(self.reductions[0]))
+        ratio = mean_ratio(step.total(self.reductions[0]))
         return ratio if isinstance(ratio, Undefined) else 1 - step.samples * ratio
 
 
