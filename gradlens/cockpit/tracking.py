@@ -208,8 +208,11 @@ class Tracking:
         if self.budget is not None and self.budget.pays_for_none:
             self.run.note_now(self.budget.pays_for_none)
         if self._says_opening and steps == SAID_AFTER < costs.steps:
-            for line in opening(self.run.history):
-                self.run.say(line)
+            self.boundary.attempt("summing up the first steps", None, self._say_opening)
+
+    def _say_opening(self) -> None:
+        for line in opening(self.run.history):
+            self.run.say(line)
 
     def begin_backward(self, global_step: int, scale: float, find_axes: FindAxes) -> None:
         """A step's backward pass begins, as in ``SignalCapture.begin``."""

@@ -175,6 +175,18 @@ def test_a_run_without_facts_has_no_opening() -> None:
     assert opening(History()) == ()
 
 
+def test_a_summary_that_fails_costs_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: History) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("gradlens.cockpit.tracking.opening", failing)
+    model = net()
+    cockpit = Cockpit(model, [quantities.GradNorm()])
+    with pytest.warns(UserWarning, match="summing up the first steps failed"):
+        train(model, cockpit)
+    assert [*cockpit.history["GradNorm"]] == [*range(AFTER + 5)]
+
+
 # What tracking costs ------------------------------------------------------------------------------
 
 
