@@ -261,14 +261,16 @@ def _call_node(
     if reason:
         raise RefusedNodeError(number, reason)
     # Contexts that change nothing would take as long as most nodes.
-    with ExitStack() as stack:
-        if torch.is_grad_enabled() != create_graph:
-            stack.enter_context(torch.set_grad_enabled(create_graph))
-        if stream is not None:
-            stack.enter_context(torch.cuda.stream(stream))
-        if is_stored_by_hooks:
-            stack.enter_context(read_again(node))
+    if torch.is_grad_enabled() == create_graph and stream is None and not is_stored_by_hooks:
         found = node(*given)
+    else:
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(create_graph))
+            if stream is not None:
+                stack.enter_context(torch.cuda.stream(stream))
+            if is_stored_by_hooks:
+                stack.enter_context(read_again(node))
+            found = node(*given)
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
