@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, final, get_args
+from typing import Any, ClassVar, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ from gradlens.quantities.parameter_quantity import By, check_layers, groups
 from gradlens.quantities.quantity import (
     CurvatureQuantity,
     GradientCurvatureQuantity,
-    check_choice,
-    check_least,
 )
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
@@ -53,6 +51,7 @@ class HessEigenvalues(CurvatureQuantity):
     no model.
     """
 
+    choices: ClassVar = {"by": get_args(By), "matrix": ("hessian", "ggn")}
     view = View("Curvature eigenvalues", group="curvature", yscale="symlog", label="λ")
 
     k: int = 5
@@ -64,8 +63,6 @@ class HessEigenvalues(CurvatureQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self, "by", get_args(By))
-        check_choice(self, "matrix", ("hessian", "ggn"))
         self._eigenpairs = self.keeps = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
@@ -110,6 +107,7 @@ class HessMaxEV(CurvatureQuantity):
     estimate and its residual. ``ValueError`` for a ``search_interval`` below one.
     """
 
+    least: ClassVar = {"search_interval": 1}
     view = View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁")
 
     # As in cockpit-for-pytorch's power iteration.
@@ -119,7 +117,6 @@ class HessMaxEV(CurvatureQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, "search_interval", 1, "has no search")
         self._eigenpairs = self.keeps = WarmStartedEigenpairs(
             self.tolerance, self.max_products, self.search_interval
         )
@@ -197,18 +194,17 @@ class HessTrace(CurvatureQuantity):
     and for ``samples`` or ``sub_batch`` below their minimum.
     """
 
+    choices: ClassVar = {"curvature": get_args(DiagonalKind)}
     view = View("Hessian trace", group="curvature", yscale="symlog", label="tr(H)")
 
     curvature: DiagonalKind = "diag_h"
     samples: int = 10
     sub_batch: int | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @property
+    def least(self) -> Mapping[str, int]:  # type: ignore[override]
         # The error is estimated from several samples: those of the batch for one Monte Carlo pass.
-        check_least(self, "samples", 1 if self.curvature == "diag_ggn_mc" else 2)
-        check_least(self, "sub_batch", 2)
-        check_choice(self, "curvature", get_args(DiagonalKind))
+        return {"samples": 1 if self.curvature == "diag_ggn_mc" else 2, "sub_batch": 2}
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
         found = curvature.traces(self.curvature, self.samples, self.sub_batch)
@@ -251,13 +247,10 @@ class DirectionalDerivatives(CurvatureQuantity):
     samples, but positions, say. ``ValueError`` for ``k`` below one.
     """
 
+    least: ClassVar = {"k": 1}
     view = View("Signal along directions", group="curvature", yscale="log", label="SNR")
 
     k: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, "k", 1, "selects no direction")
 
     def compute(self, curvature: Curvature) -> dict[str, Any]:
         return vars(curvature.directions(self.k))
@@ -273,14 +266,12 @@ class TIC(GradientCurvatureQuantity):
     last part alone.
     """
 
+    choices: ClassVar = {"curvature": get_args(DiagonalKind)}
+    least: ClassVar = {"samples": 1}
+
     curvature: DiagonalKind = "diag_h"
     epsilon: float = 1e-7  # as in cockpit-for-pytorch
     samples: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "curvature", get_args(DiagonalKind))
-        check_least(self, "samples", 1)
 
     @final
     def before_backward(self, curvature: Curvature) -> LossTraces:
@@ -354,13 +345,10 @@ class TICTrace(TIC):
     """
 
     reductions = (SquaredNorms(),)
+    least: ClassVar = {"samples": 1, "sub_batch": 2}
     view = View("TIC (trace)", group="curvature", yscale="log", label="TIC")
 
     sub_batch: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, "sub_batch", 2)
 
     def _found(self, curvature: Curvature) -> LossTraces:
         return curvature.traces(self.curvature, self.samples, self.sub_batch)

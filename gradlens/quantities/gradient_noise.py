@@ -40,7 +40,7 @@ from gradlens.quantities.parameter_quantity import (
     groups,
     in_layers,
 )
-from gradlens.quantities.quantity import SingleStepQuantity, check_choice
+from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Deviations, ElementRatios
 from gradlens.signals.selection import Selection, Selectors, selection
@@ -68,12 +68,10 @@ class NoiseQuantity(SingleStepQuantity):
     another ``by``, and for layers if the cockpit has no model.
     """
 
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {"by": get_args(By)}
+
     _: KW_ONLY
     by: By = "network"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "by", get_args(By))
 
     @final
     def compute(self, step: Step) -> Any:
@@ -214,6 +212,11 @@ class GradNoiseScale(NoiseQuantity):
     """
 
     ratios: ClassVar[Mapping[str, tuple[str, str]]] = {"value": ("trace", "squared_norm")}
+    choices: ClassVar = {
+        **NoiseQuantity.choices,
+        "between": get_args(Between),
+        "norm": get_args(Norm),
+    }
     view = View("Gradient noise scale", group="noise", yscale="log", label="samples")
 
     _: KW_ONLY
@@ -225,8 +228,6 @@ class GradNoiseScale(NoiseQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self, "between", get_args(Between))
-        check_choice(self, "norm", get_args(Norm))
         if not 0 <= self.smoothing < 1:
             raise ValueError(
                 f"{self.name}: smoothing={self.smoothing!r}: use a factor from 0 up to 1, or 0"

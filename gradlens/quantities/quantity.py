@@ -91,6 +91,10 @@ class Quantity(ABC):
     """Whether per-sample gradients are kept until the optimizer has stepped."""
     ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Keys of values that are ratios, with those of their numerators and denominators."""
+    choices: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Names of options with what they may be; ``ValueError`` for anything else."""
+    least: ClassVar[Mapping[str, int]] = {}
+    """Names of options that are numbers or ``None``, with the smallest number they may be."""
     is_relative: ClassVar[bool] = False
     """Whether ``update.start_norms`` are measured in ``Phase.AFTER_UPDATE``."""
     returns_to_start: ClassVar[bool] = False
@@ -120,6 +124,15 @@ class Quantity(ABC):
                 f"{self.name}: verbose={self.verbose!r} is neither True nor False: pass other "
                 "settings by their names"
             )
+        for option, choices in self.choices.items():
+            given = getattr(self, option)
+            if given not in choices:
+                names, hint = ", ".join(map(repr, choices)), near(str(given), choices)
+                raise ValueError(f"{self.name}: {option}={given!r} is none of {names}{hint}")
+        for option, least in self.least.items():
+            given = getattr(self, option)
+            if given is not None and given < least:
+                raise ValueError(f"{self.name}: {option}={given} is too few: use {least} or more")
         if not self.phases or [p for p in Phase if p in self.phases] != list(self.phases):
             raise TypeError(
                 f"{self.name}: phases={self.phases!r}: list one Phase or more, in their order, or "
@@ -442,24 +455,6 @@ class OfParts(Quantity):
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean."""
     return sum(values) / len(values)
-
-
-# Checks of options, and choosing layers ---------------------------------------------------------
-
-
-def check_choice(quantity: Quantity, option: str, choices: Sequence[str]) -> None:
-    """``ValueError`` if an option of a quantity is none of the choices."""
-    given = getattr(quantity, option)
-    if given not in choices:
-        names, hint = ", ".join(map(repr, choices)), near(str(given), choices)
-        raise ValueError(f"{quantity.name}: {option}={given!r} is none of {names}{hint}")
-
-
-def check_least(quantity: Quantity, option: str, least: int, what: str = "is too few") -> None:
-    """``ValueError`` if an option of a quantity is less; ``what`` says the mistake."""
-    given = getattr(quantity, option)
-    if given is not None and given < least:
-        raise ValueError(f"{quantity.name}: {option}={given} {what}: use {least} or more")
 
 
 def select_for(quantity: str, model: nn.Module | None, layers: Selection) -> dict[str, nn.Module]:

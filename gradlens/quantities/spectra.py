@@ -6,7 +6,7 @@ import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from gradlens.numerics.singular_values import Subspace, largest, subspace
 from gradlens.numerics.tensors import on_device, on_host
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.parameter_quantity import DIVIDED, ZERO, OfParameters
-from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity, check_least
+from gradlens.quantities.quantity import SingleStepQuantity, UpdateQuantity
 from gradlens.quantities.step import EMPTY, NO_ELEMENTS, NO_FEATURES, NOT_CONVERGED, Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import CentredGram, Deviations
@@ -43,13 +43,10 @@ class GradCovariance(SingleStepQuantity):
     """
 
     reductions = (CentredGram(), Deviations())
+    least: ClassVar = {"k": 1}
     view = View("Gradient covariance", group="noise", yscale="log", label="eigenvalue")
 
     k: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, "k", 1, "selects no eigenvalue")
 
     def compute(self, step: Step) -> dict[str, Any]:
         grams, found = step.by_layer(CentredGram()), step.by_layer(Deviations())
@@ -114,12 +111,9 @@ EPSILON = 1e-7
 class _CovarianceSpectrum(LayerQuantity, ABC):
     reduction = Gram(centred=True)
     default_layers = Selection((is_affine,))
+    least: ClassVar = {"k": 1}
 
     k: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, "k", 1, "selects no eigenvalue")
 
     def layer_value(self, layer: str, module: nn.Module, reduced: Products) -> Any:
         return covariance_record(reduced, self.k)

@@ -339,7 +339,7 @@ def test_rows_of_the_outputs_that_are_positions(
 
 
 def test_no_direction_is_no_choice() -> None:
-    with pytest.raises(ValueError, match="k=0 selects no direction"):
+    with pytest.raises(ValueError, match="k=0 is too few"):
         quantities.DirectionalDerivatives(k=0)
 
 

@@ -133,7 +133,7 @@ def test_the_largest_eigenvalue_is_followed(network: str) -> None:
     found, hessians, *_ = track(quantity, network, steps=15)
     for step, hessian in enumerate(hessians):
         assert found[step] == pytest.approx(np.linalg.eigvalsh(hessian)[-1], rel=0.03)
-    with pytest.raises(ValueError, match="search_interval=0 has no search: use 1"):
+    with pytest.raises(ValueError, match="search_interval=0 is too few: use 1"):
         quantities.HessMaxEV(search_interval=0)
 
 
