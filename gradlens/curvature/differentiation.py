@@ -39,6 +39,7 @@ _TORCH_SAYS = (
     "double backward",
     "incompatible with .grad()",
     "is not differentiable with respect to argument",
+    "was created in no_grad mode and is being modified inplace",  # by nested tensors' unbind
 )
 _ONCE_DIFFERENTIABLE = "torch::autograd::Error"
 

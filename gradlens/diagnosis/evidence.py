@@ -156,6 +156,14 @@ class Evidence:
             self._columns[name] = self.history.facts["steps"].column(name).numbers()
         return self._columns[name]
 
+    def of_data(self, name: str) -> Floats:
+        """A size of what the first layers get, or of the inputs, where that isn't known.
+
+        Models may scale their inputs themselves. The former is recorded at some steps.
+        """
+        found = self.column(f"first_{name}")
+        return found if np.isfinite(found).any() else self.column(f"input_{name}")
+
     def typical(self, name: str) -> float:
         """The median of a column."""
         return median(self.column(name))

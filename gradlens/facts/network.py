@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradlens.facts.parameters import ByKind, groups, rms
-from gradlens.facts.rows import Rows
+from gradlens.facts.rows import Rows, row_numbers, sizes
 from gradlens.gradients.gradients import Setting, has_positions_first, layer_of
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, Node, called, kind_of, plain_name
@@ -281,8 +281,49 @@ class Network:
             "next_seen": self.next_seen,
             "code_nats": self.code_nats,
             "direction_spread": None if loss.name else self.direction_spread,
+            **self.data_sizes,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def data_sizes(self) -> dict[str, Tensor]:
+        """Sizes of the data that weights multiply, as a model has changed it before its layers.
+
+        Of several tensors, they are those of the largest one.
+        """
+        names = [f"first_{each}" for each in ("rms", "mean", "std", "spread")]
+        found = [sizes(row_numbers(each)) for each in self._data()]
+        if not found:
+            return {}
+        table = torch.stack(found, 1)
+        largest = table.index_select(1, table[0].argmax().reshape(1))[:, 0]
+        return dict(zip(names, largest, strict=True))
+
+    def _data(self) -> Iterator[Tensor]:
+        """What weights multiply that has no gradient, where their nodes keep it."""
+        for number in self._of_data:
+            if self._kinds[number].is_affine:
+                kept = dict(saved_by_name(self.graph.nodes[number]))
+                data = kept.get("input", next(iter(kept.values()), None))
+                if data is not None and not data.is_nested and data.layout == torch.strided:
+                    yield from [data] if data.is_floating_point() and data.numel() else []
+
+    @cached_property
+    def _of_data(self) -> set[int]:
+        """The outermost nodes of each parameter that compute with no gradient of anything else.
+
+        There is one at each step of a rollout, the first of which may begin with one state.
+        """
+        found: dict[str, list[int]] = {}
+        for number in sorted(self._weights):
+            if next(self._data_of(number), None) is None:
+                found.setdefault(self._weights[number][0], []).append(number)
+        return {number for each in found.values() for number in (each[0], each[-1])}
+
+    @property
+    def normalises_data(self) -> bool:
+        """Whether a normalisation with weights gets data that has no gradient."""
+        return any(plain_name(self.graph.kinds[n]).endswith(NORMALISING) for n in self._of_data)
 
     @property
     def next_seen(self) -> Tensor | None:
@@ -572,6 +613,8 @@ def _nats(mean: Tensor, spread: Tensor) -> Tensor:
     return terms.sum() / 2 / len(terms)
 
 
+NORMALISING = ("BatchNorm", "GroupNorm", "LayerNorm", "RmsNorm")
+"""How the names of kinds of nodes end that normalise their input."""
 KEEPING = ("Expand", "NativeDropout", "ReshapeAlias", "ToCopy", "UnsafeView", "View")
 """Kinds of nodes that leave the axes of a matrix in their order."""
 RANGES: Mapping[str, tuple[float, float]] = {
@@ -690,6 +733,7 @@ def setup_of(
         linear_pairs=network.linear_pairs,
         is_linear=network.is_linear(loss),
         half=network.has_half,
+        input_normalised=setup.input_normalised or network.normalises_data,
         positions_first=has_positions_first(network.graph, model, setting.unsharded),
     )
 

@@ -75,6 +75,15 @@ def row_numbers(rows: Tensor) -> Rows:
     )
 
 
+@torch.no_grad()
+def sizes(rows: Rows) -> Tensor:
+    """The rms, mean and standard deviation of all elements, and the rows' spread, over the rms."""
+    square, mean = rows.norms.square().mean() / rows.elements, 2 * rows.products[:, 0].mean()
+    variance = (square - mean.square()).clamp(min=0)
+    spread = (1 - rows.centre.square() / rows.elements / square).clamp(min=0)
+    return torch.stack([square.sqrt(), mean.to(square), variance.sqrt(), spread.sqrt()])
+
+
 USUAL = 256
 """A size of numbers, such as pixels, beside which others of about one have some digits left."""
 

@@ -664,6 +664,13 @@ def cosine(loss: np.ndarray) -> dict[str, np.ndarray]:
     return changed(S, loss=loss, lr=0.1 * np.cos(np.linspace(0, math.pi / 2, STEPS)))
 
 
+def of_first(rms: float, mean: float, std: float, spread: float) -> dict[str, np.ndarray]:
+    """Sizes of what the first layers get, which are seen at every 20th step."""
+    is_seen = np.arange(STEPS) % 20 == 0
+    sizes = {"rms": rms, "mean": mean, "std": std, "spread": spread}
+    return {f"first_{name}": np.where(is_seen, size, np.nan) for name, size in sizes.items()}
+
+
 DRAWN = np.random.default_rng(0).normal(0, 0.9, STEPS)
 FROM_ZERO = np.r_[np.nan, 0.8 * np.ones(ROWS - 1)]
 FROM_EQUAL = np.r_[0.0, 0.8 * np.ones(ROWS - 1)]
@@ -685,6 +692,13 @@ HEALTHY: dict[str, History] = {
     "few steps that raise their loss": critical(often=12),
     "He": run(layers=by_weight("weight_rms", *[1.41 / 8] * 3)),
     "inputs in 0 to 1": run(changed(S, input_mean=0.3, input_std=0.1, input_rms=0.32)),
+    "pixels that the model divides by 255": run(
+        changed(S, input_mean=100.0, input_std=20.0, input_rms=102.0) | of_first(0.4, 0.1, 0.4, 0.9)
+    ),
+    "rollouts from one state": run(changed(S, input_spread=0.0) | of_first(1.0, 0.0, 1.0, 0.8)),
+    "numbers near 1 that the model standardises": run(
+        changed(S, input_rms=1.0, input_spread=1e-3) | of_first(1.0, 0.0, 1.0, 1.0)
+    ),
     "small weights that sines make up for": run(layers=by_weight("weight_rms", *[0.01] * 3)),
     "without labels": unlabelled(),
     "losses that differ from batch to batch": unlabelled(loss=0.5 * np.exp(DRAWN)),

@@ -174,6 +174,59 @@ LABELS = torch.zeros(6, dtype=torch.int64)
 SOFT = torch.full((6, 4), 0.25)
 
 
+SCALED: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Tensor]]] = {
+    "linear": (lambda: nn.Linear(6, 3), lambda x: x),
+    "linear without bias": (lambda: nn.Linear(6, 3, bias=False), lambda x: x),
+    "convolution": (
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 3, 2), nn.Flatten()),
+        lambda x: x,
+    ),
+    "divided": (lambda: Net(lambda n, x: n.last(x / 255), last=nn.Linear(6, 3)), lambda x: x / 255),
+    "standardised": (
+        lambda: nn.Sequential(nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3)),
+        lambda x: (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt(),
+    ),
+    "once raw, once divided": (
+        lambda: Net(
+            lambda n, x: n.first(x / 255) + n.last(x), first=nn.Linear(6, 3), last=nn.Linear(6, 3)
+        ),
+        lambda x: x,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_sizes_of_what_the_first_layers_get(name: str) -> None:
+    build, scaled = SCALED[name]
+    x = 100 + 30 * torch.randn(8, 6, dtype=torch.float64)
+    found = network(model := build().double(), model(x).logsumexp(1).sum())
+    given = scaled(x)
+    expected = {
+        "first_rms": given.square().mean().sqrt(),
+        "first_mean": given.mean(),
+        "first_std": given.std(correction=0),
+        "first_spread": (given - given.mean(0)).norm() / given.norm(),
+    }
+    torch.testing.assert_close(found.data_sizes, expected, rtol=1e-5, atol=1e-6)
+    assert not found.normalises_data
+
+
+NORMALISED: dict[str, Callable[[], nn.Module]] = {
+    "batch": lambda: nn.BatchNorm1d(6),
+    "layer": lambda: nn.LayerNorm(6),
+    "groups": lambda: nn.GroupNorm(2, 6),
+}
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_a_normalisation_of_data_that_is_defined_late(name: str) -> None:
+    layers = {"last": nn.Linear(6, 3), "norm": NORMALISED[name]()}
+    model = Net(lambda net, x: net.last(net.norm(x)), **layers)
+    found = network(model, classified(model, 6))
+    assert found.normalises_data
+    assert not found.data_sizes
+
+
 def focal(scores: Tensor) -> Tensor:
     entropy = functional.cross_entropy(scores, LABELS, reduction="none")
     return ((1 - (-entropy).exp()) ** 2 * entropy).mean()

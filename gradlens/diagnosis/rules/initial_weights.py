@@ -9,7 +9,7 @@ import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import ROW_SPREAD, WEIGHTS
-from gradlens.diagnosis.numbers import largest
+from gradlens.diagnosis.numbers import largest, median
 from gradlens.diagnosis.rule import INSTABILITY, NO_PROGRESS, Rule, Sign, above, below, beyond
 from gradlens.diagnosis.rules.unchanged import changes
 
@@ -107,7 +107,7 @@ def explodes(evidence: Evidence) -> Iterator[Sign]:
     start, most = evidence.first_loss, largest([*found.values()])
     loss = start / evidence.chance
     saturated = largest([s[0] for s in evidence.by_name("saturated").values.values()])
-    is_good = not evidence.typical("input_rms") > GOOD_INPUTS
+    is_good = not median(evidence.of_data("rms")) > GOOD_INPUTS
     # A first error may also be large since the targets are.
     is_of_outputs = evidence.typical("classes") > 1 or start > LOSS * evidence.target_square
     is_large = is_good and most > USUAL and is_of_outputs and loss > LOSS

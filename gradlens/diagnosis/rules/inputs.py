@@ -30,7 +30,7 @@ SHARE = 0.9
 def constant(evidence: Evidence) -> Iterator[Sign]:
     spread = np.where(evidence.column("input_rms") == 0, 0, evidence.column("input_spread"))
     known = np.isfinite(spread) & (evidence.column("samples") > 1)
-    size = spread * evidence.column("input_rms")
+    spread, size = np.fmax(spread, evidence.typical("first_spread")), _differences(evidence)
     is_real = evidence.setup.input_kind != "integers" and not evidence.setup.input_normalised
     if share((spread < SPREAD) & ~_differ(evidence), known) > SHARE:
         number = below("spread of the samples, over their size", median(spread[known]), SPREAD)
@@ -46,8 +46,16 @@ def _differ(evidence: Evidence) -> Truths:
 
     A year or a time among the features has a large mean, beside which all the rest is small.
     """
-    size = _spread(evidence) * evidence.column("input_rms")
-    return (size > SMALL) & (evidence.column("distinct_rows") > 1)
+    return (_differences(evidence) > SMALL) & (evidence.column("distinct_rows") > 1)
+
+
+def _differences(evidence: Evidence) -> Floats:
+    """The rms of the samples' difference from their mean, of inputs or of what layers get of them.
+
+    The larger one, since the latter may be of a few constants.
+    """
+    first = median(evidence.column("first_spread") * evidence.column("first_rms"))
+    return np.fmax(_spread(evidence) * evidence.column("input_rms"), first)
 
 
 def _spread(evidence: Evidence) -> Floats:
@@ -72,15 +80,15 @@ between, it is a notice unless training is unstable or learns nothing."""
 
 
 def offset(evidence: Evidence) -> Iterator[Sign]:
-    offsets = ratio(np.abs(evidence.column("input_mean")), evidence.column("input_std"))
-    spread = _spread(evidence)
+    offsets = ratio(np.abs(evidence.of_data("mean")), evidence.of_data("std"))
+    spread = np.maximum(evidence.of_data("spread"), ROUNDED)
     of_features = np.where((spread < SPREAD) & _differ(evidence), 1 / spread, np.nan)
     offsets = np.fmax(offsets, of_features)
     return _beyond(evidence, "mean of the inputs over their standard deviation", offsets, FAR)
 
 
 def scale(evidence: Evidence) -> Iterator[Sign]:
-    sizes = evidence.column("input_rms")
+    sizes = evidence.of_data("rms")
     return _beyond(evidence, "root mean square of the inputs", sizes, LARGE)
 
 

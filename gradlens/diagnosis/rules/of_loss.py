@@ -151,7 +151,7 @@ def far_targets(evidence: Evidence) -> Iterator[Sign]:
         yield Sign(evidence.start_step + LONG_ENOUGH - 1, numbers, "very likely")
     elif start > HUGE and (is_stuck(evidence) or diverges(evidence)):
         is_mean_of_errors = (is_squared or not evidence.setup.loss) and not evidence.is_sum
-        is_of_outputs = start > of_outputs or evidence.typical("input_rms") > USUAL
+        is_of_outputs = start > of_outputs or median(evidence.of_data("rms")) > USUAL
         if is_mean_of_errors and not is_of_outputs:
             number = above("first loss", start, HUGE)
             yield Sign(evidence.start_step, (number,), "very likely", title=FIRST)
