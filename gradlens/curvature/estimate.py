@@ -21,13 +21,40 @@ from torch import Tensor
 
 from gradlens.curvature.operator import Products, Seed, SymmetricMatrix, projected_out, signs_like
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.running_statistics import RunningMean
 from gradlens.numerics.unavailable import UnavailableError
 
 ONE_SAMPLE = "one sample has no standard error: take two or more"
 
 LARGEST_EXPONENT = math.log(sys.float_info.max) / 2
 """Of e, so that its power times a number of any usual size is in the range."""
+
+
+class RunningMean:
+    """Mean of independent samples of any one shape, without keeping them (Welford, 1962).
+
+    Equal samples have a standard error of exactly zero.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.mean = torch.zeros((), device="cpu")
+        self._squares = torch.zeros((), device="cpu")
+
+    def add(self, sample: Tensor) -> None:
+        """Add one sample, of the same shape as those before."""
+        if self.samples == 0:
+            self.mean, self._squares = torch.zeros_like(sample), torch.zeros_like(sample)
+        self.samples += 1
+        n = self.samples
+        deviation = sample - self.mean
+        self.mean += deviation / n
+        self._squares += deviation.square_().mul_((n - 1) / n)
+
+    def standard_error(self) -> Tensor:
+        """Standard error of the mean, of a sample's shape; NaN for fewer than two samples."""
+        if self.samples < 2:
+            return torch.full_like(self.mean, torch.nan)
+        return (self._squares / (self.samples * (self.samples - 1))).sqrt()
 
 
 @dataclass(frozen=True)

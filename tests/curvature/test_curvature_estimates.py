@@ -16,6 +16,7 @@ from gradlens.curvature import InverseOperator, frobenius_norm, log_determinant
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.estimate import (
     Estimate,
+    RunningMean,
     SpectralDensity,
     hutchinson,
     hutchinson_blocks,
@@ -26,7 +27,6 @@ from gradlens.curvature.estimate import (
 from gradlens.curvature.hessian import GGNOperator, HessianOperator
 from gradlens.curvature.operator import Products
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.running_statistics import RunningMean
 from tests.cases.curvature_cases import build, dense_ggn, dense_hessian
 
 SEEDS = 100

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from gradlens.cockpit.aggregation import STATISTICS, summary
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.running_statistics import STATISTICS, summary
 from tests.cases.references import expected_statistics
 
 STREAMS = {
