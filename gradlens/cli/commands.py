@@ -34,7 +34,7 @@ from gradlens.cli.watch import (
     watch,
     width,
 )
-from gradlens.diagnosis.diagnose import findings
+from gradlens.diagnosis.diagnose import findings, lacking
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.rules import RULES
 from gradlens.diagnosis.samples import rank
@@ -42,7 +42,6 @@ from gradlens.history.history import History
 from gradlens.history.lines import number_lines
 from gradlens.instruments import Options
 from gradlens.instruments.axes import TextFigure
-from gradlens.instruments.style import PAPER
 from gradlens.numerics.unavailable import first_line
 from gradlens.plotting.animation import ANIMATIONS, animate
 from gradlens.plotting.comparison import compare, left_out, run_names
@@ -91,7 +90,7 @@ def _plot(options: argparse.Namespace) -> int:
             print(f"figure: {out}")
             return 0
         for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
-            figure = TextFigure(facecolor=PAPER)
+            figure = TextFigure()
             screen.draw(history, figure, page)
             path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
             write_figure(figure, path)
@@ -103,7 +102,7 @@ def _watch(options: argparse.Namespace) -> int:
     screen = _screen(options)
     display: Display
     if options.text:
-        display = TextDisplay(sys.stdout, panels_format(screen), redraws=True, screen=screen)
+        display = TextDisplay(sys.stdout, panels_format(screen), redraws=True)
     else:
         display = FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
     with suppress(KeyboardInterrupt):
@@ -132,14 +131,9 @@ def _diagnose(options: argparse.Namespace) -> int:
     for number, run in enumerate(options.runs):
         with _about(run):
             evidence = Evidence(load_run(run))
-            lacking = {rule.fault: rule.lacks(evidence) for rule in RULES}
-            diagnosis = Diagnosis(
-                str(run),
-                evidence.seen,
-                findings(evidence),
-                [fault for fault, needs in lacking.items() if not needs],
-                {fault: needs for fault, needs in lacking.items() if needs},
-            )
+            unasked = lacking(evidence)
+            asked = [rule.fault for rule in RULES if rule.fault not in unasked]
+            diagnosis = Diagnosis(str(run), evidence.seen, findings(evidence), asked, unasked)
             text = as_json(diagnosis) if options.json else as_text(diagnosis, width(), options.all)
         print("\n" * bool(number and not options.json) + text)
     return 0

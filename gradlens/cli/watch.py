@@ -17,7 +17,6 @@ from gradlens.cli.panels_text import panels_text
 from gradlens.cli.summary_text import as_csv, as_json, findings_text, render
 from gradlens.history.history import History
 from gradlens.instruments.axes import TextFigure
-from gradlens.instruments.style import PAPER
 from gradlens.plotting.loading import GrowingRun
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import show, windowed
@@ -26,14 +25,7 @@ from gradlens.plotting.summary import summarize
 
 
 class Display(ABC):
-    """Where runs are shown, by the panels of a ``screen`` if there is one."""
-
-    def __init__(self, screen: Screen | None = None) -> None:
-        self._screen = screen
-
-    def lacks(self, history: History) -> str:
-        """What a run must have before it can be shown."""
-        return "" if self._screen is None else self._screen.lacks(history)
+    """Where runs are shown."""
 
     @abstractmethod
     def show(self, path: Path, history: History) -> None:
@@ -50,15 +42,13 @@ class FileDisplay(Display):
     """An image that is replaced as a whole; ``ValueError`` for an unknown ending."""
 
     def __init__(self, path: Path, screen: Screen) -> None:
-        super().__init__(screen)
         check_suffix(path, FIGURES)
-        self.path = path
+        self._path, self._screen = path, screen
 
     def show(self, path: Path, history: History) -> None:
-        assert self._screen is not None
-        figure = TextFigure(facecolor=PAPER)
+        figure = TextFigure()
         self._screen.draw(history, figure)
-        write_figure(figure, self.path)
+        write_figure(figure, self._path)
 
 
 @final
@@ -66,7 +56,7 @@ class WindowDisplay(Display):
     """A window; ``OSError`` if there can't be one."""
 
     def __init__(self, screen: Screen) -> None:
-        super().__init__(screen)
+        self._screen = screen
         self._figure = windowed(None)
         self._empty = True
         self._open = True
@@ -75,7 +65,6 @@ class WindowDisplay(Display):
         self._figure.canvas.mpl_connect("close_event", self._close)
 
     def show(self, path: Path, history: History) -> None:
-        assert self._screen is not None
         # A window keeps the size that the user gave it.
         self._screen.draw(history, self._figure, resize=self._empty)
         self._empty = False
@@ -95,9 +84,8 @@ def watch(
 ) -> None:
     """Show runs whenever their files have changed, until the display is closed.
 
-    It waits for a file that doesn't exist yet, for the first step, and for what the display needs,
-    and says so on ``stream``, by default stderr. ``ValueError`` if a file is no run and doesn't
-    change.
+    It waits for a file that doesn't exist yet, and for the first step, and says so on ``stream``,
+    by default stderr. ``ValueError`` if a file is no run and doesn't change.
     """
     runs, news = {path: GrowingRun(path) for path in paths}, dict.fromkeys(paths, "")
     is_open = True
@@ -116,9 +104,7 @@ def watch(
 
 
 def _show(display: Display, path: Path, history: History) -> str:
-    """Show a run if that is possible, and say otherwise what is missing."""
-    if lacks := display.lacks(history):
-        return f"waiting for something to draw in {path}: {lacks}"
+    """Show a run if that is possible, and say otherwise why not."""
     try:
         display.show(path, history)
     except OSError:  # of the image, or of the terminal
@@ -164,7 +150,8 @@ def panels_format(screen: Screen) -> Format:
 
     def text(history: History, run: str) -> str:
         words = f"{run}: {' · '.join(words_of(history, '').facts)}"
-        drawn = panels_text(screen.panels(history), words, width())
+        panels = screen.panels(history)
+        drawn = panels_text(panels, words if panels else f"{run}: {screen.lacks(history)}", width())
         wrong = findings_text(screen.marked(history), run, width())
         return "\n".join([drawn, *(["", *wrong] if wrong else [])])
 
@@ -179,10 +166,7 @@ class TextDisplay(Display):
     before.
     """
 
-    def __init__(
-        self, stream: TextIO, text_of: Format, redraws: bool = False, screen: Screen | None = None
-    ) -> None:
-        super().__init__(screen)
+    def __init__(self, stream: TextIO, text_of: Format, redraws: bool = False) -> None:
         self._stream = stream
         self._text_of = text_of
         self._redraws = redraws and stream.isatty() and os.environ.get("TERM") != "dumb"

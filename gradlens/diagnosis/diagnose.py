@@ -27,9 +27,13 @@ def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Finding]:
 
 def unasked(run: Run, rules: Sequence[Rule] = RULES) -> dict[str, tuple[str, ...]]:
     """The faults whose rules lack something, and what that is, in words that follow "needs"."""
-    evidence = Evidence(history_of(run))
-    lacking = {rule.fault: rule.lacks(evidence) for rule in rules}
-    return {fault: words for fault, words in lacking.items() if words}
+    return lacking(Evidence(history_of(run)), rules)
+
+
+def lacking(evidence: Evidence, rules: Sequence[Rule] = RULES) -> dict[str, tuple[str, ...]]:
+    """The faults that can't be looked for, with what that needs."""
+    found = {rule.fault: rule.lacks(evidence) for rule in rules}
+    return {fault: words for fault, words in found.items() if words}
 
 
 def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:

@@ -57,21 +57,21 @@ class Rule:
         with np.errstate(all="ignore"):  # numbers that aren't finite are compared as they are
             if self.lacks(evidence):
                 return ()
-            return tuple(self._finding(sign) for sign in self.find(evidence))
-
-    def _finding(self, sign: Sign) -> Finding:
-        return Finding(
-            self.fault,
-            sign.title or self.title,
-            int(sign.step),
-            sign.certainty,
-            bool(sign.is_alarm),
-            sign.where,
-            sign.samples,
-            sign.numbers,
-            sign.advice or self.advice,
-            self.others,
-        )
+            return tuple(
+                Finding(
+                    self.fault,
+                    sign.title or self.title,
+                    int(sign.step),
+                    sign.certainty,
+                    bool(sign.is_alarm),
+                    sign.where,
+                    sign.samples,
+                    sign.numbers,
+                    sign.advice or self.advice,
+                    self.others,
+                )
+                for sign in self.find(evidence)
+            )
 
 
 INSTABILITY = ("nonfinite_loss", "nonfinite_gradient", "nonfinite_weights", "clipping_always",

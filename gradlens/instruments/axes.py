@@ -195,12 +195,10 @@ def plot_panels(
     gap = 0.18
     width = 1 / (len(panels) + gap * (len(panels) - 1))
     for place, panel in enumerate(panels):
-        if len(panels) == 1:
-            artists |= draw_panel(panel, ax, axis).artists
-            break
-        part = inside(ax, place * width * (1 + gap), 0, width, 1)
+        part = ax if len(panels) == 1 else inside(ax, place * width * (1 + gap), 0, width, 1)
+        before = "" if part is ax else f"{panel.names[0]}: "
         drawn = draw_panel(panel, part, axis).artists
-        artists |= {f"{panel.names[0]}: {name}": artist for name, artist in drawn.items()}
+        artists |= {f"{before}{name}": artist for name, artist in drawn.items()}
     literal(ax)
     return Drawing(ax, artists)
 

@@ -21,7 +21,6 @@ from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.panel import Content, Grid, Lines, Map, Picture, Shapes
 from gradlens.instruments.scales import Ruler
 from gradlens.instruments.series import Warp
-from gradlens.instruments.style import PAPER
 from gradlens.plotting.output import check_suffix, progress
 from gradlens.plotting.plotter import up_to
 from gradlens.plotting.screen import Screen, panels
@@ -63,29 +62,28 @@ def frames(
     run, and so are findings, which are marked as soon as their steps are there; an axis that shows
     single steps has room for all that are shown.
     """
+    history = replace(history, notes=[])  # a later one would move everything up
     parts, findings = screen.parts(history), screen.marked(history)
     every = panels(parts, history)
     axis = step_axis(history, screen.log_steps)
-
-    def of_the_whole(own: Ruler, whole: Ruler) -> Ruler:
-        return whole
-
     whole = [panel.content for panel in every]
     for step in progress(steps, "axes  "):
         known = panels(parts, up_to(history, step))
         whole = [
             _on_axes(one, panel.content, _joined) for one, panel in zip(whole, known, strict=True)
         ]
-    first = _until(history, history.steps[-1], steps[0])
-    figure = Figure(dpi=DPI, facecolor=PAPER)
-    screen.draw(first, figure, every, True, findings)
+    figure = Figure(dpi=DPI)
+    screen.draw(history, figure, every, True, findings)
     for step in progress(steps, label):
-        known = panels(parts, up_to(history, step))
+        until = up_to(history, step)
+        known = panels(parts, until)
         shown = tuple(
-            replace(panel, content=_on_axes(one.content, content, of_the_whole, axis.warp))
+            replace(
+                panel, content=_on_axes(one.content, content, lambda own, whole: whole, axis.warp)
+            )
             for panel, one, content in zip(every, known, whole, strict=True)
         )
-        screen.draw(_until(history, step, steps[0]), figure, shown, False, findings, axis)
+        screen.draw(until, figure, shown, False, findings, axis)
         yield step, figure
 
 
@@ -120,13 +118,6 @@ def _joined(one: Ruler, other: Ruler) -> Ruler:
     ends = sorted((*one.limits, *other.limits))
     downwards = one.limits[0] > one.limits[1]
     return replace(one, limits=(ends[-1], ends[0]) if downwards else (ends[0], ends[-1]))
-
-
-def _until(history: History, step: int, first: int) -> History:
-    # With the notes of the first frame only: a later one would move everything up.
-    known = up_to(history, step)
-    known.notes[:] = [note for note in known.notes if note.step <= first]
-    return known
 
 
 def frame_steps(history: History, most: int, log: bool = False) -> list[int]:

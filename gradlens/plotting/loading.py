@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from gradlens.compat.cockpit_log import read_cockpit_log
-from gradlens.history.history import BUFFER, History, Reading
+from gradlens.history.history import BEGINNING, BUFFER, History, Reading
 from gradlens.history.run_file import check_regular
 
-HEADER = b'{"gradlens_run"'
-BEGINNING = 512
+LOOKED_AT = 512
+"""Bytes that say what a file is."""
 
 
 @runtime_checkable
@@ -71,8 +71,8 @@ class GrowingRun:
             raise ValueError(f"{file} is a directory, not a run: {advice}")
         check_regular(file)
         with file.open("rb", buffering=BUFFER) as stream:
-            beginning = stream.read(BEGINNING)
-            if beginning.startswith(HEADER):
+            beginning = stream.read(LOOKED_AT)
+            if beginning.startswith(BEGINNING):
                 if self._reading is None or not self._reading.is_of(stream):
                     self._reading = Reading(file, History())
                 self._reading.read_on(stream)

@@ -15,7 +15,6 @@ from gradlens.instruments import BUILT_IN, Instrument
 from gradlens.instruments.axes import TextFigure
 from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.panel import Panel
-from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.comparison import compare
 from gradlens.plotting.layout import FigureSize, Look, pages
@@ -164,7 +163,7 @@ class CockpitPlotter:
         drawn: dict[str, Figure] = {}
         for name, (one, shown) in screens.items():
             old = self._figures.get(name)
-            figure = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
+            figure = windowed(old) if show_plot or self.pyplot else TextFigure()
             if runs:
                 histories = {run: up_to(history_of(each), discard) for run, each in runs.items()}
                 compare(histories, one.title, show_log_iter, panels, style, size, figure=figure)
@@ -250,7 +249,7 @@ def windowed(old: Figure | None) -> Figure:
     if old is not None and _has_window(old):
         return old
     current = pyplot.gcf() if pyplot.get_fignums() else None
-    figure = pyplot.figure(FigureClass=NotebookFigure, facecolor=PAPER)
+    figure = pyplot.figure(FigureClass=NotebookFigure)
     if current is not None and not isinstance(current, NotebookFigure):
         # The user's current figure stays the current one.
         pyplot.figure(current)

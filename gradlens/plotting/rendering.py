@@ -209,15 +209,14 @@ def _draw_panels(
             draw_panel(panel, ax, axis, labels)
         except Exception as error:
             ax.clear()
-            message = cannot_be_drawn(panel.names, error)
-            draw_panel(replace(panel, content=Lines(message=message)), ax, axis)
+            draw_panel(replace(panel, content=cannot_be_drawn(panel.names, error)), ax, axis)
 
 
-def cannot_be_drawn(names: Sequence[str], error: Exception) -> str:
-    """Say that series are left out, and in a ``LeftOutWarning`` why."""
+def cannot_be_drawn(names: Sequence[str], error: Exception) -> Lines:
+    """What says that series are left out; why is said in a ``LeftOutWarning``."""
     text = f"{few(names)} can't be drawn"
     warnings.warn(f"{text} ({type(error).__name__}: {error})", LeftOutWarning, stacklevel=2)
-    return text
+    return Lines(message=text)
 
 
 # Texts and strokes --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument, Options
 from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.layers import drawable
-from gradlens.instruments.panel import Lines, Panel
+from gradlens.instruments.panel import Panel
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.plotting.layout import WIDEST, FigureSize, Look, columns
 from gradlens.plotting.rendering import Words, cannot_be_drawn, draw, draw_empty
@@ -147,8 +147,8 @@ def panels(parts: Iterable[Instrument], history: History) -> tuple[Panel, ...]:
         try:
             panel = one.panel(history)
         except Exception as error:
-            message = Lines(message=cannot_be_drawn(one.names, error))
-            panel = Panel(one.heading(history), one.group(history), one.names, message)
+            shown = cannot_be_drawn(one.names, error)
+            panel = Panel(one.heading(history), one.group(history), one.names, shown)
         found.append(panel)
     return tuple(found)
 

@@ -150,8 +150,7 @@ def _picture(panel: Panel, axis: StepAxis) -> Card:
         figure = plot_panels([replace(panel, title="")], axis).figure
         figure.savefig(written, format="png", dpi=200)
     except Exception as error:
-        message = cannot_be_drawn(panel.names, error)
-        return Card(replace(panel, content=Lines(message=message)))
+        return Card(replace(panel, content=cannot_be_drawn(panel.names, error)))
     png = base64.b64encode(written.getvalue()).decode()
     return Card(panel, picture=f"data:image/png;base64,{png}")
 

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gradlens.cli import watch as watching
-from gradlens.cli.watch import Display, WindowDisplay, watch
+from gradlens.cli.watch import Display, WindowDisplay, panels_format, watch
 from gradlens.history.history import History
 from gradlens.history.records import Note
 from gradlens.plotting.screen import Screen
@@ -30,14 +30,10 @@ PATIENCE = 60.0
 class Script(Display):
     """Does something to the file at each wait, and keeps what it was shown."""
 
-    def __init__(self, *events: Callable[[], Any], needs: str = "") -> None:
+    def __init__(self, *events: Callable[[], Any]) -> None:
         self.events = [*events]
-        self.needs = needs
         self.shown: list[tuple[int, ...]] = []
         self.waits: list[float] = []
-
-    def lacks(self, history: History) -> str:
-        return "" if self.needs in ("", *history.names) else f"there is no {self.needs}"
 
     def show(self, path: Path, history: History) -> None:
         self.shown.append(history.steps)
@@ -58,7 +54,7 @@ def content(history: History, tmp_path: Path) -> bytes:
     return path.read_bytes()
 
 
-def watched(path: Path, *contents: bytes | None, needs: str = "") -> tuple[Script, list[str]]:
+def watched(path: Path, *contents: bytes | None) -> tuple[Script, list[str]]:
     """What is shown, and said, while the file has these contents one after the other, or isn't."""
 
     def change(content: bytes | None) -> None:
@@ -69,7 +65,7 @@ def watched(path: Path, *contents: bytes | None, needs: str = "") -> tuple[Scrip
 
     first, *others = contents
     change(first)
-    display = Script(*(partial(change, each) for each in others), needs=needs)
+    display = Script(*(partial(change, each) for each in others))
     stream = io.StringIO()
     watch([path], display, 0.5, stream)
     return display, stream.getvalue().splitlines()
@@ -111,12 +107,10 @@ def test_it_draws_when_the_file_has_new_steps(case: str, tmp_path: Path) -> None
     assert lines == [f"gradlens: {text.replace('FILE', str(path))}" for text in said]
 
 
-def test_what_was_asked_for_may_come_late(tmp_path: Path) -> None:
-    early = content(realistic(2, ("Loss",)), tmp_path)
-    later = content(realistic(2, ("Loss", "GradNorm")), tmp_path)
-    display, said = watched(tmp_path / "run.jsonl", early, early, later, needs="GradNorm")
-    assert len(display.shown) == 1
-    assert sum("waiting for something to draw" in line for line in said) == 1
+def test_what_was_asked_for_may_come_late() -> None:
+    text_of = panels_format(Screen("A run", layers=True))
+    assert "nothing by layer or parameter" in text_of(realistic(2, ("Loss",)), "run.jsonl")
+    assert "Gradient norm by parameter" in text_of(realistic(2, ("GradNorm",)), "run.jsonl")
 
 
 def test_a_slow_drawing_takes_half_of_the_time(

@@ -106,8 +106,7 @@ RULES = (
     Rule("nonfinite_input", "A sample has a NaN or infinite input",
          needs=(BAD_ROWS,), find=inputs,
          explains=("nonfinite_loss", "nonfinite_gradient", *CONSEQUENCES),
-         advice="Clean or leave out the sample: one such number makes all parameters NaN in one "
-                "step."),
+         advice=ADVICE["target"]),
     Rule("nonfinite_target", "A sample has a NaN or infinite target",
          needs=(LOSS,), find=of_origin("target"),
          explains=("nonfinite_loss", "nonfinite_gradient", *CONSEQUENCES),
