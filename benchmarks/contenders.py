@@ -131,16 +131,19 @@ class Training(Paired):
         self,
         setting: Setting,
         quantities: list[Quantity],
-        budget: float | None = None,
         parts: int = 1,
         wrap: Wrap = lambda model: model,
+        **options: Any,
     ) -> None:
         self.model = wrap(_model(setting))
         self.loss_function = nn.CrossEntropyLoss()
         self.optimizer = setting.problem.optimizer(self.model.parameters())
         self.cockpit = gradlens.Cockpit(
-            self.model, quantities, loss_function=self.loss_function, budget=budget
+            self.model, quantities, loss_function=self.loss_function, **options
         )
+        self._left_out = 0.0
+        if self.cockpit.budget is not None:  # which plain steps are no part of
+            self.cockpit.budget.clock = lambda: time.perf_counter() - self._left_out
         inputs, labels = _batch(setting)
         self._parts = [*zip(inputs.chunk(parts), labels.chunk(parts), strict=True)]
         self._count = iter(range(10**9))
@@ -152,8 +155,11 @@ class Training(Paired):
 
     def plain(self) -> float:
         """A step of the same network, without gradlens."""
+        start = time.perf_counter()
         with _without_hooks(self.model), _without_hooks(self.loss_function):
-            return self._plain()
+            seconds = self._plain()
+        self._left_out += time.perf_counter() - start
+        return seconds
 
     def _loss(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self.loss_function(self.model(inputs), labels)
@@ -182,21 +188,28 @@ class Training(Paired):
         self.optimizer.step()
 
 
-def tracked_by_gradlens(name: str, interval: int = 1) -> Callable[[Setting], Training]:
-    """A cockpit at every ``interval``-th step; ``interval`` 0 is for one that never tracks."""
+IDLE: dict[str, dict[str, Any]] = {
+    "nothing scheduled": {},
+    "nothing scheduled, without facts": {"facts": False},
+    "nothing scheduled, diagnosed": {"diagnose": True},
+}
+"""Options of cockpits that never track."""
+
+
+def tracked_by_gradlens(name: str, interval: int = 1, **options: Any) -> Contender:
+    """A cockpit with options that tracks at every ``interval``-th step, or one of ``IDLE``."""
 
     def set_up(setting: Setting) -> Training:
-        schedule = linear(interval) if interval else (lambda step: False)
-        return Training(setting, TRACKED[name](schedule), parts=PARTS.get(name, 1))
+        if name in IDLE:
+            return Training(setting, TRACKED["NormTest"](lambda step: False), **IDLE[name])
+        return Training(setting, TRACKED[name](linear(interval)), PARTS.get(name, 1), **options)
 
     return set_up
 
 
 def named(name: str) -> Contender:
-    """What gradlens tracks, "nothing scheduled", or a peer."""
-    if name == "nothing scheduled":
-        return tracked_by_gradlens("NormTest", 0)
-    return tracked_by_gradlens(name) if name in TRACKED else peer(name)
+    """What gradlens tracks, one of ``IDLE``, or a peer."""
+    return tracked_by_gradlens(name) if name in TRACKED or name in IDLE else peer(name)
 
 
 def peer(name: str) -> Contender:

@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.contenders import (
     COCKPIT_PYTHON,
+    IDLE,
     TRACKED,
     Contender,
     Paired,
@@ -40,6 +41,8 @@ from benchmarks.problems import NAMED, PROBLEMS, problem_of
 DOCS = Path(__file__).parent.parent / "docs"
 WARM_UP = 2
 INTERVALS = (4, 16, 64)
+BUDGETS, LOOKS = (0.05,), 500
+"""Shares of the training time, and steps together, of which some are looks."""
 SECONDS = 6.0
 """Default time of a contender's steps, which ends earlier where there are enough of them."""
 PRESETS = ("economy", "business", "full")
@@ -74,13 +77,16 @@ class Measurement:
 
 def contenders(problem: str) -> Iterator[tuple[str, Contender, int]]:
     """Name, contender, and the number of steps that belong together."""
-    yield "nothing scheduled", tracked_by_gradlens("NormTest", 0), 1
+    yield from ((name, tracked_by_gradlens(name), 1) for name in IDLE)
     single = [name for name in TRACKED if not name.startswith("first")]
     yield from ((name, tracked_by_gradlens(name), 1) for name in single)
     for interval in INTERVALS:
         for preset in PRESETS:
             contender = tracked_by_gradlens(preset, interval)
             yield f"{preset}, every {interval} steps", contender, interval
+    for budget in BUDGETS:
+        contender = tracked_by_gradlens("economy", budget=budget)
+        yield f"economy within {budget:.0%}", contender, LOOKS
     yield from ((name, peer(name), 1) for name in PEERS)
     if COCKPIT_PYTHON.exists():
         for preset in PRESETS:
@@ -155,12 +161,12 @@ def measure(
         if not wanted(name):
             continue
         if together > 1 and together * plain_seconds > limit:
-            print(f"  {name:28} takes too long", flush=True)
+            print(f"  {name:34} takes too long", flush=True)
             continue
         try:
             seconds, found = ratios(contender, setting, steps, together, limit)
         except Exception as error:
-            print(f"  {name:28} can't: {type(error).__name__}: {str(error)[:60]}", flush=True)
+            print(f"  {name:34} can't: {type(error).__name__}: {str(error)[:60]}", flush=True)
             continue
         memory = None
         if name in WEIGHED:
@@ -229,7 +235,7 @@ def main() -> None:
             found.append(one)
             memory = "" if one.megabytes is None else f"{one.megabytes:8.0f} MB"
             print(
-                f"  {one.contender:28} {one.ratio:8.2f} ({one.low:.2f} to {one.high:.2f}) plain "
+                f"  {one.contender:34} {one.ratio:8.2f} ({one.low:.2f} to {one.high:.2f}) plain "
                 f"steps of {1e3 * one.plain_seconds:.1f} ms {memory}",
                 flush=True,
             )

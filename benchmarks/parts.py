@@ -35,7 +35,7 @@ def training(contender: str, parts: int, wrap: Wrap = lambda model: model) -> Ca
     """A function that takes a training step of so many micro-batches of ``SAMPLES`` each."""
     setting = Setting(PROBLEM, parts * SAMPLES, torch.device("cpu"))
     plain = contender == "plain"
-    found = Training(setting, [] if plain else TRACKED[contender](linear(1)), None, parts, wrap)
+    found = Training(setting, [] if plain else TRACKED[contender](linear(1)), parts, wrap)
     return found.plain if plain else found
 
 

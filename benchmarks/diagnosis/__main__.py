@@ -3,7 +3,7 @@
 ``python -m benchmarks.diagnosis [--unseen] [--only FAULT ...] [--seeds 0 1] [--networks 1]
 [--controls 100] [--twins] [--live] [--jobs 1] [--write runs.csv]`` injects each fault into so many
 networks at three strengths and prints a table. With ``--twins``, each is injected into one network
-at its middle strength, which is also trained without it. ``--cost`` measures what a step costs.
+at its middle strength, which is also trained without it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks.diagnosis import controls, cost
+from benchmarks.diagnosis import controls
 from benchmarks.diagnosis.faults.catalogue import FAULTS, NAMES
 from benchmarks.diagnosis.measure import Options, Row, Task, Which, done, trainings
 from benchmarks.diagnosis.report import report, write
@@ -30,12 +30,7 @@ def main() -> None:
     parser.add_argument("--live", action="store_true", help="diagnose while runs go on, too")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", type=Path, metavar="CSV", help="a line for each run")
-    parser.add_argument("--cost", action="store_true", help="measure the price of a step instead")
     options = parser.parse_args()
-    if options.cost:
-        for line in cost.report():
-            print(line, flush=True)
-        return
     which: Which = "unseen" if options.unseen else "development"
     if not trainings(which):
         parser.error("no problems are unseen: benchmarks/diagnosis/unseen says how to add some")
