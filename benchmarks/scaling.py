@@ -4,22 +4,33 @@
 tracked steps to the plain steps beside them and the peak memory above theirs, for the batch size
 (of 3c3d), the width and depth of an MLP, the sequence length of a transformer, the number of
 quantities, and the numbers of micro-batches and processes (on 3c3d, with 64 samples each). Those of
-the latter two are ratios of CPU time. ``--write`` puts it into docs/scaling.csv.
+the latter two are ratios of CPU time, each from a process of its own, since a process has one peak
+of memory. ``--write`` puts it into docs/scaling.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from torch import Tensor, distributed, multiprocessing, nn
 
-from benchmarks import parts
-from benchmarks.contenders import COUNTED, Setting, tracked_by_gradlens
+from benchmarks.contenders import COUNTED, TRACKED, Setting, Training, Wrap, tracked_by_gradlens
+from benchmarks.memory import status
 from benchmarks.overhead import megabytes_above_plain, merge, ratios
-from benchmarks.problems import SCALED, problem_of
+from benchmarks.problems import PROBLEMS, SCALED, problem_of
+from gradlens.schedules import linear
 
 QUANTITIES = "number of quantities"
 PARTS = {"micro-batches": (1, 4, 16), "processes": (1, 2, 4)}
@@ -38,7 +49,10 @@ def cases(what: str) -> Iterator[tuple[int, str, str]]:
 
 
 def main() -> None:
-    """Print a table of ratios."""
+    """Print a table of ratios, or what a process of it finds."""
+    if sys.argv[1:2] == ["parts"]:
+        print_parts(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+        return
     known = (*SCALED, QUANTITIES, *PARTS)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", nargs="*", metavar="WHAT", help=", ".join(known))
@@ -79,7 +93,7 @@ def measured(
 
 def measured_parts(what: str, count: int, contender: str) -> list[str]:
     """A row of the table, for a batch in parts."""
-    (seconds, peak, sent), plain = (parts.cost(what, count, n) for n in (contender, "plain"))
+    (seconds, peak, sent), plain = (cost(what, count, n) for n in (contender, "plain"))
     if what == "processes":
         print(f"  {sent / 1e6:.1f} MB sent or passed on by each process at a step")
     megabytes = (peak - plain[1]) / 1e6
@@ -89,6 +103,82 @@ def measured_parts(what: str, count: int, contender: str) -> list[str]:
 def first_cells(what: str, size: int, contender: str) -> tuple[str, str, str]:
     """Those that tell rows apart."""
     return what, str(size), "quantities" if what == QUANTITIES else contender
+
+
+# Steps whose batch comes in parts.
+
+SAMPLES, STEPS = 64, 5
+
+
+def training(contender: str, parts: int, wrap: Wrap = lambda model: model) -> Callable[[], object]:
+    """A function that takes a training step of so many micro-batches of ``SAMPLES`` each."""
+    setting = Setting(PROBLEMS["3c3d"], parts * SAMPLES, torch.device("cpu"))
+    plain = contender == "plain"
+    found = Training(setting, [] if plain else TRACKED[contender](linear(1)), parts, wrap)
+    return found.plain if plain else found
+
+
+def seconds_and_peak(step: Callable[[], object]) -> tuple[float, int]:
+    """Seconds of CPU of a step, and peak bytes above what was there before."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before, seconds = status("VmRSS"), []
+    for _ in range(STEPS):
+        start = time.process_time()
+        step()
+        seconds.append(time.process_time() - start)
+    return median(seconds[1:]), status("VmHWM") - before
+
+
+def worker(rank: int, count: int, port: int, contender: str) -> None:
+    """One of several processes."""
+    prepare()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    distributed.init_process_group("gloo", rank=rank, world_size=count)
+    step, sent = training(contender, 1, nn.parallel.DistributedDataParallel), [0]
+    for name in ("send", "broadcast"):
+        setattr(distributed, name, counted(getattr(distributed, name), sent))
+    seconds, peak = seconds_and_peak(step)
+    if rank == count - 1:
+        print(seconds, peak, sent[0] // STEPS)
+    distributed.destroy_process_group()
+
+
+def counted(function: Callable[..., Any], sent: list[int]) -> Callable[..., Any]:
+    """The function, which adds the bytes of its tensor."""
+
+    def call(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        sent[0] += tensor.nbytes
+        return function(tensor, *arguments, **options)
+
+    return call
+
+
+def prepare() -> None:
+    """The same start for all."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@cache
+def cost(what: str, count: int, contender: str) -> tuple[float, float, float]:
+    """What ``print_parts`` prints in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.scaling", "parts", what, str(count), contender]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, peak, sent = (float(number) for number in done.stdout.split()[-3:])
+    return seconds, peak, sent
+
+
+def print_parts(what: str, count: int, contender: str) -> None:
+    """Seconds of CPU, peak bytes above the start, and bytes sent, of one step and process."""
+    if what == "processes":
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = int(listener.getsockname()[1])
+        multiprocessing.spawn(worker, (count, port, contender), nprocs=count)
+        return
+    prepare()
+    print(*seconds_and_peak(training(contender, count)), 0)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,7 @@ import gradlens
 from benchmarks.diagnosis.networks import Memory, SelfAttention, conv, groups, stack
 from benchmarks.diagnosis.networks import Residual as Added
 from benchmarks.problems import Residual
-from benchmarks.zoo.losses import classify, drawn, integers, normal, numbers
-from benchmarks.zoo.network import Batch, Network
+from benchmarks.zoo.network import Batch, Network, classify, drawn, integers, normal, numbers
 from benchmarks.zoo.transformers_families import Family
 from gradlens import quantities as q
 from gradlens.history.history import History

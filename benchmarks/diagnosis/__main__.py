@@ -1,9 +1,8 @@
 """Which faults diagnosis names, and how often it alarms in healthy runs.
 
 ``python -m benchmarks.diagnosis [--unseen] [--only FAULT ...] [--seeds 0 1] [--networks 1]
-[--controls 100] [--twins] [--live] [--jobs 1] [--write runs.csv]`` injects each fault into so many
-networks at three strengths and prints a table. With ``--twins``, each is injected into one network
-at its middle strength, which is also trained without it.
+[--controls 100] [--live] [--jobs 1] [--write runs.csv]`` injects each fault into so many
+networks at three strengths and prints a table.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--networks", type=int, default=1, help="of each way to have a fault")
     parser.add_argument("--controls", type=int, default=0, help="healthy runs of each seed")
-    parser.add_argument("--twins", action="store_true", help="beside the same runs without faults")
     parser.add_argument("--live", action="store_true", help="diagnose while runs go on, too")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", type=Path, metavar="CSV", help="a line for each run")
@@ -38,7 +36,7 @@ def main() -> None:
     for seed in options.seeds:
         chosen = Options(which, seed, options.live)
         tasks += [
-            Task(chosen, options.networks, fault=number, is_twin=options.twins)
+            Task(chosen, options.networks, fault=number)
             for number, fault in enumerate(FAULTS)
             if fault.name in options.only
         ]

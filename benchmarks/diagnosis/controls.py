@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from benchmarks.diagnosis.draws import Split
 from benchmarks.diagnosis.faults.of_the_batch import has_real_inputs, mapped
 from benchmarks.diagnosis.faults.of_the_loop import (
     first_gradient_norm,
@@ -21,7 +20,7 @@ from benchmarks.diagnosis.faults.of_the_loop import (
 )
 from benchmarks.diagnosis.faults.structure import ACTIVATIONS, affine, exchange, of_type
 from benchmarks.diagnosis.loop import Outcome
-from benchmarks.diagnosis.training import Batch, Training, cosine, in_steps
+from benchmarks.diagnosis.training import Batch, Split, Training, cosine, in_steps
 
 LEARNT = 0.9
 """A run has learnt if its loss ends below this share of its start."""

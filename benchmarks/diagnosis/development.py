@@ -16,12 +16,16 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Muon, RMSprop
 
-from benchmarks.diagnosis.draws import Samples, noisy, pixels, standardised, uniform
 from benchmarks.diagnosis.training import (
+    Samples,
     Training,
     by_sample,
     cosine,
+    noisy,
+    pixels,
+    standardised,
     trained,
+    uniform,
     warmed_up_cosine,
     warmed_up_linear,
 )

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.draws import Split
-from benchmarks.diagnosis.training import Batch, Training, batches, model_of
+from benchmarks.diagnosis.training import Batch, Split, Training, batches, model_of
 from gradlens import Cockpit, GradlensWarning, configuration
 from gradlens.quantities import (
     ActivationOutliers,

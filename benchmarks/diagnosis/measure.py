@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from itertools import islice
@@ -18,8 +18,7 @@ import torch
 from benchmarks.diagnosis import development
 from benchmarks.diagnosis.controls import CONTROLS, has_learnt
 from benchmarks.diagnosis.faults.catalogue import FAULTS
-from benchmarks.diagnosis.faults.fault import Fault
-from benchmarks.diagnosis.faults.presence import hurts
+from benchmarks.diagnosis.faults.fault import Fault, hurts
 from benchmarks.diagnosis.loop import Outcome, train
 from benchmarks.diagnosis.scoring import Finding, Score, score
 from benchmarks.diagnosis.training import Training
@@ -145,18 +144,6 @@ def _fault_row(fault: Fault, level: int, training: Training, options: Options) -
     return row(steps, is_harmful=is_harmful, score=scored, **said(outcome, findings))
 
 
-def twin_rows(number: int, options: Options) -> list[Row]:
-    """A fault of middle strength, and the same run without it: where it must not be named."""
-    fault = FAULTS[number]
-    for training in islice(fitting(fault, options.which, options.seed), 1):
-        row = _fault_row(fault, 1, training, options)
-        twin = Row(fault.name, TWIN, -1, 0.0, training.name, options.seed, training.steps)
-        return [row, replace(twin, **said(*tracked(training, options)))]
-    return []
-
-
-TWIN = "without the fault"
-
 # Controls.
 
 
@@ -176,19 +163,16 @@ def control_row(way: str, name: str, options: Options) -> Row | None:
 
 @dataclass(frozen=True)
 class Task:
-    """A fault by its number, perhaps beside its twin, or a control's way on a problem."""
+    """A fault by its number, or a control's way on a problem."""
 
     options: Options
     networks: int = 1
     fault: int = -1
     way: str = ""
     problem: str = ""
-    is_twin: bool = False
 
     def __call__(self) -> list[Row]:
         torch.set_num_threads(1)
-        if self.is_twin:
-            return twin_rows(self.fault, self.options)
         if self.fault >= 0:
             return fault_rows(self.fault, self.networks, self.options)
         row = control_row(self.way, self.problem, self.options)

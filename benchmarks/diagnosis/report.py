@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.diagnosis.faults.catalogue import NAMES, SYMPTOMS
-from benchmarks.diagnosis.measure import TWIN, Row
+from benchmarks.diagnosis.measure import Row
 from benchmarks.diagnosis.scoring import Score, wilson
 
 LEVELS = ("weak", "middle", "strong")
@@ -62,7 +62,6 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
     yield from totals(faults)
     yield ""
     yield from controls([row for row in rows if row.is_control])
-    yield from twins(rows)
     left_out = Counter(
         f"{row.fault} ({LEVELS[row.level]}): {row.left_out}"
         for row in rows
@@ -71,17 +70,6 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
     if left_out:
         yield f"\n{left_out.total()} faulty runs are left out:"
         yield from (f"  {count} {reason}" for reason, count in sorted(left_out.items()))
-
-
-def twins(rows: Sequence[Row]) -> Iterator[str]:
-    """How often each fault is named beside a run without it, where it isn't."""
-    pairs = {(row.fault, row.problem, row.seed): row for row in rows if row.way == TWIN}
-    for name in dict.fromkeys(name for name, *_ in pairs):
-        of_fault = [row for row in rows if row.fault == name and not row.is_control]
-        is_named = answers(of_fault, "is_named")
-        alike = [row for (fault, *_), row in pairs.items() if fault == name]
-        silent = [name not in (*row.alarms, *row.notices) for row in alike]
-        yield f"{name}: named {rate(is_named)}; not named without it {rate(silent)}"
 
 
 def by_fault(rows: Sequence[Row]) -> Iterator[str]:

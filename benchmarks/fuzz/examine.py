@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.fuzz.loop import run
-from benchmarks.fuzz.reasons import unexplained
 from benchmarks.fuzz.recipe import Recipe, sensible, simpler
 from benchmarks.fuzz.references import References
-from benchmarks.fuzz.trace import Trace, differences, of_records
+from benchmarks.fuzz.trace import Trace, differences, of_records, unexplained
 from benchmarks.fuzz.values import missing_values, wrong_values
 from benchmarks.fuzz.watch import CockpitWatch, Watch
 

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from benchmarks.fuzz import parts
 from benchmarks.fuzz.habits import BETWEEN, HABITS, contexts
-from benchmarks.fuzz.losses import CLASSES, LOSSES, draw_targets
 from benchmarks.fuzz.optimizers import OPTIMIZERS
+from benchmarks.fuzz.parts import CLASSES, LOSSES, draw_targets
 from benchmarks.fuzz.recipe import SINGLE, Recipe
 from benchmarks.fuzz.trace import (
     Record,

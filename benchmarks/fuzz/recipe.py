@@ -9,8 +9,8 @@ from typing import Literal
 
 from benchmarks.fuzz import parts, tracked
 from benchmarks.fuzz.habits import BETWEEN, HABITS
-from benchmarks.fuzz.losses import LOSSES, WITHOUT_LOW_PRECISION
 from benchmarks.fuzz.optimizers import OPTIMIZERS
+from benchmarks.fuzz.parts import LOSSES, WITHOUT_LOW_PRECISION
 from benchmarks.fuzz.tracked import Tracked
 from benchmarks.fuzz.ways import WAYS
 

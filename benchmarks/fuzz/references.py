@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from benchmarks.fuzz.losses import per_sample
+from benchmarks.fuzz.parts import per_sample
 from benchmarks.fuzz.watch import Pass, Watch
 from benchmarks.zoo.reference import hooks_muted
 from gradlens.graph.undisturbed import buffers_kept

@@ -85,11 +85,6 @@ ask("attention_over_queries", github("karpathy/minGPT#132"), 0.2, "softmax_axis"
     "The softmax of attention is taken over queries, so that the future leaks.",
     lambda fixed, watch: continue_sequences(watch, Decoder(softmax_axis=-1 if fixed else -2),
                                             tokens().y))
-ask("half_precision_inputs_overflow", "", 0.12, "nonfinite_input", "",
-    "Counts up to 100,000 are stored in half precision, where large ones are infinite.",
-    lambda fixed, watch: learn(
-        watch, nn.Sequential(nn.BatchNorm1d(30), mlp(30, 16, 1)), adam(), altered(
-            tabular(scale=False), x=lambda x: x * 30 if fixed else (x * 30).half().float())))
 ask("divided_by_255_twice", pull("magenta/magenta#925"), 0.15, "input_constant",
     f"{FLAT} lr_too_low no_gradient",
     "Pixels are divided by 255 when they are loaded, and again before the network.",
@@ -168,25 +163,6 @@ def divided_by_a_maximum_of_zero(fixed: bool, watch: Watch) -> float:
     largest = data.x.amax(0).clamp(min=1.0 if fixed else 0.0)
     shares = altered(data, x=lambda x: x / largest)
     return learn(watch, mlp(64, 32, 10), adam(), shares, 200)
-
-
-@question("", 0.3, "input_scale input_offset", f"{DIVERGES} {DEAD} {NAN}")
-def mean_and_deviation_exchanged(fixed: bool, watch: Watch) -> float:
-    """Inputs have their deviation subtracted and are divided by their mean, which is small."""
-    data = friedman()
-    mean, std = data.x.mean(0) + 2e-3, data.x.std(0)
-    place, scale = (mean, std) if fixed else (std, mean)
-    wrong = altered(data, x=lambda x: (x - place) / scale)
-    return learn(watch, mlp(10, 32, 1), sgd(0.02), wrong, 250)
-
-
-@question("", 0.35, "class_imbalance target_constant", FLAT)
-def targets_as_integers(fixed: bool, watch: Watch) -> float:
-    """Targets between 0 and 1 are made integers, so that all of them are 0."""
-    low, high = friedman().y.min(), friedman().y.max()
-    data = altered(friedman(), y=lambda y: (y - low) / (high - low))
-    kept = data if fixed else data._replace(y=data.y.long().float())
-    return learn(watch, mlp(10, 32, 1), adam(), kept, 300)
 
 
 @question(github("JeasunLok/ResNet-pytorch#1"), 0.15, "", "overfitting")

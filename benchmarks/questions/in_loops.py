@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import StepLR
 
 from .question import DEAD, DIVERGES, FLAT, NAN, ask, github, pull, question
 from .training import (
@@ -76,31 +76,6 @@ ask("weights_too_large", github("kaonashi-tyc/zi2zi#81"), 0.2, "exploding_gradie
     "The variance of the initial weights was mistyped, and a term of the loss is huge.",
     lambda fixed, watch: learn(watch, begun(mlp(10, 64, 64, 1), None if fixed else normal(2.0)),
                                adam(), friedman(), 200))
-ask("cleared_before_the_step", "", 0.12, "no_step", FLAT,
-    "``backward``, ``zero_grad``, ``step``: nothing is left of the gradients.",
-    lambda fixed, watch: learn(watch, cnn(), sgd(0.05), images(), 200, update=lambda o, step: (
-        fixed or o.zero_grad(set_to_none=False), o.step())))
-ask("momentum_nearly_one", "", 0.35, "momentum_high", DIVERGES,
-    "A momentum of 0.999 at a usual rate: the loss swings for ever.",
-    lambda fixed, watch: learn(watch, mlp(10, 32, 1), sgd(0.02, 0.9 if fixed else 0.999),
-                               friedman(), 250))
-ask("one_cycle_by_epoch", "", 0.12, "lr_too_low", "",
-    "The one-cycle schedule counts batches, but is stepped once an epoch: it stays in warm-up.",
-    lambda fixed, watch: learn(
-        watch, mlp(64, 32, 10), sgd(0.1, 0.0), digits(), 199, when=at_end(43, fixed),
-        schedule=lambda o: OneCycleLR(o, 0.2, total_steps=200, div_factor=1e4)))
-ask("rate_of_ten", "", 0.12, DIVERGES, DEAD,
-    "A rate of 10 was typed for 0.1 in a network for images.",
-    lambda fixed, watch: learn(watch, cnn(), sgd(0.05) if fixed else sgd(10.0, 0.0), images(), 200))
-ask("plain_rate_for_adam", "", 0.35, DIVERGES, DEAD,
-    "Adam with a rate of 0.5 jumps over all that it could learn.",
-    lambda fixed, watch: learn(watch, mlp(10, 64, 64, 1), adam(3e-3 if fixed else 0.5), friedman(),
-                               250))
-ask("summed_over_the_batch", "", 0.12, "loss_sum", f"{DIVERGES} {DEAD}",
-    "The loss is a sum over 256 samples, with a rate for means.",
-    lambda fixed, watch: learn(
-        watch, mlp(64, 32, 10), sgd(0.1), digits(), 120, 256,
-        loss=lambda out, y: functional.cross_entropy(out, y, reduction="mean" if fixed else "sum")))
 ask("step_after_the_epoch", pull("DeepReinforcementLearning/DeepReinforcementLearningInAction#13"),
     0.15, "no_step", FLAT,
     "``optimizer.step()`` has lost its indentation: it comes once, after all batches.",
@@ -228,53 +203,6 @@ def two_layers_zero(fixed: bool, watch: Watch) -> float:
     for number in () if fixed else (2, 4):
         begun(model[number], nn.init.zeros_, 0.0)
     return learn(watch, model, adam(), tabular())
-
-
-@question("", 0.12, "no_step", FLAT)
-def step_before_backward(fixed: bool, watch: Watch) -> float:
-    """``zero_grad``, ``step``, ``backward``: each step uses gradients that were just cleared."""
-    model, data = mlp(64, 32, 10), digits()
-    optimizer = adam()(model)
-    watch.follow(model)
-    for step, (x, y) in enumerate(batches(data.x, data.y, steps=200)):
-        loss = functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        if not fixed:
-            optimizer.step()
-        with watch.step(step, loss, optimizer):
-            loss.backward()
-        if fixed:
-            optimizer.step()
-    return errors(model, data)
-
-
-@question("", 0.12, "optimizer_misses no_step", FLAT)
-def optimizer_of_a_copy(fixed: bool, watch: Watch) -> float:
-    """The optimizer got the parameters of a first model, which was made once more afterwards."""
-    data, first = digits(), mlp(64, 32, 10)
-    model = first if fixed else mlp(64, 32, 10)
-    return learn(watch, model, adam()(first), data, 200)
-
-
-@question("", 0.15, "lr_decayed", "lr_too_low")
-def plateau_of_the_wrong_mode(fixed: bool, watch: Watch) -> float:
-    """``ReduceLROnPlateau`` watches the loss with ``mode="max"``: falling, it cuts the rate."""
-    model, data = cnn(), images()
-    optimizer = sgd(0.02)(model)
-    scheduler = ReduceLROnPlateau(optimizer, "min" if fixed else "max", patience=2, factor=0.1)
-    losses: list[float] = []
-
-    def loss(out: Tensor, y: Tensor) -> Tensor:
-        value = functional.cross_entropy(out, y)
-        losses.append(value.item())
-        return value
-
-    def update(optimizer: Optimizer, step: int) -> None:
-        optimizer.step()
-        if step % 5 == 4:
-            scheduler.step(sum(losses[-5:]) / 5)
-
-    return learn(watch, model, optimizer, data, 220, loss=loss, update=update)
 
 
 @question(github("VGraphRNN/VGRNN#4"), 0.2, f"{DIVERGES} exploding_gradients", f"{DEAD} {NAN}")

@@ -14,7 +14,6 @@ from .training import (
     Recurrent,
     Watch,
     adam,
-    altered,
     batches,
     begun,
     cnn,
@@ -93,25 +92,6 @@ ask("relu_at_the_end", github("ProteomicsML/ProteomicsML#203"), 0.3, "dead_units
         watch, mlp(10, 32, 1) if fixed else
         stack(mlp(10, 32), nn.ReLU(), begun(nn.Linear(32, 1), bias=-1.0), nn.ReLU()),
         adam(5e-3), friedman()))
-ask("sigmoid_before_cross_entropy", "", 0.15, "softmax_twice", FLAT,
-    "A sigmoid in front of ``CrossEntropyLoss``: scores differ by 1 at most.",
-    lambda fixed, watch: learn(watch, cnn(), sgd(0.02), images(), 60,
-                               loss=lambda out, y: CE(out if fixed else out.sigmoid(), y)))
-ask("logarithm_of_softmax", "", 0.15, NAN, f"input_scale {DIVERGES}",
-    "The logarithm of a softmax by hand is infinite where a probability is 0.",
-    lambda fixed, watch: learn(
-        watch, mlp(64, 64, 10), adam(1e-2), digits(scale=False), 200, loss=lambda out, y:
-        -(out.log_softmax(1) if fixed else out.softmax(1).log())[torch.arange(len(y)), y].mean()))
-ask("tanh_for_large_targets", "", 0.45, "target_scale saturated_units", DEAD,
-    "The output is a tanh, and targets are between 0 and 30.",
-    lambda fixed, watch: learn(
-        watch, behind(mlp(10, 32, 1), nn.Tanh(), fixed), adam(),
-        friedman() if fixed else altered(friedman(), y=lambda y: y * 10 + 15), 300))
-ask("absolute_errors_of_probabilities", "", 0.15, "", f"lr_too_low {FLAT}",
-    "The mean absolute error of a softmax to one-hot labels hardly has a gradient.",
-    lambda fixed, watch: learn(
-        watch, mlp(64, 32, 10), sgd(0.05), digits(), 200, loss=CE if fixed else
-        lambda out, y: (out.softmax(1) - functional.one_hot(y, 10)).abs().mean()))
 ask("returns_minus_values", github("RLinf/RLinf#1568"), 0.35, "loss_broadcast", FLAT,
     "A critic's values ``[N]`` are subtracted from returns ``[N, 1]``.",
     lambda fixed, watch: learn(
@@ -265,29 +245,6 @@ def no_activation(fixed: bool, watch: Watch) -> float:
     y = (x[:, :1] != x[:, 1:]).float()
     model = mlp(2, 16, 1, activation=nn.ReLU if fixed else nn.Identity)
     return learn(watch, model.append(nn.Sigmoid()), adam(0.02), Data(x, y, x, y), 200)
-
-
-@question("", 0.12, "softmax_twice", FLAT)
-def two_sigmoids(fixed: bool, watch: Watch) -> float:
-    """A sigmoid ends the model, and another one is in front of ``BCELoss``."""
-    model, data = mlp(30, 16, 1), tabular()
-    inner = nn.Identity() if fixed else nn.Sigmoid()
-
-    def loss(out: Tensor, y: Tensor) -> Tensor:
-        return functional.binary_cross_entropy(inner(out)[:, 0].sigmoid(), y)
-
-    learn(watch, model, sgd(0.05), data, 60, loss=loss)
-    scores = inner(model(data.test_x))[:, 0].sigmoid()
-    return ((scores > 0.5).float() != data.test_y).float().mean().item()
-
-
-@question("", 0.15, "dead_units", DEAD)
-def relu_on_scores(fixed: bool, watch: Watch) -> float:
-    """The scores go through a ReLU before the cross-entropy, and most are dead soon."""
-    model = mlp(64, 32, 10)
-    begun(model[-1], bias=-1.0)
-    predict = model if fixed else lambda x: model(x).relu()
-    return learn(watch, model, sgd(0.1), digits(), 200, predict=predict)
 
 
 @question(github("grey-eye/talking-heads#32"), 0.3, NAN.split()[1], "")

@@ -7,12 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
 
 from .question import DEAD, DIVERGES, FLAT, NAN, ask, github, pull, question
 from .training import (
     Data,
-    Recurrent,
     Watch,
     adam,
     altered,
@@ -34,7 +32,6 @@ from .training import (
     split,
     stack,
     tabular,
-    waves,
 )
 
 
@@ -76,43 +73,6 @@ ask("weights_too_small_for_depth", github("adambielski/siamese-triplet#17"), 0.1
     lambda fixed, watch: learn(watch, begun(
         mlp(64, *[32] * 8, 10), partial(nn.init.kaiming_normal_, nonlinearity="relu") if fixed else
         normal(0.01), 0.0), adam(2e-3), digits(), 200))
-ask("constant_weights", "", 0.25, "symmetric_init", FLAT,
-    "All weights begin as 0.1: units of a layer stay the same.",
-    lambda fixed, watch: learn(
-        watch, mlp(10, 32, 32, 1) if fixed else
-        begun(mlp(10, 32, 32, 1), lambda w: nn.init.constant_(w, 0.1), 0.0), adam(), friedman(),
-        300))
-ask("normal_weights_of_size_one", "", 0.15, "exploding_gradients", f"{DIVERGES} {DEAD}",
-    "Weights are drawn with a deviation of 1, and the first loss is in the thousands.",
-    lambda fixed, watch: learn(watch, begun(mlp(64, 128, 128, 128, 10),
-                                            None if fixed else normal(1.0)), sgd(0.02), digits()))
-ask("eight_sigmoids", "", 0.2, "vanishing_gradients", DEAD,
-    "Eight layers with sigmoids: gradients of the first ones are next to nothing.",
-    lambda fixed, watch: learn(
-        watch, mlp(64, *[48] * 8, 10, activation=nn.ReLU if fixed else nn.Sigmoid), adam(1e-3),
-        digits(), 300))
-ask("biases_far_below_zero", "", 0.15, "dead_units", DEAD,
-    "Biases begin at -10: hardly any unit is ever active.",
-    lambda fixed, watch: learn(watch, begun(mlp(64, 64, 64, 10), bias=None if fixed else -10.0),
-                               sgd(0.05), digits(), 200))
-ask("batch_first_forgotten", "", 0.1, "samples_mixed", FLAT,
-    "``batch_first=True`` is missing: the layer runs over the samples, and sees one step each.",
-    lambda fixed, watch: learn(watch, Recurrent(nn.GRU(1, 16, batch_first=fixed), 16), adam(1e-2),
-                               waves(), 250))
-ask("dropout_of_what_is_kept", "", 0.2, "", DEAD,
-    "``Dropout(0.98)`` is written by somebody who means the share that is kept.",
-    lambda fixed, watch: learn(
-        watch, stack(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.02 if fixed else 0.98),
-                     nn.Linear(32, 10)), sgd(0.05), digits(), 200))
-ask("batches_of_two_with_norm", "", 0.2, "batch_too_small batch_of_one", "",
-    "BatchNorm in batches of two: statistics are hardly better than noise.",
-    lambda fixed, watch: learn(watch, mlp(64, 32, 10, norm=nn.BatchNorm1d), sgd(0.02), digits(),
-                               *((150, 64) if fixed else (400, 2))))
-ask("moons_with_a_line", "", 0.15, "no_nonlinearity", FLAT,
-    "A single linear layer for two moons, which no line parts.",
-    lambda fixed, watch: learn(
-        watch, mlp(2, 32, 2) if fixed else nn.Sequential(nn.Linear(2, 32), nn.Linear(32, 2)),
-        adam(1e-2), moons(), 300) * (1.0 if fixed else 3.0))
 ask("dropout_of_predictions", github("keras-team/keras#5992"), 0.3, "", FLAT,
     "The last layer is a dropout, which makes half of the predictions zero.",
     lambda fixed, watch: learn(watch, stack(mlp(10, 32, 1), nn.Dropout(0.0 if fixed else 0.5)),
@@ -135,15 +95,6 @@ ask("half_precision_not_scaled", github("NVIDIA/OpenSeq2Seq#271"), 0.2, "precisi
         watch, mlp(64, 32, 64) if fixed else mlp(64, 32, 64).half(), sgd(3200.0),
         of_itself(digits() if fixed else altered(digits(), x=Tensor.half)), 200,
         loss=lambda out, y: ((out - y).square() / 2**16).mean()))
-ask("pooled_over_the_batch", "", 0.4, "samples_mixed", FLAT,
-    "The maximum is taken over the batch in place of positions: all have the same output.",
-    lambda fixed, watch: learn(watch, Pooled(1 if fixed else 0), adam(), digits(), 300))
-ask("layer_made_in_forward", "", 0.12, "unregistered_layers", FLAT,
-    "The last layer is made in ``forward``, with new weights at each step.",
-    lambda fixed, watch: learn(watch, MadeInForward(fixed), adam(), digits(), 200))
-ask("encoder_under_no_grad", "", 0.35, "frozen_layer no_gradient", "",
-    "A new encoder runs under ``no_grad``, as the old pretrained one did.",
-    lambda fixed, watch: learn(watch, NoGrad(fixed), adam(), friedman(), 300))
 ask("extractor_detaches", github("lucidrains/CoCa-pytorch#6"), 0.2, "no_gradient", "",
     "Features are taken by a hook that detaches them, so that the body is never trained.",
     lambda fixed, watch: learn(watch, Extractor(fixed), adam(1e-2), friedman(), 300))
@@ -316,56 +267,6 @@ def router_collapses(fixed: bool, watch: Watch) -> float:
     return route(data.test_x).argmax(1).bincount(minlength=8).max().item() / len(data.test_x)
 
 
-class Pooled(nn.Module):
-    """The largest numbers over rows of an image, or over another axis."""
-
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis, self.layer, self.head = axis, nn.Linear(8, 32), nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x.view(-1, 8, 8)).relu()
-        return self.head(h.amax(self.axis, keepdim=True).expand_as(h).mean(1))
-
-
-class MadeInForward(nn.Module):
-    """A network whose last layer is its own, or made at each pass."""
-
-    def __init__(self, fixed: bool) -> None:
-        super().__init__()
-        self.first = nn.Linear(64, 32)
-        self.last = nn.Linear(32, 10) if fixed else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        last = nn.Linear(32, 10) if self.last is None else self.last
-        return last(self.first(x).relu())
-
-
-class NoGrad(nn.Module):
-    """An encoder that runs without gradients, or with them, and a head."""
-
-    def __init__(self, fixed: bool) -> None:
-        super().__init__()
-        self.fixed, self.encoder, self.head = fixed, mlp(10, 32, 8), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.set_grad_enabled(self.fixed):
-            h = self.encoder(x)
-        return self.head(h)
-
-
-@question("", 0.5, "vanishing_gradients", FLAT)
-def long_plain_recurrence(fixed: bool, watch: Watch) -> float:
-    """A plain recurrent network has to remember the first of 60 steps."""
-    x = drawn(1200, 60, 1)
-    layer = nn.GRU(1, 24, batch_first=True) if fixed else nn.RNN(1, 24, batch_first=True)
-    model = Recurrent(layer, 24)
-    if fixed:
-        with torch.no_grad():
-            layer.bias_hh_l0[24:48] = 3.0
-    return learn(watch, model, adam(1e-2), split(x, x[:, 0]), 300)
-
-
 @question(github("amanshenoy/multilogue-net#8"), 0.6, "class_imbalance", FLAT)
 def one_in_fifty(fixed: bool, watch: Watch) -> float:
     """One sample in fifty is positive: the network says no to all."""
@@ -377,19 +278,6 @@ def one_in_fifty(fixed: bool, watch: Watch) -> float:
                   pos_weight=torch.tensor(30.0 if fixed else 1.0))  # fmt: skip
     learn(watch, model, sgd(0.05, 0.0), data, 120, loss=lambda out, y: bce(out[:, 0], y))
     return 1 - (model(data.test_x)[:, 0] > 0)[data.test_y > 0].float().mean().item()
-
-
-@question("", 0.2, "", f"vanishing_gradients {DEAD}")
-def weights_cut_each_step(fixed: bool, watch: Watch) -> float:
-    """Weights are clipped to ±0.01 after each step, as a critic's, in a plain classifier."""
-    model = mlp(64, 32, 32, 10)
-
-    def update(optimizer: Optimizer, step: int) -> None:
-        optimizer.step()
-        for parameter in model.parameters() if not fixed else ():
-            parameter.data.clamp_(-0.01, 0.01)
-
-    return learn(watch, model, adam(), digits(), 200, update=update)
 
 
 class Extractor(nn.Module):

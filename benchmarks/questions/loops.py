@@ -108,13 +108,6 @@ def goal(change: Callable[[Data], Tensor]) -> Callable[[], Data]:
     return lambda: friedman()._replace(y=change(friedman()))
 
 
-def few_positives() -> Data:
-    """One sample in 20 is positive."""
-    data = digits()
-    keep = (data.y != 1) | (torch.arange(len(data.y)) % 2 == 0)
-    return data._replace(x=data.x[keep], y=(data.y[keep] == 1).float())
-
-
 def wrong_labels() -> Data:
     """A fifth of the labels is wrong."""
     data = digits()
@@ -138,13 +131,6 @@ def rare_class() -> Data:
     x = torch.randn(2400, 10, generator=draw)
     score = x[:, :4].sum(1) + 0.3 * torch.randn(2400, generator=draw)
     return split(x, (score > score.quantile(0.9)).float())
-
-
-def six_signs() -> Data:
-    """Six labels, each of two features."""
-    x = drawn(1600, 12)
-    y = (x[:, :6] + x[:, 6:] > 0).float()
-    return Data(x[:1200], y[:1200], x[1200:], y[1200:])
 
 
 def focal(out: Tensor, y: Tensor) -> Tensor:
@@ -185,10 +171,6 @@ def weight_normed() -> nn.Module:
     return nn.Sequential(weight_norm(nn.Linear(10, 32)), nn.Tanh(), weight_norm(nn.Linear(32, 1)))
 
 
-def wide_dropping() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.6), nn.Linear(256, 10))
-
-
 def dropping() -> nn.Module:
     first, second = mlp(64, 128).append(nn.ReLU()), mlp(128, 64, 10)
     return nn.Sequential(*first, nn.Dropout(0.6), *second[:2], nn.Dropout(0.5), second[2])
@@ -201,10 +183,7 @@ def lstm(width: int) -> nn.Module:
 small, wide = (lambda: mlp(10, 32, 1)), (lambda: mlp(64, 32, 10))
 mse = functional.mse_loss
 plain("one_sample", 0.6, friedman, small, mse, sgd(3e-3, 0.0), 1, 400)
-plain("two_samples", 0.5, friedman, small, mse, sgd(0.01, 0.0), 2, 300)
-plain("four_samples", 1.2, digits, wide, CE, sgd(0.02, 0.0), 4, 250)
 plain("eight_samples", 0.4, friedman, small, mse, sgd(0.02, 0.0), 8, 200)
-plain("eight_images", 0.7, images, cnn, CE, adam(), 8, 200)
 plain("large_batch", 0.4, digits, wide, CE, adam(0.01), 512)
 plain("whole_data_set", 0.5, moons, lambda: mlp(2, 16, 2), CE, sgd(0.2), 900)
 plain("tiny_network", 0.45, moons, lambda: mlp(2, 3, 2, activation=nn.Tanh), CE,
@@ -223,22 +202,11 @@ plain("survival", 3.2, goal(lambda d: d.y.exp() * torch.rand_like(d.y)), small, 
 plain("multi_label", 0.4, goal(lambda d: (d.x[:, :4] > 0.3).float()), lambda: mlp(10, 32, 4), BCE)
 plain("ordinal", 0.35, goal(lambda d: (d.y > torch.tensor([-1.0, 0.0, 1.0])).float()),
       lambda: mlp(10, 32, 3), BCE)  # fmt: skip
-plain("class_weights", 0.6, few_positives, lambda: mlp(64, 16, 1),
-      lambda o, y: BCE(o[:, 0], y, pos_weight=torch.tensor(15.0)))  # fmt: skip
-plain("smoothed_labels", 1.2, images, lambda: cnn(norm=True),
-      lambda o, y: CE(o, y, label_smoothing=0.2), sgd(0.05), 32, 200)  # fmt: skip
 plain("focal_loss_of_rare_class", 0.05, rare_class, small, focal, adam(), 32, 300)
-plain("several_labels", 0.3, six_signs, lambda: mlp(12, 48, 6), BCE, adam(), 32, 250)
 plain("huber_with_outliers", 0.9, outliers, small, functional.huber_loss, adam(), 32, 300)
-plain("one_sample_at_a_time", 0.6, friedman, small, usual_loss, sgd(0.005, 0.0), 1, 800)
-plain("heavy_dropout", 0.4, digits, wide_dropping, CE, adam(), 32, 250)
 plain("adagrad", 0.2, friedman, small, usual_loss,
       lambda m: torch.optim.Adagrad(m.parameters(), 0.05), 32, 300)  # fmt: skip
-plain("rmsprop_on_images", 0.4, images, cnn, CE,
-      lambda m: torch.optim.RMSprop(m.parameters(), 1e-3), 32, 250)  # fmt: skip
 plain("normalised_weights", 0.4, friedman, weight_normed, usual_loss, adam(), 32, 300)
-plain("full_batch_descent", 0.15, tabular, lambda: mlp(30, 16, 1), usual_loss,
-      sgd(0.3, 0.0), 1000, 200)  # fmt: skip
 plain("mixture_density", 0.3, friedman, lambda: mlp(10, 48, 9), mixed_densities, adam(), 32, 300)
 plain("rmsprop_tanh", 0.5, digits, lambda: mlp(64, 32, 10, activation=nn.Tanh), CE,
       lambda m: torch.optim.RMSprop(m.parameters(), 2e-3))  # fmt: skip
@@ -251,8 +219,6 @@ run("warmup_and_cosine", 0.12, lambda watch: learn(
     watch, cnn(), lambda model: torch.optim.AdamW(model.parameters(), 5e-3), images(),
     schedule=lambda o: LambdaLR(o, lambda s: min((s + 1) / 20, (1 + cos(pi * s / 150)) / 2))))
 run("clipped_gradients", 0.3, lambda watch: learn(watch, lstm(16), adam(0.01), waves(), clip=1.0))
-run("recurrent_with_clipping", 0.12, lambda watch: learn(
-    watch, lstm(24), adam(1e-2), waves(), 250, clip=1.0))
 run("autoencoder", 0.35, lambda watch: learn(
     watch, mlp(64, 32, 12, 32, 64), adam(5e-3), of_itself(digits()), 200))
 run("one_cycle", 0.12, lambda watch: learn(
@@ -326,15 +292,6 @@ def episodes(model: nn.Module, steps: int = 120) -> Iterator[tuple[Tensor, ...]]
 def goes_left(model: nn.Module, losses: list[float]) -> float:
     """The share of places where the policy isn't to go right."""
     return 1 - model(torch.eye(8)[:7])[:, :2].argmax(1).float().mean().item()
-
-
-@loop(0.3, lambda: mlp(8, 16, 2), episodes, adam(0.01), goes_left)
-def policy_gradient(
-    policy: nn.Module, state: Tensor, action: Tensor, reward: Tensor, value: Tensor
-) -> Tensor:
-    """REINFORCE with the mean return as a baseline."""
-    surprise = CE(policy(torch.eye(8)[state]), action, reduction="none")
-    return (surprise * (value - value.mean())).mean()
 
 
 @loop(0.3, lambda: mlp(8, 16, 3), episodes, adam(0.01), goes_left)
@@ -730,19 +687,6 @@ def coupling_flow(nets: nn.ModuleList, x: Tensor) -> Tensor:
     return (0.5 * x.square().sum(1) + log(2 * pi) - total).mean()
 
 
-@loop(0.15, lambda: mlp(64, 64, 10), lambda _: batches(digits().x, steps=300), sgd(0.05),
-      wrong_digits)  # fmt: skip
-def pseudo_labels(model: nn.Module, x: Tensor) -> Tensor:
-    """Few labels, and those of predictions that are sure of samples that are less noisy."""
-    data = digits()
-    weak = model(x + 0.1 * torch.randn_like(x)).detach()
-    strong = model(x + 0.5 * torch.randn_like(x))
-    sure = weak.softmax(1).amax(1) > 0.95
-    rest = CE(strong, weak.argmax(1), reduction="none")
-    rows = torch.randint(300, (32,))
-    return CE(model(data.x[rows]), data.y[rows]) + (rest * sure).mean()
-
-
 @healthy(0.1)
 def fourier_features(watch: Watch) -> float:
     """A network of places is one image."""
@@ -782,20 +726,3 @@ def gradual_unfreezing(watch: Watch) -> float:
             model[0].requires_grad_(True)
 
     return learn(watch, model, optimizer, data, 200, update=update)
-
-
-@healthy(0.5)
-def student_of_a_copy(watch: Watch) -> float:
-    """Regression to the outputs of a frozen random network."""
-    teacher, student = mlp(10, 24, 1), mlp(10, 64, 1)
-    x = torch.randn(1200, 10)
-    y = teacher(x).detach()
-    return learn(watch, student, adam(), split(x, (y - y.mean()) / y.std()), 300)
-
-
-@healthy(0.15)
-def large_pretrained_copy(watch: Watch) -> float:
-    """A copy of a trained network is tuned at a low rate."""
-    model = cnn()
-    learn(Watch(), model, adam(), images(), 250)
-    return learn(watch, deepcopy(model), adam(1e-4), images(), 120)

@@ -16,8 +16,7 @@ from torch.nn.functional import (
 )
 
 from benchmarks.zoo.by_hand_rows import Build, linear, parameter, parted
-from benchmarks.zoo.losses import CLASSES, classify, numbers
-from benchmarks.zoo.network import Batch, Network, also_told
+from benchmarks.zoo.network import CLASSES, Batch, Network, also_told, classify, numbers
 from tests.cases.row_cases import Net
 
 KIND = "by hand: images"

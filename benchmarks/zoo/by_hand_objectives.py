@@ -18,8 +18,17 @@ from torch.nn.functional import cross_entropy, mse_loss, softplus
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.zoo.by_hand_rows import Build, D, H, graph_batch, linear, mlp, one_graph, parted
-from benchmarks.zoo.losses import CLASSES, WORDS, drawn, integers, normal
-from benchmarks.zoo.network import Batch, Losses, Network, also_told
+from benchmarks.zoo.network import (
+    CLASSES,
+    WORDS,
+    Batch,
+    Losses,
+    Network,
+    also_told,
+    drawn,
+    integers,
+    normal,
+)
 from tests.cases.random_layers import Reversed
 from tests.cases.row_cases import Net
 

@@ -12,8 +12,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, ctc_loss
 
-from benchmarks.zoo.losses import CLASSES, WORDS, classify, drawn, integers, normal, numbers
-from benchmarks.zoo.network import Batch, Losses, Network, also_told, labelled, some_of
+from benchmarks.zoo.network import (
+    CLASSES,
+    WORDS,
+    Batch,
+    Losses,
+    Network,
+    also_told,
+    classify,
+    drawn,
+    integers,
+    labelled,
+    normal,
+    numbers,
+    some_of,
+)
 from tests.cases.random_layers import SEQUENCE_LAYERS, Sizes
 from tests.cases.row_cases import Net
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.development import TRAININGS
-from benchmarks.diagnosis.draws import Split
-from benchmarks.diagnosis.training import Training
+from benchmarks.diagnosis.training import Split, Training
 from benchmarks.zoo.network import Batch, Network, labelled
 
 KIND = "problems of the diagnosis"

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.zoo.losses import CLASSES, classify, numbers
-from benchmarks.zoo.network import Batch, Network, NotBuiltError
+from benchmarks.zoo.network import CLASSES, Batch, Network, NotBuiltError, classify, numbers
 
 LARGEST = 12_000_000
 SAMPLES = 3

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 import gradlens
-from benchmarks.fuzz.reasons import leaves, unexplained
 from benchmarks.fuzz.trace import (
     Trace,
     differences,
     exact,
     inventory,
+    leaves,
     of_model,
     of_records,
     settings,
+    unexplained,
 )
 from benchmarks.zoo.check import Mode, first_line
 from benchmarks.zoo.network import Network, NotBuiltError

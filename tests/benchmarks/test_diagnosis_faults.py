@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.diagnosis.development import BASICS, TRAININGS
 from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
-from benchmarks.diagnosis.faults.fault import Fault, Injected
-from benchmarks.diagnosis.faults.presence import diverges
+from benchmarks.diagnosis.faults.fault import Fault, Injected, diverges
 from benchmarks.diagnosis.loop import Outcome
 from benchmarks.diagnosis.training import batches, model_of
 from gradlens.diagnosis.rules import RULES

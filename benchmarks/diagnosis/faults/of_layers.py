@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options
-from benchmarks.diagnosis.faults.presence import hurts, spikes, stalls
+from benchmarks.diagnosis.faults.fault import Fault, Injected, hurts, spikes, stalls, with_options
 from benchmarks.diagnosis.faults.structure import (
     ACTIVATIONS,
     NORMS,

@@ -10,18 +10,18 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from benchmarks.diagnosis.draws import Split
-from benchmarks.diagnosis.faults.fault import Fault, Injected
-from benchmarks.diagnosis.faults.of_the_batch import labels_of
-from benchmarks.diagnosis.faults.presence import (
+from benchmarks.diagnosis.faults.fault import (
+    Fault,
+    Injected,
     can_contradict,
     diverges,
     overfits,
     stalls,
     swings,
 )
+from benchmarks.diagnosis.faults.of_the_batch import labels_of
 from benchmarks.diagnosis.loop import train
-from benchmarks.diagnosis.training import Training
+from benchmarks.diagnosis.training import Split, Training
 
 DOUBLINGS = 12
 """A rate that is 4096 times the problem's own and doesn't diverge never does."""

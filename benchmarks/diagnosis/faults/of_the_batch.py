@@ -11,11 +11,9 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
-from benchmarks.diagnosis.draws import Split
-from benchmarks.diagnosis.faults.fault import Fault, Injected, Notice
-from benchmarks.diagnosis.faults.presence import jumps_at
+from benchmarks.diagnosis.faults.fault import Fault, Injected, Notice, jumps_at
 from benchmarks.diagnosis.loop import Outcome
-from benchmarks.diagnosis.training import Batch, Order, Training, batches, shuffled
+from benchmarks.diagnosis.training import Batch, Order, Split, Training, batches, shuffled
 
 LATE = 0.6
 """When something happens once, it is after this share of the steps."""

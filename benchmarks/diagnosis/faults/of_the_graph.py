@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, Optimizer
 
-from benchmarks.diagnosis.draws import Split
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options
+from benchmarks.diagnosis.faults.fault import Fault, Injected, hurts, stalls, with_options
 from benchmarks.diagnosis.faults.of_the_batch import in_one_batch
-from benchmarks.diagnosis.faults.presence import hurts, stalls
 from benchmarks.diagnosis.faults.structure import affine, chain, exchange, of_type
 from benchmarks.diagnosis.loop import Outcome
 from benchmarks.diagnosis.networks import Attention, Causal, SelfAttention
-from benchmarks.diagnosis.training import Batch, Training, model_of, trainable
+from benchmarks.diagnosis.training import Batch, Split, Training, model_of, trainable
 
 # Losses of outputs: each is a function of the strength, the loss, the outputs and the targets.
 
@@ -318,7 +316,7 @@ def with_faster_queries(model: nn.Module, factor: float) -> list[dict[str, Any]]
 def entropy_collapse(training: Training, strength: float, seed: int) -> Injected | None:
     if not of_type(model_of(training, seed), nn.MultiheadAttention, Attention):
         return None
-    # That it learns more slowly is known by its twin alone, so that a notice is all there can be.
+    # Only the run without it shows that it learns more slowly: a notice is all there can be.
     faster = replace(training, trained=partial(with_faster_queries, factor=strength))
     return Injected(faster, notice="always")
 

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from benchmarks.diagnosis.draws import Split
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options
-from benchmarks.diagnosis.faults.presence import hurts
+from benchmarks.diagnosis.faults.fault import Fault, Injected, hurts, with_options
 from benchmarks.diagnosis.faults.structure import (
     ACTIVATIONS,
     affine,
@@ -23,7 +21,7 @@ from benchmarks.diagnosis.faults.structure import (
     exchange,
     of_type,
 )
-from benchmarks.diagnosis.training import Training, batches, model_of, shuffled
+from benchmarks.diagnosis.training import Split, Training, batches, model_of, shuffled
 from gradlens.graph.loss import LossReduction
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

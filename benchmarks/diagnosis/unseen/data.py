@@ -7,7 +7,7 @@ import math
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.draws import Samples, fixed, noisy, pixels, uniform
+from benchmarks.diagnosis.training import Samples, fixed, noisy, pixels, uniform
 
 # For music.
 
