@@ -33,10 +33,8 @@ from . import (  # noqa: F401
     in_losses,
     in_models,
     loops,
-    not_finite,
 )
-from .question import LOOPS, QUESTIONS, Question
-from .training import Watch
+from .training import LOOPS, QUESTIONS, Question, Watch
 
 
 class Gradlens(Watch):

@@ -9,22 +9,29 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from .question import DEAD, DIVERGES, FLAT, NAN, ask, github, pull, question
 from .training import (
+    DEAD,
+    DIVERGES,
+    FLAT,
+    NAN,
     Data,
     Recurrent,
     Watch,
     adam,
     altered,
+    ask,
     batches,
     cnn,
     digits,
     fit,
     friedman,
+    github,
     images,
     learn,
     misfit,
     mlp,
+    pull,
+    question,
     sgd,
     stack,
     tabular,

@@ -8,13 +8,17 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 
-from .question import DEAD, DIVERGES, FLAT, NAN, ask, github, pull, question
 from .training import (
+    DEAD,
+    DIVERGES,
+    FLAT,
+    NAN,
     Recurrent,
     Watch,
     adam,
     altered,
     always,
+    ask,
     batches,
     begun,
     cnn,
@@ -23,12 +27,15 @@ from .training import (
     errors,
     fit,
     friedman,
+    github,
     images,
     learn,
     mlp,
     moons,
     normal,
     of_itself,
+    pull,
+    question,
     real_points,
     sgd,
     tabular,

@@ -8,18 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .question import DEAD, DIVERGES, FLAT, NAN, ask, github, pull, question
 from .training import (
+    DEAD,
+    DIVERGES,
+    FLAT,
+    NAN,
     Data,
     Watch,
     adam,
     altered,
+    ask,
     batches,
     begun,
     digits,
     drawn,
     fit,
     friedman,
+    github,
     images,
     learn,
     mean_of_last,
@@ -28,6 +33,8 @@ from .training import (
     moons,
     normal,
     of_itself,
+    pull,
+    question,
     sgd,
     split,
     stack,

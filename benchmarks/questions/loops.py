@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneC
 from benchmarks.diagnosis.networks import Beside, Memory
 
 from .in_data import Decoder
-from .question import healthy, run
 from .training import (
     Data,
     Recipe,
@@ -33,6 +32,7 @@ from .training import (
     errors,
     fit,
     friedman,
+    healthy,
     images,
     learn,
     mean_of_last,
@@ -41,6 +41,7 @@ from .training import (
     moons,
     of_itself,
     real_points,
+    run,
     sgd,
     split,
     stack,
