@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.memory import status
+from benchmarks.memory import in_a_process, peak_of
 
 SAMPLES, BATCH, COLUMNS, REPETITIONS = 300, 64, 8, 3
 """The last batch has 44 samples, so that an average over batches isn't that over samples."""
@@ -177,22 +176,13 @@ def costs(
     prepare: Callable[[], Callable[[], object]], repetitions: int = REPETITIONS
 ) -> tuple[float, int]:
     """The median CPU time of what ``prepare`` returns, in seconds, and the bytes that both take."""
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    work = prepare()
-    times = [seconds(work) for _ in range(repetitions)]
-    return statistics.median(times), status("VmHWM") - before
 
+    def measured() -> list[float]:
+        work = prepare()
+        return [seconds(work) for _ in range(repetitions)]
 
-def in_a_process(module: str, *arguments: object) -> list[str] | None:
-    """What a module prints in another process; ``None`` if a library hasn't what it asks for."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if "NotImplementedError" in result.stderr:
-        return None
-    if result.returncode:
-        raise RuntimeError(result.stderr)
-    return result.stdout.split()
+    times, size = peak_of(measured)
+    return statistics.median(times), size
 
 
 def is_installed(library: str) -> bool:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.curvature_peers import BATCH, LOSS, costs, in_a_process, is_installed, problem
+from benchmarks.curvature_peers import BATCH, LOSS, costs, is_installed, problem
+from benchmarks.memory import in_a_process
 
 THIS = "benchmarks.influence_peers"
 

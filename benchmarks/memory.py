@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import torch
 from torch.profiler import profile
@@ -20,6 +23,7 @@ from benchmarks.contenders import Paired, Setting, named
 from benchmarks.problems import problem_of
 
 STEPS = 3
+T = TypeVar("T")
 
 
 def status(field: str) -> int:
@@ -38,14 +42,29 @@ def of_device(set_up: Callable[[], Callable[[], float]]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def peak_of(work: Callable[[], T]) -> tuple[T, int]:
+    """What the work gives, and the bytes of the process at its peak above what was there before."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = status("VmRSS")
+    found = work()
+    return found, status("VmHWM") - before
+
+
 def of_process(set_up: Callable[[], Callable[[], float]]) -> int:
     """The same of this process, by the kernel's account."""
     step = set_up()
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = status("VmRSS")
-    for _ in range(STEPS):
-        step()
-    return status("VmHWM") - before
+    return peak_of(lambda: [step() for _ in range(STEPS)])[1]
+
+
+def in_a_process(module: str, *arguments: object) -> list[str] | None:
+    """What a module prints in another process; ``None`` if a library hasn't what it asks for."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if "NotImplementedError" in result.stderr:
+        return None
+    if result.returncode:
+        raise RuntimeError(result.stderr)
+    return result.stdout.split()
 
 
 def of_tensors(set_up: Callable[[], Callable[[], float]]) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import platform
-import subprocess
 import sys
 import time
 import warnings
@@ -35,6 +34,7 @@ from benchmarks.contenders import (
     tracked_by_cockpit,
     tracked_by_gradlens,
 )
+from benchmarks.memory import in_a_process
 from benchmarks.peers import PEERS
 from benchmarks.problems import NAMED, PROBLEMS, problem_of
 
@@ -126,10 +126,11 @@ def peak_memory(
 
 
 def _peak_memory(problem: str, contender: str, batch_size: int, device: str) -> float:
-    module = "benchmarks.memory"
-    command = [sys.executable, "-m", module, problem, contender, str(batch_size), device]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return float(done.stdout.split()[-1]) if done.returncode == 0 and done.stdout else float("nan")
+    try:
+        found = in_a_process("benchmarks.memory", problem, contender, batch_size, device)
+    except RuntimeError:  # of too little memory, for example
+        return float("nan")
+    return float(found[-1]) if found else float("nan")
 
 
 def megabytes_above_plain(

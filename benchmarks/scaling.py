@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -27,7 +25,7 @@ import torch
 from torch import Tensor, distributed, multiprocessing, nn
 
 from benchmarks.contenders import COUNTED, TRACKED, Setting, Training, Wrap, tracked_by_gradlens
-from benchmarks.memory import status
+from benchmarks.memory import in_a_process, peak_of
 from benchmarks.overhead import megabytes_above_plain, merge, ratios
 from benchmarks.problems import PROBLEMS, SCALED, problem_of
 from gradlens.schedules import linear
@@ -120,13 +118,14 @@ def training(contender: str, parts: int, wrap: Wrap = lambda model: model) -> Ca
 
 def seconds_and_peak(step: Callable[[], object]) -> tuple[float, int]:
     """Seconds of CPU of a step, and peak bytes above what was there before."""
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before, seconds = status("VmRSS"), []
-    for _ in range(STEPS):
+
+    def seconds() -> float:
         start = time.process_time()
         step()
-        seconds.append(time.process_time() - start)
-    return median(seconds[1:]), status("VmHWM") - before
+        return time.process_time() - start
+
+    found, peak = peak_of(lambda: [seconds() for _ in range(STEPS)])
+    return median(found[1:]), peak
 
 
 def worker(rank: int, count: int, port: int, contender: str) -> None:
@@ -163,9 +162,8 @@ def prepare() -> None:
 @cache
 def cost(what: str, count: int, contender: str) -> tuple[float, float, float]:
     """What ``print_parts`` prints in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.scaling", "parts", what, str(count), contender]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    seconds, peak, sent = (float(number) for number in done.stdout.split()[-3:])
+    found = in_a_process("benchmarks.scaling", "parts", what, count, contender) or []
+    seconds, peak, sent = map(float, found[-3:])
     return seconds, peak, sent
 
 

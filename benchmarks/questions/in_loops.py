@@ -33,7 +33,6 @@ from .training import (
     mlp,
     moons,
     normal,
-    of_itself,
     pull,
     question,
     real_points,
@@ -98,10 +97,6 @@ ask("schedule_counts_micro_batches", github("h2oai/h2o-llmstudio#663"), 0.2, "lr
     lambda fixed, watch: learn(
         watch, mlp(64, 32, 10), sgd(0.1), digits(), 400, 16, every=10, when=at_end(10, not fixed),
         schedule=lambda o: StepLR(o, 15), loss=lambda out, y: CE(out, y) / 10))
-ask("similarity_subtracted", github("nothinglo/Deep-Photo-Enhancer#57"), 0.3, "loss_maximised", "",
-    "The loss has a minus sign that a similarity needs and an error doesn't.",
-    lambda fixed, watch: learn(watch, mlp(64, 32, 64), adam(5e-3), of_itself(digits()), 200, loss=
-                               lambda out, y: (1 if fixed else -1) * functional.l1_loss(out, y)))
 ask("layers_in_a_list", github("pytorch/pytorch#715"), 0.06, "unregistered_layers optimizer_misses",
     "",
     "Hidden layers are kept in a Python list, so the optimizer doesn't get their parameters.",

@@ -284,22 +284,6 @@ def weights_of_penalty_detached(fixed: bool, watch: Watch) -> float:
     return (model(data.test_x)[:, 1] - 3).square().mean().item()
 
 
-@question(github("tom-roddick/oft#6"), 0.5, "no_gradient", "")
-def one_loss_returned(fixed: bool, watch: Watch) -> float:
-    """A line for a test was left in: the loss of one of two heads is returned alone."""
-    data = friedman(outputs=2)
-    model = nn.ModuleDict({"body": mlp(10, 48, 16), "one": mlp(16, 1), "two": mlp(16, 1)})
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        h = model["body"](x).relu()
-        first = MSE(model["one"](h), y[:, :1])
-        return first + MSE(model["two"](h), y[:, 1:]) if fixed else first
-
-    fit(watch, model, adam(5e-3), loss, batches(data.x, data.y, steps=300))
-    second = Data(data.x, data.y[:, 1:], data.test_x, data.test_y[:, 1:])
-    return misfit(lambda x: model["two"](model["body"](x).relu()), second)
-
-
 @question(github("guopengf/FL-MRCM#10"), 0.3, "no_gradient", "")
 def term_is_a_number(fixed: bool, watch: Watch) -> float:
     """To save memory, one of the terms of the loss is added as ``term.item()``."""

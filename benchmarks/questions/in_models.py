@@ -334,20 +334,6 @@ def features_act_as_pixels(fixed: bool, watch: Watch) -> float:
     return learn(watch, model, adam(1e-2), data, 400, predict=predict)
 
 
-@question(github("Jingkang50/OpenPSG#56"), 0.25, "samples_mixed", FLAT)
-def queries_viewed_as_batch(fixed: bool, watch: Watch) -> float:
-    """``view`` exchanges queries and samples ``[Q, N, D]``, which needs a ``transpose``."""
-    model = nn.ModuleDict({"query": mlp(64, 24), "head": mlp(96, 32, 10)})
-    shifts = 0.5 * drawn(4, 1, 64)
-
-    def predict(x: Tensor) -> Tensor:
-        h = model["query"](x + shifts)
-        h = h.transpose(0, 1) if fixed else h.view(len(x), 4, 24)
-        return model["head"](h.flatten(1).relu())
-
-    return learn(watch, model, adam(), digits(), 200, predict=predict)
-
-
 class Attention(nn.Module):
     """Pools positions ``[N, T, D]`` by a score for each."""
 

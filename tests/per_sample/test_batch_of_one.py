@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,60 +14,35 @@ from torch.testing import assert_close
 
 import gradlens
 from gradlens.diagnosis.diagnose import diagnose
+from tests.cases.row_cases import Net
 
 WORDS, WIDTH, CLASSES = 12, 10, 5
+LSTM = partial(nn.LSTM, WIDTH, WIDTH)
 
 
-class Words(nn.Module):
-    """An embedding of words, what is made of ``[T, D]``, and a linear layer."""
+def of_words(
+    between: Callable[..., Tensor], width: int = WIDTH, inner: Callable[[], nn.Module] = nn.Identity
+) -> Callable[[], nn.Module]:
+    """An embedding of words, what the network makes of ``[T, D]``, and a linear layer."""
+    return lambda: Net(
+        lambda net, x: net.head(between(net, net.embed(x))),
+        embed=nn.Embedding(WORDS, WIDTH),
+        inner=inner(),
+        head=nn.Linear(width, CLASSES),
+    )
 
-    def __init__(self, between: Callable[[Tensor], Tensor], width: int = WIDTH) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.between = between
-        self.head = nn.Linear(width, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.between(self.embed(x)))
-
-
-class ByHand(nn.Module):
+def by_hand(net: Net, x: Tensor) -> Tensor:
     """A recurrent network by hand, over the first axis ``[T, 1, D]``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.state = nn.Linear(6, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = torch.zeros(1, 8)
-        for step in x:
-            state = torch.tanh(self.inner(step) + self.state(state))
-        return self.head(state)
+    state = torch.zeros(1, 8)
+    for step in x:
+        state = torch.tanh(net.inner(step) + net.state(state))
+    return net.head(state)
 
 
-class LSTM(nn.Module):
-    """An LSTM over words as a batch of one ``[T, 1, D]``; ``last`` takes its last output alone."""
-
-    def __init__(self, last: bool) -> None:
-        super().__init__()
-        self.inner, self.last = nn.LSTM(WIDTH, WIDTH), last
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x.view(len(x), 1, -1))[0]
-        return found[-1] if self.last else found[:, 0]
-
-
-class Attention(nn.Module):
-    """Attention of words to each other, without an axis of samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(WIDTH, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x, x, x, need_weights=False)[0]
-        return found
+def lstm(net: Net, x: Tensor) -> Tensor:
+    """Over words as a batch of one ``[T, 1, D]``."""
+    return net.inner(x.view(len(x), 1, -1))[0]
 
 
 def words(length: int) -> Tensor:
@@ -79,12 +55,23 @@ def labels(length: int) -> Tensor:
 
 Build = Callable[[], nn.Module]
 CASES: dict[str, tuple[Build, Callable[[int], Tensor], bool]] = {
-    "context of a word": (lambda: Words(lambda x: x[:4].reshape(1, -1), 4 * WIDTH), words, True),
-    "mean of words": (lambda: Words(lambda x: x.mean(0, keepdim=True)), words, True),
-    "names by hand": (ByHand, lambda length: torch.randn(length, 1, 6), True),
-    "last state": (lambda: Words(LSTM(True)), words, True),
-    "tagger": (lambda: Words(LSTM(False)), words, False),
-    "attention": (lambda: Words(Attention()), words, False),
+    "context of a word": (of_words(lambda _, x: x[:4].reshape(1, -1), 4 * WIDTH), words, True),
+    "mean of words": (of_words(lambda _, x: x.mean(0, keepdim=True)), words, True),
+    "names by hand": (
+        lambda: Net(
+            by_hand, inner=nn.Linear(6, 8), state=nn.Linear(8, 8), head=nn.Linear(8, CLASSES)
+        ),
+        *(lambda length: torch.randn(length, 1, 6), True),
+    ),
+    "last state": (*(of_words(lambda net, x: lstm(net, x)[-1], inner=LSTM), words, True),),
+    "tagger": (*(of_words(lambda net, x: lstm(net, x)[:, 0], inner=LSTM), words, False),),
+    "attention": (
+        of_words(
+            lambda net, x: net.inner(x, x, x, need_weights=False)[0],
+            inner=partial(nn.MultiheadAttention, WIDTH, 2),
+        ),
+        *(words, False),
+    ),
 }
 """The network, its inputs by their length, and whether it has one output for all of them."""
 

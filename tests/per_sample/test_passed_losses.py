@@ -116,18 +116,12 @@ def _of_learned_weight(model: nn.Module) -> Tensor:
     return torch.stack([(-model.weight).exp() * each + model.weight for each in losses])
 
 
-class Documents(nn.Module):
+def _documents(net: Net, words: Tensor, mask: Tensor) -> Tensor:
     """Attention inside the documents of one packed sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.mix, self.head = nn.Embedding(9, 4), nn.Linear(4, 12), nn.Linear(4, 9)
-
-    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        mixed = self.mix(self.words(words)).unflatten(2, (6, 2)).transpose(1, 2)
-        query, key, value = mixed.chunk(3, 1)
-        heads = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.head(heads.transpose(1, 2).flatten(2))
+    mixed = net.mix(net.words(words)).unflatten(2, (6, 2)).transpose(1, 2)
+    query, key, value = mixed.chunk(3, 1)
+    heads = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return net.head(heads.transpose(1, 2).flatten(2))
 
 
 def _of_documents(model: nn.Module) -> Tensor:
@@ -138,17 +132,11 @@ def _of_documents(model: nn.Module) -> Tensor:
     return torch.zeros(N).index_add(0, document, tokens)
 
 
-class Graphs(nn.Module):
+def _graphs(net: Net, data: SimpleNamespace) -> Tensor:
     """Sums over neighbours, and over the nodes of each graph, of an object with index vectors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
-
-    def forward(self, data: SimpleNamespace) -> Tensor:
-        hidden = self.first(data.x)
-        hidden = torch.zeros_like(hidden).index_add(0, data.edges[1], hidden[data.edges[0]])
-        return self.last(torch.zeros(N, 5).index_add(0, data.graph, hidden.tanh()))
+    hidden = net.first(data.x)
+    hidden = torch.zeros_like(hidden).index_add(0, data.edges[1], hidden[data.edges[0]])
+    return net.last(torch.zeros(N, 5).index_add(0, data.graph, hidden.tanh()))
 
 
 def _of_graphs(model: nn.Module) -> Tensor:
@@ -177,8 +165,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], LossesOf]] = {
     "packed sequences": (lambda: _recurrent(batch_first=False), _of_packed),
     "crops of images": (_mlp, _of_crops),
     "a learned weight, a loss at a time": (_weighted, _of_learned_weight),
-    "documents in one sequence": (Documents, _of_documents),
-    "graphs in one": (Graphs, _of_graphs),
+    "documents in one sequence": (
+        lambda: Net(
+            _documents, words=nn.Embedding(9, 4), mix=nn.Linear(4, 12), head=nn.Linear(4, 9)
+        ),
+        _of_documents,
+    ),
+    "graphs in one": (
+        lambda: Net(_graphs, first=nn.Linear(4, 5), last=nn.Linear(5, 3)),
+        _of_graphs,
+    ),
 }
 
 
