@@ -45,8 +45,7 @@ class Row:
     ``found`` are the numbers of samples that gradlens found, ``witnesses`` how they are known,
     ``coverage`` the smallest percentage of trainable elements with a gradient that were covered
     and ``deviation`` the largest relative deviation. ``reasons`` say what is missing. ``obstacle``
-    says why there is no reference. ``reordered`` says that the samples are the right ones in
-    another order than in the batch. ``error`` is an exception from gradlens.
+    says why there is no reference. ``error`` is an exception from gradlens.
     """
 
     network: Network
@@ -60,7 +59,6 @@ class Row:
     reasons: Counter[str] = field(default_factory=Counter)
     coupled: tuple[str, ...] = ()
     obstacle: str = ""
-    reordered: bool = False
     error: str = ""
 
     @property
@@ -200,34 +198,14 @@ def _obstacle(expected: Reference) -> str:
 
 
 def _compare(row: Row, dense: Mapping[str, Tensor], expected: Reference) -> None:
-    """The largest deviation of the step; samples in another order are noted, and compared so."""
-    if row.obstacle:
-        worst = [(_mean_deviation(rows, expected, name), name) for name, rows in dense.items()]
-    else:
-        worst = _deviations(dense, expected.rows, _floor(expected))
-        order = _order(dense, expected.rows)
-        if max(worst, default=(0.0, ""))[0] > row.allowed and order is not None:
-            sorted_rows = {name: expected.rows[name][order] for name in dense}
-            found = _deviations(dense, sorted_rows, _floor(expected))
-            if max(found)[0] <= row.allowed:
-                row.reordered, worst = True, found
-    row.deviation, row.worst = max([(row.deviation, row.worst), *worst])
-
-
-def _deviations(
-    dense: Mapping[str, Tensor], against: Mapping[str, Tensor], floor: float
-) -> list[tuple[float, str]]:
-    return [(_deviation(rows, against[name], floor), name) for name, rows in dense.items()]
-
-
-def _order(dense: Mapping[str, Tensor], against: Mapping[str, Tensor]) -> Tensor | None:
-    """Which sample of the reference each row is nearest to, if each is so once."""
-    if not dense or any(rows.shape != against[name].shape for name, rows in dense.items()):
-        return None
-    ours = torch.cat([rows.reshape(len(rows), -1) for rows in dense.values()], 1)
-    theirs = torch.cat([against[name].reshape(len(ours), -1) for name in dense], 1)
-    nearest = torch.cdist(ours.double(), theirs.double()).argmin(1)
-    return nearest if len(nearest.unique()) == len(nearest) else None
+    """The largest deviation of the step, of which samples that change places are one."""
+    floor = _floor(expected)
+    for name, rows in dense.items():
+        if row.obstacle:  # without a reference, rows add up to the batch's gradient at least
+            deviation = _deviation(rows.mean(0), expected.gradients[name], floor)
+        else:
+            deviation = _deviation(rows, expected.rows[name], floor)
+        row.deviation, row.worst = max((row.deviation, row.worst), (deviation, name))
 
 
 def _floor(expected: Reference) -> float:
@@ -241,11 +219,6 @@ def _deviation(rows: Tensor, against: Tensor, floor: float) -> float:
     scale = max(float(against.abs().max()), floor)
     deviation = float((rows - against).abs().max()) / scale
     return deviation if deviation == deviation else float("inf")
-
-
-def _mean_deviation(rows: Tensor, expected: Reference, name: str) -> float:
-    """Where samples have no reference: whether the rows add up to the batch's gradient."""
-    return _deviation(rows.mean(0), expected.gradients[name], _floor(expected))
 
 
 def _explain(row: Row, individual: Any, dense: Mapping[str, Tensor], expected: Reference) -> None:

@@ -28,8 +28,6 @@ def verdict(row: Row) -> str:
         return "WRONG"
     if row.obstacle:
         return "samples meet"
-    if row.reordered:
-        return "another order"
     if row.coverage == 100:
         return "right"
     return "in part" if row.coverage > 0 else "nothing covered"
@@ -83,14 +81,12 @@ def summary(rows: Sequence[Row], missing: Sequence[tuple[str, str]]) -> str:
     own = [name for name in by_name if name not in meet and name not in declared]
     full = [name for name in own if all(row.is_full for row in by_name[name])]
     wrong = [name for name in by_name if any(row.is_wrong for row in by_name[name])]
-    moved = [name for name in by_name if any(row.reordered for row in by_name[name])]
     fails = [name for name in by_name if any(row.error for row in by_name[name])]
     without = [n for n in own if any(row.coverage == 0 for row in by_name[n]) and n not in fails]
     lines = [
         f"{len(by_name)} networks, {len(rows)} rows",
         f"{len(full)} of {len(own)} whose samples don't meet are fully covered and right",
         f"{len(wrong)} are wrong{listed(wrong)}",
-        f"{len(moved)} have samples in another order than the batch{listed(moved)}",
         f"{len(fails)} have an exception{listed(fails)}",
         f"{len(without)} are without any coverage{listed(without)}",
         f"{len(meet) + len(declared)} have samples that meet{listed([*meet, *declared])}",

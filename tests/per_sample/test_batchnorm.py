@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import gradlens
+from benchmarks.zoo.network import Batch, Network
+from benchmarks.zoo.reference import reference
 from gradlens.history.coverage import Coverage
 from gradlens.quantities import GradNorm, NormTest
 from tests.cases.references import without_hooks
@@ -38,31 +40,12 @@ def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def frozen_reference(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """In eval mode with this batch's statistics, sample by sample."""
-    clone = without_hooks(model)
-    norms = [m for m in clone.modules() if isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d)]
-    for norm in norms:
-        norm.momentum, norm.track_running_stats = 1.0, True
-        if norm.running_mean is None:
-            norm.register_buffer("running_mean", torch.zeros(norm.num_features).double())
-            norm.register_buffer("running_var", torch.ones(norm.num_features).double())
-            norm.register_buffer("num_batches_tracked", torch.tensor(0))
-    inputs: dict[nn.Module, Tensor] = {}
-    for norm in norms:
-        norm.register_forward_hook(lambda m, args, out: inputs.__setitem__(m, args[0].detach()))
-    clone(x)
-    for norm in norms:
-        axes = [axis for axis in range(inputs[norm].dim()) if axis != 1]
-        norm.running_var = inputs[norm].var(axes, unbiased=False)
-    clone.eval()
-    parameters = {name: p for name, p in clone.named_parameters() if p.requires_grad}
-    found: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    for n in range(len(x)):
-        loss = losses_of(clone, x[n : n + 1], y[n : n + 1]).sum()
-        for name, gradient in zip(
-            parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True
-        ):
-            found[name].append(gradient)
-    return {name: torch.stack(rows) for name, rows in found.items()}
+
+    def loss(net: nn.Module, batch: Batch) -> Tensor:
+        return losses_of(net, batch["x"], batch["y"]).mean()
+
+    network = Network("", "", lambda: model, dict, loss, len(x))
+    return {**reference(network, without_hooks(model), {"x": x, "y": y}).rows}
 
 
 NETS = {
