@@ -1,13 +1,13 @@
 """Draws how often findings were true on runs that were new to the rules."""
 
 import csv
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from scipy.stats import binomtest
 
 from gradlens.diagnosis.diagnose import CERTAINTIES
 from gradlens.history.finding import Kind, likely
@@ -38,13 +38,6 @@ def counts(of: str = "") -> dict[Kind, tuple[int, int]]:
     return {kind: (true[kind], found[kind]) for kind in sorted(found)}
 
 
-def wilson(true: int, found: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of 95 %."""
-    middle = (true + z**2 / 2) / (found + z**2)
-    width = z / (found + z**2) * math.sqrt(true * (found - true) / found + z**2 / 4)
-    return middle - width, middle + width
-
-
 def brier(before: dict[Kind, tuple[int, int]], of: str) -> float:
     """The mean square of the probabilities' errors; a guess of 1/2 for all has 0.25."""
     errors = [likely(*before.get(kind, (0, 0))) - is_true for kind, is_true in findings(of)]
@@ -61,7 +54,7 @@ def main(folder: Path) -> None:
     ax.plot([0, 1], [0, 1], color="0.8", linewidth=1, zorder=0)
     for (certainty, is_alarm, follows), (true, found) in after.items():
         x = likely(*before.get((certainty, is_alarm, follows), (0, 0)))
-        low, high = wilson(true, found)
+        low, high = binomtest(true, found).proportion_ci(method="wilson")
         colour = COLOURS[certainty]
         ax.plot([x, x], [low, high], color=colour, linewidth=1)
         what = f"{certainty}, {'alarm' if is_alarm else 'notice'}{', follows' if follows else ''}"

@@ -9,9 +9,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import fmean, median
 
+from scipy.stats import binomtest
+
 from benchmarks.diagnosis.faults.catalogue import NAMES, SYMPTOMS
 from benchmarks.diagnosis.measure import Row
-from benchmarks.diagnosis.scoring import Score, wilson
+from benchmarks.diagnosis.scoring import Score
 
 LEVELS = ("weak", "middle", "strong")
 COLUMNS = {
@@ -40,10 +42,10 @@ def write(rows: Iterable[Row], path: Path) -> None:
 
 
 def rate(hits: Sequence[bool]) -> str:
-    """Hits of how many, as a rate with its interval."""
+    """Hits of how many, as a rate with Wilson's interval of 95 % (1927, J. Am. Stat. Assoc. 22)."""
     if not hits:
         return "none"
-    low, high = wilson(sum(hits), len(hits))
+    low, high = binomtest(sum(hits), len(hits)).proportion_ci(method="wilson")
     return f"{sum(hits)} of {len(hits)}: {fmean(hits):.2f} ({low:.2f} to {high:.2f})"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -14,8 +13,6 @@ CLOSE = 1
 """A step is right if it is at most so many steps away."""
 PRECISE = 0.5
 """Samples are right if at least this share of those that are named have the fault."""
-CERTAIN = 1.96
-"""Standard deviations of a normal distribution for 95 %."""
 
 
 class Finding(Protocol):
@@ -86,13 +83,3 @@ def _are_among(samples: Sequence[str], truth: frozenset[int]) -> bool:
     """Whether enough of the samples that are named, by their ids, have the fault."""
     right = sum(sample in {str(each) for each in truth} for sample in samples)
     return bool(samples) and right >= PRECISE * len(samples)
-
-
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """The interval of 95 % of a rate (Wilson, 1927, J. Am. Stat. Assoc. 22)."""
-    if not count:
-        return 0.0, 1.0
-    rate, square = hits / count, CERTAIN**2 / count
-    middle = (rate + square / 2) / (1 + square)
-    half = math.sqrt(rate * (1 - rate) * square + square**2 / 4) / (1 + square)
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import binomtest
 
 from benchmarks.diagnosis import controls
 from benchmarks.diagnosis.controls import CONTROLS, has_learnt
@@ -16,7 +15,7 @@ from benchmarks.diagnosis.faults.fault import Injected
 from benchmarks.diagnosis.loop import train
 from benchmarks.diagnosis.measure import Row
 from benchmarks.diagnosis.report import report, write
-from benchmarks.diagnosis.scoring import score, wilson
+from benchmarks.diagnosis.scoring import score
 from benchmarks.diagnosis.training import Training
 from gradlens import load_run
 
@@ -129,12 +128,6 @@ def test_scores(name: str) -> None:
 def test_notices_of_what_may_be_harmless(is_harmful: bool, counts: bool) -> None:
     truth = replace(TRUTH, notice="harmless")
     assert score([NOTICE], "loss_sum", truth, is_harmful).is_named == counts
-
-
-@pytest.mark.parametrize(("hits", "count"), [(0, 5), (5, 5), (97, 102), (1, 1)])
-def test_interval_is_scipys(hits: int, count: int) -> None:
-    expected = binomtest(hits, count).proportion_ci(method="wilson")
-    assert wilson(hits, count) == pytest.approx((expected.low, expected.high), abs=1e-4)
 
 
 def test_a_report_names_false_alarms_and_what_is_left_out(tmp_path: Path) -> None:
