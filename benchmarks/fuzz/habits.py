@@ -21,17 +21,9 @@ if TYPE_CHECKING:
 # Habits: they change the network when it was made.
 
 
-def frozen_entry(loop: Loop) -> None:
-    loop.model.entry.requires_grad_(False)
-
-
 def frozen_first_part(loop: Loop) -> None:
     for part in loop.model.parts[:1]:
         part.requires_grad_(False)
-
-
-def eval_mode(loop: Loop) -> None:
-    loop.model.eval()
 
 
 def tied(loop: Loop) -> None:
@@ -56,11 +48,6 @@ def backward_hooks_on_modules(loop: Loop) -> None:
             module.register_full_backward_hook(lambda module, inputs, outputs: None)
 
 
-def outputs_replaced(loop: Loop) -> None:
-    """A hook on the head replaces its outputs."""
-    loop.model.head.register_forward_hook(lambda module, inputs, output: output * 0.5)
-
-
 def trained(loop: Loop) -> list[nn.Parameter]:
     return [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
 
@@ -74,11 +61,6 @@ def hooks_on_parameters(loop: Loop) -> None:
 
     for parameter in trained(loop):
         parameter.register_hook(hook)
-
-
-def hooks_after_accumulation(loop: Loop) -> None:
-    for parameter in trained(loop):
-        parameter.register_post_accumulate_grad_hook(lambda _: loop.count("accumulated"))
 
 
 def steps_in_backward(loop: Loop) -> None:
@@ -109,18 +91,29 @@ def by_name(*functions: Callable[[Loop], None]) -> dict[str, Callable[[Loop], No
     return {function.__name__.replace("_", " "): function for function in functions}
 
 
-HABITS = by_name(
-    *(frozen_entry, frozen_first_part, eval_mode, tied),
-    *(hooks_on_modules, backward_hooks_on_modules, outputs_replaced, hooks_on_parameters),
-    *(hooks_after_accumulation, steps_in_backward, contiguous_gradients),
-) | dict.fromkeys(
-    (
-        *("gradients set to zero", "gradients never zeroed", "anomaly mode", "deterministic"),
-        *("single-threaded backward", "saved tensors on hooks", "double precision by default"),
-        *("random numbers everywhere", "unscaling inside"),
+HABITS: dict[str, Callable[[Loop], Any]] = {
+    "frozen entry": lambda loop: loop.model.entry.requires_grad_(False),
+    "eval mode": lambda loop: loop.model.eval(),
+    "outputs replaced": lambda loop: loop.model.head.register_forward_hook(
+        lambda module, inputs, output: output * 0.5
     ),
-    lambda loop: None,
-)
+    "hooks after accumulation": lambda loop: [
+        parameter.register_post_accumulate_grad_hook(lambda _: loop.count("accumulated"))
+        for parameter in trained(loop)
+    ],
+    **by_name(
+        *(frozen_first_part, tied, hooks_on_modules, backward_hooks_on_modules),
+        *(hooks_on_parameters, steps_in_backward, contiguous_gradients),
+    ),
+    **dict.fromkeys(
+        (
+            *("gradients set to zero", "gradients never zeroed", "anomaly mode", "deterministic"),
+            *("single-threaded backward", "saved tensors on hooks"),
+            *("double precision by default", "random numbers everywhere", "unscaling inside"),
+        ),
+        lambda loop: None,
+    ),
+}
 """Those without a function of their own are contexts, or are read by the loop."""
 
 
@@ -195,10 +188,6 @@ def evaluation_in_train_mode(loop: Loop) -> None:
         loop.remember("evaluation", loop.outputs(4))
 
 
-def evaluation_with_gradients(loop: Loop) -> None:
-    loop.remember("evaluation", loop.outputs(2))
-
-
 def copied(loop: Loop) -> None:
     """An average of the parameters in a copy of the model, as is usual for evaluations."""
     twin = copy.deepcopy(loop.model)
@@ -244,10 +233,6 @@ def frozen_later(loop: Loop) -> None:
         parameter.requires_grad_(False)
 
 
-def thawed(loop: Loop) -> None:
-    loop.model.requires_grad_(True)
-
-
 def other_training(loop: Loop) -> None:
     """Another model is trained."""
     other = nn.Linear(2, 2)
@@ -255,38 +240,9 @@ def other_training(loop: Loop) -> None:
     loop.remember("other", other.weight.grad)
 
 
-def scripted(loop: Loop) -> None:
-    """The tracked head is compiled by TorchScript, as for a deployment."""
-    loop.remember(
-        "of a script", torch.jit.script(loop.model.head)(torch.ones(1, parts.WIDTH).to(loop.dtype))
-    )
-
-
-def resumed(loop: Loop) -> None:
-    loop.watch.resume(loop)
-
-
-def epoch(loop: Loop) -> None:
-    loop.watch.end_epoch()
-
-
-def reparametrised(loop: Loop) -> None:
-    """A weight gets other data, as some quantisation and pruning does."""
-    loop.model.head.weight.data = loop.model.head.weight.data.clone() * 0.9
-
-
-def replaced(loop: Loop) -> None:
-    """The head's weight is another parameter from now on."""
-    loop.model.head.weight = nn.Parameter(loop.model.head.weight.detach().clone())
-
-
 def gradients_forgotten(loop: Loop) -> None:
     for parameter in loop.model.parameters():
         parameter.grad = None
-
-
-def garbage_collected(loop: Loop) -> None:
-    gc.collect()
 
 
 def rate_changed(loop: Loop) -> None:
@@ -295,9 +251,23 @@ def rate_changed(loop: Loop) -> None:
             group["lr"] = group["lr"] * 0.5
 
 
-BETWEEN = by_name(
-    *(evaluation, evaluation_recorded, evaluation_in_train_mode, evaluation_with_gradients),
-    *(copied, averaged, state_dict, grown, shrunk, frozen_later, thawed, other_training),
-    *(scripted, resumed, epoch, reparametrised, replaced, gradients_forgotten),
-    *(garbage_collected, rate_changed),
-)
+BETWEEN: dict[str, Callable[[Loop], Any]] = {
+    "evaluation with gradients": lambda loop: loop.remember("evaluation", loop.outputs(2)),
+    "thawed": lambda loop: loop.model.requires_grad_(True),
+    "scripted": lambda loop: loop.remember(  # the tracked head, as for a deployment
+        "of a script", torch.jit.script(loop.model.head)(torch.ones(1, parts.WIDTH).to(loop.dtype))
+    ),
+    "resumed": lambda loop: loop.watch.resume(loop),
+    "epoch": lambda loop: loop.watch.end_epoch(),
+    "reparametrised": lambda loop: setattr(  # other data, as by some quantisation and pruning
+        loop.model.head.weight, "data", loop.model.head.weight.data.clone() * 0.9
+    ),
+    "replaced": lambda loop: setattr(  # another parameter from now on
+        loop.model.head, "weight", nn.Parameter(loop.model.head.weight.detach().clone())
+    ),
+    "garbage collected": lambda loop: gc.collect(),
+    **by_name(
+        *(evaluation, evaluation_recorded, evaluation_in_train_mode, copied, averaged, state_dict),
+        *(grown, shrunk, frozen_later, other_training, gradients_forgotten, rate_changed),
+    ),
+}
