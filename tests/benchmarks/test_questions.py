@@ -16,7 +16,7 @@ BY_NAME = {q.name: q for q in QUESTIONS + LOOPS}
 
 def test_all_questions_have_an_address_and_an_answer() -> None:
     assert len(BY_NAME) == len(QUESTIONS) + len(LOOPS)
-    assert all(q.cause and (q.source.startswith("https://") or q.source == "") for q in QUESTIONS)
+    assert all(q.cause and q.source.startswith("https://") for q in QUESTIONS)
 
 
 def test_probabilities_are_those_of_the_runs_that_were_new(
