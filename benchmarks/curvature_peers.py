@@ -4,16 +4,21 @@ Prints the rows of ``docs/curvature.csv``. Each library that is installed multip
 of one network and its data: ``pip install curvlinops-for-pytorch pyhessian hessian-eigenthings``.
 Errors are those in float64, relative to the loss of all samples at once; times and memory are those
 in float32, in a process for each.
+
+``python -m benchmarks.curvature_peers beside`` prints the times of gradlens over those of
+curvlinops, which take turns in one process, for a perceptron, this network and a small GPT.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,8 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.diagnosis.networks import Causal, Placed, stack, transformer
 from benchmarks.memory import in_a_process, peak_of
 
 SAMPLES, BATCH, COLUMNS, REPETITIONS = 300, 64, 8, 3
@@ -141,6 +148,53 @@ CONTENDERS: dict[str, Callable[[str, nn.Module, DataLoader[Any]], Multiply]] = {
 }
 
 
+def gpt(words: int = 1000, width: int = 64, length: int = 32) -> nn.Module:
+    """Two blocks of causal attention, and logits ``[N * T, words]`` of texts ``[N, T]``."""
+    blocks = transformer(width, partial(Causal, heads=4))
+    return stack(nn.Embedding(words, width), Placed(length, width, size=0.02), blocks,
+                 nn.Linear(width, words), nn.Flatten(0, 1))  # fmt: skip
+
+
+def beside() -> Iterator[list[str]]:
+    """The medians of the ratios of CPU times, of networks with two batches."""
+    import curvlinops
+
+    from gradlens import curvature
+
+    torch.manual_seed(0)
+    texts = [torch.randint(1000, (8, 33)) for _ in range(2)]
+    images, labels = torch.randn(2, 128, 784), torch.randint(10, (2, 128))
+    perceptron = nn.Sequential(
+        nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
+    network, data = problem(torch.float32, 2 * BATCH)
+    networks: dict[str, tuple[nn.Module, list[Any]]] = {
+        "MLP": (perceptron, [*zip(images, labels, strict=True)]),
+        "ConvNet": (network, [*data]),
+        "GPT": (gpt(), [(text[:, :-1], text[:, 1:].flatten()) for text in texts]),
+    }
+    kinds: Any = {
+        "Hessian": (curvature.HessianOperator, curvlinops.HessianLinearOperator),
+        "Gauss-Newton": (curvature.GGNOperator, curvlinops.GGNLinearOperator),
+        "Monte-Carlo Fisher": (curvature.FisherOperator, curvlinops.FisherMCLinearOperator),
+        "empirical Fisher": (curvature.EmpiricalFisherOperator, curvlinops.EFLinearOperator),
+    }
+    # Of the fused kernel of attention, curvlinops has no forward derivative.
+    turns = itertools.product(networks.items(), kinds.items())
+    with sdpa_kernel(SDPBackend.MATH):
+        for (name, (model, batches)), (matrix, (own, other)) in turns:
+            ours = own.over_data(model, LOSS, batches)
+            parameters = list(model.parameters())
+            theirs = other(model, LOSS, parameters, batches, check_deterministic=False)
+            found = []
+            for count in (1, COLUMNS):
+                columns = columns_of(model, count, torch.float32)
+                works = partial(ours.multiply_many, columns.T), partial(theirs.__matmul__, columns)
+                times = [[seconds(work) for work in works] for _ in range(2 * REPETITIONS)][1:]
+                found.append(f"{statistics.median(one / two for one, two in times):.2f}")
+            yield [name, matrix, *found]
+
+
 def seconds(work: Callable[[], object]) -> float:
     """The CPU time that it takes."""
     start = time.process_time()
@@ -219,6 +273,10 @@ def main() -> None:
             save_product(name, matrix, path)
         case ["costs", name, matrix, count]:
             print_costs(name, matrix, int(count))
+        case ["beside"]:
+            print("network,matrix,1 vector,8 vectors")
+            for row in beside():
+                print(*row, sep=",", flush=True)
         case _:
             writer = csv.writer(sys.stdout, lineterminator="\n")
             vectors = [
