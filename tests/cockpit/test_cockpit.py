@@ -12,7 +12,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +25,9 @@ import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.step import Step
-from tests.cases.records import assert_identical
 from tests.cases.references import assert_covered
 from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
-from tests.cockpit.test_checkpoint import all_quantities
-
-
-def network() -> nn.Module:
-    """Convolutions, dropout, in-place activations, a normalisation with buffers."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.Dropout2d(0.2),
-        nn.Flatten(),
-        nn.Linear(4 * 16, 8),
-        nn.GroupNorm(2, 8),
-        nn.PReLU(),
-        nn.Dropout(0.3),
-        nn.Linear(8, 3),
-    )
-
-
-def batches(count: int, n: int = 5) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(n, 1, 6, 6, generator=generator), torch.randint(3, (n,), generator=generator))
-        for _ in range(count)
-    ]
-
 
 CURVED = quantities.CurvatureQuantity | quantities.GradientCurvatureQuantity
 
@@ -75,51 +47,6 @@ def every_quantity() -> list[Quantity]:
             bins=7, adapt=quantities.bin_adaptation.GradAbsMax(), keep_individual=True, name="fine"
         ),
     ]
-
-
-def loss_again(model: nn.Module, loss: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    found: Tensor = loss(model(inputs), labels)
-    return found
-
-
-def train(tracked: bool, steps: int = 8) -> dict[str, Any]:
-    """Everything that training can change."""
-    torch.manual_seed(0)
-    model, loss_function = network(), gradlens.extend(nn.CrossEntropyLoss())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    cockpit = Cockpit(model, all_quantities()) if tracked else None
-    losses = []
-    for step, (inputs, labels) in enumerate(batches(steps)):
-        optimizer.zero_grad()
-        loss = loss_function(model(inputs), labels)
-        closure = partial(loss_again, model, loss_function, inputs, labels)
-        info = {"groups": [n % 2 for n in range(len(inputs))]}
-        tracked_backward(cockpit, step, loss, optimizer=optimizer, closure=closure, info=info)
-        optimizer.step()
-        losses.append(loss.item())
-    return {
-        "state": model.state_dict(),
-        "gradients": [p.grad for p in model.parameters()],
-        "modes": [module.training for module in model.modules()],
-        "optimizer": optimizer.state_dict()["state"],
-        "random": torch.get_rng_state(),
-        "numpy random": np.random.get_state()[1],
-        "losses": losses,
-        "attributes": [sorted(vars(p)) for p in model.parameters()],
-        "module attributes": attributes(model),
-    }
-
-
-def attributes(model: nn.Module) -> list[list[str]]:
-    return [sorted(vars(module)) for module in model.modules()]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
-def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
-    with pytest.warns(UserWarning, match="normalisation over the batch"):
-        tracked = train(tracked=True)
-    assert_identical(tracked, train(tracked=False))
 
 
 @pytest.fixture

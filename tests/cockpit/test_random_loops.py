@@ -12,7 +12,7 @@ from benchmarks.fuzz.examine import examine
 from benchmarks.fuzz.loop import Loop, run
 from benchmarks.fuzz.parts import LAYERS, RARE
 from benchmarks.fuzz.recipe import BETWEEN, HABITS, WAYS, Recipe, recipe_of, sensible
-from benchmarks.fuzz.tracked import Tracked
+from benchmarks.fuzz.tracked import NAMES, PRESETS, Tracked
 from benchmarks.fuzz.watch import CockpitWatch
 
 pytestmark = [
@@ -68,6 +68,40 @@ def test_loops_that_were_wrong_once(name: str) -> None:
     assert not examine(MENDED[name])
 
 
+EVERY = tuple(map(Tracked, NAMES))
+GIVEN = ("optimizer", "loss function")
+TOGETHER = {
+    "of a convolution": Recipe(
+        0,
+        entry="convolution, batch norm",
+        parts=("alpha dropout", "in turns"),
+        optimizer="adam",
+        tracked=EVERY,
+        options=GIVEN,
+    ),
+    "of an encoder": Recipe(
+        0, entry="encoder", parts=("dropout in place",), tracked=EVERY, options=GIVEN
+    ),
+    **{
+        f"of the preset {name}": Recipe(
+            0,
+            entry="convolution, batch norm",
+            sizes=(3,) * 6,
+            ways=("plain", "accumulated", "raises after", "raises in backward", "interrupted",
+                  "plain"),
+            tracked=(Tracked(f"preset: {name}"),),
+            options=GIVEN,
+        )
+        for name in PRESETS
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_all_quantities(name: str) -> None:
+    assert not examine(TOGETHER[name])
+
+
 def test_loops_that_differ_with_gradlens_alone_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(watch: CockpitWatch, loop: Loop) -> None:
         with torch.no_grad():
@@ -110,8 +144,7 @@ UNKNOWN = {
 def test_each_way_habit_and_layer(name: str) -> None:
     """As random loops, and values of single samples are known."""
     tracked = tuple(map(Tracked, VALUES))
-    options = ("optimizer", "loss function")
-    recipe = sensible(Recipe(0, tracked=tracked, options=options, **EACH[name]))  # type: ignore[arg-type]
+    recipe = sensible(Recipe(0, tracked=tracked, options=GIVEN, **EACH[name]))  # type: ignore[arg-type]
     assert not examine(recipe)
     watch = CockpitWatch()
     run(recipe, watch)

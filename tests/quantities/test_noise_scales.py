@@ -22,7 +22,7 @@ from gradlens.numerics.noise_scales import (
     dual_noise_scale,
 )
 from gradlens.operators.dense import Dense
-from gradlens.quantities import GradNoiseScale, GradNorm
+from gradlens.quantities import GradNoiseScale
 from gradlens.quantities.dual_norms import dual_sums
 from gradlens.signals import is_normalization
 from tests.cases.networks import NETWORKS, real
@@ -153,19 +153,6 @@ ODD: Mapping[str, tuple[tuple[Callable[[nn.Module, Tensor], Tensor], ...], str]]
 def test_what_has_no_noise_between_parts_says_why(case: str) -> None:
     parts, reason = ODD[case]
     assert reason in track(*parts).reason
-
-
-def test_training_is_the_same_and_compiled_code_is_not_left() -> None:
-    quantity = GradNoiseScale(between="parts")
-    assert not quantity.needs_graph
-    ends = []
-    for tracked in ([], [quantity, GradNorm()]):
-        model, inputs = made("mlp")
-        cockpit = Cockpit(model, tracked)
-        for place in range(2):
-            tracked_backward(cockpit, 0, loss_of(model, inputs(3)), accumulating=place < 1)
-        ends.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
 def test_the_preset_for_large_models() -> None:

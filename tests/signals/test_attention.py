@@ -17,7 +17,7 @@ from gradlens.history.history import History
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import AttentionEntropy, AttentionLogits
 from tests.cases.row_cases import Net
-from tests.cases.steps import take_steps, tracked_backward
+from tests.cases.steps import tracked_backward
 
 N, T, D, H = 8, 5, 8, 2
 SEEN = torch.ones(T, T, dtype=torch.bool).tril()
@@ -213,23 +213,6 @@ def test_what_cannot_be_read_has_a_reason() -> None:
     assert "checkpoint" in reason(Network(Net(checkpointed, inner=inner)))
     with pytest.raises(ValueError, match="no layer matches"):
         AttentionLogits().choose(nn.Linear(2, 2), {})
-
-
-def test_training_stays_as_it_is() -> None:
-    def trained(cockpit: Cockpit | None, model: nn.Module) -> list[Tensor]:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        torch.manual_seed(1)
-        loss_of = lambda _: model(torch.randn(N, T, D)).square().mean()  # noqa: E731
-        take_steps(cockpit, optimizer, loss_of, optimizer=None)
-        return [*model.state_dict().values(), torch.get_rng_state()]
-
-    def network() -> nn.Module:
-        torch.manual_seed(0)
-        return Network(*(SelfAttention(ATTEND[kind]) for kind in ("dropout", "by hand")))
-
-    model = network()
-    tracked = trained(Cockpit(model, [AttentionLogits(), AttentionEntropy()]), model)
-    assert all(map(torch.equal, tracked, trained(None, network())))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 1e-9], ids=["fused", "written out"])
