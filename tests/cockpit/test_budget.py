@@ -50,13 +50,15 @@ def simulated(
     afterwards: float = 0.0,
     pause: float = 0.0,
     context: float = 0.0,
+    in_hooks: float = 0.0,
     steps: int = STEPS,
 ) -> tuple[float, Counter[str], Budget]:
     """As ``simulate``, and the budget.
 
     ``ahead`` asks about a step before the one before has been paid for; ``afterwards`` is by how
     much the three steps after a tracked one are slower, ``pause`` comes after each 50th step,
-    ``context`` is what entering and leaving takes at each.
+    ``context`` is what entering and leaving takes at each, and ``in_hooks`` what hooks of the
+    optimizer take after a tracked one.
     """
     clock, draws = Clock(), random.Random(0)
     budget = Budget(share, list(costs), clock=clock)
@@ -68,13 +70,17 @@ def simulated(
         count.update(active)
         cost = sum(costs[each] for each in active) + (afterwards if slow else 0)
         slow = 3 if active else max(slow - 1, 0)
-        spent += cost + context
+        hooked = in_hooks if active else 0
+        spent += cost + context + hooked
         clock.now += context / 2
         budget.begin_backward()
         clock.now += max(1 + cost + draws.gauss(0, noise), 0.1) - 0.5
         budget.end_backward(active)
         clock.now += context / 2
         budget.end_step()
+        began = clock.now
+        clock.now += hooked
+        budget.optimizer_step(began)
         clock.now += 0.5 + (pause if step % 50 == 0 else 0)
         if ahead:
             budget.has_means(step + 1)
@@ -116,6 +122,13 @@ def test_contexts_of_untracked_steps_are_paid_for(context: float) -> None:
     found, count = simulate(0.05, {"a": 0.3, "b": 0.1}, context=context)
     assert found <= max(0.06, context)
     assert (count["a"] > 1) == (context < 0.05)
+
+
+def test_hooks_of_the_optimizer_are_paid_for() -> None:
+    """Also where they take longer than several steps, as nothing else between two contexts does."""
+    found, count, budget = simulated(0.1, {"a": 0.0}, in_hooks=9.0, steps=400)
+    assert 2 <= count["a"] <= 6
+    assert budget.spending.taken == pytest.approx(found, rel=0.01)
 
 
 def test_a_validation_is_nobodys_cost() -> None:

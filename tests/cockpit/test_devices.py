@@ -17,6 +17,7 @@ import gradlens
 from gradlens.history.history import History
 from gradlens.quantities import (
     ActivationOutliers,
+    ClippedGradNorm,
     CriticalSharpness,
     OptimizerState,
     OutputEntropy,
@@ -60,6 +61,7 @@ PRESETS = ("economy", "business", "full", "training")
 OTHERS: Mapping[str, tuple[type[Quantity], ...]] = {
     "layers": (ActivationOutliers, OutputEntropy, WeightSpectrum, UpdateSpectrum),
     "updates": (OptimizerState, RelativeUpdate, CriticalSharpness, StepLedger, Stability),
+    "state": (OptimizerState, RelativeUpdate, ClippedGradNorm),
 }
 
 WITH_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -72,7 +74,9 @@ def tracked(
     where = next(model.parameters()).device
     torch.manual_seed(0)
     loss_function = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if preset == "state":
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)
     quantities = gradlens.configuration(preset) if preset in PRESETS else []
     quantities += [kind() for kind in OTHERS.get(preset, ())]
     # Facts are read once in several steps.
@@ -148,7 +152,8 @@ DEVICES = (simulated, pytest.param(gpu, marks=WITH_A_GPU))
 @pytest.mark.filterwarnings("ignore:gradlens, step")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("preset", "most"), [("", 2), ("economy", 4), ("business", 9), ("layers", 6), ("training", 4)]
+    ("preset", "most"),
+    [("", 2), ("economy", 4), ("business", 9), ("layers", 6), ("training", 4), ("state", 4)],
 )
 def test_waits_do_not_depend_on_the_number_of_parameters(
     preset: str, most: int, device: Callable[[nn.Module], SimulatedDevice | Gpu]

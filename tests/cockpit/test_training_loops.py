@@ -208,7 +208,13 @@ def trained_by_a_scaler(
     halves = (parameters[:2], parameters[2:]) if several else (parameters,)
     optimizers = [kind(half) for kind, half in zip(trained.kinds, halves, strict=True)]
     passed = None if trained.passed is None else optimizers[trained.passed]
-    chosen = [*tracked(), quantities.GradientGeometry()]
+    chosen = [
+        *tracked(),
+        quantities.GradientGeometry(),
+        quantities.GradientActivation(threshold=1e-4),
+        quantities.OutputGradientGeometry(),
+        quantities.OutputGradientCovariance(),
+    ]
     possible = [each for each in chosen if passed is not None or "optimizer" not in each.needs]
     cockpit = gradlens.Cockpit(model, possible)
     for step in range(2):

@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from gradlens import Cockpit
-from gradlens.cockpit.budget import Budget
 from gradlens.curvature import Probe
 from gradlens.history.history import History
 from gradlens.quantities import CriticalSharpness, Quantity, StepLedger
@@ -610,23 +609,3 @@ def test_with_a_probe_it_is_the_loss_of_the_probe() -> None:
     slow, ledger = slow_ledger(*line), cockpit.history["StepLedger"][0]
     assert {**ledger, "layers": 0} == pytest.approx({**slow, "layers": 0}, rel=1e-9)
     assert_ratio(cockpit.history["CriticalSharpness"][0], slow_ratio(*line))
-
-
-def test_a_budget_pays_for_what_the_optimizers_hook_computes() -> None:
-    """Also where it takes longer than several steps, as nothing else between two contexts does."""
-    now = [0.0]
-    budget = Budget(0.1, ["CriticalSharpness"], clock=lambda: now[0])
-    looks = 0
-    for step in range(400):
-        budget.begin_step(step)
-        is_look = budget.has_means(step)
-        budget.begin_backward()
-        now[0] += 1
-        budget.end_backward(["CriticalSharpness"] if is_look else [])
-        budget.end_step()
-        began = now[0]
-        now[0] += 9 * is_look
-        budget.optimizer_step(began)
-        looks += is_look
-    assert 2 <= looks <= 6
-    assert budget.spending.taken == pytest.approx(9 * looks / now[0], rel=0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +25,6 @@ from gradlens.quantities import (
 )
 from gradlens.quantities.moments import Moments
 from tests.cases.records import assert_same_records
-from tests.cases.simulated_device import SimulatedDevice
 from tests.cases.steps import tracked_backward
 from tests.quantities.networks import Attention, Recurrent, Residual, mlp
 
@@ -268,30 +266,6 @@ def test_losses_of_any_size(unit: float) -> None:
     for name, found in scaled.items():
         expected = {entry: law * usual[name][entry] for entry, law in laws.items()}
         assert found == pytest.approx(expected, rel=1e-5, abs=0)
-
-
-def test_waits_for_a_device_do_not_depend_on_the_number_of_parameters() -> None:
-    def waits(layers: int) -> Counter[str]:
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers))).double()
-        optimizer = optim.Adam(model.parameters(), fused=True)
-        tracked = [OptimizerState(), RelativeUpdate(), ClippedGradNorm()]
-        cockpit, device = Cockpit(model, tracked, facts=False, strict=True), SimulatedDevice()
-        for step in range(3):
-            optimizer.zero_grad()
-            before = Counter(device.waits)
-            loss = model(torch.randn(5, 4).double()).square().mean()
-            with device, cockpit(step, loss=loss, optimizer=optimizer):
-                loss.backward()
-            with device:
-                optimizer.step()
-        cockpit.close()
-        assert not device.errors
-        return device.waits - before
-
-    few, many = waits(2), waits(6)
-    assert few == many
-    assert few.total() <= 4, few  # behind the backward pass, before and after the optimizer, update
 
 
 # Updates, and gradients that are clipped --------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-import gradlens
 from gradlens import Cockpit, quantities
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
@@ -52,6 +52,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
 }
 
 
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
 def run(
     network: str,
     reduction: str,
@@ -74,7 +78,7 @@ def run(
         output = model(inputs)
         losses = (output - target).square().flatten(1).mean(1)
         opt.zero_grad()
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        before = state(model)
         gradients = per_sample_gradients_by_loop(model, inputs, contribution, scale)
         loss = contribution(output, slice(None))
         info = {"individual_losses": losses.detach()}
@@ -82,8 +86,7 @@ def run(
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         opt.step()
-        after = {name: p.detach().clone() for name, p in model.named_parameters()}
-        records.append(Record(before, after, gradients, losses.detach()))
+        records.append(Record(before, state(model), gradients, losses.detach()))
     cockpit.close()
     return cockpit, records
 
@@ -209,30 +212,55 @@ def test_steps_between_tracked_ones_make_alpha_undefined() -> None:
     assert "more than once" in two_steps(updates=2).history["Alpha"][0].reason
 
 
+@torch.no_grad()
+def decay(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.mul_(0.9)
+
+
+WAYS = [("", "step"), ("step", ""), ("", "decay step"), ("decay", "step")]
+"""What is done in the context, behind the backward pass, and after it."""
+
+
+def updated(
+    inside: str, after: str, kind: Callable[..., Optimizer], passed: bool
+) -> tuple[Cockpit, list[dict[str, Tensor]]]:
+    """A run, and the parameters before each step and after the last."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    optimizer, loss_function = kind(model.parameters(), lr=0.1), nn.MSELoss()
+    does = {"step": optimizer.step, "decay": partial(decay, model)}
+    tracked = [quantities.Alpha(), quantities.UpdateSize()]
+    cockpit, states = Cockpit(model, tracked, loss_function=loss_function), [state(model)]
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_function(model(torch.randn(6, 4).double()), torch.randn(6, 3).double())
+        with cockpit(step, loss=loss, optimizer=optimizer if passed else None):
+            loss.backward()
+            for name in inside.split():
+                does[name]()
+        for name in after.split():
+            does[name]()
+        states.append(state(model))
+    cockpit.close()
+    return cockpit, states
+
+
 @pytest.mark.parametrize("passed", [True, False])
-def test_an_optimizer_may_step_inside_the_context(passed: bool) -> None:
-    histories = []
-    for inside in (False, True):
-        torch.manual_seed(0)
-        model, loss_function = nn.Linear(4, 2), gradlens.extend(nn.MSELoss())
-        optimizer = torch.optim.Adam(model.parameters(), fused=True)
-        cockpit = Cockpit(model, [quantities.Alpha(), quantities.UpdateSize()])
-        for step in range(4):
-            optimizer.zero_grad()
-            loss = loss_function(model(torch.randn(5, 4)), torch.randn(5, 2))
-            with cockpit(step, optimizer=optimizer if passed else None):
-                loss.backward()
-                if inside:
-                    optimizer.step()
-            if not inside:
-                optimizer.step()
-        cockpit.close()
-        histories.append(cockpit.history)
-    for name, count in {"Alpha": 3, "UpdateSize": 4}.items():
-        assert len(histories[1][name]) == count
-        for step in range(count):
-            expected = pytest.approx(histories[0][name][step], rel=1e-9, nan_ok=True)
-            assert histories[1][name][step] == expected
+@pytest.mark.parametrize("kind", [SGD, Adam, partial(Adam, fused=True)])
+@pytest.mark.parametrize(("inside", "after"), WAYS)
+def test_updates_begin_where_the_context_is_entered(
+    inside: str, after: str, kind: Callable[..., Optimizer], passed: bool
+) -> None:
+    cockpit, states = updated(inside, after, kind, passed)
+    for step, (before, end) in enumerate(pairwise(states)):
+        sizes = {name: float((end[name] - before[name]).norm()) for name in before}
+        assert cockpit.history["UpdateSize"][step] == pytest.approx(sizes, rel=1e-12)
+    if inside == "step":
+        expected = updated("", "step", kind, passed)[0].history["Alpha"]
+        found = dict(cockpit.history["Alpha"])
+        assert len(found) == STEPS - 1
+        assert found == pytest.approx(dict(expected), rel=1e-9, nan_ok=True)
 
 
 def test_a_wrapper_without_groups_is_refused() -> None:

@@ -742,30 +742,6 @@ def test_some_micro_batches_of_an_unexpected_step_are_not_its_value(model: nn.Se
     assert "cockpit.forward(10)" in norms(cockpit.history, 10)["0"].reason
 
 
-def test_gradients_are_unscaled(model: nn.Sequential) -> None:
-    histories = []
-    for scale in (1.0, 1024.0):
-        torch.manual_seed(0)
-        tracked = [
-            OutputGradientGeometry(),
-            quantities.OutputGradientCovariance(),
-            quantities.GradientGeometry(),
-            quantities.GradientActivation(threshold=1e-4),
-        ]
-        each = copy.deepcopy(model)
-        cockpit = Cockpit(each, tracked)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
-        for number in range(2):
-            each.zero_grad()
-            loss = each(torch.randn(9, 4)).square().mean()
-            with cockpit(number, loss=loss, scaler=scaler):
-                scaler.scale(loss).backward()
-        histories.append(cockpit.history)
-    for name in histories[0].names:
-        told, scaled = (dict(numbers(history[name][1])) for history in histories)
-        assert scaled == pytest.approx(told, rel=1e-5)
-
-
 def test_a_step_without_a_forward_pass_is_noted(model: nn.Sequential) -> None:
     cockpit = Cockpit(model, [OutputNorm()])
     with pytest.warns(UserWarning, match="call the model itself"), cockpit(0):
