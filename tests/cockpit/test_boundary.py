@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ def inject() -> Any:
 
 @dataclass(eq=False)
 class AllPhases(Quantity):
-    """Raises an exception in the method that is ``failing``, at step 1."""
+    """Lists what was called, or raises an exception in the method ``failing``, at step 1."""
 
     phases = tuple(Phase)
     needs = ("loss",)
@@ -42,13 +42,13 @@ class AllPhases(Quantity):
 
     failing: str = ""
 
-    def _at(self, method: str, global_step: int) -> None:
+    def _at(self, method: str, global_step: int, earlier: Sequence[str] = ()) -> list[str]:
         if method == self.failing and global_step == 1:
             inject()
+        return [*earlier, method]
 
     def should_compute(self, global_step: int) -> bool:
-        self._at("should_compute", global_step)
-        return True
+        return bool(self._at("should_compute", global_step))
 
     def start(self, parameters: Any) -> None:
         self._at("start", 1)
@@ -57,23 +57,25 @@ class AllPhases(Quantity):
         self._at("adapt_to", step.global_step)
 
     def before_backward(self, curvature: Any) -> Any:
-        self._at("before_backward", curvature.global_step)
+        return self._at("before_backward", curvature.global_step)
 
     def after_backward(self, step: Any, earlier: Any) -> Any:
-        self._at("after_backward", step.global_step)
+        return self._at("after_backward", step.global_step, earlier)
 
     def before_optimizer(self, step: Any, earlier: Any) -> Any:
-        self._at("before_optimizer", step.global_step)
+        return self._at("before_optimizer", step.global_step, earlier)
 
     def after_optimizer(self, step: Any, earlier: Any) -> Any:
-        self._at("after_optimizer", step.global_step)
+        return self._at("after_optimizer", step.global_step, earlier)
 
     def after_update(self, step: Any, update: Any, earlier: Any) -> Any:
-        self._at("after_update", step.global_step)
+        assert update.projections is not None
+        return self._at("after_update", step.global_step, earlier)
 
     def at_next_step(self, start: Any, update: Any, end: Any, earlier: Any) -> Any:
-        self._at("at_next_step", start.global_step)
-        return object() if self.failing == "recording" and start.global_step == 1 else 1.0
+        assert end.global_step == start.global_step + 1
+        found = self._at("at_next_step", start.global_step, earlier)
+        return object() if self.failing == "recording" and start.global_step == 1 else found
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         self._at("reductions_at", global_step)
@@ -81,7 +83,7 @@ class AllPhases(Quantity):
 
     def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
         self._at("extension_hooks", global_step)
-        return [lambda module: self._at("a hook on a module", global_step)]
+        return [lambda module: self._at("a hook on a module", global_step) and None]
 
 
 def network() -> nn.Module:
@@ -189,7 +191,8 @@ def test_a_quantity_that_fails_has_a_reason_and_the_others_have_values(failing: 
     reason = "can't be recorded" if failing == "recording" else injected
     assert isinstance(values[1], Undefined)
     assert reason in values[1].reason
-    assert values[0] == values[2] == 1.0
+    assert values[0] == values[2] == [phase.value for phase in Phase]
+    assert len(values) == STEPS - 1
     assert all(len(cockpit.history[name]) == STEPS for name in ("Loss", "NormTest"))
     assert sum("failed" in str(each.message) for each in raised) == 1
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from backpack import extend as backpack_extend
 from torch import Tensor, nn
 
 import gradlens
@@ -188,18 +187,6 @@ def test_own_quantity_sees_all_of_info(model: nn.Module) -> None:
     with cockpit(0, info={"mine": 1}, batch_size=5):
         loss_of(model).backward()
     assert cockpit.history["NamesOfInfo"][0] == ["batch_size", "mine"]
-
-
-@pytest.mark.parametrize("extend", [gradlens.extend, backpack_extend], ids=["ours", "BackPACK's"])
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # what BackPACK's hooks cause
-def test_parameters_instead_of_a_model(extend: Callable[..., Any], model: nn.Module) -> None:
-    reference = Cockpit(copy.deepcopy(model), [quantities.NormTest()])
-    cockpit = Cockpit(extend(model).parameters(), [quantities.NormTest(), quantities.GradNorm()])
-    for each, parent in ((reference.model, reference), (model, cockpit)):
-        torch.manual_seed(4)
-        tracked_backward(parent, 0, loss_of(each), batch_size=5)
-    assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
-    assert list(cockpit.history["GradNorm"][0]) == ["param_0", "param_1", "param_2", "param_3"]
 
 
 def test_extended_models_can_be_copied_and_pickled(model: nn.Module) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -118,7 +120,7 @@ VALUES = (
 IN_CHECKPOINTS = (
     "spectral norm", "spectral norm by a hook", "changing buffer", "replaced buffer", "batch norm",
 )  # fmt: skip
-EACH: dict[str, dict[str, tuple[str, ...]]] = {
+EACH: dict[str, dict[str, Any]] = {
     **{f"trained: {name}": {"ways": (name,) * 3} for name in WAYS},
     **{f"habit: {name}": {"habits": (name,)} for name in HABITS},
     **{f"between steps: {name}": {"between": (name,)} for name in BETWEEN},
@@ -126,6 +128,14 @@ EACH: dict[str, dict[str, tuple[str, ...]]] = {
     **{f"in a checkpoint: {n}": {"parts": (f"{n} | checkpointed",)} for n in IN_CHECKPOINTS},
     "micro-batches with steps of their own": {
         "ways": ("scaled",) * 3, "habits": ("gradients never zeroed",)
+    },
+    **{
+        f"parameters of a network that is {extended}": {
+            "entry": "perceptron",
+            "tracked": (*map(Tracked, VALUES), Tracked("HessMaxEV")),
+            "options": ("parameters alone", extended, "batch size"),
+        }
+        for extended in ("extended", "extended by BackPACK")
     },
 }  # fmt: skip
 """What a loop has of each kind, alone."""
@@ -143,8 +153,8 @@ UNKNOWN = {
 @pytest.mark.parametrize("name", EACH)
 def test_each_way_habit_and_layer(name: str) -> None:
     """As random loops, and values of single samples are known."""
-    tracked = tuple(map(Tracked, VALUES))
-    recipe = sensible(Recipe(0, tracked=tracked, options=GIVEN, **EACH[name]))  # type: ignore[arg-type]
+    usual = {"tracked": tuple(map(Tracked, VALUES)), "options": GIVEN}
+    recipe = sensible(Recipe(0, **usual | EACH[name]))
     assert not examine(recipe)
     watch = CockpitWatch()
     run(recipe, watch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 
 from gradlens import Cockpit, Step
 from gradlens.quantities import OutputNorm, Phase, Quantity, SingleStepQuantity
-from gradlens.quantities.update import Update
 from gradlens.reductions import SquaredNorms
 from gradlens.schedules import Schedule, linear
 from tests.cases.steps import tracked_backward
@@ -56,30 +54,6 @@ class Layers(OutputNorm):
         super().__init__(linear(1), normalize=True, layers=layers)
 
 
-class AllPhases(Quantity):
-    phases = tuple(Phase)
-    needs = ("loss",)
-    retains_gradients = True
-
-    def before_backward(self, curvature: Any) -> list[str]:
-        return ["before backward"]
-
-    def after_backward(self, step: Step, earlier: list[str]) -> list[str]:
-        return [*earlier, "after backward"]
-
-    def before_optimizer(self, step: Step, earlier: list[str]) -> list[str]:
-        return [*earlier, "before optimizer"]
-
-    def after_optimizer(self, step: Step, earlier: list[str]) -> list[str]:
-        return [*earlier, "after optimizer"]
-
-    def after_update(self, step: Step, update: Update, earlier: list[str]) -> list[str]:
-        return [*earlier, f"update {update.projections is not None}"]
-
-    def at_next_step(self, start: Step, update: Update, end: Step, earlier: list[str]) -> Any:
-        return [*earlier, f"{start.global_step} to {end.global_step}"]
-
-
 def train(tracked: Sequence[Quantity], steps: int = 3) -> Cockpit:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
@@ -112,15 +86,6 @@ def test_options_are_in_the_representation() -> None:
         "WithField(track_schedule=Linear(interval=5, offset=0), verbose=False, name='own', "
         "scale=2.0)"
     )
-
-
-def test_each_phase_continues_the_one_before() -> None:
-    history = train([AllPhases()]).history
-    assert history["AllPhases"][0] == [
-        *("before backward", "after backward", "before optimizer", "after optimizer"),
-        *("update True", "0 to 1"),
-    ]
-    assert list(history["AllPhases"]) == [0, 1]
 
 
 @pytest.mark.parametrize(
