@@ -7,7 +7,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,7 @@ def test_keyword_arguments_are_inputs() -> None:
 
 
 IMAGES = nn.Sequential(nn.Conv2d(2, 7, 1), nn.ReLU(), nn.MaxPool2d(1), nn.Flatten())
+WORDS = nn.Sequential(nn.ReLU(), nn.Linear(2, 2), nn.GELU(), nn.Dropout())
 SIGNALS = nn.Sequential(nn.Conv1d(2, 7, 1), nn.ReLU(), nn.Flatten())
 
 
@@ -148,6 +149,12 @@ SIGNALS = nn.Sequential(nn.Conv1d(2, 7, 1), nn.ReLU(), nn.Flatten())
         (IMAGES, "1", (7, 7, 2), (7, 2, 7)),
         (IMAGES, "3", (3, 14), (3, 1, 14)),
         (SIGNALS, "2", (7, 14), (7, 1, 14)),
+        # Activations have their features where the layer before them has these.
+        (IMAGES, "", (3, 4, 5), (3, 5, 4)),
+        (WORDS, "", (3, 5, 4), (3, 5, 4)),
+        (WORDS, "0", (3, 5, 4), (3, 5, 4)),
+        (WORDS, "2", (3, 5, 4), (3, 5, 4)),
+        (WORDS, "3", (3, 5, 4), (3, 5, 4)),
     ],
 )
 def test_samples_positions_and_features(
@@ -155,17 +162,6 @@ def test_samples_positions_and_features(
 ) -> None:
     axes = find_axes(model)[model.get_submodule(place)]
     assert axes.samples(torch.zeros(shape)).shape == places
-
-
-def test_activations_have_their_features_where_the_layer_before_has_them() -> None:
-    images = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
-    words = nn.Sequential(nn.ReLU(), nn.Linear(2, 2), nn.GELU(), nn.Dropout())
-    model = nn.ModuleList([images, words])
-    last = {name: find_axes(model)[m].channel_last for name, m in model.named_modules()}
-    expected = {"0": False, "0.0": False, "0.1": False, "1": True, "1.0": False, "1.1": True,
-                "1.2": True, "1.3": True}  # fmt: skip
-    assert {name: last[name] for name in expected} == expected
-    assert find_axes(words)[words[0]].channel_last
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 3, 4)], ids=["features", "sequences"])
@@ -608,33 +604,46 @@ def test_other_quantities_do_not_disturb() -> None:
 # For which step ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [range(7), range(5, 40, 5), range(1000, 1020, 2), [3, 4, 5, 6]],
-    ids=["all", "every fifth", "resumed", "from the third"],
-)
+def whole(steps: Iterable[int]) -> list[tuple[int, bool]]:
+    return [(number, False) for number in steps]
+
+
+CONTEXTS: dict[str, tuple[int, list[tuple[int, bool]], tuple[int, ...]]] = {
+    "all": (10, whole(range(7)), ()),
+    "every fifth": (10, whole(range(5, 40, 5)), ()),
+    "resumed": (10, whole(range(1000, 1020, 2)), ()),
+    "from the third": (10, whole([3, 4, 5, 6]), ()),
+    "unexpected": (10, whole([0, 1, 10]), (10,)),
+    "unexpected parts": (10, [(n, more) for n in (0, 1, 10) for more in (True, False)], (10,)),
+    # A micro-batch that is left over looked for nothing, and is no reason.
+    "left over": (2, [(0, False), (1, True), *whole([2, 3, 4])], (2,)),
+}
+"""The interval of a schedule, steps and whether they go on, and those that weren't foreseen."""
+
+
+@pytest.mark.parametrize("case", CONTEXTS)
 def test_schedules_are_met_by_forward_passes_before_the_context(
-    model: nn.Sequential, steps: Any
+    model: nn.Sequential, case: str
 ) -> None:
-    cockpit = Cockpit(model, [OutputNorm(schedules.linear(10)), InputNorm()])
-    for number in steps:
-        step(cockpit, number, torch.ones(2, 4))
-    found = cockpit.history["OutputNorm"]
-    assert [*found] == [number for number in steps if number % 10 == 0]
-    assert all(value["layers"]["0"] > 0 for value in found.values())
-    assert all(norms(cockpit.history, number, "InputNorm")["0"] > 0 for number in steps)
-
-
-def test_an_unexpected_step_is_undefined_and_says_what_to_do(model: nn.Sequential) -> None:
-    cockpit = Cockpit(
-        model, [OutputNorm(schedules.linear(10)), OutputGradientGeometry(schedules.linear(10))]
+    interval, contexts, unforeseen = CONTEXTS[case]
+    sparse = (
+        OutputNorm(schedules.linear(interval)),
+        OutputGradientGeometry(schedules.linear(interval)),
     )
-    for number in (0, 1, 10):
-        step(cockpit, number, torch.ones(2, 4))
+    cockpit = Cockpit(model, [*sparse, *([] if unforeseen else [InputNorm()])])
+    for number, accumulating in contexts:
+        loss = model(torch.randn(20, 4)).square().mean()
+        tracked_backward(cockpit, number, loss, accumulating=accumulating)
     for name in ("OutputNorm", "OutputGradientGeometry"):
-        found = norms(cockpit.history, 10, name)["0"]
-        assert math.isnan(found)
-        assert "with cockpit.forward(10):" in found.reason
+        found = {number: value["layers"]["0"] for number, value in cockpit.history[name].items()}
+        assert [*found] == sorted({number for number, _ in contexts if number % interval == 0})
+        for number, value in found.items():
+            if number in unforeseen:
+                assert f"with cockpit.forward({number}):" in value.reason
+            else:
+                assert (value if name == "OutputNorm" else value["norm"]) > 0
+    if not unforeseen:
+        assert all(norms(cockpit.history, number, "InputNorm")["0"] > 0 for number, _ in contexts)
     assert not cockpit.history.notes
 
 
@@ -665,16 +674,6 @@ def test_micro_batches_that_are_left_over_belong_to_no_step(
     found = norms(cockpit.history, 2, "OutputGradientGeometry")["0"]["norm"]
     assert found == pytest.approx(gradient.norm().item())
     assert norms(cockpit.history, 3)["0"] == pytest.approx(mean_norm(model[0](parts[5])))
-
-
-def test_steps_left_over_that_looked_for_nothing_are_no_reason(model: nn.Sequential) -> None:
-    cockpit = Cockpit(model, [OutputNorm(schedules.linear(2))])
-    for number, accumulating in ((0, False), (1, True), (2, False), (3, False), (4, False)):
-        loss = model(torch.randn(5, 4)).square().mean()
-        tracked_backward(cockpit, number, loss, accumulating=accumulating)
-    assert "cockpit.forward(2)" in norms(cockpit.history, 2)["0"].reason
-    assert norms(cockpit.history, 4)["0"] > 0
-    assert not cockpit.history.notes
 
 
 def test_a_table_may_end_with_the_training(model: nn.Sequential) -> None:
@@ -731,15 +730,6 @@ def test_two_networks_in_turn_have_a_cockpit_each() -> None:
             both = torch.cat([real, fake]).norm().item()
             assert found[1]["Linear"] == pytest.approx(both)
             assert norms(cockpits[0].history, number)["Linear"] == pytest.approx(mean_norm(fake))
-
-
-def test_some_micro_batches_of_an_unexpected_step_are_not_its_value(model: nn.Sequential) -> None:
-    cockpit = Cockpit(model, [OutputNorm(schedules.linear(10))])
-    for number in (0, 1, 10):
-        for last in (False, True):
-            loss = model(torch.randn(3, 4)).square().mean()
-            tracked_backward(cockpit, number, loss, accumulating=not last)
-    assert "cockpit.forward(10)" in norms(cockpit.history, 10)["0"].reason
 
 
 def test_a_step_without_a_forward_pass_is_noted(model: nn.Sequential) -> None:
