@@ -23,7 +23,7 @@ from gradlens.numerics.noise_scales import noise_scale
 from gradlens.numerics.unavailable import uncontained
 from gradlens.operators.dense import Dense
 from gradlens.operators.outer_products import OuterProducts
-from gradlens.parts.part import EMPTY, BatchPart, KeptGradients, Results, merged
+from gradlens.parts.part import BatchPart, KeptGradients, Results, merged
 from gradlens.quantities import InnerTest, NormTest, OrthoTest, Quantity
 from gradlens.reductions import (
     MergeableReduction,
@@ -442,14 +442,6 @@ MERGED: dict[str, MergeableReduction] = {
 }
 
 
-def part_of(rows: Tensor, weight: float) -> BatchPart:
-    parameter = torch.linspace(-1, 1, 6).double().reshape(2, 3)
-    gradients = ParameterGradients("w", parameter, Dense(rows))
-    values = {key: {"w": each.reduce(gradients)} for key, each in MERGED.items()}
-    losses = rows.flatten(1).sum(1)
-    return BatchPart(len(rows), weight, 1, losses.mean(), losses, results=Results(values))
-
-
 def leaves_of(value: Any) -> list[Any]:
     if isinstance(value, Tensor | float | int):
         return [value]
@@ -457,33 +449,6 @@ def leaves_of(value: Any) -> list[Any]:
         parts = value.values() if isinstance(value, dict) else value
         return [leaf for part in parts for leaf in leaves_of(part)]
     return [leaf for part in vars(value).values() for leaf in leaves_of(part)]
-
-
-def assert_same_parts(one: BatchPart, other: BatchPart) -> None:
-    assert one.results.unscaled == other.results.unscaled
-    assert one.results.values.keys() == other.results.values.keys() == MERGED.keys()
-    for found, expected in (
-        (one.results.values, other.results.values),
-        ({"w": one.weight, "l": one.loss or 0.0}, {"w": other.weight, "l": other.loss or 0.0}),
-    ):
-        for a, b in zip(leaves_of(found), leaves_of(expected), strict=True):
-            torch.testing.assert_close(
-                torch.as_tensor(a).double(), torch.as_tensor(b).double(), rtol=1e-9, atol=1e-12
-            )
-
-
-@settings(max_examples=60)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 100))
-@pytest.mark.slow
-def test_merged_parts_are_the_joined_batch(sizes: list[int], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(sum(sizes) + 1, 2, 3, generator=generator, dtype=torch.float64)
-    found = EMPTY
-    for part in rows.split([*sizes, 1]):
-        if len(part):
-            found = merged(found, part_of(part, len(part)), MERGED, "mean", uncontained)
-    expected = part_of(rows, float(len(rows)))
-    assert_same_parts(found, expected)
 
 
 @pytest.mark.parametrize("factor", [-2.0, 0.5])

@@ -14,8 +14,10 @@ from benchmarks.fuzz.examine import examine
 from benchmarks.fuzz.loop import Loop, run
 from benchmarks.fuzz.parts import LAYERS, RARE
 from benchmarks.fuzz.recipe import BETWEEN, HABITS, WAYS, Recipe, recipe_of, sensible
-from benchmarks.fuzz.tracked import NAMES, PRESETS, Tracked
+from benchmarks.fuzz.tracked import NAMES, OF_LAYERS, PRESETS, Tracked
 from benchmarks.fuzz.watch import CockpitWatch
+from gradlens import quantities
+from gradlens.quantities.parameter_quantity import OfParameters
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,6 +73,7 @@ def test_loops_that_were_wrong_once(name: str) -> None:
 
 
 EVERY = tuple(map(Tracked, NAMES))
+OF_PARAMETERS = {name for name in NAMES if issubclass(getattr(quantities, name), OfParameters)}
 GIVEN = ("optimizer", "loss function")
 TOGETHER = {
     "of a convolution": Recipe(
@@ -84,6 +87,19 @@ TOGETHER = {
     "of an encoder": Recipe(
         0, entry="encoder", parts=("dropout in place",), tracked=EVERY, options=GIVEN
     ),
+    **{
+        f"of odd layers in {precision}": Recipe(
+            0,
+            entry="sparse words",
+            parts=("complex", "scalar", "empty parameter", "unused parameter", "without a gradient",
+                   "every other call", "dict of outputs"),
+            precision=precision,
+            sizes=(1, 0, 3),
+            tracked=tuple(Tracked(name) for name in sorted(OF_LAYERS | OF_PARAMETERS)),
+            options=GIVEN,
+        )
+        for precision in ("float32", "bfloat16")
+    },
     **{
         f"of the preset {name}": Recipe(
             0,

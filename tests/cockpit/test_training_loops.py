@@ -348,45 +348,6 @@ def test_losses_of_parts_that_were_divided_before_they_were_passed(how: str) -> 
         train(backward)
 
 
-def curvature_quantities() -> list[Quantity]:
-    return [
-        quantities.HessMaxEV(),
-        quantities.HessTrace(samples=3),
-        quantities.HessTrace(name="ggn", curvature="diag_ggn_exact"),
-        quantities.HessEigenvalues(k=2, max_products=20),
-        quantities.TICDiag(curvature="diag_ggn_exact"),
-        quantities.TICTrace(samples=3, curvature="diag_ggn_mc"),
-        quantities.SpectralDensity(probes=2, steps=5),
-        quantities.Stability(),
-        quantities.DirectionalDerivatives(k=2),
-        CABS(),
-        Alpha(),
-    ]
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*diag_h is estimated")
-def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any) -> None:
-    def run(scale: float) -> gradlens.History:
-        model, (x, y) = network(), data()
-        loss_function = gradlens.extend(nn.CrossEntropyLoss(reduction=reduction))
-        # What the optimizer minimises is the scaled loss.
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3 / scale)
-        cockpit = gradlens.Cockpit(model, curvature_quantities(), loss_reduction=reduction)
-        for step in range(2):
-            optimizer.zero_grad()
-            loss = scale * loss_function(model(x), y)
-            tracked_backward(cockpit, step, loss, loss_scale=scale, optimizer=optimizer)
-            optimizer.step()
-        cockpit.close()
-        return cockpit.history
-
-    expected = run(1.0)
-    for factor in (8.0, 1 / 3):
-        assert_same_histories(run(factor), expected, rtol=1e-6)
-
-
 @pytest.mark.filterwarnings("ignore:.*the loss doesn't depend on it")
 @pytest.mark.filterwarnings("ignore:.*backward was called on 8 times the loss")
 @pytest.mark.parametrize("how", ["loss", "scaled loss and its scale", "scale", "nothing"])

@@ -412,6 +412,7 @@ CASES |= {
 }
 CASES |= {
     "a factor": Case(partial(problem, "frozen layer", "squared error", factor=0.25), LINEAR),
+    "a linear loss": Case(lambda: problem("linear", lambda z, y: z.mean()), {"diag_h": "exact"}),
     "dropout": Case(partial(problem, lambda: relu(nn.Dropout(0.4))), LINEAR),
     "convolution, dropout": Case(partial(problem, lambda: convolution(nn.Dropout(0.4))), LINEAR),
     "zeros into dropout": Case(partial(problem, untrained), LINEAR),

@@ -21,7 +21,7 @@ from gradlens import Cockpit, quantities
 from gradlens.curvature.diagonals import DiagonalKind
 from gradlens.curvature.operator import parameter_slices
 from gradlens.history.undefined import Undefined
-from gradlens.quantities import CurvatureQuantity, Quantity
+from gradlens.quantities import Quantity
 from tests.cases.references import dense_hessian, without_hooks
 from tests.cases.row_cases import Net
 from tests.cases.steps import tracked_backward
@@ -371,40 +371,6 @@ def test_curvature_that_does_not_exist_is_refused(name: str, quantity: str) -> N
     found = reasons_in(cockpit.history[quantity][0])
     assert any(reason in each for each in found), found
     assert not any("failed" in note.text for note in cockpit.history.notes)
-
-
-ALL: list[Callable[[], Quantity]] = [
-    quantities.HessMaxEV,
-    quantities.HessEigenvalues,
-    quantities.HessTrace,
-    lambda: quantities.SpectralDensity(probes=2, steps=5),
-    quantities.Stability,
-    quantities.DirectionalDerivatives,
-]
-
-
-def test_every_curvature_quantity_is_tested_here() -> None:
-    public = {getattr(quantities, name) for name in quantities.__all__}
-    curvature = {q for q in public if issubclass(q, CurvatureQuantity)} - {CurvatureQuantity}
-    assert curvature | {quantities.Stability} == {type(build()) for build in ALL}
-
-
-@pytest.mark.parametrize("build", ALL, ids=lambda build: type(build()).__name__)
-@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
-def test_loss_without_curvature_and_broken_losses(build: Callable[[], Quantity]) -> None:
-    """A linear loss has a Hessian of zero; a NaN stays a NaN."""
-    for factor in (1.0, math.nan):
-        model = nn.Linear(3, 2)
-        optimizer = SGD(model.parameters(), lr=0.1)
-        quantity = build()
-        cockpit = Cockpit(model, [quantity])
-        loss = factor * (model(torch.randn(4, 3)) ** (1 if factor == 1 else 2)).mean()
-        tracked_backward(cockpit, 0, loss, optimizer=optimizer)
-        value = cockpit.history[quantity.name][0]
-        if isinstance(quantity, quantities.HessMaxEV):
-            assert value == 0 if factor == 1 else value.reason.endswith("contains NaN or Inf")
-        if isinstance(quantity, quantities.HessTrace):
-            assert value["trace"] == 0 if factor == 1 else value.reason
 
 
 @pytest.mark.filterwarnings("ignore:.*cover 0 %")

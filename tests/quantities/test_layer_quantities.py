@@ -26,7 +26,7 @@ from gradlens.quantities.parameter_quantity import OfParameters
 from tests.cases.layer_cases import CASES, Array, Flow, flows
 from tests.cases.records import assert_same_records, leaves
 from tests.cases.row_cases import Net
-from tests.cases.steps import take_steps, tracked_backward
+from tests.cases.steps import tracked_backward
 
 STEPS = 3
 BATCHES = (6, 6, 4)
@@ -47,7 +47,7 @@ Reference = Callable[[list[Moment], int], dict[str, Any]]
 """From a run and the number of a step to the record."""
 
 
-def run(case: str, tracked: list[Quantity]) -> tuple[History, list[Moment]]:
+def run(case: str, tracked: list[Quantity], parts: int = 1) -> tuple[History, list[Moment]]:
     torch.manual_seed(0)
     model, network = CASES[case].build().double(), CASES[case]
     cockpit = gradlens.Cockpit(model, tracked)
@@ -57,7 +57,9 @@ def run(case: str, tracked: list[Quantity]) -> tuple[History, list[Moment]]:
         inputs = network.inputs(size)
         flow = flows(model, inputs, network.channel_last)
         optimizer.zero_grad()
-        tracked_backward(cockpit, step, model(inputs).square().mean(), optimizer=optimizer)
+        for part, some in enumerate(inputs.chunk(parts), 1):
+            loss = model(some).square().mean() / parts
+            tracked_backward(cockpit, step, loss, optimizer=optimizer, accumulating=part < parts)
         before, gradients = snapshot(model, lambda p: p), snapshot(model, lambda p: p.grad)
         optimizer.step()
         after = snapshot(model, lambda p: p)
@@ -406,6 +408,15 @@ def test_all_together(network: str) -> None:
         assert_right(name, together, moments)
 
 
+def test_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where values are computed piece by piece."""
+    for name in ("CACHED", "PIECE"):
+        monkeypatch.setattr(f"gradlens.signals.reductions.{name}", 7)
+    together, moments = run("sequence", [*everything()], parts=2)
+    for name in REFERENCES:
+        assert_right(name, together, moments)
+
+
 @pytest.mark.parametrize("quantity", ["OutputGradientGeometry", "GradientGeometry"])
 def test_without_correlation_there_is_the_norm_alone(quantity: str) -> None:
     history, _ = run("linear", [getattr(quantities, quantity)(correlation=False)])
@@ -662,25 +673,6 @@ def odd() -> Any:
         hollow=nn.Parameter(torch.zeros(0, 3)),
         single=nn.Parameter(torch.tensor(2.0)),
     )
-
-
-@pytest.mark.filterwarnings("ignore:gradlens, step 0")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("samples", [0, 1, 6])
-def test_nothing_breaks_a_training_loop(samples: int, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2, bias=False)).to(dtype)
-    for model, inputs in (
-        (plain, torch.randn(samples, 4).to(dtype)),
-        (odd(), torch.arange(samples)),
-    ):
-        cockpit = gradlens.Cockpit(model, [*everything()])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        take_steps(cockpit, optimizer, lambda _: model(inputs).float().square().sum())  # noqa: B023
-        for quantity in cockpit.quantities:
-            for value in cockpit.history[quantity.name].values():
-                reasons(value)
-        assert {*cockpit.history["ParameterNorm"]} == {0, 1, 2}
 
 
 def test_complex_parameters() -> None:

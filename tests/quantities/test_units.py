@@ -143,10 +143,11 @@ def values(
     bad: float | None = None,
     network: str = "mlp",
     dtype: torch.dtype = torch.float64,
+    is_passed: bool = False,
 ) -> Mapping[int, Any]:
     """Values of three steps on the same batches, under ``unit`` times a mean loss or a sum loss.
 
-    The second batch has a ``bad`` number.
+    The second batch has a ``bad`` number. The unit may be passed to the context.
     """
     torch.manual_seed(0)
     model = NETWORKS["normalised" if "TID" in quantity.name else network]().to(dtype)
@@ -166,7 +167,10 @@ def values(
             return unit * loss_function(model(inputs).to(wide), labels)
 
         info = {"groups": [n % 2 for n in range(N)]}
-        tracked_backward(cockpit, step, closure(), optimizer=opt, closure=closure, info=info)
+        given = {"loss_scale": unit} if is_passed else {}
+        tracked_backward(
+            cockpit, step, closure(), optimizer=opt, closure=closure, info=info, **given
+        )
         opt.step()
     cockpit.close()
     return cockpit.history[quantity.name]
@@ -244,6 +248,20 @@ def test_a_sum_loss(name: str) -> None:
     of_own_gradient = law.of_sum is law.exponents
     found = values(law.build(N if of_own_gradient else 1.0), reduction="sum")
     assert_law(found, usual(name), N, law.of_sum)
+
+
+CURVATURE = (
+    "HessMaxEV", "HessTrace", "HessEigenvalues", "SpectralDensity", "DirectionalDerivatives",
+    "TICDiag", "TICTrace", "Stability", "CABS", "Alpha",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", [8.0, 1 / 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", CURVATURE)
+def test_a_multiple_that_is_passed_has_no_unit(name: str, reduction: str, unit: float) -> None:
+    found = values(LAWS[name].build(1.0), unit, reduction, is_passed=True)
+    assert_law(found, usual(name), 1.0, NEVER)
 
 
 @pytest.mark.parametrize(
