@@ -138,21 +138,18 @@ def test_modes_are_those_of_the_probe() -> None:
     inputs, targets = torch.randn(9, 4).double(), torch.randint(3, (9,))
     model(inputs)
     function = nn.CrossEntropyLoss()
-    expected = {}
-    for mode in (False, True):
-        model.train(mode)
-        largest = HessianOperator(function(model(inputs), targets), dict(model.named_parameters()))
-        expected[mode] = np.linalg.eigvalsh(largest @ np.eye(largest.shape[0]))[-1]
+
+    def largest(mode: bool) -> float:
+        loss, parameters = function(model.train(mode)(inputs), targets), model.named_parameters()
+        hessian = HessianOperator(loss, dict(parameters))
+        return float(np.linalg.eigvalsh(hessian @ np.eye(hessian.shape[0]))[-1])
+
     data = [(inputs, targets)]
     tracked: list[Quantity] = [
         HessMaxEV(on=Probe(data, function, training=mode), tolerance=1e-8, name=str(mode))
         for mode in (False, True)
     ]
-    model[1].train()
-    model(inputs)  # the running statistics that the steps begin with are other ones
-    model.eval()
-    largest = HessianOperator(function(model(inputs), targets), dict(model.named_parameters()))
-    expected[False] = np.linalg.eigvalsh(largest @ np.eye(largest.shape[0]))[-1]
+    expected = {mode: largest(mode) for mode in (True, False)}  # with the statistics by then
     model.train()
     cockpit = Cockpit(model, tracked)
     statistics = model[1].running_mean.clone()

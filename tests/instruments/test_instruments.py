@@ -6,7 +6,6 @@ import io
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import matplotlib
@@ -27,8 +26,7 @@ from gradlens.instruments import series, style
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import drawable
 from gradlens.instruments.scales import NumberLabels, Scale, StepAxis, fit, log_ticks, number_label
-from tests.cases import layer_records
-from tests.cases.layer_records import layer_record
+from tests.cases.real_records import record, records
 
 KINDS = (
     *("Loss", "Time", "Parameters", "GradNorm", "NormTest", "InnerTest", "OrthoTest"),
@@ -37,11 +35,20 @@ KINDS = (
     *("TICDiag", "TICTrace", "Stability", "CriticalSharpness", "StepLedger", "GradNoiseScale"),
     *("GroupGradients", "EarlyStopping", "CABS"),
 )
+OF_LAYERS = (
+    *("OutputNorm", "ParameterNorm", "UpdateGeometry", "ClippedGradNorm", "RelativeUpdate"),
+    *("OptimizerState", "OutputActivation", "AttentionLogits", "ActivationOutliers"),
+    *("OutputEntropy", "WeightSpectrum", "InputCovariance", "OutputGradientCovariance"),
+)
 VIEWS: dict[str, View] = {
     **{kind: getattr(quantities, kind).view for kind in KINDS},
     "MyQuantity": View("Sharpness", group="curvature", yscale="log", label="my own"),
 }
 """Kinds of quantities, and how they wish to be shown."""
+ALL_VIEWS = VIEWS | {
+    **{kind: getattr(quantities, kind).view for kind in OF_LAYERS},
+    "Aggregate": View("Output norm (epoch)", group="layers", yscale="log"),
+}
 
 LOGGED: dict[str, float] = {
     "train_loss": 1.0, "valid_loss": 1.1, "test_loss": 1.2,
@@ -60,78 +67,19 @@ def shapes(layers: int = 3) -> dict[str, tuple[int, ...]]:
     return {f"layers.{n}.{p}": s for n in range(layers) for p, s in LAYER.items()}
 
 
-LAYER: dict[str, tuple[int, ...]] = {"weight": (8, 6), "bias": (8,)}
+LAYER: dict[str, tuple[int, ...]] = {"weight": (10, 10), "bias": (10,)}
 
 
-def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]], rng: Any) -> Any:
-    """A believable value: the loss decays, gradients shrink, noise takes over."""
-    time = step / max(last, 1)
-    decay = math.exp(-4 * time)
-    noise = float(NOISE[step % NOISE.size])
-    ratio = 0.2 * noise / (0.05 + decay)
-    factories: dict[str, Callable[[], Any]] = {
-        "Loss": lambda: 0.05 + 2.3 * decay * noise,
-        "Time": lambda: 1.7e9 + 0.031 * step + 0.004 * noise,
-        "Parameters": lambda: {
-            n: np.linspace(-1, 1, math.prod(shape)).reshape(shape)
-            * (1 + time * noise**0.1)
-            / (place + 2)
-            for place, (n, shape) in enumerate(names.items())
-        },
-        "GradNorm": lambda: norms(decay + 0.02, names, rng),
-        "UpdateSize": lambda: norms(0.1 * (decay + 0.02), names, rng),
-        "Distance": lambda: norms(3 * math.sqrt(time), names, rng, spread=0.0),
-        "NormTest": lambda: 1.044 * ratio,
-        "InnerTest": lambda: 0.3 * ratio,
-        "OrthoTest": lambda: ratio,
-        "GradHist1d": lambda: hist_1d(0.3 * decay + 0.03, names, rng),
-        "GradHist2d": lambda: hist_2d(0.3 * decay + 0.03, names, rng),
-        "MeanGSNR": lambda: 0.5 * decay * noise + 0.004,
-        "GradCovariance": lambda: covariance(decay + 0.02, names, rng),
-        "Alpha": lambda: -0.3 + 0.5 * time + rng.normal(0, 0.3),
-        "HessTrace": lambda: {
-            **error_band(30 * time * noise - 2, 4.0),
-            "method": "Hutchinson",
-            "parameters": {n: error_band(time, 1.0) for n in names},
-        },
-        "HessEigenvalues": lambda: {
-            "eigenvalues": np.array([4.0, 2.0, 0.5, -0.3]) * (0.2 + time) * noise,
-            "residuals": np.full(4, 1e-4),
-            "converged": step % 3 != 1,
-            "products": 40,
-            "reason": "" if step % 3 != 1 else "stopped after 40 products",
-        },
-        "DirectionalDerivatives": lambda: directional_derivatives(time, noise),
-        "HessMaxEV": lambda: 40 * time * noise - 3,
-        "TICDiag": lambda: 4e4 * ratio * noise,
-        "TICTrace": lambda: 30 * ratio,
-        "EarlyStopping": lambda: 0.8 * time - 0.5 * noise,
-        "CABS": lambda: 5 / (0.05 + decay) * noise,
-        "SpectralDensity": lambda: spectral_density(1 + time),
-        "Stability": lambda: {
-            "sharpness": 50 * time * noise,
-            "threshold": 40.0,
-            "ratio": 50 * time * noise / 40,
-        },
-        "CriticalSharpness": lambda: {
-            "sharpness": 30 * time * noise,
-            "threshold": 40.0,
-            "ratio": 30 * time * noise / 40,
-            "passes": 6,
-        },
-        "StepLedger": lambda: ledger(decay * noise, names),
-        "GroupGradients": lambda: group_gradients(0.9 - 1.5 * time * noise),
-        "GradNoiseScale": lambda: noise_scale(float(rng.normal(0.02, 0.015))),
-        **{n: partial(logged, n, decay) for n in LOGGED},
-        "MyQuantity": lambda: 20 / (0.1 + decay) * noise,
-    }
-    return factories[kind]() if kind in factories else layer_record(kind, step, last, names, rng)
-
-
-def ledger(size: float, names: Mapping[str, Any]) -> dict[str, Any]:
-    terms = {"first": -size, "second": 0.3 * size}
-    layers = {name: {n: one / len(names) for n, one in terms.items()} for name in names}
-    return {"change": -0.75 * size, **terms, "rest": -0.05 * size, "layers": layers}
+def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]]) -> Any:
+    """A believable value: that of a real step, which gets smaller from step to step."""
+    decay, noise = math.exp(-4 * step / max(last, 1)), float(NOISE[step % NOISE.size])
+    if kind in LOGGED:
+        return logged(kind, decay)
+    if kind == "Time":
+        return 1.7e9 + 0.031 * step + 0.004 * noise
+    if kind == "MyQuantity":
+        return 20 / (0.1 + decay) * noise
+    return record(records((*KINDS, *OF_LAYERS))[kind], (0.02 + decay) * noise, names)
 
 
 def logged(name: str, decay: float) -> float:
@@ -141,101 +89,10 @@ def logged(name: str, decay: float) -> float:
     return LOGGED[name] * (decay + 0.02 if "loss" in name else 1 - 0.5 * decay)
 
 
-def norms(size: float, names: Mapping[str, Any], rng: Any, spread: float = 0.4) -> dict[str, float]:
-    """A norm for each parameter, smaller with every layer."""
-    return {
-        n: float(0.5 ** (place / 3) * size * rng.lognormal(0, spread))
-        for place, n in enumerate(names)
-    }
-
-
 def error_band(trace: float, error: float) -> dict[str, float]:
     """An estimate with its standard error."""
     low, high = trace - 3 * error, trace + 3 * error
     return {"trace": trace, "standard_error": error, "low": low, "high": high}
-
-
-def spectral_density(width: float) -> dict[str, Any]:
-    """A bulk at zero and an outlier."""
-    grid = np.linspace(-width, 3 * width, 64)
-    density = np.exp(-((8 * grid / width) ** 2)) + 0.01 * np.exp(-((grid - 2) ** 2) * 40)
-    return {"grid": grid, "density": density, "low": 0.6 * density, "high": 1.4 * density,
-            "width": 0.1}  # fmt: skip
-
-
-def directional_derivatives(time: float, noise: float) -> dict[str, Any]:
-    """Signal at the start, along the first directions; the last one doesn't exist."""
-    places = np.arange(1, 8)
-    return {
-        "eigenvalues": [*(4.0 / places), NONE],
-        "gradient": [*(0.1 * noise / places), NONE],
-        "gradient_snr": [*(noise + 40 * math.exp(-8 * time) / places**2), NONE],
-        "curvature_snr": [*(50 * noise * places), NONE],
-        "overlap": 0.2 + 0.7 * time,
-    }
-
-
-def noise_scale(squared_norm: float) -> dict[str, Any]:
-    """A ratio that is only known where its denominator is positive."""
-    value = 2.5 / squared_norm if squared_norm > 0 else Undefined(REASON)
-    high = 2.5 / (squared_norm - 0.02) if squared_norm > 0.02 else math.inf
-    low = 2.5 / max(squared_norm + 0.03, 0.01)
-    return {"value": value, "low": low, "high": high, "trace": 2.5, "squared_norm": squared_norm}
-
-
-def hist_1d(width: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
-    """Elements with heavy tails, some of them clipped, for all parameters and each of them."""
-    edges = np.linspace(-0.5, 0.5, 61)
-    parts = {n: clipped(rng.laplace(0, width / (1 + p), 2000), edges) for p, n in enumerate(names)}
-    whole = {k: sum(part[k] for part in parts.values()) for k in ("hist", "below", "above", "nan")}
-    return {**whole, "edges": edges, "parameters": parts}
-
-
-def clipped(elements: Any, edges: Any) -> dict[str, Any]:
-    """A histogram whose outer bins also hold what is out of range."""
-    counts, _ = np.histogram(np.clip(elements, edges[0], edges[-1]), edges)
-    below, above = int((elements < edges[0]).sum()), int((elements > edges[-1]).sum())
-    return {"hist": counts, "below": below, "above": above, "nan": 0}
-
-
-def hist_2d(width: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
-    """Gradient elements against parameters."""
-    edges = [np.linspace(-0.5, 0.5, 41), np.linspace(-2, 2, 31)]
-    parameter = rng.normal(0, 0.6, 20_000)
-    gradient = rng.laplace(0, width, 20_000) + 0.1 * width * parameter
-    counts, *_ = np.histogram2d(np.clip(gradient, -0.5, 0.5), np.clip(parameter, -2, 2), edges)
-    below, above = [int((gradient < -0.5).sum()), 0], [int((gradient > 0.5).sum()), 0]
-    whole = {"hist": counts.astype(np.int64), "below": below, "above": above, "nan": 0}
-    return {**whole, "edges": edges, "parameters": dict.fromkeys(names, whole)}
-
-
-def covariance(size: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
-    """A decaying spectrum for the whole network and each layer."""
-    layers = dict.fromkeys(name.rpartition(".")[0] for name in names)
-    return {**spectrum(size, rng), "layers": {n: spectrum(size / (1 + p), rng)
-                                              for p, n in enumerate(layers)}}  # fmt: skip
-
-
-def group_gradients(cosine: float) -> dict[str, Any]:
-    """Three groups, of which the third turns away from the others."""
-    pairs = {"a and b": 0.9, "a and c": cosine, "b and c": cosine / 2}
-    return {
-        "value": cosine,
-        "groups": {n: {"norm": 1.0, "low": 0.5, "high": 1.5, "samples": 9} for n in "abc"},
-        "pairs": {n: {"value": c, "low": c - 0.1, "high": 1.0} for n, c in pairs.items()},
-    }
-
-
-def spectrum(size: float, rng: Any) -> dict[str, Any]:
-    """Eigenvalues, and what follows from them."""
-    found = np.sort(size * np.exp(-np.arange(12) / (2 + size)) * rng.lognormal(0, 0.2, 12))[::-1]
-    shares = found / found.sum()
-    return {
-        "eigenvalues": found,
-        "trace": float(found.sum()),
-        "stable_rank": float(found.sum() / found[0]),
-        "effective_rank": float(np.exp(-(shares * np.log(shares)).sum())),
-    }
 
 
 HEAVY = {"GradHist1d": 10, "GradHist2d": 10, "GradCovariance": 5, "Parameters": 2, "HessTrace": 5,
@@ -249,15 +106,13 @@ def realistic(
     steps: int = 100, kinds: tuple[str, ...] = (*VIEWS, *LOGGED), layers: int = 3, every: int = 1
 ) -> History:
     """A run of all kinds of quantities at ``steps`` steps, the heavy ones less often."""
-    rng = np.random.default_rng(0)
     names = shapes(layers)
-    views = VIEWS | layer_records.VIEWS
-    history = History({k: Source((k,), views[k]) for k in kinds if k in views}, names)
+    history = History({k: Source((k,), ALL_VIEWS[k]) for k in kinds if k in ALL_VIEWS}, names)
     for step in range(0, steps * every, every):
         for kind in kinds:
             pace = HEAVY.get(kind, 1) * max(1, steps // 400 if kind in HEAVY else 1)
             if step // every % pace == 0:
-                history.append(step, {kind: value(kind, step, steps * every, names, rng)})
+                history.append(step, {kind: value(kind, step, steps * every, names)})
     return history
 
 

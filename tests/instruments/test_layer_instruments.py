@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from gradlens.instruments import (
 )
 from gradlens.instruments.series import input_to_output, layout, table
 from gradlens.plotting.screen import layer_parts, main_parts
-from tests.cases.layer_records import activation, predictions, statistics
 from tests.instruments.test_instruments import line_data, realistic, shown_texts
 from tests.instruments.test_instruments import recorded as of_one
 
@@ -34,6 +34,26 @@ recorded = partial(of_one, parameters={f"{n}.weight": (2, 2) for n in (0, 2, 4)}
 
 def heights(drawing: Drawing, name: str) -> list[float]:
     return line_data(drawing.artists[name])[1]
+
+
+def activation(dead: Mapping[str, float]) -> dict[str, Any]:
+    """Shares of dead units, and what is shown of them."""
+    layers = {name: {"active": 0.5, "dead": d} for name, d in dead.items()}
+    mean = float(np.mean([*dead.values()]))
+    return {"layers": layers, "active": 0.5, "dead": mean, "worst": max(dead.values())}
+
+
+def predictions(name: str, share: float) -> dict[str, Any]:
+    """A network of ten classes that predicts one of them."""
+    layer = {"entropy": share * math.log(10), "rms": 2.0, "largest": 9.0, "classes": 10}
+    return {"layers": {name: layer}, "entropy": share, "top_share": 1.0}
+
+
+def statistics(size: float) -> dict[str, float]:
+    """What an epoch says of one number."""
+    return {"mean": size, "std": 0.1 * size, "min": 0.8 * size, "q1": 0.95 * size,
+            "median": size, "q3": 1.05 * size, "max": 1.3 * size, "iqr": 0.1 * size,
+            "count": 20}  # fmt: skip
 
 
 def test_layers_without_parameters_keep_their_places() -> None:
@@ -183,7 +203,7 @@ READOUTS: list[tuple[Instrument, str, Any, tuple[str, bool]]] = [
         (
             OutputEntropyInstrument(),
             "OutputEntropy",
-            predictions("2", entropy) | {"top_share": 1.0},
+            predictions("2", entropy),
             ("top class 100 %", is_alarm),
         )
         for entropy, is_alarm in ((0.0, True), (1.0, False))  # of one class alone, and of all

@@ -41,26 +41,19 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "mlp": (mlp, 2),
     "convolutional": (convolutional, 4),
 }
-OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
-    "SGD": lambda p: SGD(p, lr=0.1),
-    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9),
-    "dampening": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
-    "Nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-}
 
 
 def track(
     quantity: Quantity,
     network: str = "mlp",
     reduction: str = "mean",
-    optimizer: str = "SGD",
     steps: int = 2,
-) -> tuple[dict[int, Any], list[np.ndarray], nn.Module, Optimizer]:
+) -> tuple[dict[int, Any], list[np.ndarray], nn.Module]:
     """Values, and the dense Hessian of the mean loss at each step."""
     torch.manual_seed(0)
     build, width = NETWORKS[network]
     model = build().double()
-    opt = OPTIMIZERS[optimizer](model.parameters())
+    opt = SGD(model.parameters(), lr=0.1)
     cockpit = Cockpit(model, [quantity], loss_reduction=reduction)
     hessians = []
     for step in range(steps):
@@ -77,33 +70,26 @@ def track(
         outputs = model(inputs)
         tracked_backward(cockpit, step, loss_of(outputs), optimizer=opt, info={"outputs": outputs})
         opt.step()
-    return dict(cockpit.history[quantity.name]), hessians, model, opt
+    return dict(cockpit.history[quantity.name]), hessians, model
+
+
+OUTERMOST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "largest": lambda values: -values,
+    "smallest": lambda values: values,
+    "magnitude": lambda values: -abs(values),
+}
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("by", "which"), [("layer", "magnitude"), ("parameter", "largest"), ("parameter", "smallest")]
+)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_eigenvalues(network: str, reduction: str) -> None:
-    largest = quantities.HessMaxEV(tolerance=1e-7)
-    found, hessians, *_ = track(largest, network, reduction)
-    for step, hessian in enumerate(hessians):
-        assert found[step] == pytest.approx(np.linalg.eigvalsh(hessian)[-1], rel=1e-5)
-    for which in ("largest", "smallest", "magnitude"):
-        outermost = quantities.HessEigenvalues(k=3, which=which, tolerance=1e-7)
-        found, hessians, *_ = track(outermost, network, reduction)
-        for step, hessian in enumerate(hessians):
-            spectrum = np.linalg.eigvalsh(hessian)
-            keys = {"largest": -spectrum, "smallest": spectrum, "magnitude": -abs(spectrum)}
-            expected = spectrum[np.argsort(keys[which])][:3]
-            assert found[step]["converged"] is True
-            np.testing.assert_allclose(found[step]["eigenvalues"], expected, rtol=1e-5)
-            assert (found[step]["residuals"] <= 1e-6 * abs(expected)).all()
-
-
-@pytest.mark.parametrize("by", ["layer", "parameter"])
-@pytest.mark.parametrize("network", NETWORKS)
-def test_eigenvalues_of_diagonal_blocks(network: str, by: Literal["layer", "parameter"]) -> None:
-    quantity = quantities.HessEigenvalues(k=2, which="magnitude", tolerance=1e-7, by=by)
-    found, hessians, model, _ = track(quantity, network)
+def test_eigenvalues_of_the_matrix_and_of_its_diagonal_blocks(
+    network: str, by: Literal["layer", "parameter"], which: Any, reduction: str
+) -> None:
+    quantity = quantities.HessEigenvalues(k=2, which=which, tolerance=1e-7, by=by)
+    found, hessians, model = track(quantity, network, reduction)
     places = parameter_slices(dict(model.named_parameters()))
     groups: dict[str, list[int]] = {}
     for name, place in places.items():
@@ -112,12 +98,14 @@ def test_eigenvalues_of_diagonal_blocks(network: str, by: Literal["layer", "para
     for step, hessian in enumerate(hessians):
         records = found[step][f"{by}s"]
         assert records.keys() == groups.keys()
-        for name, chosen in groups.items():
+        for name, chosen in {"": [*range(len(hessian))], **groups}.items():
             spectrum = np.linalg.eigvalsh(hessian[np.ix_(chosen, chosen)])
-            expected = spectrum[np.argsort(-abs(spectrum))][:2]
-            assert records[name]["converged"] is True
-            np.testing.assert_allclose(records[name]["eigenvalues"], expected, rtol=1e-5)
-            assert records[name]["value"] == records[name]["eigenvalues"][0]
+            expected = spectrum[np.argsort(OUTERMOST[which](spectrum))][:2]
+            record = records[name] if name else found[step]
+            assert record["converged"] is True
+            np.testing.assert_allclose(record["eigenvalues"], expected, rtol=1e-5)
+            assert (record["residuals"] <= 1e-6 * abs(expected)).all()
+            assert not name or record["value"] == record["eigenvalues"][0]
     with pytest.raises(ValueError, match="pass the model"):
         gradlens.Cockpit(model.parameters(), [quantities.HessEigenvalues(by="layer")])
     with pytest.raises(ValueError, match="by='layers' is none of"):
@@ -155,25 +143,6 @@ def test_density_is_that_of_the_spectrum() -> None:
     inside = (record["low"] <= expected + 1e-9) & (expected <= record["high"] + 1e-9)
     assert inside.mean() > 0.8
     assert trapezoid(record["density"], record["grid"]) == pytest.approx(1, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "threshold"),
-    [
-        ("SGD", 20.0),
-        ("momentum", 38.0),
-        ("dampening", 76.0),
-        ("Nesterov", 38 / 2.8),
-    ],
-)
-def test_stability(optimizer: str, threshold: float) -> None:
-    """Those of other optimizers, which scale the Hessian, are in ``test_stability.py``."""
-    found, hessians, *_ = track(quantities.Stability(tolerance=1e-7), optimizer=optimizer)
-    for step, hessian in enumerate(hessians):
-        sharpness = np.linalg.eigvalsh(hessian)[-1]
-        assert found[step]["sharpness"] == pytest.approx(sharpness, rel=1e-5)
-        assert found[step]["threshold"] == pytest.approx(threshold)
-        assert found[step]["ratio"] == pytest.approx(sharpness / threshold, rel=1e-5)
 
 
 MULTIPLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -648,30 +647,18 @@ def test_what_is_undefined_says_why(
 
 
 def odd() -> Any:
-    """Layers and parameters of unusual kinds, all behind one output."""
-    calls = itertools.count(1)
+    """A complex parameter, and one without elements."""
 
-    def compute(net: Any, indices: Tensor) -> Tensor:
-        embedded = net.embedding(indices)
-        net.nothing(embedded)
-        net.whole(embedded)
-        bent = (net.frozen(embedded).to(torch.complex64) @ net.waves).abs()
-        wide: Tensor = net.wider(bent)
-        return net.linear(net.act(bent)) * net.single + wide.sum() + net.hollow.sum()
+    def compute(net: Any, x: Tensor) -> Tensor:
+        bent = (net.frozen(x).to(torch.complex64) @ net.waves).abs()
+        return net.linear(bent) + net.hollow.sum()
 
     return Net(
         compute,
-        embedding=nn.Embedding(7, 4, sparse=True),
-        act=nn.ReLU(),
-        linear=nn.Linear(4, 2),
-        unused=nn.Linear(4, 2),
         frozen=nn.Linear(4, 4).requires_grad_(False),
-        nothing=Net(lambda _, x: None),
-        whole=Net(lambda _, x: x.long()),
-        wider=Net(lambda _, x: x.repeat(1, next(calls))),
+        linear=nn.Linear(4, 2),
         waves=nn.Parameter(torch.randn(4, 4, dtype=torch.complex64)),
         hollow=nn.Parameter(torch.zeros(0, 3)),
-        single=nn.Parameter(torch.tensor(2.0)),
     )
 
 
@@ -686,7 +673,7 @@ def test_complex_parameters() -> None:
     gradients = []
     for step in range(2):
         optimizer.zero_grad()
-        tracked_backward(cockpit, step, model(torch.arange(5)).square().sum())
+        tracked_backward(cockpit, step, model(torch.randn(5, 4)).square().sum())
         gradients.append(model.waves.grad.numpy().ravel().copy())
     values = {q.name: cockpit.history[q.name][1]["parameters"]["waves"] for q in tracked}
     waves = model.waves.detach().numpy()
@@ -702,7 +689,7 @@ def test_complex_parameters() -> None:
 def test_conditions_of_no_matrix() -> None:
     model = odd()
     nn.init.zeros_(model.linear.weight)
-    found = record(model, torch.arange(5), quantities.ConditionNumber())["parameters"]
+    found = record(model, torch.randn(5, 4), quantities.ConditionNumber())["parameters"]
     assert found["linear.weight"].reason == "the parameter is zero"
     assert found["hollow"].reason == "the parameter has no elements"
 
