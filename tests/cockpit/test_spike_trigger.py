@@ -27,40 +27,28 @@ def noisy(count: int, level: float = 1.0, noise: float = 0.1) -> list[float]:
     return [level + noise * generator.gauss(0, 1) for _ in range(count)]
 
 
-@pytest.mark.parametrize("at", [AT_LEAST, 40, 200])
-def test_one_jump(at: int) -> None:
-    assert jumps([*noisy(at), 5, *noisy(50)]) == [at]
+NAN, FLAT = math.nan, [1.0] * 50
+LOSSES: dict[str, tuple[list[float], list[int]]] = {
+    **{f"one at {n}": ([*noisy(n), 5, *noisy(50)], [n]) for n in (AT_LEAST, 40, 200)},
+    "nothing to compare with": ([*noisy(AT_LEAST - 1), 5, *noisy(50)], []),
+    "noise": (noisy(5000), []),
+    "slow growth": ([1.0 + 1e-3 * step for step in range(3000)], []),
+    "decay": ([math.exp(-step / 100) for step in range(1000)], []),
+    "tiny": ([*FLAT, 1.001, *FLAT, 1.4, *FLAT], []),
+    "tiny, of a small loss": ([2.3] * 20 + [1e-4] * 60 + [0.01] + [1e-4] * 20, []),
+    "a level": ([*noisy(40), *noisy(400, 10.0)], [40]),
+    "two levels": ([*noisy(40), *noisy(200, 10.0), *noisy(100), *noisy(100, 30.0)], [40, 340]),
+    "growth": ([*noisy(40), *(1.3**n for n in range(10, 10 + RECENT))], [40]),
+    "NaN": ([NAN] * 200, [0]),
+    "NaN until a loss is finite": ([1.0, math.inf, NAN, NAN, 1.0, 1.0, NAN], [1, 6]),
+}
+"""Losses, and the steps of the jumps among them."""
 
 
-def test_not_before_there_is_something_to_compare_with() -> None:
-    assert jumps([*noisy(AT_LEAST - 1), 5, *noisy(50)]) == []
-
-
-def test_noise_and_slow_growth_are_none() -> None:
-    assert jumps(noisy(5000)) == []
-    assert jumps([1.0 + 1e-3 * step for step in range(3000)]) == []
-    assert jumps([math.exp(-step / 100) for step in range(1000)]) == []
-
-
-def test_tiny_jumps_of_a_loss_that_hardly_changes_are_none() -> None:
-    flat = [1.0] * 50
-    assert jumps([*flat, 1.001, *flat, 1.4, *flat]) == []
-    assert jumps([2.3] * 20 + [1e-4] * 60 + [0.01] + [1e-4] * 20) == []
-
-
-def test_a_level_counts_once() -> None:
-    assert jumps([*noisy(40), *noisy(400, 10.0)]) == [40]
-    assert jumps([*noisy(40), *noisy(200, 10.0), *noisy(100), *noisy(100, 30.0)]) == [40, 340]
-
-
-def test_growth_counts_once_while_it_lasts() -> None:
-    assert jumps([*noisy(40), *(1.3**n for n in range(10, 10 + RECENT))]) == [40]
-
-
-def test_nan_counts_once_until_a_loss_is_finite() -> None:
-    nan = math.nan
-    assert jumps([nan] * 200) == [0]
-    assert jumps([1.0, math.inf, nan, nan, 1.0, 1.0, nan]) == [1, 6]
+@pytest.mark.parametrize("name", LOSSES)
+def test_jumps(name: str) -> None:
+    losses, expected = LOSSES[name]
+    assert jumps(losses) == expected
 
 
 def test_jumps_again_and_again_become_rare() -> None:
