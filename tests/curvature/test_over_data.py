@@ -29,7 +29,7 @@ from gradlens.curvature import (
     spectral_density,
 )
 from gradlens.curvature import operator as matrices
-from gradlens.curvature.operator import VECTOR_BYTES, ParameterOperator
+from gradlens.curvature.operator import VECTOR_BYTES
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases import curvature_cases
 from tests.cases.curvature_cases import LOSSES, MODELS, Problem, Reduction, build
@@ -171,17 +171,6 @@ def test_blocks_are_those_of_the_whole_matrix(names: list[str]) -> None:
 # Contract ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jacobian", [True, False], ids=["jacobian", "hessian"])
-def test_adjoint(jacobian: bool) -> None:
-    problem = build("recurrent", "mse")
-    operator: ParameterOperator = over_data("hessian", problem)
-    if jacobian:
-        operator = JacobianOperator.over_data(problem.model, problem.batches)
-    generator = np.random.default_rng(0)
-    u, v = (generator.standard_normal(size) for size in operator.shape)
-    np.testing.assert_allclose(u @ (operator @ v), v @ operator.rmatvec(u), **CLOSE)
-
-
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_the_model_is_left_as_it_was(kind: str) -> None:
     """Gradients, buffers, random numbers and the mode, though BatchNorm is in train mode."""
@@ -281,16 +270,6 @@ def test_compiled_models_run_uncompiled() -> None:
     loss = problem.loss_of("mean")
     operator = HessianOperator.over_data(compiled, loss, problem.batches)
     np.testing.assert_array_equal(matrix_of(operator), matrix_of(over_data("hessian", problem)))
-
-
-def test_eigenpairs_over_data() -> None:
-    problem = build("perceptron", "cross-entropy")
-    values = np.linalg.eigvalsh(curvature_cases.dense_hessian(problem, "mean"))
-    operator = over_data("hessian", problem)
-    largest, smallest = eigenpairs(operator, 2), eigenpairs(operator, 2, "smallest")
-    np.testing.assert_allclose(largest.values, values[:-3:-1], rtol=1e-8)
-    np.testing.assert_allclose(smallest.values, values[:2], rtol=1e-8)
-    assert max(*largest.residuals, *smallest.residuals) < 1e-5
 
 
 # What is refused --------------------------------------------------------------------------------

@@ -194,7 +194,8 @@ CASES |= {
     for by in ("layer", "parameter")
 }
 ELSEWHERE = {
-    "quantities/test_update_quantities.py": "Alpha CABS Distance EarlyStopping UpdateSize",
+    "quantities/test_precision.py": "CABS EarlyStopping",
+    "quantities/test_update_quantities.py": "Alpha Distance UpdateSize",
     "quantities/test_along_update.py": "CriticalSharpness StepLedger",
     "quantities/test_group_gradients.py": "GroupGradients",
     "quantities/test_curvature_quantities.py": "HessEigenvalues HessMaxEV SpectralDensity",

@@ -150,23 +150,6 @@ def test_alpha_does_not_depend_on_what_is_stored(
         assert cockpit.history["Alpha"][step] == expected
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("network", ["mlp", "conv2d"])
-def test_cabs_and_early_stopping(network: str, reduction: str) -> None:
-    tracked = [quantities.CABS(), quantities.EarlyStopping()]
-    cockpit, records = run(network, reduction, "SGD", tracked)
-    for step, record in enumerate(records):
-        g = flat(record.gradients).numpy()
-        # The update's learning rate along the mean gradient: 0.1 N under a sum loss.
-        rate = 0.1 if reduction == "mean" else 0.1 * SAMPLES
-        cabs = rate * g.var(axis=0).sum() / record.losses.mean().item()
-        assert cockpit.history["CABS"][step] == pytest.approx(cabs, rel=1e-8)
-        ratio = g.mean(0) ** 2 / (g.var(axis=0, ddof=1) + 1e-5)
-        assert cockpit.history["EarlyStopping"][step] == pytest.approx(
-            1 - SAMPLES * ratio.mean(), rel=1e-8
-        )
-
-
 @pytest.mark.parametrize(
     ("kind", "optimizer", "problem"),
     [
