@@ -45,6 +45,10 @@ class Facts:
     update: Tensors | None = None
 
 
+class BrokenReferenceError(BaseException):
+    """A reference has failed, which no loop may take for an exception of its own."""
+
+
 class References(Watch):
     """Finds the facts of each step whose backward pass is that of its loss alone."""
 
@@ -67,7 +71,10 @@ class References(Watch):
         if self._start is None:
             self._start = self._values()
         self.facts.pop(step, None)
-        facts = None if found is None or not referenced else self._facts(loop, found)
+        try:
+            facts = None if found is None or not referenced else self._facts(loop, found)
+        except Exception as error:
+            raise BrokenReferenceError(f"the reference has failed: {error!r}") from error
         before = self._values()  # parameters may be updated inside the context
         yield
         if facts is not None:
@@ -106,7 +113,7 @@ class References(Watch):
             for loss in losses:
                 gradients = self._gradients(loop, loss)
                 rows.append({name: double(row) for name, row in gradients.items()})
-        except RuntimeError:
+        except (RuntimeError, IndexError):  # the latter where a function has emptied a list
             return None
         return stacked(rows) if rows else {}
 
@@ -116,7 +123,7 @@ class References(Watch):
         A checkpoint that changes them would run its layers with other ones in the next backward
         pass than in that of the training.
         """
-        with buffers_kept(loop.model):
+        with buffers_kept(loop.model.modules()):
             return gradients_of(value, self._trained(), create_graph)
 
     def _trained(self) -> dict[str, nn.Parameter]:
