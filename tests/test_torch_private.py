@@ -18,6 +18,7 @@ from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
@@ -487,6 +488,20 @@ def test_hooks_are_listed() -> None:
     assert [*private.backward_hooks(module).values()] == [hooks[2]]
     module.register_forward_hook(hooks[3], prepend=True)
     assert private.forward_hooks(module) == [hooks[3], hooks[0]]
+
+
+@pytest.mark.parametrize("is_python", [False, True])
+def test_a_hook_of_a_node_is_called_first(is_python: bool) -> None:
+    x = torch.ones(2, requires_grad=True)
+    output = BackwardHookFunction.apply(x)[0] if is_python else x.sin()
+    called: list[int] = []
+    handles = [output.grad_fn.register_hook(lambda *_: called.append(0))]
+    assert not private.has_other_hooks(handles[0])
+    handles += [output.grad_fn.register_hook(lambda *_, n=n: called.append(n)) for n in (1, 2)]
+    assert private.has_other_hooks(handles[2])
+    private.call_first(handles[2])
+    output.sum().backward()
+    assert called == [2, 0, 1]
 
 
 @pytest.mark.parametrize("options", [{}, {"with_kwargs": True}, {"always_call": True}])

@@ -22,7 +22,13 @@ from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.composed import summed
 from gradlens.operators.operator import GradientOperator
 from gradlens.samples.plan import LabelledUse, LossTerm, Plan
-from gradlens.torch_private import backward_pass_id, unseen, version
+from gradlens.torch_private import (
+    backward_pass_id,
+    call_first,
+    has_other_hooks,
+    unseen,
+    version,
+)
 
 
 class BackwardPass:
@@ -31,10 +37,11 @@ class BackwardPass:
     Whatever goes wrong is a reason why a parameter has none; backward goes on in any case. While it
     is ``paused``, there are no operators.
 
-    In the user's own pass, a hook of others on a tensor may change a gradient, and isn't in the
-    graph. But a node hands on a gradient, and the next node gets one: without a hook in between,
-    both are the same, or the sum of what several nodes have handed on. Where they aren't, what lies
-    behind has no operators. That takes no pass of gradlens's own, and runs nobody's code.
+    In the user's own pass, a hook of others on a tensor, a node or a module may change a gradient,
+    and isn't in the graph. But a node hands on a gradient, and the next node gets one: without a
+    hook in between, both are the same, or the sum of what several nodes have handed on. Where they
+    aren't, what lies behind has no operators. That takes no pass of gradlens's own, and runs
+    nobody's code.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class BackwardPass:
         self._terms = {} if losses is None else {term.node: term for term in losses.terms}
         self._watched: frozenset[int] = frozenset()
         self._handed: dict[Edge, list[tuple[Tensor, int]]] = {}
+        self._computed: dict[int, list[tuple[Tensor, int] | None]] = {}
         self._sums: list[tuple[int, Tensor]] = []
         self._handles: list[RemovableHandle] = []
 
@@ -71,6 +79,9 @@ class BackwardPass:
         for number in above:
             hook = partial(self._hand_on, number, number not in early)
             self._handles.append(nodes[number].register_hook(hook))
+            if has_other_hooks(self._handles[-1]):
+                self._handles.append(nodes[number].register_hook(partial(self._compute, number)))
+                call_first(self._handles[-1])
         for number in early:
             prehook = partial(self._arrive, number)
             self._handles.append(nodes[number].register_prehook(prehook))
@@ -84,7 +95,7 @@ class BackwardPass:
         for (number, _), is_other in zip(self._sums, flags, strict=True):
             if bool(is_other):
                 self._refuse_behind(number)
-        self._handles, self._handed, self._sums = [], {}, []
+        self._handles, self._handed, self._computed, self._sums = [], {}, {}, []
 
     def run(self, start: Tensor, instead: Instead = MappingProxyType({})) -> None:
         """Run a separate backward pass from the graph's tensor, which has the gradient ``start``.
@@ -95,16 +106,28 @@ class BackwardPass:
         with unseen(), torch.no_grad():
             run_backward(graph, [(graph.root, start)], self._at.keys(), self._reach, instead)
 
+    def _compute(self, number: int, computed: Gradients, arrived: Gradients) -> None:
+        """A node has computed gradients that hooks of others may change before it hands them on."""
+        with unseen():
+            self._computed[number] = [g if g is None else (g, version(g)) for g in computed]
+
     def _hand_on(self, number: int, is_open: bool, handed: Gradients, arrived: Gradients) -> None:
         """A node hands gradients on; whether what has arrived at it changed may still be open."""
-        edges = zip(self._graph.children[number], handed, strict=True)
+        computed = self._computed.pop(number, [None] * len(handed))
+        edges = self._graph.children[number]
         # The gradients of parameters and of what isn't watched aren't held or made dense.
-        watched = [(edge, each) for edge, each in edges if edge and edge[0] in self._watched]
+        watched = [
+            (edge, gradient, before)
+            for edge, gradient, before in zip(edges, handed, computed, strict=True)
+            if edge and edge[0] in self._watched
+        ]
         with unseen(), torch.no_grad():
             if is_open:
                 self._compare(number, arrived)
-            for edge, gradient in watched:
+            for edge, gradient, before in watched:
                 try:
+                    if before is not None and not self._is_what([before], edge[0], gradient):
+                        self._refuse_behind(edge[0])
                     if gradient is not None:
                         dense = as_engine(self._graph, edge, gradient)
                         self._handed.setdefault(edge, []).append((dense, version(dense)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial, wraps
 from itertools import cycle
@@ -685,3 +685,76 @@ def test_a_hook_behind_a_sum_takes_nothing_from_the_layers_in_front_of_it() -> N
             assert "isn't what the loss's graph hands on" in value.reason
         else:
             assert value == plain[name]
+
+
+def reversed_(*gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(each if each is None else each.flip(0) for each in gradients)
+
+
+def reverse_in_place(gradients: Sequence[Tensor | None]) -> None:
+    for each in gradients:
+        if each is not None:
+            each.copy_(each.flip(0))
+
+
+class Hooked(nn.Module):
+    """Two layers, with a hook that is set in the forward pass or before, unless it is ``None``."""
+
+    def __init__(self, set_hook: Callable[[nn.Module, Tensor], object] | None) -> None:
+        super().__init__()
+        self.first, self.head, self.set_hook = nn.Linear(D, H), nn.Linear(H, C), set_hook
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        if self.set_hook is not None:
+            self.set_hook(self.head, hidden)
+        return self.head(hidden)
+
+
+HOOKS: dict[str, tuple[Callable[[nn.Module, Tensor], object], set[str]]] = {
+    "module, behind it": (
+        lambda head, _: head.register_full_backward_pre_hook(lambda _, g: reversed_(*g)),
+        {"first", "head"},
+    ),
+    "module, in front of it": (
+        lambda head, _: head.register_full_backward_hook(lambda _, g, __: reversed_(*g)),
+        {"first"},
+    ),
+    "module, in place": (
+        lambda head, _: head.register_full_backward_hook(lambda _, g, __: reverse_in_place(g)),
+        {"first"},
+    ),
+    "module that looks on": (
+        lambda head, _: head.register_full_backward_hook(lambda _, g, __: g),
+        set(),
+    ),
+    "module that copies": (
+        lambda head, _: head.register_full_backward_hook(lambda _, g, __: (g[0].clone(),)),
+        set(),
+    ),
+    "node, before it": (
+        lambda _, hidden: hidden.grad_fn.register_prehook(lambda g: reversed_(*g)),
+        {"first"},
+    ),
+    "node, behind it": (
+        lambda _, hidden: hidden.grad_fn.register_hook(lambda g, _: reversed_(*g)),
+        {"first"},
+    ),
+    "node that looks on": (lambda _, hidden: hidden.grad_fn.register_hook(lambda g, _: g), set()),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_modules_and_nodes_that_change_gradients(name: str) -> None:
+    set_hook, refused = HOOKS[name]
+    torch.manual_seed(0)
+    model, plain = Hooked(set_hook).double(), Hooked(None).double()
+    plain.load_state_dict(model.state_dict())
+    x, y = torch.randn(N, D, dtype=torch.float64), torch.randint(C, (N,))
+    expected = per_sample_gradients_of_losses(F.cross_entropy(plain(x), y, reduction="none"), plain)
+    gradlens.extend(model)
+    with gradlens.per_sample_gradients(model) as found:
+        F.cross_entropy(model(x), y).backward()
+    assert {each.partition(".")[0] for each in expected.keys() - found.keys()} == refused
+    for parameter, operator in found.items():
+        assert_close(operator.dense(), expected[parameter])
