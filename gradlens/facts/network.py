@@ -289,15 +289,18 @@ class Network:
     def data_sizes(self) -> dict[str, Tensor]:
         """Sizes of the data that weights multiply, as a model has changed it before its layers.
 
-        Of several tensors, they are those of the largest one.
+        Of several tensors, they are those of the one whose rows differ most. Where rows are equal,
+        as those of ones that derivatives by the inputs begin with, they are NaN.
         """
         names = [f"first_{each}" for each in ("rms", "mean", "std", "spread")]
         found = [sizes(row_numbers(each)) for each in self._data()]
         if not found:
             return {}
         table = torch.stack(found, 1)
-        largest = table.index_select(1, table[0].argmax().reshape(1))[:, 0]
-        return dict(zip(names, largest, strict=True))
+        differences = (table[0] * table[3]).nan_to_num(0.0)
+        most = table.index_select(1, differences.argmax().reshape(1))[:, 0]
+        most = most.where(most[3] > EQUAL, torch.nan)
+        return dict(zip(names, most, strict=True))
 
     def _data(self) -> Iterator[Tensor]:
         """What weights multiply that has no gradient, where their nodes keep it."""
@@ -613,6 +616,8 @@ def _nats(mean: Tensor, spread: Tensor) -> Tensor:
     return terms.sum() / 2 / len(terms)
 
 
+EQUAL = 1e-3
+"""The spread of rows, over their size, that is put down to rounding in single precision."""
 NORMALISING = ("BatchNorm", "GroupNorm", "LayerNorm", "RmsNorm")
 """How the names of kinds of nodes end that normalise their input."""
 KEEPING = ("Expand", "NativeDropout", "ReshapeAlias", "ToCopy", "UnsafeView", "View")

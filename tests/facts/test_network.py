@@ -211,6 +211,14 @@ def test_sizes_of_what_the_first_layers_get(name: str) -> None:
     assert not found.normalises_data
 
 
+def test_what_derivatives_by_inputs_begin_with_is_no_data() -> None:
+    model = nn.Linear(6, 1)
+    x = torch.randn(8, 6, requires_grad=True)
+    (slopes,) = torch.autograd.grad(model(x).tanh().sum(), x, create_graph=True)
+    sizes = network(model, slopes.square().sum() + model(torch.zeros(1, 6)).sum()).data_sizes
+    assert all(bool(size.isnan()) for size in sizes.values())
+
+
 NORMALISED: dict[str, Callable[[], nn.Module]] = {
     "batch": lambda: nn.BatchNorm1d(6),
     "layer": lambda: nn.LayerNorm(6),
