@@ -20,6 +20,7 @@ from gradlens.gradients.gradients import Setting, has_positions_first, layer_of
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, Node, called, kind_of, plain_name
 from gradlens.graph.loss import Loss
+from gradlens.graph.passes import nodes_above
 from gradlens.history.setup import Layer, Setup
 from gradlens.numerics.tensors import accumulable
 from gradlens.signals.attention import FUSED, SOFTMAX
@@ -303,29 +304,31 @@ class Network:
         return dict(zip(names, most, strict=True))
 
     def _data(self) -> Iterator[Tensor]:
-        """What weights multiply that has no gradient, where their nodes keep it."""
+        """What weights multiply that no parameter has changed, where their nodes keep it."""
         for number in self._of_data:
             if self._kinds[number].is_affine:
                 kept = dict(saved_by_name(self.graph.nodes[number]))
-                data = kept.get("input", next(iter(kept.values()), None))
+                found = [kept[name] for name in ("input", "mat1", "self") if name in kept]
+                data = next(iter(found or kept.values()), None)
                 if data is not None and not data.is_nested and data.layout == torch.strided:
                     yield from [data] if data.is_floating_point() and data.numel() else []
 
     @cached_property
     def _of_data(self) -> set[int]:
-        """The outermost nodes of each parameter that compute with no gradient of anything else.
+        """The outermost nodes of each parameter that compute with nothing of others.
 
         There is one at each step of a rollout, the first of which may begin with one state.
         """
-        found: dict[str, list[int]] = {}
+        leaves = {at for leaf, at in self.graph.leaves.items() if leaf in self._names}
+        others, found = nodes_above(self.graph, leaves), dict[str, list[int]]()
         for number in sorted(self._weights):
-            if next(self._data_of(number), None) is None:
+            if others.isdisjoint(self._data_of(number)):
                 found.setdefault(self._weights[number][0], []).append(number)
         return {number for each in found.values() for number in (each[0], each[-1])}
 
     @property
     def normalises_data(self) -> bool:
-        """Whether a normalisation with weights gets data that has no gradient."""
+        """Whether a normalisation with weights gets data that no parameter has changed."""
         return any(plain_name(self.graph.kinds[n]).endswith(NORMALISING) for n in self._of_data)
 
     @property
