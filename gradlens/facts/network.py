@@ -22,6 +22,7 @@ from gradlens.graph.kinds import LEAF, Node, called, kind_of, plain_name
 from gradlens.graph.loss import Loss
 from gradlens.graph.passes import nodes_above
 from gradlens.history.setup import Layer, Setup
+from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.tensors import accumulable
 from gradlens.signals.attention import FUSED, SOFTMAX
 from gradlens.signals.predicates import has_parameters, is_embedding, is_normalization
@@ -310,8 +311,10 @@ class Network:
                 kept = dict(saved_by_name(self.graph.nodes[number]))
                 found = [kept[name] for name in ("input", "mat1", "self") if name in kept]
                 data = next(iter(found or kept.values()), None)
-                if data is not None and not data.is_nested and data.layout == torch.strided:
-                    yield from [data] if data.is_floating_point() and data.numel() else []
+                if data is None or data.is_nested or is_distributed(data):
+                    continue
+                if data.layout == torch.strided and data.is_floating_point() and data.numel():
+                    yield data
 
     @cached_property
     def _of_data(self) -> set[int]:
