@@ -41,8 +41,6 @@ from benchmarks.problems import NAMED, PROBLEMS, problem_of
 DOCS = Path(__file__).parent.parent / "docs"
 WARM_UP = 2
 INTERVALS = (4, 16, 64)
-BUDGETS, LOOKS = (0.05,), 500
-"""Shares of the training time, and steps together, of which some are looks."""
 SECONDS = 6.0
 """Default time of a contender's steps, which ends earlier where there are enough of them."""
 PRESETS = ("economy", "business", "full")
@@ -84,9 +82,6 @@ def contenders(problem: str) -> Iterator[tuple[str, Contender, int]]:
         for preset in PRESETS:
             contender = tracked_by_gradlens(preset, interval)
             yield f"{preset}, every {interval} steps", contender, interval
-    for budget in BUDGETS:
-        contender = tracked_by_gradlens("economy", budget=budget)
-        yield f"economy within {budget:.0%}", contender, LOOKS
     yield from ((name, peer(name), 1) for name in PEERS)
     if COCKPIT_PYTHON.exists():
         for preset in PRESETS:

@@ -29,7 +29,7 @@ step, to a few percent."""
 RECENT = 30
 """Latest steps without tracking whose median is the time of a plain step."""
 SETTLING = 5
-"""Steps after a look whose extra time is charged to it. In ``benchmarks.overhead``, caches and the
+"""Steps after a look whose extra time is charged to it. In ``benchmarks.budget``, caches and the
 allocator need up to five steps until they are as before."""
 AT_MOST = 2.0
 """Time between contexts of more than this many plain steps isn't charged to tracking: a step and
