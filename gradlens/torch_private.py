@@ -276,23 +276,18 @@ def hands_gradients_on(node: Any) -> bool:
     return function_name(type(node)) in _HANDING_ON
 
 
-def has_other_hooks(handle: RemovableHandle) -> bool:
-    """Whether a node has other hooks of the kind of this one; nothing public lists them."""
-    return len(_hooks_beside(handle)) > 1
+def hooks_beside(handle: RemovableHandle) -> dict[int, Any]:
+    """A node's hooks of this one's kind, as they are called; nothing public lists them."""
+    reference: Any = handle.hooks_dict_ref
+    found: dict[int, Any] = reference()
+    return found
 
 
 def call_first(handle: RemovableHandle) -> None:
     """Let a node call a hook before the others, which stay in their order."""
-    hooks = _hooks_beside(handle)
+    hooks = hooks_beside(handle)
     for other in [each for each in hooks if each != handle.id]:
         hooks[other] = hooks.pop(other)
-
-
-def _hooks_beside(handle: RemovableHandle) -> dict[int, Any]:
-    """All hooks of the kind of this one, in the order in which they are called."""
-    reference: Any = handle.hooks_dict_ref
-    found: dict[int, Any] = reference()
-    return found
 
 
 DispatchMode: TypeAlias = TorchDispatchMode

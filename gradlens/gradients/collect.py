@@ -25,7 +25,7 @@ from gradlens.samples.plan import LabelledUse, LossTerm, Plan
 from gradlens.torch_private import (
     backward_pass_id,
     call_first,
-    has_other_hooks,
+    hooks_beside,
     unseen,
     version,
 )
@@ -79,7 +79,7 @@ class BackwardPass:
         for number in above:
             hook = partial(self._hand_on, number, number not in early)
             self._handles.append(nodes[number].register_hook(hook))
-            if has_other_hooks(self._handles[-1]):
+            if len(hooks_beside(self._handles[-1])) > 1:
                 self._handles.append(nodes[number].register_hook(partial(self._compute, number)))
                 call_first(self._handles[-1])
         for number in early:
