@@ -138,7 +138,7 @@ class References(Watch):
         try:
             gradient = flat(self._gradients(loop, found.loss, create_graph=True))
             rows = [flat(self._gradients(loop, element)) for element in gradient]
-        except RuntimeError:
+        except (RuntimeError, IndexError):  # as in _rows
             return None
         divisor = (found.samples or 1) if loop.recipe.reduction == "sum" else 1
         return double(torch.stack(rows)) / divisor if rows else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -355,7 +356,8 @@ class UpdateLine:
 
         def own() -> list[float]:
             parts: list[float] = []
-            with self._passing(), torch.no_grad():
+            with self._passing(), torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # training itself has warned
                 self._each(lambda loss, weight: parts.append(self._read(loss) * weight))
             return [sum(parts), float(self._draws)]
 
