@@ -161,16 +161,13 @@ class HessianOperator(LossOperator):
         super().__init__(parameters, scale)
         check_loss(loss)
         self._gradients = differentiable_gradient(loss, list(self.parameters.values()))
-        functions = [each for each in self._gradients if each is not None]
-        self._graph = Graph(*functions) if functions else None
 
     @classmethod
     def _of_batches(cls, whole: LossOverData) -> OfBatch:
         return lambda each: cls(each.loss, whole.parameters)
 
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
-        parameters = list(self.parameters.values())
-        return derivative(self._gradients, parameters, vectors, self._graph)
+        return derivative(self._gradients, list(self.parameters.values()), vectors)
 
 
 @final
