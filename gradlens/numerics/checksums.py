@@ -10,10 +10,9 @@ from torch import Tensor
 from gradlens.numerics.shards import own_parts
 from gradlens.numerics.tensors import in_groups, on_device, packed
 
-FEW = {"cpu": 2**12}
-"""Elements up to which tensors are added up together, since a call takes longer: measured on one
-core; elsewhere, calls take longer (``OTHERWISE``)."""
-OTHERWISE = 2**17
+ON_PROCESSOR, ON_DEVICE = 2**12, 2**17
+"""Elements of tensors that are added up together. The cumulative sum of more takes longer than a
+call for each tensor: measured on one core, and assumed on devices, where calls take longer."""
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by the bytes that they take."""
@@ -27,13 +26,12 @@ def sums_of_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     their elements are the same in another order.
     """
     flat = [packed(_real(each)) for each in own_parts(tensors.values())]
-    keys = [
-        (each.device, each.dtype)
-        if 0 < each.numel() <= FEW.get(each.device.type, OTHERWISE)
-        else None
-        for each in flat
-    ]
+    keys = [(each.device, each.dtype) if _is_joined(each) else None for each in flat]
     return dict(zip(tensors, in_groups(flat, keys, _sums_at_once), strict=True))
+
+
+def _is_joined(flat: Tensor) -> bool:
+    return 0 < flat.numel() <= (ON_PROCESSOR if flat.device.type == "cpu" else ON_DEVICE)
 
 
 def _sums_at_once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:

@@ -84,12 +84,19 @@ def offset(evidence: Evidence) -> Iterator[Sign]:
     spread = np.maximum(evidence.of_data("spread"), ROUNDED)
     of_features = np.where((spread < SPREAD) & _differ(evidence), 1 / spread, np.nan)
     offsets = np.fmax(offsets, of_features)
-    return _beyond(evidence, "mean of the inputs over their standard deviation", offsets, FAR)
+    words = f"mean of {_data(evidence)}, over the standard deviation"
+    return _beyond(evidence, words, offsets, FAR)
 
 
 def scale(evidence: Evidence) -> Iterator[Sign]:
     sizes = evidence.of_data("rms")
-    return _beyond(evidence, "root mean square of the inputs", sizes, LARGE)
+    return _beyond(evidence, f"root mean square of {_data(evidence)}", sizes, LARGE)
+
+
+def _data(evidence: Evidence) -> str:
+    """Whose sizes ``evidence.of_data`` gives."""
+    is_known = np.isfinite(evidence.column("first_rms")).any()
+    return "what the first layers get" if is_known else "the inputs"
 
 
 def _beyond(
